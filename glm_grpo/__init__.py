@@ -1,0 +1,1 @@
+"""GRPO fine-tuning of AR-plus-diffusion image models."""

@@ -1,0 +1,49 @@
+"""The config of a run: composed by Hydra, validated by pydantic, refused with a remedy."""
+
+from __future__ import annotations
+
+from glm_grpo.config.load import (
+    COMPOSITION_ERRORS,
+    compose_config,
+    config_differences,
+    from_yaml,
+    load_config,
+    override_error,
+    to_yaml,
+    validate_config,
+)
+from glm_grpo.config.root import Config
+from glm_grpo.config.sections import (
+    AdapterSection,
+    AdvantageSection,
+    DataSection,
+    DecodeSection,
+    EvalSection,
+    LossSection,
+    ModelSection,
+    OptimSection,
+    RolloutSection,
+    TrainSection,
+)
+
+__all__ = [
+    "COMPOSITION_ERRORS",
+    "AdapterSection",
+    "AdvantageSection",
+    "Config",
+    "DataSection",
+    "DecodeSection",
+    "EvalSection",
+    "LossSection",
+    "ModelSection",
+    "OptimSection",
+    "RolloutSection",
+    "TrainSection",
+    "compose_config",
+    "config_differences",
+    "from_yaml",
+    "load_config",
+    "override_error",
+    "to_yaml",
+    "validate_config",
+]

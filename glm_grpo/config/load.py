@@ -1,0 +1,185 @@
+"""From what Hydra composed, or a run folder stored, to a validated config; and back to YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from yaml import YAMLError
+
+from glm_grpo.config.problems import (
+    NOT_GIVEN,
+    Problem,
+    describe_problems,
+    find_problems,
+    known_keys,
+    unknown_key_problem,
+)
+from glm_grpo.config.root import Config
+from glm_grpo.errors import ConfigError
+
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
+"""What Hydra raises over a file or an override that it cannot make a config of."""
+
+_MAY_CHANGE_ON_RESUME = frozenset(
+    {
+        # Where things go and what is kept.
+        "run_dir",
+        "trackers",
+        "train.resume",
+        "train.checkpoint_every",
+        "train.keep_checkpoints",
+        # Where and in which portions the work is done: what one changes when memory runs out.
+        "offload",
+        "model.gradient_checkpointing",
+        "train.micro_batch_size",
+    }
+)
+
+
+def _sweep_folder_or(run_dir: str) -> str:
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        return str(HydraConfig.get().runtime.output_dir)
+    return run_dir
+
+
+# `${sweep_folder_or:FOLDER}` in a YAML file: FOLDER, but in a sweep the folder that Hydra made for
+# this run of it. Hydra has no key that means both.
+OmegaConf.register_new_resolver("sweep_folder_or", _sweep_folder_or, replace=True)
+
+
+def load_config(composed: DictConfig) -> Config:
+    """Resolve and validate what Hydra composed.
+
+    Args:
+        composed: The task's config, interpolations not yet resolved.
+
+    Returns:
+        A config in which every key is known, typed and in range.
+
+    Raises:
+        ConfigError: Names every refused key with its value, the rule and the remedy.
+    """
+    try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        values = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"The config cannot be resolved: {error}") from error
+    if missing:
+        problems = [
+            Problem(key, NOT_GIVEN, "is needed, and has no usual value", f"write {key}=...")
+            for key in missing
+        ]
+        raise ConfigError(describe_problems(problems))
+    return validate_config(values)
+
+
+def validate_config(values: object) -> Config:
+    """Validate plain values, as read from YAML.
+
+    Raises:
+        ConfigError: Names every refused key with its value, the rule and the remedy.
+    """
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(describe_problems(find_problems(error, Config))) from error
+
+
+def compose_config(config_dir: Path, name: str, overrides: Sequence[str] = ()) -> Config:
+    """Compose a file of `config_dir` as `train.py --config-name NAME key=value ...` does.
+
+    Args:
+        config_dir: Folder that holds the primary configs and their groups.
+        name: Primary config, without `.yaml`.
+        overrides: As written on the command line.
+
+    Raises:
+        ConfigError: The name or an override is unknown, or a value is refused.
+    """
+    try:
+        with initialize_config_dir(str(config_dir.resolve()), version_base=None):
+            composed = compose(name, overrides=list(overrides))
+    except COMPOSITION_ERRORS as error:
+        raise override_error(error) from error
+    return load_config(composed)
+
+
+def override_error(error: Exception) -> ConfigError:
+    """Say what Hydra refused: for an unknown key with the one that was probably meant.
+
+    Args:
+        error: One of `COMPOSITION_ERRORS`.
+    """
+    unknown = re.search(r"use \+([^=\s]+)=(.*)", str(error))
+    if unknown is not None:
+        # Hydra's own remedy, to append the key with `+`, would only meet the next refusal.
+        problem = unknown_key_problem(unknown[1], unknown[2], known_keys(Config))
+        return ConfigError(describe_problems([problem]))
+    message = str(error).partition("Config search path:")[0].strip()
+    if isinstance(error, OverrideParseException):
+        message = f"{error.override!r} is not of the form key=value: {message}"
+    elif isinstance(error, MissingConfigException) and error.options is None:
+        message += " Give the name of a .yaml file in that folder, such as tiny."
+    elif isinstance(error.__cause__, OmegaConfBaseException):
+        message += f"\n{error.__cause__}"
+    return ConfigError(f"The config cannot be composed: {message}")
+
+
+def to_yaml(config: Config) -> str:
+    """Write every key, resolved, as stored in the run folder's `config.yaml`."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+
+
+def from_yaml(text: str) -> Config:
+    """Read what `to_yaml` wrote.
+
+    Raises:
+        ConfigError: The text is not YAML, or a key is refused.
+    """
+    try:
+        composed = OmegaConf.create(text)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"The stored config cannot be read: {error}") from error
+    if not isinstance(composed, DictConfig):
+        raise ConfigError("The stored config is a list; it must be a YAML mapping of sections")
+    return load_config(composed)
+
+
+def config_differences(stored: Config, given: Config) -> list[str]:
+    """Name the keys in which two configs differ, keys that may change on resume left out.
+
+    `train.steps` may change under a constant learning rate only: a cosine ends at the last step, so
+    there another length means other learning rates all along.
+
+    Returns:
+        Dotted keys in alphabetical order; empty where a run may be resumed.
+    """
+    may_change = set(_MAY_CHANGE_ON_RESUME)
+    if stored.optim.schedule == given.optim.schedule == "constant":
+        may_change.add("train.steps")
+    before, after = _flatten(stored.model_dump()), _flatten(given.model_dump())
+    return sorted(
+        key
+        for key in before.keys() | after.keys()
+        if key not in may_change and before.get(key, NOT_GIVEN) != after.get(key, NOT_GIVEN)
+    )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

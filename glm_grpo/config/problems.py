@@ -1,0 +1,160 @@
+"""What is wrong with a config, one problem a key: the value, the rule it breaks, and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from rewards.config import RELATION
+
+NOT_GIVEN = "(not given)"
+
+_WHOLE_NUMBER = "must be a whole number"
+_TYPE_RULES = {
+    "int_type": _WHOLE_NUMBER,
+    "int_from_float": _WHOLE_NUMBER,
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a section with keys of its own",
+    "model_type": "must be a section with keys of its own",
+    "model_attributes_type": "must be a section with keys of its own",
+}
+_BOUND_RULES = {
+    "greater_than": ("gt", "must be greater than {}", "more than {}"),
+    "greater_than_equal": ("ge", "must be at least {}", "{} or more"),
+    "less_than": ("lt", "must be less than {}", "less than {}"),
+    "less_than_equal": ("le", "must be at most {}", "{} or less"),
+    "multiple_of": ("multiple_of", "must be a multiple of {}", "a multiple of {}"),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One refused key.
+
+    Attributes:
+        key: Dotted, as it is written on the command line.
+        value: What was given.
+        rule: What the value must be.
+        remedy: What to write instead.
+    """
+
+    key: str
+    value: object
+    rule: str
+    remedy: str
+
+
+def describe_problems(problems: Sequence[Problem]) -> str:
+    """Write problems for a person: a heading, then key and value, rule and remedy of each."""
+    heading = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = [f"The config has {heading}:"]
+    for problem in problems:
+        value = NOT_GIVEN if problem.value is NOT_GIVEN else f"= {problem.value!r}"
+        lines += [
+            f"  {problem.key} {value}",
+            f"    rule:   {problem.rule}",
+            f"    remedy: {problem.remedy}",
+        ]
+    return "\n".join(lines)
+
+
+def find_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+    """Translate pydantic's findings about `model` into problems, in the order of the keys."""
+    fields = dict(_walk_fields(model))
+    return [_translate(details, fields) for details in error.errors(include_url=False)]
+
+
+def known_keys(model: type[BaseModel]) -> list[str]:
+    """All dotted keys of `model`, sections and options alike."""
+    return [key for key, _ in _walk_fields(model)]
+
+
+def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem:
+    """Refuse a key that is not among `keys`, and name the one that was probably meant."""
+    parent, _, name = key.rpartition(".")
+    siblings = [known.rpartition(".")[2] for known in keys if known.rpartition(".")[0] == parent]
+    nearest = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
+    # A right name in the wrong section: `learning_rate` for `optim.learning_rate`.
+    elsewhere = [known for known in keys if known.rpartition(".")[2] == name]
+    if nearest:
+        remedy = f"did you mean {f'{parent}.' if parent else ''}{nearest[0]}?"
+    elif elsewhere:
+        remedy = f"did you mean {' or '.join(elsewhere)}?"
+    elif siblings:
+        remedy = f"use one of {', '.join(siblings)}, or remove it"
+    else:
+        remedy = f"remove it; {parent} has no keys" if parent else "remove it"
+    rule = f"is not a key of {parent or 'the config'}"
+    return Problem(key, value, rule, remedy)
+
+
+def _walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        yield key, field
+        for section in _sections_in(field.annotation):
+            yield from _walk_fields(section, f"{key}.")
+
+
+def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated):
+        for argument in get_args(annotation):
+            yield from _sections_in(argument)
+
+
+def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Problem:
+    key = ".".join(str(part) for part in details["loc"])
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == RELATION:
+        return Problem(key, value, str(context["rule"]), str(context["remedy"]))
+    if kind == "extra_forbidden":
+        return unknown_key_problem(key, value, list(fields))
+    purpose = _purpose(key, fields)
+    if kind == "missing":
+        return Problem(key, NOT_GIVEN, f"is needed.{purpose}", f"write {key}=...")
+    if kind in _BOUND_RULES:
+        name, rule, remedy = _BOUND_RULES[kind]
+        bound = f"{context[name]:g}"
+        return Problem(
+            key, value, f"{rule.format(bound)}.{purpose}", f"set {key} to {remedy.format(bound)}"
+        )
+    if kind == "literal_error":
+        return _choice_problem(key, value, str(context["expected"]))
+    if kind in _TYPE_RULES:
+        return Problem(key, value, f"{_TYPE_RULES[kind]}.{purpose}", _type_remedy(key, kind, value))
+    return Problem(key, value, f"{details['msg']}.{purpose}", f"correct {key}")
+
+
+def _choice_problem(key: str, value: object, expected: str) -> Problem:
+    choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
+    nearest = difflib.get_close_matches(str(value), choices, n=1)
+    remedy = f"did you mean {nearest[0]}?" if nearest else f"set {key}={choices[0]}"
+    return Problem(key, value, f"must be one of {', '.join(choices)}", remedy)
+
+
+def _type_remedy(key: str, kind: str, value: object) -> str:
+    if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
+        return f"write {key} as a plain value, without quotation marks"
+    if kind == "int_from_float" and isinstance(value, float):
+        return f"set {key}={round(value)}"
+    return f"correct {key}, or leave it as it stands in the files of configs/"
+
+
+def _purpose(key: str, fields: Mapping[str, FieldInfo]) -> str:
+    if key not in fields or fields[key].description is None:
+        return ""
+    return " " + " ".join(str(fields[key].description).split())

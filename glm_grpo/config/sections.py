@@ -1,0 +1,167 @@
+"""The sections of the config: one class per key of the YAML file, one documented field per option.
+
+Every field says what it does and in which unit; the text is part of the error a user sees when the
+value is refused. Fields without a default must be written in the YAML file; those that may be left
+out are switched off by their absence.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_BetaCoefficient = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """What all sections share: unknown keys, lax types and non-finite numbers are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        # Fields such as `model` are ours to name.
+        protected_namespaces=(),
+    )
+
+
+class AdapterSection(Section):
+    """Low-rank adapters on the language model. No dropout: replay must equal sampling."""
+
+    rank: int = Field(ge=1)
+    """Rank of the two factors of every adapted matrix."""
+    alpha: float = Field(gt=0.0)
+    """Numerator of the adapter's scale, alpha / rank."""
+
+
+class ModelSection(Section):
+    """Which model is trained, and how it is held."""
+
+    path: str = Field(min_length=1)
+    """`tiny` (shipped with the package), a folder in the diffusers layout, or a hub id."""
+    dtype: Literal["float32", "bfloat16"]
+    """Type of weights and activations; log-probabilities are float32 in any case."""
+    adapter: AdapterSection | None = None
+    """Low-rank adapters; absent: the language model and its head are trained in full."""
+    gradient_checkpointing: bool
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class DataSection(Section):
+    """Where prompts and target images come from."""
+
+    path: str = Field(min_length=1)
+    """Training prompts: a .txt, .jsonl, .csv or .parquet file, a folder, a hub id, `tiny:train`."""
+    eval_path: str = Field(min_length=1)
+    """Held-out prompts, in any of the same forms, or `tiny:heldout`."""
+
+
+class RolloutSection(Section):
+    """How images are sampled from the policy."""
+
+    prompts_per_step: int = Field(ge=1)
+    """P, distinct prompts in one step."""
+    group_size: int = Field(ge=2)
+    """G, images sampled for each prompt. An advantage compares an image with the others of its
+    prompt, so a group of one has nothing to be compared with."""
+    height: int = Field(ge=32, multiple_of=32)
+    """Pixels; the model draws one token per 32 x 32 pixels."""
+    width: int = Field(ge=32, multiple_of=32)
+    """Pixels; the model draws one token per 32 x 32 pixels."""
+    temperature: float = Field(gt=0.0)
+    """Divides the logits; 1 samples from the model's own distribution."""
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Probability mass that is kept when sampling; absent: nothing is cut off."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Most probable tokens that are kept when sampling; absent: nothing is cut off."""
+
+
+class DecodeSection(Section):
+    """How the frozen diffusion decoder turns tokens into pixels."""
+
+    steps: int = Field(ge=1)
+    """Denoising steps per image."""
+    guidance_scale: float = Field(ge=1.0)
+    """Classifier-free guidance; above 1 every denoising step runs twice."""
+
+
+class AdvantageSection(Section):
+    """How rewards become advantages."""
+
+    normalization: Literal["group_std", "mean_only", "batch_std"]
+    """After the group's mean is taken off: divide by the group's standard deviation (GRPO), by
+    nothing (Dr. GRPO), or by the standard deviation over the batch."""
+    std_floor: float = Field(ge=0.0)
+    """Smallest divisor, in units of the reward, so that nearly flat groups are not blown up."""
+    clip: float | None = Field(default=None, gt=0.0)
+    """Largest absolute advantage; absent: not limited."""
+
+
+class LossSection(Section):
+    """The clipped surrogate and its regularisation."""
+
+    clip_low: float = Field(gt=0.0, lt=1.0)
+    """The probability ratio is clipped below 1 - clip_low."""
+    clip_high: float = Field(gt=0.0)
+    """The probability ratio is clipped above 1 + clip_high."""
+    kl_coef: float = Field(ge=0.0)
+    """Weight of the KL divergence to the reference policy; 0: the reference is never run."""
+    kl_estimator: Literal["k1", "k2", "k3"]
+    """Estimator of that divergence per token (k3: unbiased and never negative)."""
+    kl_placement: Literal["loss", "reward"]
+    """Add the divergence to the loss, or subtract it from the reward."""
+    kl_behaviour_coef: float = Field(ge=0.0)
+    """Weight of the KL divergence to the policy that sampled; 0: not part of the loss."""
+
+
+class OptimSection(Section):
+    """AdamW and its learning rate."""
+
+    learning_rate: float = Field(gt=0.0)
+    """Highest learning rate, reached after the warm-up."""
+    schedule: Literal["cosine", "constant"]
+    """After the warm-up: fall to 0 at the last step along a cosine, or stay."""
+    warmup_steps: int = Field(ge=0)
+    """Training steps over which the learning rate rises from 0 in a straight line."""
+    weight_decay: float = Field(ge=0.0)
+    """Decoupled weight decay."""
+    betas: Annotated[tuple[_BetaCoefficient, _BetaCoefficient], Field(strict=False)]
+    """Decay of the running means of gradient and squared gradient."""
+    epsilon: float = Field(gt=0.0)
+    """Added to the denominator of the update; a large one swamps small gradients."""
+    max_grad_norm: float = Field(gt=0.0)
+    """Gradients are scaled down to this Euclidean norm."""
+
+
+class TrainSection(Section):
+    """Length of the run, sizes of its updates, and what is kept."""
+
+    steps: int = Field(ge=1)
+    """Training steps: one rollout and its updates each."""
+    seed: int = Field(ge=0)
+    """Prompts, tokens and noise of step s are a function of (seed, s)."""
+    updates_per_rollout: int = Field(ge=1)
+    """Optimizer updates from one rollout; above 1 the later ones are off-policy."""
+    micro_batch_size: int = Field(ge=1)
+    """Images per forward and backward pass; divides prompts_per_step * group_size. Changes memory
+    and speed, not the gradient."""
+    checkpoint_every: int = Field(ge=1)
+    """Training steps between checkpoints."""
+    keep_checkpoints: int = Field(ge=1)
+    """Newest checkpoints that are kept; the best one is kept besides."""
+    eval_every: int = Field(ge=1)
+    """Training steps between evaluations; there is one before the first and one after the last."""
+    resume: str | None = Field(default=None, min_length=1)
+    """`auto` (newest checkpoint in run_dir, if any) or a checkpoint folder; absent: start anew."""
+
+
+class EvalSection(Section):
+    """Evaluation on the held-out prompts."""
+
+    samples_per_prompt: int = Field(ge=1)
+    """Images sampled for each held-out prompt."""
+    seed: int = Field(ge=0)
+    """The same tokens and noise at every evaluation of a run, and across runs."""

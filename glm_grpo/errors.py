@@ -1,0 +1,43 @@
+"""Errors a user can act on. Each says value, rule and remedy; the command line prints them bare."""
+
+from __future__ import annotations
+
+
+class GlmGrpoError(Exception):
+    """Base of every error this package raises on purpose. Exit code 1 unless a child says otherwise."""
+
+    exit_code = 1
+
+
+class ConfigError(GlmGrpoError, ValueError):
+    """A config key is unknown, mistyped, out of range or at odds with another. Exit code 2."""
+
+    exit_code = 2
+
+
+class DataError(GlmGrpoError, ValueError):
+    """A prompts file or a picture cannot be used. Exit code 2."""
+
+    exit_code = 2
+
+
+class ModelError(GlmGrpoError, RuntimeError):
+    """The model cannot be loaded, or does not behave as the method needs."""
+
+
+class SelfCheckError(ModelError):
+    """Sampling and replay disagree, a ratio is not 1 on-policy, or a grid is not full."""
+
+
+class StorageError(GlmGrpoError, OSError):
+    """Writing to the run folder failed; what was stored before is intact."""
+
+
+class CheckpointError(GlmGrpoError, RuntimeError):
+    """A checkpoint is missing, torn, or belongs to another config. Exit code 2."""
+
+    exit_code = 2
+
+
+class NonFiniteError(GlmGrpoError, ArithmeticError):
+    """Loss or gradient stayed non-finite for several updates in a row."""

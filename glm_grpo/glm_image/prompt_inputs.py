@@ -1,0 +1,90 @@
+"""Prompts as the language model reads them: token ids, mask and explicit 3-D positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Int64
+from torch import Tensor
+from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
+
+
+@dataclass(frozen=True)
+class PromptInputs:
+    """A batch of encoded prompts, padded on the left; L is the longest.
+
+    Attributes:
+        input_ids: Ends with the image-start token.
+        attention_mask: 1 on tokens, 0 on padding.
+        position_ids: Temporal, height, width; arbitrary on padding.
+        next_position: Where the first generated token stands, one per prompt.
+    """
+
+    input_ids: Int64[Tensor, "P L"]
+    attention_mask: Int64[Tensor, "P L"]
+    position_ids: Int64[Tensor, "3 P L"]
+    next_position: Int64[Tensor, " P"]
+
+    def rows(self, index: Int64[Tensor, " N"]) -> PromptInputs:
+        """The prompts of some rows, repeats allowed, without the padding all of them share."""
+        mask = self.attention_mask[index]
+        first = int((mask.sum(0) > 0).to(mask.dtype).argmax())
+        return PromptInputs(
+            input_ids=self.input_ids[index, first:],
+            attention_mask=mask[:, first:],
+            position_ids=self.position_ids[:, index, first:],
+            next_position=self.next_position[index],
+        )
+
+
+def encode_prompts(
+    model: GlmImageForConditionalGeneration,
+    processor: GlmImageProcessor,
+    prompts: Sequence[str],
+    *,
+    height: int,
+    width: int,
+) -> PromptInputs:
+    """Encodes captions with the published chat template and grid sizes, on the CPU.
+
+    Positions come from the model's own `get_rope_index`. What that call leaves behind on the module
+    (it would be stale at the next call) is removed again.
+
+    Args:
+        model: Only its position arithmetic is used.
+        processor: The published one.
+        prompts: P captions.
+        height: Of the image, pixels.
+        width: Of the image, pixels.
+    """
+    messages = [
+        [{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts
+    ]
+    inputs = processor.apply_chat_template(
+        messages,
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={
+            "target_h": height,
+            "target_w": width,
+            "padding": True,
+            "return_tensors": "pt",
+        },
+    )
+    inner = model.model
+    position_ids, _ = inner.get_rope_index(
+        inputs["input_ids"],
+        image_grid_thw=inputs["image_grid_thw"],
+        images_per_sample=inputs["images_per_sample"],
+        attention_mask=inputs["attention_mask"],
+    )
+    inner.rope_deltas = None
+    inner._prefill_len = None
+    inner._cached_decode_position_ids = None
+    return PromptInputs(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        position_ids=position_ids,
+        next_position=position_ids[0, :, -1] + 1,
+    )

@@ -1,0 +1,104 @@
+"""Sizes, order and 3-D positions of the tokens GLM-Image generates (text-to-image). Pure.
+
+Two grids are generated one after the other: a preview of about 256 tokens, then the target grid of
+(H / 32) x (W / 32). Only the target tokens reach the decoder, each covering 2 x 2 of its patches.
+
+Source: `GlmImageProcessor._get_target_shape`, `GlmImageModel.get_rope_index` (transformers) and
+`GlmImagePipeline._upsample_token_ids` (diffusers).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+PIXELS_PER_TOKEN = 32
+"""Side of the square of pixels that one target token stands for."""
+
+_PREVIEW_SIDE = 16
+"""Side of the preview grid of a square image, in tokens."""
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Grids of one image size, in tokens.
+
+    Attributes:
+        preview: (rows, columns) of the grid generated first.
+        target: (rows, columns) of the grid generated second, the one that is decoded.
+    """
+
+    preview: tuple[int, int]
+    target: tuple[int, int]
+
+    @property
+    def num_preview(self) -> int:
+        """Tokens of the preview grid."""
+        return self.preview[0] * self.preview[1]
+
+    @property
+    def num_target(self) -> int:
+        """Tokens of the target grid."""
+        return self.target[0] * self.target[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """T: all generated tokens of an image."""
+        return self.num_preview + self.num_target
+
+
+def token_layout(height: int, width: int) -> TokenLayout:
+    """The grids generated for an image of `height` x `width` pixels.
+
+    Raises:
+        ValueError: A side is not a positive multiple of 32 pixels.
+    """
+    for name, side in (("height", height), ("width", width)):
+        if side < PIXELS_PER_TOKEN or side % PIXELS_PER_TOKEN:
+            raise ValueError(
+                f"{name} is {side} pixels; it must be a positive multiple of {PIXELS_PER_TOKEN}; "
+                f"use {max(1, round(side / PIXELS_PER_TOKEN)) * PIXELS_PER_TOKEN}"
+            )
+    rows, columns = height // PIXELS_PER_TOKEN, width // PIXELS_PER_TOKEN
+    ratio = rows / columns
+    preview = (int(math.sqrt(ratio) * _PREVIEW_SIDE), int(math.sqrt(1 / ratio) * _PREVIEW_SIDE))
+    return TokenLayout(preview=preview, target=(rows, columns))
+
+
+def generated_positions(layout: TokenLayout, first_position: int) -> Int64[Tensor, "3 T"]:
+    """Temporal, height and width position of every generated token.
+
+    Inside a grid the temporal position is constant, height and width count from the grid's first
+    position; the next grid starts max(rows, columns) further on.
+
+    Args:
+        layout: Grids in the order they are generated.
+        first_position: The position after the last prompt token.
+    """
+    parts = []
+    position = first_position
+    for rows, columns in (layout.preview, layout.target):
+        row = torch.arange(rows).repeat_interleave(columns)
+        column = torch.arange(columns).repeat(rows)
+        parts.append(torch.stack([torch.zeros_like(row), row, column]) + position)
+        position += max(rows, columns)
+    return torch.cat(parts, dim=1)
+
+
+def target_token_ids(
+    token_ids: Int64[Tensor, "*B T"], layout: TokenLayout
+) -> Int64[Tensor, "*B S"]:
+    """The tokens of the target grid (S of them), row by row."""
+    return token_ids[..., layout.num_preview :]
+
+
+def upsample_token_ids(
+    token_ids: Int64[Tensor, "*B S"], layout: TokenLayout
+) -> Int64[Tensor, "*B S4"]:
+    """Target tokens repeated 2 x 2 (nearest), as the decoder reads them: four times as many."""
+    grid = token_ids.unflatten(-1, layout.target)
+    return grid.repeat_interleave(2, -2).repeat_interleave(2, -1).flatten(-2)

@@ -1,0 +1,110 @@
+"""Group-relative advantages: how much better an image is than the others of its prompt."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float32, Float64
+from torch import Tensor
+
+from glm_grpo.types import Advantages
+
+Normalization = Literal["group_std", "mean_only", "batch_std"]
+
+FLAT_TOLERANCE = 8 * torch.finfo(torch.float32).eps
+"""Largest spread of a flat group, relative to its largest |reward|.
+
+Equal pictures get equal scores except for the last bits: a term that runs in a batch, and the
+weighted sum of a handful of terms, each round once to fp32. Eight units of rounding cover that
+and are five orders below any difference that a scorer means.
+"""
+
+
+def group_advantages(
+    rewards: Float32[Tensor, "P G"],
+    *,
+    normalization: Normalization,
+    std_floor: float,
+    clip: float | None,
+) -> Advantages:
+    """Centre the rewards of each prompt's group and scale them.
+
+    With c = r - mean_G(r):
+
+    - `group_std`: c / max(std_G(r), std_floor).
+      Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2.
+    - `mean_only`: c. Source: Dr. GRPO (arXiv 2503.20783), section 3.2: dividing by the group's
+      std gives prompts that are nearly solved, or nearly hopeless, undue weight.
+    - `batch_std`: c / max(std_PG(c), std_floor), one std over all P * G centred rewards.
+      Source: REINFORCE++ with baseline (arXiv 2501.03262).
+
+    The std is the sample one (divided by n - 1), as in TRL's `GRPOTrainer`; the papers do not say.
+    The floor takes the place of the usual epsilon: below it a group is not blown up to unit
+    variance, so that noise of nearly equal images stays small.
+
+    `clip` scales a whole group down until its largest |advantage| equals `clip`. Clamping the
+    elements one by one would break the zero sum, and centring again would break the bound.
+
+    Args:
+        rewards: Totals, higher is better, finite, G >= 2.
+        normalization: One of the three above.
+        std_floor: Smallest divisor, in units of the reward, >= 0; `mean_only` does not read it.
+        clip: Largest |advantage|, > 0; None for no bound.
+
+    Returns:
+        Advantages that sum to zero in every group, exactly 0 in groups whose rewards are equal to
+        within `FLAT_TOLERANCE`.
+
+    Raises:
+        ValueError: A reward is not finite (the message names prompt row and image), the group has
+            fewer than two images, or `std_floor` or `clip` is out of range.
+    """
+    _check_arguments(rewards, std_floor=std_floor, clip=clip)
+    is_flat = _is_flat(rewards)
+    # float64 keeps the sum of a group at zero to the last bit of the float32 result.
+    exact = rewards.double()
+    centred = exact - exact.mean(dim=1, keepdim=True)
+    centred = centred.masked_fill(is_flat[:, None], 0.0)
+    values = centred / _divisor(centred, normalization, std_floor)
+    if clip is not None:
+        largest = values.abs().amax(dim=1, keepdim=True)
+        values = values * (clip / largest.clamp(min=clip))
+    return Advantages(values=values.float(), is_flat=is_flat)
+
+
+def _divisor(
+    centred: Float64[Tensor, "P G"], normalization: Normalization, std_floor: float
+) -> Float64[Tensor, "rows 1"]:
+    if normalization == "mean_only":
+        return centred.new_ones(1, 1)
+    if normalization == "group_std":
+        std = centred.std(dim=1, keepdim=True)
+    else:
+        std = centred.std().reshape(1, 1)
+    # A std of 0 only occurs where every centred reward is 0: any divisor leaves them there.
+    return std.clamp(min=std_floor).masked_fill(std == 0, 1.0)
+
+
+def _is_flat(rewards: Float32[Tensor, "P G"]) -> Bool[Tensor, " P"]:
+    spread = rewards.amax(dim=1) - rewards.amin(dim=1)
+    return spread <= FLAT_TOLERANCE * rewards.abs().amax(dim=1)
+
+
+def _check_arguments(
+    rewards: Float32[Tensor, "P G"], *, std_floor: float, clip: float | None
+) -> None:
+    if rewards.shape[1] < 2:
+        raise ValueError(
+            f"group size {rewards.shape[1]}: an advantage compares the images of one prompt, "
+            "so sample at least 2 per prompt"
+        )
+    if not std_floor >= 0:
+        raise ValueError(f"std_floor {std_floor}: must be 0 or more; 1e-4 is a usual choice")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip {clip}: must be above 0; use None for no bound")
+    for row, image in (~torch.isfinite(rewards)).nonzero().tolist():
+        raise ValueError(
+            f"reward {rewards[row, image].item()} at prompt row {row}, image {image}: rewards "
+            "must be finite; a term that cannot score must raise instead"
+        )

@@ -1,0 +1,255 @@
+"""The loss of GRPO, a part at a time.
+
+N sequences of T tokens, all of them valid: images of one size have one length, so there is no
+padding mask, and a mean over tokens is the mean of the sequences' means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float32
+from torch import Tensor
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True)
+class ClippedSurrogate:
+    """The policy part of the loss, token by token.
+
+    Attributes:
+        loss: To be minimised; carries the gradient.
+        ratio: Probability under the policy over probability under the sampling policy, > 0;
+            without gradient.
+        is_clipped: True where the clipped branch is the active one, so that the token has no
+            gradient.
+    """
+
+    loss: Float32[Tensor, "N T"]
+    ratio: Float32[Tensor, "N T"]
+    is_clipped: Bool[Tensor, "N T"]
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """What `grpo_loss` weighs.
+
+    Attributes:
+        clip_low: The ratio acts down to 1 - clip_low, in [0, 1].
+        clip_high: The ratio acts up to 1 + clip_high, >= 0.
+        kl_coef: Weight of the KL to the reference policy in the loss, >= 0; 0 needs no reference.
+        kl_estimator: Estimator of that KL.
+        kl_behaviour_coef: Weight of the KL to the policy that sampled, >= 0.
+    """
+
+    clip_low: float
+    clip_high: float
+    kl_coef: float
+    kl_estimator: KlEstimator
+    kl_behaviour_coef: float
+
+
+@dataclass(frozen=True)
+class GrpoLoss:
+    """The loss of some sequences and its parts.
+
+    Attributes:
+        total: policy + kl, a mean over tokens; carries the gradient.
+        policy: Mean clipped surrogate; without gradient, as all that follows.
+        kl: What both KL terms add to the total, weights included.
+        kl_reference: Mean k3 estimate of the KL to the reference policy, whichever estimator the
+            loss uses, so that runs compare; NaN without a reference: it was not measured.
+        kl_behaviour: Mean k3 estimate of the KL to the sampling policy, >= 0.
+        surrogate: The policy part token by token.
+    """
+
+    total: Float32[Tensor, ""]
+    policy: Float32[Tensor, ""]
+    kl: Float32[Tensor, ""]
+    kl_reference: Float32[Tensor, ""]
+    kl_behaviour: Float32[Tensor, ""]
+    surrogate: ClippedSurrogate
+
+
+def kl_estimate(
+    log_probs: Float32[Tensor, "*tokens"],
+    reference_log_probs: Float32[Tensor, "*tokens"],
+    *,
+    estimator: KlEstimator,
+) -> Float32[Tensor, "*tokens"]:
+    """Estimate KL(policy || reference) from tokens drawn from the policy.
+
+    With d = reference_log_probs - log_probs:
+
+    - k1 = -d: unbiased, of either sign. As a *loss* it does nothing on average: the expectation
+      of its gradient is 0 on-policy. It belongs in the reward (`reference_penalty`).
+    - k2 = d^2 / 2: biased, >= 0; the expectation of its gradient is that of the KL.
+    - k3 = exp(d) - d - 1: unbiased, >= 0, the one in the GRPO paper; the expectation of its
+      gradient is that of KL(reference || policy), the same to second order.
+
+    Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html; k3 in
+    the loss: DeepSeekMath (arXiv 2402.03300), equation 4; the gradients: Tang and Munos
+    (arXiv 2506.09477).
+
+    Args:
+        log_probs: Of the distribution the tokens come from, natural logarithm, finite.
+        reference_log_probs: Of the other distribution, for the same tokens.
+        estimator: One of the three above.
+
+    Returns:
+        One estimate a token, in nats.
+    """
+    difference = reference_log_probs - log_probs
+    if estimator == "k1":
+        return -difference
+    if estimator == "k2":
+        return difference.square() / 2
+    # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where a healthy run lives; the
+    # clamp removes the rounding that is left, which could be below 0 by one unit.
+    return (torch.expm1(difference) - difference).clamp(min=0.0)
+
+
+def clipped_surrogate(
+    log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
+    advantages: Float32[Tensor, " N"],
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> ClippedSurrogate:
+    """The clipped objective of PPO, as a loss.
+
+    loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_prob - old_log_prob).
+    The bound acts on the side where the ratio already went the way of the advantage: above for
+    A > 0, below for A < 0. On the other side the token keeps its gradient and is brought back.
+
+    Source: PPO (arXiv 1707.06347), equation 7; separate bounds: DAPO (arXiv 2503.14476),
+    section 3.1; one advantage for all tokens of an image: DeepSeekMath (arXiv 2402.03300).
+
+    Args:
+        log_probs: Of the policy being trained, with gradient.
+        old_log_probs: As sampled.
+        advantages: One a sequence.
+        clip_low: See `LossSettings`.
+        clip_high: See `LossSettings`.
+
+    Returns:
+        Loss, ratio and clipping of every token.
+    """
+    ratio = torch.exp(log_probs - old_log_probs.detach())
+    weight = advantages[:, None]
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = -torch.minimum(ratio * weight, clipped * weight)
+    is_above = (ratio > 1.0 + clip_high) & (weight > 0)
+    is_below = (ratio < 1.0 - clip_low) & (weight < 0)
+    return ClippedSurrogate(loss=loss, ratio=ratio.detach(), is_clipped=is_above | is_below)
+
+
+def grpo_loss(
+    log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
+    reference_log_probs: Float32[Tensor, "N T"] | None,
+    advantages: Float32[Tensor, " N"],
+    settings: LossSettings,
+) -> GrpoLoss:
+    """Clipped surrogate, plus KL to the reference and to the sampling policy.
+
+    total = mean(surrogate) + kl_coef * mean(KL(policy || reference))
+            + kl_behaviour_coef * mean(KL(sampling policy || policy))
+
+    Tokens were drawn from the sampling policy, so the second KL is unbiased at every update. The
+    first is unbiased while policy and sampling policy agree, as in the paper. Every mean runs over
+    all N * T tokens (DAPO's token level), so losses of micro-batches weighed by their share of
+    tokens add up to the loss of the whole batch.
+
+    Source: DeepSeekMath (arXiv 2402.03300), equation 3.
+
+    Args:
+        log_probs: Of the policy being trained, with gradient.
+        old_log_probs: As sampled.
+        reference_log_probs: Of the reference policy; None only when `kl_coef` is 0.
+        advantages: One a sequence.
+        settings: Bounds and weights.
+
+    Returns:
+        The total with its gradient, and the parts without.
+
+    Raises:
+        ValueError: `kl_coef` is not 0 and there is no reference.
+    """
+    if reference_log_probs is None and settings.kl_coef != 0:
+        raise ValueError(
+            f"kl_coef {settings.kl_coef} without reference_log_probs: pass the reference policy's "
+            "log-probs, or set kl_coef to 0"
+        )
+    surrogate = clipped_surrogate(
+        log_probs,
+        old_log_probs,
+        advantages,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+    )
+    policy = surrogate.loss.mean()
+    kl_behaviour = kl_estimate(old_log_probs, log_probs, estimator="k3").mean()
+    kl_reference = torch.full_like(policy, torch.nan)
+    kl = torch.zeros_like(policy)
+    # A weight of 0 adds no term at all: 0 times an overflowed estimate would be NaN.
+    if settings.kl_behaviour_coef != 0:
+        kl = kl + settings.kl_behaviour_coef * kl_behaviour
+    if reference_log_probs is not None:
+        kl_reference = kl_estimate(log_probs, reference_log_probs, estimator="k3").mean()
+    if reference_log_probs is not None and settings.kl_coef != 0:
+        estimates = kl_estimate(log_probs, reference_log_probs, estimator=settings.kl_estimator)
+        kl = kl + settings.kl_coef * estimates.mean()
+    return GrpoLoss(
+        total=policy + kl,
+        policy=policy.detach(),
+        kl=kl.detach(),
+        kl_reference=kl_reference.detach(),
+        kl_behaviour=kl_behaviour.detach(),
+        surrogate=surrogate,
+    )
+
+
+def reference_penalty(
+    sampled_log_probs: Float32[Tensor, "*sequences T"],
+    reference_log_probs: Float32[Tensor, "*sequences T"],
+    *,
+    kl_coef: float,
+) -> Float32[Tensor, "*sequences"]:
+    """What the KL in the reward takes from each image's reward, before advantages are formed.
+
+    penalty = kl_coef * mean_T(sampled_log_probs - reference_log_probs), the k1 estimate. The mean,
+    where the source has the sum, keeps `kl_coef` on one scale for every image size, and on the
+    scale of the KL in the loss.
+
+    Source: InstructGPT (arXiv 2203.02155), equation 2.
+
+    Args:
+        sampled_log_probs: As sampled.
+        reference_log_probs: Of the reference policy, for the same tokens.
+        kl_coef: Reward lost for one nat a token, >= 0.
+
+    Returns:
+        One penalty a sequence, of either sign: reward - penalty is what advantages are made of.
+    """
+    estimate = kl_estimate(sampled_log_probs, reference_log_probs, estimator="k1")
+    return kl_coef * estimate.mean(dim=-1)
+
+
+def effective_sample_size(ratios: Float32[Tensor, "*tokens"]) -> Float32[Tensor, ""]:
+    """The share of samples that importance weights leave: (sum w)^2 / (n sum w^2).
+
+    Source: Kish, "Survey Sampling" (1965); for importance sampling Owen, "Monte Carlo theory,
+    methods and examples" (2013), section 9.3.
+
+    Args:
+        ratios: Importance weights, >= 0.
+
+    Returns:
+        In (0, 1]: 1 where all weights are equal, 1 / n where one weight is all.
+    """
+    return ratios.sum().square() / (ratios.numel() * ratios.square().sum())

@@ -1,0 +1,211 @@
+"""The stock GLM-Image classes, configured in miniature, with fresh weights.
+
+What constrains a miniature: one target token is 32 pixels, `vae_scale_factor * patch_size` is 16,
+preview tokens stay 256. What makes it learn: `rope_theta` and `mrope_section` are chosen so that
+the width axis turns fast enough for columns to be told apart at head size 32 (GLM-Image's own
+values suit head size 128 only).
+"""
+
+from __future__ import annotations
+
+import torch
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    ByT5Tokenizer,
+    GlmImageConfig,
+    GlmImageForConditionalGeneration,
+    GlmImageImageProcessor,
+    GlmImageProcessor,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
+
+CODEBOOK = 512
+"""Entries of the visual codebook; text token ids begin after it and its 16 special ids."""
+
+_IMAGE_START = CODEBOOK
+_IMAGE_END = CODEBOOK + 1
+_VISION_VOCABULARY = CODEBOOK + 16
+_SPECIAL_TOKENS = ("<|pad|>", "<|image|>", "<|grid_bos|>", "<|grid_eos|>")
+_VISION_WIDTH = 64
+_HEAD_SIZE = 32
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|image_start|><|image|><|image_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+def build_processor() -> GlmImageProcessor:
+    """A byte-level tokenizer behind the stock processor.
+
+    Ids 0..511 are the codebook, 512 and 513 start and end an image (as 16384 and 16385 do in the
+    published model), then 14 unused ids, four special tokens and 256 bytes.
+    """
+    names = [f"<|code_{index}|>" for index in range(CODEBOOK)]
+    names += ["<|image_start|>", "<|image_end|>"]
+    names += [f"<|unused_{index}|>" for index in range(_VISION_VOCABULARY - len(names))]
+    names += [*_SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        bos_token="<|image_start|>",
+        eos_token="<|image_end|>",
+        padding_side="left",
+        extra_special_tokens={
+            "image_token": "<|image|>",
+            "grid_bos_token": "<|grid_bos|>",
+            "grid_eos_token": "<|grid_eos|>",
+        },
+    )
+    image_processor = GlmImageImageProcessor(
+        patch_size=16,
+        merge_size=1,
+        temporal_patch_size=1,
+        size={"shortest_edge": 64 * 64, "longest_edge": 512 * 512},
+    )
+    return GlmImageProcessor(
+        image_processor=image_processor, tokenizer=fast, chat_template=_CHAT_TEMPLATE
+    )
+
+
+def build_policy_model(*, seed: int) -> GlmImageForConditionalGeneration:
+    """Vision tower, VQ and language model: 1.3 M parameters, sdpa attention, fp32."""
+    pad = _VISION_VOCABULARY + _SPECIAL_TOKENS.index("<|pad|>")
+    config = GlmImageConfig(
+        text_config={
+            "vocab_size": _VISION_VOCABULARY + len(_SPECIAL_TOKENS) + 256,
+            "hidden_size": 160,
+            "intermediate_size": 384,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 20.0,
+                "mrope_section": [2, 2, 2, 2, 2, 2, 2, 2],
+            },
+            "pad_token_id": pad,
+            "eos_token_id": _IMAGE_END,
+            "vision_vocab_size": _VISION_VOCABULARY,
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": _VISION_WIDTH,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "image_size": 64,
+            "patch_size": 16,
+        },
+        vq_config={
+            "embed_dim": _VISION_WIDTH,
+            "num_embeddings": CODEBOOK,
+            "latent_channels": _VISION_WIDTH,
+        },
+        image_token_id=_VISION_VOCABULARY + _SPECIAL_TOKENS.index("<|image|>"),
+        image_start_token_id=_IMAGE_START,
+        image_end_token_id=_IMAGE_END,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GlmImageForConditionalGeneration(config)
+    generation = model.generation_config
+    generation.do_sample = True
+    generation.temperature = 1.0
+    generation.top_k = 0
+    generation.pad_token_id = pad
+    generation.eos_token_id = _IMAGE_END
+    return model.eval()
+
+
+def build_vae(*, seed: int) -> AutoencoderKL:
+    """Factor 8, 8 latent channels, as GLM-Image's in shape but half as deep."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoencoderKL(
+            in_channels=3,
+            out_channels=3,
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            block_out_channels=(16, 24, 32, 48),
+            layers_per_block=1,
+            latent_channels=8,
+            norm_num_groups=8,
+            sample_size=128,
+            mid_block_add_attention=False,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            latents_mean=[0.0] * 8,
+            latents_std=[1.0] * 8,
+            scaling_factor=1.0,
+        ).eval()
+
+
+def build_transformer(*, seed: int) -> GlmImageTransformer2DModel:
+    """The decoder: 4 layers, 6 heads of 32, patches of 2 x 2 latents (64 for a picture)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GlmImageTransformer2DModel(
+            patch_size=2,
+            in_channels=8,
+            out_channels=8,
+            num_layers=4,
+            attention_head_dim=_HEAD_SIZE,
+            num_attention_heads=6,
+            text_embed_dim=64,
+            time_embed_dim=96,
+            condition_dim=16,
+            prior_vq_quantizer_codebook_size=CODEBOOK,
+        ).eval()
+
+
+def build_text_encoder(*, seed: int) -> T5EncoderModel:
+    """Glyph encoder over bytes: one layer.
+
+    Embeddings start nearly equal: constant glyph embeddings serve the decoder as an absolute
+    anchor (its own positions are relative), random ones disturb it.
+    """
+    config = T5Config(
+        vocab_size=384,
+        d_model=64,
+        d_kv=16,
+        num_heads=4,
+        num_layers=1,
+        d_ff=128,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = T5EncoderModel(config).eval()
+        with torch.no_grad():
+            common = torch.randn(1, config.d_model)
+            weight = encoder.get_input_embeddings().weight
+            weight.copy_(common + 0.02 * torch.randn_like(weight))
+    return encoder
+
+
+def build_glyph_tokenizer() -> ByT5Tokenizer:
+    """Bytes as tokens, as in the published model."""
+    return ByT5Tokenizer()
+
+
+def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """Flow matching with GLM-Image's shift by resolution."""
+    return FlowMatchEulerDiscreteScheduler(
+        num_train_timesteps=1000,
+        use_dynamic_shifting=True,
+        base_shift=0.25,
+        max_shift=0.75,
+        base_image_seq_len=256,
+        time_shift_type="linear",
+    )

@@ -1,0 +1,209 @@
+"""Checkpoints, written whole or not at all, and verified byte by byte before they are used.
+
+A checkpoint is a folder of safetensors files and `checkpoint.json`, which lists them with their
+SHA-256. Nothing is pickled, so opening a checkpoint never runs code that came with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from glm_grpo.errors import CheckpointError
+from glm_grpo.storage import (
+    RunFolder,
+    atomic_directory,
+    remove,
+    remove_leftovers,
+    step_of,
+    storage_errors,
+)
+
+MANIFEST = "checkpoint.json"
+FORMAT_VERSION = 1
+_OS_ERROR_CODE = re.compile(r"\(os error (\d+)\)")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one checkpoint holds.
+
+    Attributes:
+        step: Number of training steps done.
+        tensors: File stem -> name -> tensor, on the CPU.
+        metadata: JSON values: whatever else the run needs to continue.
+    """
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    metadata: Mapping[str, Any]
+
+
+def save_checkpoint(
+    folder: RunFolder,
+    *,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    metadata: Mapping[str, Any],
+) -> Path:
+    """Write a checkpoint whole or not at all; one of the same step is replaced.
+
+    Args:
+        folder: The run.
+        step: Number of training steps done.
+        tensors: File stem -> name -> tensor; each stem becomes `<stem>.safetensors`. Tensors that
+            share memory are written once each.
+        metadata: JSON values, kept in the manifest.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        StorageError: The disk is full, read-only or otherwise refuses; earlier checkpoints stay.
+    """
+    path = folder.checkpoint_dir(step)
+    with atomic_directory(path) as temporary:
+        files = {}
+        for stem, named_tensors in tensors.items():
+            file = temporary / f"{stem}.safetensors"
+            _save_tensors(file, named_tensors)
+            files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256_of_file(file)}
+        manifest = {
+            "format": FORMAT_VERSION,
+            "step": step,
+            "files": files,
+            # As JSON gives it back, lest a tuple or a number as key change the checksum.
+            "metadata": json.loads(json.dumps(dict(metadata))),
+        }
+        manifest["sha256"] = _sha256_of_manifest(manifest)
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint after verifying every byte of it.
+
+    Raises:
+        CheckpointError: A file is missing, torn, or not the one that was written; names the file.
+    """
+    manifest = _verified_manifest(path)
+    tensors = {Path(name).stem: load_file(path / name) for name in manifest["files"]}
+    return Checkpoint(step=manifest["step"], tensors=tensors, metadata=manifest["metadata"])
+
+
+def newest_checkpoint(folder: RunFolder) -> Path | None:
+    """The newest checkpoint that is whole; None when there is none.
+
+    A checkpoint that is not whole is passed over with a warning.
+    """
+    for path in reversed(_checkpoints(folder)):
+        try:
+            _verified_manifest(path)
+        except CheckpointError as error:
+            _logger.warning("Passing over a damaged checkpoint. %s", error)
+        else:
+            return path
+    return None
+
+
+def prune_checkpoints(folder: RunFolder, keep: int, best_step: int | None) -> None:
+    """Remove all checkpoints but the newest and the best, and what a killed process left behind.
+
+    Args:
+        folder: The run.
+        keep: How many of the newest to keep, >= 1.
+        best_step: Step of the best checkpoint, kept however old it is; None when unknown.
+
+    Raises:
+        ValueError: `keep` is less than 1, which would remove what a resume needs.
+        StorageError: The file system refuses.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}: at least 1 checkpoint must stay; pass 1 or more")
+    remove_leftovers(folder.checkpoints_dir)
+    for path in _checkpoints(folder)[:-keep]:
+        if step_of(path) != best_step:
+            remove(path)
+
+
+def _checkpoints(folder: RunFolder) -> list[Path]:
+    steps = {path: step_of(path) for path in folder.checkpoints_dir.glob("step-*")}
+    return sorted((path for path in steps if steps[path] is not None), key=lambda p: steps[p] or 0)
+
+
+def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
+    separate: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in named_tensors.items():
+        on_cpu = tensor.detach().cpu().contiguous()
+        storage = on_cpu.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory, as tied weights and slices do.
+        separate[name] = on_cpu.clone() if storage in storages else on_cpu
+        storages.add(storage)
+    try:
+        save_file(separate, file)
+    except SafetensorError as error:
+        # safetensors wraps the system's error, of which only the text keeps the code.
+        match = _OS_ERROR_CODE.search(str(error))
+        if match is None:
+            raise
+        raise OSError(int(match.group(1)), str(error)) from error
+
+
+def _verified_manifest(path: Path) -> dict[str, Any]:
+    remedy = "Resume from another checkpoint, or restore this one from a copy."
+    manifest = _read_manifest(path / MANIFEST, remedy)
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing: {MANIFEST} lists it. {remedy}")
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            raise CheckpointError(
+                f"{file} has {size} bytes: {MANIFEST} says {expected['bytes']}. {remedy}"
+            )
+        if _sha256_of_file(file) != expected["sha256"]:
+            raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {remedy}")
+    return manifest
+
+
+def _read_manifest(file: Path, remedy: str) -> dict[str, Any]:
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing: it marks a whole checkpoint. {remedy}")
+    try:
+        with storage_errors("read", file):
+            manifest = json.loads(file.read_bytes())
+        version, checksum = manifest["format"], manifest.pop("sha256")
+        is_intact = checksum == _sha256_of_manifest(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged: not a manifest. {remedy}") from error
+    if not is_intact:
+        raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {remedy}")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{file} has format {version}: this version reads {FORMAT_VERSION}. "
+            "Use the version of glm-grpo that wrote it."
+        )
+    checked: dict[str, Any] = manifest
+    return checked
+
+
+def _sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256_of_file(file: Path) -> str:
+    with storage_errors("read", file), file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM end a run after the step at hand, saved; a second one ends it at once."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Whether someone asked the run to stop."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Turns the first SIGINT or SIGTERM into a request; the second acts as it would without us.
+
+    Signals reach the main thread only; from any other, the request is never set.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        request.is_set = True
+        logger.warning(
+            "%s: the run stops after this step and saves; once more to stop at once",
+            signal.Signals(number).name,
+        )
+        for each in _SIGNALS:
+            signal.signal(each, previous[each])
+
+    for number in _SIGNALS:
+        signal.signal(number, ask)
+    try:
+        yield request
+    finally:
+        for number in _SIGNALS:
+            signal.signal(number, previous[number])

@@ -1,0 +1,120 @@
+"""The figures of one step and of one evaluation, under the names that the README explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from glm_grpo.types import Evaluation, Experience, LossReport
+from rewards.reweigh import Mode, advantage_shares
+from rewards.types import RewardTable
+
+_OCR_TERM = "ocr"
+
+
+def step_metrics(
+    experience: Experience,
+    reports: Sequence[LossReport],
+    times: Mapping[str, float],
+    peak_memory_bytes: int,
+    *,
+    combine: Mode,
+) -> dict[str, float]:
+    """All figures of one training step.
+
+    Standard deviations are of the population of images. Figures of the loss are means over the
+    updates of the step that were not skipped, save `policy/replay_gap`: it is that of the first
+    update, the only one in which the policy is still the one that sampled. NaN stands for what
+    has no value, such as the mean of a term that applied to no prompt of the batch.
+
+    Args:
+        experience: What the step learnt from.
+        reports: One for each update of the step, in order, at least one.
+        times: Seconds by phase: `rollout`, `decode`, `reward`, `update`, and `step` for the whole.
+        peak_memory_bytes: Most memory held on the accelerator during the step; 0 without one.
+        combine: How the terms were combined into the totals.
+
+    Returns:
+        Metric name -> value.
+    """
+    images = experience.totals.numel()
+    tokens = experience.rollout.token_ids.numel()
+    return {
+        **_reward_metrics(experience, combine),
+        **_update_metrics(reports),
+        **{f"time/{phase}": seconds for phase, seconds in times.items()},
+        "throughput/images_per_second": images / times["step"],
+        "throughput/tokens_per_second": tokens / times["rollout"],
+        "memory/peak_bytes": float(peak_memory_bytes),
+    }
+
+
+def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """Mean total and mean of every term over the held-out prompts to which it applies.
+
+    With an OCR term, `eval/ocr_exact` is the share of images whose text was read without a
+    mistake.
+    """
+    table = evaluation.rewards
+    metrics = {"eval/total": evaluation.totals.mean().item()}
+    for name in table.names:
+        metrics[f"eval/{name}"] = _mean(_scores(table, name))
+    if _OCR_TERM in table.names:
+        exact = [float(score == 1) for score in _scores(table, _OCR_TERM)]
+        metrics["eval/ocr_exact"] = _mean(exact)
+    return metrics
+
+
+def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
+    table, totals = experience.rewards, experience.totals
+    shares = advantage_shares(table, mode=combine).tolist()
+    metrics = {
+        "reward/mean": totals.mean().item(),
+        "reward/std": totals.std(correction=0).item(),
+    }
+    for name, share in zip(table.names, shares, strict=True):
+        scores = _scores(table, name)
+        metrics[f"reward/{name}/mean"] = _mean(scores)
+        metrics[f"reward/{name}/std"] = _standard_deviation(scores)
+        metrics[f"reward/{name}/advantage_share"] = share
+    metrics["advantage/flat_fraction"] = experience.advantages.is_flat.float().mean().item()
+    return metrics
+
+
+def _update_metrics(reports: Sequence[LossReport]) -> dict[str, float]:
+    # One value that is not finite would hide what the other updates of the step did.
+    done = [report for report in reports if not report.is_skipped]
+    return {
+        "loss/total": _mean([report.total for report in done]),
+        "loss/policy": _mean([report.policy for report in done]),
+        "loss/kl": _mean([report.kl for report in done]),
+        "kl/reference": _mean([report.kl_reference for report in done]),
+        "kl/behaviour": _mean([report.kl_behaviour for report in done]),
+        "ratio/mean": _mean([report.ratio_mean for report in done]),
+        "ratio/clip_fraction": _mean([report.clip_fraction for report in done]),
+        "ratio/effective_sample_size": _mean([report.effective_sample_size for report in done]),
+        "policy/entropy": _mean([report.entropy for report in done]),
+        "policy/log_prob": _mean([report.log_prob for report in done]),
+        "policy/replay_gap": reports[0].replay_gap,
+        "optim/grad_norm": _mean([report.grad_norm for report in done]),
+        "optim/learning_rate": reports[-1].learning_rate,
+        "optim/skipped_updates": float(len(reports) - len(done)),
+    }
+
+
+def _scores(table: RewardTable, name: str) -> list[float]:
+    """Raw scores of a term, of all images of the prompts to which it applies."""
+    index = table.names.index(name)
+    applies = table.is_applicable[:, index]
+    scores: list[float] = table.raw[applies, :, index].flatten().tolist()
+    return scores
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
+
+
+def _standard_deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(_mean([(value - mean) ** 2 for value in values])) if values else math.nan

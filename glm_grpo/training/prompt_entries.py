@@ -1,0 +1,152 @@
+"""One row of a prompts file, checked."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_grpo.errors import DataError
+from glm_grpo.training.pictures import PictureSource
+from glm_grpo.training.prompt_files import Row
+
+TARGET_FIELDS = ("target", "target_image", "file_name")
+EMBEDDED_TARGET_FIELD = "image"
+"""Where Hugging Face datasets puts the picture that `file_name` names."""
+
+LONGEST_ID = 100
+USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
+
+UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
+"""Null, and halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+
+QUOTATIONS = (
+    re.compile(r"'([^']*)'"),
+    re.compile("\u201c([^\u201c\u201d]*)\u201d"),
+    re.compile(r'"([^"]*)"'),
+    re.compile("\u300c([^\u300c\u300d]*)\u300d"),
+)
+
+
+def find_quoted_text(prompt: str) -> str | None:
+    """The text a prompt asks for, by the rule that makes GLM-Image's glyph embeddings.
+
+    Everything in '', curly "", straight "" and corner brackets, in this order of the marks, joined
+    with a space; blank pieces are left out. A pair of apostrophes quotes what lies between them,
+    as it does for the model: a prompt with "a dog's ... a cat's" needs a `text` field of its own.
+
+    Source: diffusers, `GlmImagePipeline.get_glyph_texts`.
+
+    Returns:
+        The text, or None where nothing is quoted.
+    """
+    pieces = [piece.strip() for rule in QUOTATIONS for piece in rule.findall(prompt)]
+    return " ".join(piece for piece in pieces if piece) or None
+
+
+@dataclass(frozen=True)
+class PromptEntry:
+    """One checked prompt whose picture is not in memory yet.
+
+    Attributes:
+        origin: File and line, for errors.
+        prompt_id: As in `Prompt`.
+        prompt: As in `Prompt`.
+        text: As in `Prompt`.
+        target: The picture to be matched, or None.
+    """
+
+    origin: str
+    prompt_id: str
+    prompt: str
+    text: str | None
+    target: PictureSource | None
+
+
+def make_entry(row: Row, position: int) -> PromptEntry:
+    """Check one row.
+
+    Args:
+        row: As read.
+        position: Of the row in its file, from 0; its name where it has no `id`.
+
+    Raises:
+        DataError: A field cannot be used; the message names file, line, rule and remedy.
+    """
+    prompt = _read_string(row, "prompt")
+    if prompt is None or not prompt.strip():
+        raise DataError(f"{row.origin}: 'prompt' is missing or blank; every row needs one")
+    text = _read_string(row, "text")
+    return PromptEntry(
+        origin=row.origin,
+        prompt_id=_read_id(row, position),
+        prompt=prompt.strip(),
+        text=find_quoted_text(prompt) if text is None else text.strip() or None,
+        target=_read_target(row),
+    )
+
+
+def _read_string(row: Row, field: str) -> str | None:
+    value = row.fields.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise DataError(f"{row.origin}: {field!r} is {value!r}; it must be text")
+    if UNUSABLE_CHARACTERS.search(value):
+        raise DataError(
+            f"{row.origin}: {field!r} holds a null character or half a surrogate pair; remove it"
+        )
+    return value
+
+
+def _read_id(row: Row, position: int) -> str:
+    value = row.fields.get("id")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    value = _read_string(row, "id")
+    if value is None or not value.strip():
+        return f"{position:05d}"
+    value = value.strip()
+    if not value.isprintable() or not USABLE_ID.fullmatch(value):
+        raise DataError(
+            f"{row.origin}: id {value[:LONGEST_ID]!r} names files of the run; use at most "
+            f"{LONGEST_ID} printable characters, no slash, no dot in front"
+        )
+    return value
+
+
+def _read_target(row: Row) -> PictureSource | None:
+    named = {field: row.fields.get(field) for field in TARGET_FIELDS}
+    if isinstance(row.fields.get(EMBEDDED_TARGET_FIELD), dict):
+        named[EMBEDDED_TARGET_FIELD] = row.fields[EMBEDDED_TARGET_FIELD]
+    given = [field for field, value in named.items() if value is not None and value != ""]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise DataError(f"{row.origin}: {' and '.join(given)} both name a picture; keep one")
+    (field,) = given
+    value = named[field]
+    # The form in which Hugging Face datasets stores a picture: its content, or else its path.
+    if isinstance(value, dict):
+        content = value.get("bytes")
+        if isinstance(content, bytes):
+            return content
+        value = value.get("path")
+    if not isinstance(value, str) or UNUSABLE_CHARACTERS.search(value):
+        raise DataError(f"{row.origin}: {field!r} is {value!r}; it must be the path of a picture")
+    return _resolve_path(row, field, value)
+
+
+def _resolve_path(row: Row, field: str, value: str) -> Path:
+    """Paths may not climb out of the folder; links inside it are the owner's own doing."""
+    if row.folder is None:
+        return Path(value)
+    folder = Path(os.path.abspath(row.folder))
+    path = Path(os.path.abspath(folder / value))
+    if not path.is_relative_to(folder):
+        raise DataError(
+            f"{row.origin}: {field!r} is {value!r}, outside {row.folder}; put the picture into "
+            "that folder and give the path relative to it"
+        )
+    return path

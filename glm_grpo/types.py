@@ -1,0 +1,143 @@
+"""The data that travels, in the order it travels.
+
+Axes, everywhere outside `glm_image/` and `rewards/`:
+
+=====  ====================================================================
+P      prompts of one batch
+G      images (token grids) sampled for each prompt
+T      AR tokens of one image: preview grid, then target grid
+R      reward terms
+H W    pixels
+=====  ====================================================================
+
+P and G stay separate axes, so a token row can never meet another prompt's reward. One image size
+per batch: T is a constant and there is no padding mask over generated tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float32, Int64, UInt8
+from torch import Tensor
+
+from rewards.types import Prompt, RewardTable
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """What one step asks for.
+
+    Attributes:
+        prompts: The P prompts.
+        group_size: G, images per prompt (>= 2 when training).
+        height: Pixels, a multiple of 32.
+        width: Pixels, a multiple of 32.
+        seed: Of sampling; tokens are a function of (seed, prompt position, policy).
+        decode_seeds: P seeds, one initial noise per prompt, shared by its G images.
+    """
+
+    prompts: tuple[Prompt, ...]
+    group_size: int
+    height: int
+    width: int
+    seed: int
+    decode_seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Sampled token grids with the log-probability of every token under the sampling distribution.
+
+    Attributes:
+        token_ids: Codebook ids, preview grid first, then target grid.
+        log_probs: Natural logarithm, of the distribution the token was drawn from (temperature,
+            truncation and renormalisation included).
+        is_kept: The codebook entries that could be drawn at each token (top-k / top-p), V wide;
+            None when nothing was truncated.
+        policy_step: Number of optimizer steps of the policy that sampled.
+    """
+
+    token_ids: Int64[Tensor, "P G T"]
+    log_probs: Float32[Tensor, "P G T"]
+    is_kept: Bool[Tensor, "P G T V"] | None
+    policy_step: int
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Decoded pictures.
+
+    Attributes:
+        pixels: RGB, 0..255.
+        decode_seeds: One per prompt: `torch.Generator().manual_seed(seed)` draws its noise.
+    """
+
+    pixels: UInt8[Tensor, "P G 3 H W"]
+    decode_seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """Group-relative advantages.
+
+    Attributes:
+        values: Zero mean inside every group; exactly 0 in flat groups.
+        is_flat: True where all G rewards of a prompt are equal.
+    """
+
+    values: Float32[Tensor, "P G"]
+    is_flat: Bool[Tensor, " P"]
+
+
+@dataclass(frozen=True)
+class Experience:
+    """All of one batch: what is learnt from, stored and replayed."""
+
+    prompts: PromptBatch
+    rollout: Rollout
+    images: ImageBatch
+    rewards: RewardTable
+    totals: Float32[Tensor, "P G"]
+    advantages: Advantages
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """Plain floats of one optimizer update, averaged over its tokens."""
+
+    total: float
+    policy: float
+    kl: float
+    kl_reference: float
+    kl_behaviour: float
+    ratio_mean: float
+    clip_fraction: float
+    effective_sample_size: float
+    entropy: float
+    log_prob: float
+    replay_gap: float
+    grad_norm: float
+    learning_rate: float
+    is_skipped: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out prompts, sampled and scored at one policy step with fixed seeds.
+
+    Attributes:
+        step: Number of training steps of the policy that sampled; 0 before training.
+        prompts: The P prompts, the same in every evaluation of a run.
+        images: G samples per prompt.
+        rewards: Raw scores of every term.
+        totals: The weighed rewards.
+        recognised: The text that OCR read in each image, P tuples of G; None without an OCR term.
+    """
+
+    step: int
+    prompts: tuple[Prompt, ...]
+    images: ImageBatch
+    rewards: RewardTable
+    totals: Float32[Tensor, "P G"]
+    recognised: tuple[tuple[str, ...], ...] | None

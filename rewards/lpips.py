@@ -1,0 +1,118 @@
+"""Perceptual similarity to the target picture."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import lpips
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor, nn
+from torchvision.models import AlexNet_Weights, SqueezeNet1_1_Weights, VGG16_Weights
+
+from rewards.base import stack_targets, to_unit_range
+from rewards.types import Prompt, RewardError
+
+Network = Literal["alex", "vgg", "squeeze"]
+
+_BACKBONE_WEIGHTS = {
+    "alex": AlexNet_Weights.IMAGENET1K_V1,
+    "vgg": VGG16_Weights.IMAGENET1K_V1,
+    "squeeze": SqueezeNet1_1_Weights.IMAGENET1K_V1,
+}
+_UNTRAINED_SEED = 0
+
+_logger = logging.getLogger(__name__)
+
+
+class LpipsReward:
+    """1 - LPIPS distance: 1 for equal pictures, lower the more they differ, not bounded below.
+
+    Version 0.1 of the metric, linear layers from the package, averaged over the picture.
+    Source: Zhang et al., The Unreasonable Effectiveness of Deep Features as a Perceptual Metric,
+    CVPR 2018, https://github.com/richzhang/PerceptualSimilarity.
+
+    Args:
+        network: Backbone.
+        pretrained: False for untrained features from a fixed seed, their unweighed differences
+            summed over layers (the paper's "random" baseline). Needs no download.
+        device: Where the network is put.
+
+    Raises:
+        RewardError: The backbone's weights are neither at hand nor can they be downloaded.
+    """
+
+    name = "lpips"
+
+    def __init__(self, network: Network, *, pretrained: bool, device: torch.device) -> None:
+        model = _load_pretrained(network) if pretrained else _make_untrained(network)
+        self._model = model.to(device).eval().requires_grad_(False)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt has a target picture."""
+        return prompt.target is not None
+
+    @torch.no_grad()
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Compare each picture with its prompt's target.
+
+        Raises:
+            ValueError: A target is missing or of another size.
+        """
+        device = next(self._model.parameters()).device
+        targets = to_unit_range(stack_targets(prompts, pixels), device)
+        pictures = to_unit_range(pixels, device)
+        # normalize=True: the package scales 0..1 to the -1..1 that it works on.
+        distance: Tensor = self._model(pictures, targets, normalize=True)
+        return 1 - distance.reshape(len(prompts))
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The backbone with its linear layers."""
+        return (self._model,)
+
+
+def _load_pretrained(network: Network) -> nn.Module:
+    try:
+        return _construct(network, is_trained=True)
+    except (OSError, RuntimeError) as error:
+        url = _BACKBONE_WEIGHTS[network].url
+        place = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+        raise RewardError(
+            f"lpips: the weights of backbone {network!r} cannot be loaded ({error}). They are "
+            f"needed at {place}: download {url} to that place, set TORCH_HOME to a folder that "
+            "has it under hub/checkpoints, choose another lpips.network, or set "
+            "lpips.pretrained=false for untrained features"
+        ) from error
+
+
+def _make_untrained(network: Network) -> nn.Module:
+    _logger.warning(
+        "lpips: untrained %s features (pretrained: false); distances compare structure but do "
+        "not measure human perception",
+        network,
+    )
+    # torch.manual_seed would seed every device; weights are drawn on the CPU, whose generator
+    # fork_rng puts back.
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(_UNTRAINED_SEED)
+        return _construct(network, is_trained=False)
+
+
+def _construct(network: Network, *, is_trained: bool) -> nn.Module:
+    with warnings.catch_warnings():
+        # The package passes torchvision an argument name that torchvision has deprecated.
+        warnings.filterwarnings("ignore", category=UserWarning, module="torchvision")
+        model: nn.Module = lpips.LPIPS(
+            net=network,
+            version="0.1",
+            lpips=is_trained,
+            pnet_rand=not is_trained,
+            verbose=False,
+        )
+    return model

@@ -1,0 +1,152 @@
+"""A table of raw scores and weights -> totals, and what each term contributes to them.
+
+Pure functions of the stored table: other weights need no model and no picture.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float32, Float64
+from torch import Tensor
+
+from rewards.types import RewardTable
+
+Mode = Literal["weighted_sum", "normalize_then_sum"]
+
+STD_FLOOR = 1e-4
+"""Smallest divisor of `normalize_then_sum`: the size of TRL's epsilon in the same place."""
+
+FLAT_TOLERANCE = 8 * torch.finfo(torch.float32).eps
+"""Largest spread of a flat group, relative to its largest |score|: a few fp32 roundings."""
+
+
+def combine(
+    table: RewardTable, *, mode: Mode, std_floor: float = STD_FLOOR
+) -> Float32[Tensor, "P G"]:
+    """Total reward of every image: the sum of `contributions` over the terms.
+
+    Args:
+        table: Raw scores, finite.
+        mode: See `contributions`.
+        std_floor: See `contributions`.
+
+    Raises:
+        ValueError: See `contributions`.
+    """
+    return contributions(table, mode=mode, std_floor=std_floor).sum(dim=-1)
+
+
+def contributions(
+    table: RewardTable, *, mode: Mode, std_floor: float = STD_FLOOR
+) -> Float32[Tensor, "P G R"]:
+    """What each term adds to each image's total; exactly 0 where a term does not apply.
+
+    With weights w, scores s, and A the terms that apply to a prompt:
+
+        contribution_r = w_r x_r * (sum over all |w|) / (sum over A of |w|)
+
+    - `weighted_sum`: x = s.
+    - `normalize_then_sum`: x = (s - mean_G(s)) / max(std_G(s), std_floor), and 0 in a group whose
+      scores are all equal; the std is the sample one. Each term then counts by its weight alone,
+      however small its spread. Source: GDPO (arXiv 2601.05242), section 3; TRL's
+      `multi_objective_aggregation="normalize_then_sum"`.
+
+    The factor is exactly 1 where every term applies, which leaves the plain weighted sum. Where
+    some do not, the weight of the missing ones goes to the others in proportion, so that a total
+    keeps its scale: a prompt without a target is not worth less than one with a target, and an
+    advantage that divides by a std of the batch, or not at all, treats both alike. |w| because a
+    negative weight penalises and must not cancel the scale of the others.
+
+    Args:
+        table: Raw scores, finite.
+        mode: One of the two above.
+        std_floor: Smallest divisor of `normalize_then_sum`, in units of a score, > 0.
+
+    Raises:
+        ValueError: A prompt has no applicable term with a weight other than 0; `std_floor` is not
+            positive; or a group to be standardised has fewer than two images.
+    """
+    if mode == "normalize_then_sum":
+        scores = _standardise(table.raw, std_floor=std_floor)
+    else:
+        scores = table.raw
+    weights = table.weights * table.is_applicable
+    masked = weights[:, None, :] * scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
+    return masked * _scale(table)[:, None, None]
+
+
+def advantage_shares(
+    table: RewardTable, *, mode: Mode, std_floor: float = STD_FLOOR
+) -> Float32[Tensor, " R"]:
+    """Each term's share of what tells the images of a group apart.
+
+    With c_r the contribution of term r and total = sum_r c_r, inside each group:
+
+        share_r = cov_G(c_r, total) / var_G(total)
+
+    averaged over the groups whose total is not flat. This is the exact decomposition of the
+    variance of a sum: shares add up to 1. A share is negative where a term pulls against the
+    total, and above 1 where others pull against it. Weights alone do not show this: a term of
+    large weight and no spread has a share of 0.
+
+    Args:
+        table: Raw scores, finite.
+        mode: As used for the totals.
+        std_floor: As used for the totals.
+
+    Returns:
+        One share per term; all 0 where every group is flat.
+
+    Raises:
+        ValueError: See `contributions`.
+    """
+    parts = contributions(table, mode=mode, std_floor=std_floor)
+    # Masked products of float32 would drown small covariances in rounding.
+    exact = parts.double()
+    total = exact.sum(dim=-1)
+    is_varied = ~is_flat(total.float())
+    if not is_varied.any():
+        return torch.zeros_like(table.weights)
+    centred_parts, centred_total = _centre(exact[is_varied]), _centre(total[is_varied])
+    covariance = (centred_parts * centred_total[..., None]).mean(dim=1)
+    variance = centred_total.square().mean(dim=1, keepdim=True)
+    return (covariance / variance).mean(dim=0).float()
+
+
+def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, "P *R"]:
+    """Whether all images of a group have the same score, to within `FLAT_TOLERANCE`."""
+    spread = scores.amax(dim=1) - scores.amin(dim=1)
+    return spread <= FLAT_TOLERANCE * scores.abs().amax(dim=1)
+
+
+def _standardise(raw: Float32[Tensor, "P G R"], *, std_floor: float) -> Float32[Tensor, "P G R"]:
+    if not std_floor > 0:
+        raise ValueError(f"std_floor {std_floor}: must be above 0; {STD_FLOOR} is a usual choice")
+    if raw.shape[1] < 2:
+        raise ValueError(
+            f"group size {raw.shape[1]}: normalize_then_sum compares the images of one prompt; "
+            "sample at least 2 per prompt, or use weighted_sum"
+        )
+    centred = _centre(raw.double())
+    std = centred.square().sum(dim=1, keepdim=True).div(raw.shape[1] - 1).sqrt()
+    standardised = centred / std.clamp(min=std_floor)
+    return standardised.masked_fill(is_flat(raw)[:, None, :], 0.0).float()
+
+
+def _scale(table: RewardTable) -> Float32[Tensor, " P"]:
+    sizes = table.weights.abs().expand_as(table.is_applicable)
+    applicable = (sizes * table.is_applicable).sum(dim=-1)
+    for row in (applicable == 0).nonzero().flatten().tolist():
+        raise ValueError(
+            f"prompt row {row} has no total: of the terms {', '.join(table.names)} none that "
+            "applies to it has a weight other than 0; give it a target or a text, or weigh a term "
+            "that applies to every prompt"
+        )
+    # Both sums run over the same R numbers, so that the quotient is exactly 1 without a mask.
+    return sizes.sum(dim=-1) / applicable
+
+
+def _centre(values: Float64[Tensor, "P G *R"]) -> Float64[Tensor, "P G *R"]:
+    return values - values.mean(dim=1, keepdim=True)

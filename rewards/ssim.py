@@ -1,0 +1,49 @@
+"""Structural similarity to the target picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor, nn
+from torchmetrics.functional.image import structural_similarity_index_measure
+
+from rewards.base import stack_targets, to_unit_range
+from rewards.types import Prompt
+
+
+class SsimReward:
+    """Mean SSIM over the picture, -1..1, 1 for equal pictures.
+
+    torchmetrics' definition: Gaussian window of sigma 1.5, channels averaged.
+    Source: Wang et al., Image quality assessment: from error visibility to structural similarity,
+    IEEE Transactions on Image Processing 13(4), 2004.
+    """
+
+    name = "ssim"
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt has a target picture."""
+        return prompt.target is not None
+
+    @torch.no_grad()
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Compare each picture with its prompt's target, on the device of the pictures.
+
+        Raises:
+            ValueError: A target is missing or of another size.
+        """
+        targets = to_unit_range(stack_targets(prompts, pixels), pixels.device)
+        pictures = to_unit_range(pixels, pixels.device)
+        similarity = structural_similarity_index_measure(
+            pictures, targets, data_range=1.0, reduction="none"
+        )
+        # torchmetrics drops the batch axis of a single picture.
+        return torch.as_tensor(similarity).reshape(len(prompts))
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """SSIM has no network."""
+        return ()

@@ -1,0 +1,49 @@
+"""The data that travels through the reward side, in the order it travels.
+
+Axes: P prompts, G images per prompt, R reward terms, H W pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float32, UInt8
+from torch import Tensor
+
+
+class RewardError(RuntimeError):
+    """A term could not score: names term, prompt and image. Never turned into a number."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt with all that a reward may need of it.
+
+    Attributes:
+        prompt_id: Unique and stable within a data set; names the prompt in tables and galleries.
+        prompt: The caption the policy is conditioned on.
+        text: The text that should appear in the picture, or None where there is none.
+        target: The picture to be matched, already at the size of the rollout, or None.
+    """
+
+    prompt_id: str
+    prompt: str
+    text: str | None = None
+    target: UInt8[Tensor, "3 H W"] | None = None
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """Raw scores of every term; weights stay beside them, so that weighing can be redone offline.
+
+    Attributes:
+        names: One name per term, the order of the R axis.
+        raw: Scores as the terms return them, higher is better; 0 where a term does not apply.
+        is_applicable: True where a term applies to a prompt.
+        weights: One weight per term.
+    """
+
+    names: tuple[str, ...]
+    raw: Float32[Tensor, "P G R"]
+    is_applicable: Bool[Tensor, "P R"]
+    weights: Float32[Tensor, " R"]

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from glm_grpo.config import (
+    compose_config,
+    config_differences,
+    from_yaml,
+    load_config,
+    to_yaml,
+    validate_config,
+)
+from glm_grpo.errors import ConfigError
+
+Bend = Callable[[str, object], dict[str, Any]]
+
+PROMPTS = ["data.path=prompts.txt", "data.eval_path=held_out.txt"]
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+def test_every_primary_config_composes(configs_dir: Path, name: str) -> None:
+    assert compose_config(configs_dir, name, PROMPTS).data.path == "prompts.txt"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    sorted(f"{path.parent.name}={path.stem}" for path in CONFIGS.glob("*/*.yaml")),
+)
+def test_every_choice_of_a_group_composes(configs_dir: Path, choice: str) -> None:
+    assert compose_config(configs_dir, "tiny", [choice, *PROMPTS]).train.steps > 0
+
+
+def test_the_default_reward_weighs_the_four_terms(configs_dir: Path) -> None:
+    stated = {"lpips": 0.4, "ssim": 0.2, "ocr": 0.3, "aesthetic": 0.1}
+    for name in ("tiny", "glm_image"):
+        terms = compose_config(configs_dir, name, PROMPTS).reward.model_dump()["terms"]
+        assert {term: options["weight"] for term, options in terms.items()} == stated
+
+
+def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Path) -> None:
+    config = compose_config(configs_dir, "tiny", ["optim.learning_rate=2e-5", "~advantage.clip"])
+    assert config.optim.learning_rate == 2e-5
+    assert config.advantage.clip is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["optim.learning_rat=1"], "did you mean optim.learning_rate"),
+        (["steps=3"], r"did you mean (train|decode)\.steps"),
+        (["+foo=1"], "foo = 1"),
+        (["model=tony"], "Available options in 'model'"),
+        (["train.steps=["], r"'train.steps=\[' is not of the form key=value"),
+        (["train.steps=${nowhere}"], "nowhere"),
+        (["~decode"], r"decode \(not given\)"),
+        (["data=prompts"], r"data.eval_path \(not given\)(.|\n)*data.path \(not given\)"),
+    ],
+)
+def test_compose_config_refuses_overrides_that_lead_nowhere(
+    configs_dir: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose_config(configs_dir, "tiny", overrides)
+    assert "provider=" not in str(caught.value)
+
+
+def test_compose_config_refuses_an_unknown_name(configs_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="Cannot find primary config 'small'"):
+        compose_config(configs_dir, "small")
+
+
+def test_compose_config_refuses_a_file_that_is_no_yaml(tmp_path: Path) -> None:
+    (tmp_path / "torn.yaml").write_text("model: {path: tiny\n")
+    with pytest.raises(ConfigError, match="cannot be composed(.|\n)*line 1"):
+        compose_config(tmp_path, "torn")
+
+
+def test_yaml_restores_the_config(configs_dir: Path) -> None:
+    config = compose_config(configs_dir, "glm_image", [*PROMPTS, "optim.epsilon=1e-15"])
+    restored = from_yaml(to_yaml(config))
+    assert restored == config
+    assert restored.optim.epsilon == 1e-15
+
+
+def test_from_yaml_refuses_what_is_no_mapping() -> None:
+    with pytest.raises(ConfigError, match="mapping of sections"):
+        from_yaml("- 1\n- 2\n")
+
+
+def test_from_yaml_refuses_text_that_is_torn() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        from_yaml("model: {path: tiny\n")
+
+
+def test_load_config_resolves_interpolations(values: dict[str, Any]) -> None:
+    values["eval"]["seed"] = "${train.seed}"
+    values["train"]["seed"] = 7
+    assert load_config(OmegaConf.create(values)).eval.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "differences"),
+    [
+        ("loss.clip_high", 0.28, ["loss.clip_high"]),
+        ("model.adapter", {"rank": 4, "alpha": 8.0}, ["model.adapter"]),
+        ("train.steps", 500, ["train.steps"]),
+        ("run_dir", "elsewhere", []),
+        ("trackers", [], []),
+        ("train.resume", "auto", []),
+        ("train.micro_batch_size", 1, []),
+        ("offload", "modules", []),
+    ],
+)
+def test_config_differences_names_what_must_not_change(
+    values: dict[str, Any], bend: Bend, key: str, value: object, differences: list[str]
+) -> None:
+    stored = validate_config(values)
+    given = validate_config(bend(key, value))
+    found = config_differences(stored, given)
+    assert [name for name in found if not name.startswith(f"{key}.")] == differences
+    assert config_differences(stored, stored) == []
+
+
+def test_config_differences_lets_a_constant_schedule_run_longer(bend: Bend) -> None:
+    stored = validate_config(bend("optim.schedule", "constant"))
+    assert config_differences(stored, validate_config(bend("train.steps", 500))) == []
+
+
+def test_config_differences_sees_a_reward_weight(bend: Bend, values: dict[str, Any]) -> None:
+    stored = validate_config(values)
+    given = validate_config(bend("reward.terms.ocr.weight", 0.5))
+    assert config_differences(stored, given) == ["reward.terms.ocr.weight"]
+
+
+SWEEP = """
+import sys
+import hydra
+from glm_grpo.config import load_config
+
+@hydra.main(version_base=None, config_path=sys.argv.pop(1), config_name="tiny")
+def show(composed):
+    print("run_dir", load_config(composed).run_dir)
+
+show()
+"""
+
+
+def test_each_run_of_a_sweep_has_its_own_folder(configs_dir: Path, tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", SWEEP, str(configs_dir), "-m", "train.seed=0,1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(configs_dir.parent)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    (multirun,) = tmp_path.glob("multirun/*/*")
+    shown = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("run_dir")]
+    assert shown == [str(multirun / "0"), str(multirun / "1")]
+
+
+def test_a_single_run_has_a_dated_folder(configs_dir: Path) -> None:
+    run_dir = compose_config(configs_dir, "tiny").run_dir
+    assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", run_dir)

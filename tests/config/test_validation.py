@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from glm_grpo.config import validate_config
+from glm_grpo.errors import ConfigError
+
+Bend = Callable[[str, object], dict[str, Any]]
+
+# key, value, what the rule says, what the remedy says
+BAD_VALUES = [
+    ("model.path", "", "at least 1 character", "correct model.path"),
+    ("model.dtype", "float16", "must be one of float32, bfloat16", "did you mean bfloat16?"),
+    ("model.adapter", {"rank": 0, "alpha": 8.0}, "must be at least 1", "model.adapter.rank to 1"),
+    ("model.adapter", {"rank": 4, "alpha": 0.0}, "must be greater than 0", "more than 0"),
+    ("model.adapter", {"rank": 4}, "is needed", "write model.adapter.alpha="),
+    ("model.adapter", 8, "must be a section", "correct model.adapter"),
+    ("model.gradient_checkpointing", "yes", "must be true or false", "without quotation marks"),
+    ("model.gradient_checkpointing", 1, "must be true or false", "correct"),
+    ("data.path", None, "must be text", "correct data.path"),
+    ("rollout.prompts_per_step", 0, "must be at least 1", "1 or more"),
+    ("rollout.group_size", 1, "nothing to be compared with", "set rollout.group_size to 2 or more"),
+    ("rollout.group_size", "8", "must be a whole number", "without quotation marks"),
+    ("rollout.group_size", True, "must be a whole number", "correct rollout.group_size"),
+    ("rollout.group_size", 8.0, "must be a whole number", "correct rollout.group_size"),
+    ("rollout.height", 100, "must be a multiple of 32", "set rollout.height to a multiple of 32"),
+    ("rollout.width", 0, "must be at least 32", "set rollout.width to 32 or more"),
+    ("rollout.temperature", 0.0, "must be greater than 0", "more than 0"),
+    ("rollout.temperature", float("nan"), "must be a finite number", "correct"),
+    ("rollout.top_p", 1.5, "must be at most 1", "1 or less"),
+    ("rollout.top_p", 0.0, "must be greater than 0", "more than 0"),
+    ("rollout.top_k", 0, "must be at least 1", "1 or more"),
+    ("decode.steps", 2.5, "must be a whole number", "decode.steps"),
+    ("decode.guidance_scale", 0.5, "must be at least 1", "1 or more"),
+    ("advantage.normalization", "group", "must be one of group_std, mean_only", "group_std?"),
+    ("advantage.std_floor", -0.1, "must be at least 0", "0 or more"),
+    ("advantage.std_floor", 0.0, "a standard deviation that can be 0", "mean_only"),
+    ("advantage.clip", 0.0, "must be greater than 0", "more than 0"),
+    ("loss.clip_low", 1.0, "must be less than 1", "less than 1"),
+    ("loss.clip_high", 0.0, "must be greater than 0", "more than 0"),
+    ("loss.kl_coef", -1.0, "must be at least 0", "0 or more"),
+    ("loss.kl_estimator", "k4", "must be one of k1, k2, k3", "set loss.kl_estimator=k1"),
+    ("loss.kl_placement", "advantage", "must be one of loss, reward", "kl_placement=loss"),
+    ("loss.kl_behaviour_coef", "0.1", "must be a number", "without quotation marks"),
+    ("optim.learning_rate", 0.0, "must be greater than 0", "more than 0"),
+    ("optim.learning_rate", True, "must be a number", "correct optim.learning_rate"),
+    ("optim.schedule", "linear", "must be one of cosine, constant", "set optim.schedule=cosine"),
+    ("optim.warmup_steps", 10_000, "must not exceed train.steps", "optim.warmup_steps="),
+    ("optim.betas", 0.9, "must be a list", "correct optim.betas"),
+    ("optim.betas", [0.9], "is needed", "write optim.betas.1="),
+    ("optim.betas", [0.9, 1.0], "must be less than 1", "set optim.betas.1 to less than 1"),
+    ("optim.max_grad_norm", float("inf"), "must be a finite number", "correct"),
+    ("train.steps", 0, "must be at least 1", "1 or more"),
+    ("train.seed", -1, "must be at least 0", "0 or more"),
+    ("train.micro_batch_size", 7, "must divide rollout.prompts_per_step", "one of"),
+    ("train.keep_checkpoints", 0, "must be at least 1", "1 or more"),
+    ("train.resume", True, "must be text", "correct train.resume"),
+    ("eval.samples_per_prompt", 0, "must be at least 1", "1 or more"),
+    ("offload", "all", "must be one of none, modules", "offload=none"),
+    ("trackers", "tensorboard", "must be a list", "correct trackers"),
+    ("trackers", ["wandb"], "must be one of tensorboard", "trackers.0=tensorboard"),
+    ("run_dir", "", "at least 1 character", "correct run_dir"),
+    ("optim.learning_rte", 0.1, "is not a key of optim", "did you mean optim.learning_rate?"),
+    ("learning_rate", 0.1, "is not a key of the config", "did you mean optim.learning_rate?"),
+    ("data.shuffle", True, "is not a key of data", "use one of path, eval_path"),
+    ("rollouts", {}, "is not a key of the config", "did you mean rollout?"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "rule", "remedy"), BAD_VALUES)
+def test_validate_config_refuses_with_key_value_rule_and_remedy(
+    bend: Bend, key: str, value: object, rule: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config(bend(key, value))
+    heading, problem, rule_line, remedy_line = str(caught.value).splitlines()
+    assert heading == "The config has 1 problem:"
+    assert problem.startswith(f"  {key}")
+    assert problem.endswith(("(not given)", f"= {value!r}")) or not isinstance(value, str | int)
+    assert rule_line.startswith("    rule:   ")
+    assert rule in rule_line
+    assert remedy_line.startswith("    remedy: ")
+    assert remedy in remedy_line
+
+
+GOOD_VALUES = [
+    ("model.path", "zai-org/GLM-Image"),
+    ("model.adapter", {"rank": 1, "alpha": 0.5}),
+    ("rollout.prompts_per_step", 1),
+    ("rollout.group_size", 2),
+    ("rollout.temperature", 1),
+    ("rollout.top_p", 1.0),
+    ("rollout.top_k", 1),
+    ("decode.guidance_scale", 1.0),
+    ("advantage.clip", None),
+    ("loss.kl_coef", 0),
+    ("optim.betas", [0.0, 0.999]),
+    ("optim.warmup_steps", 0),
+    ("train.micro_batch_size", 1),
+    ("train.resume", "auto"),
+    ("trackers", []),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), GOOD_VALUES)
+def test_validate_config_accepts_values_at_the_bounds(bend: Bend, key: str, value: object) -> None:
+    bend("train.micro_batch_size", 1)
+    section: Any = validate_config(bend(key, value)).model_dump(mode="json")
+    for name in key.split("."):
+        section = section[name]
+    assert section == value
+
+
+def test_validate_config_lists_all_problems_at_once(bend: Bend) -> None:
+    bend("train.steps", 0)
+    bend("rollout.group_size", 1)
+    with pytest.raises(ConfigError, match="2 problems") as caught:
+        validate_config(bend("decode.steps", 4))
+    assert "rollout.group_size = 1" in str(caught.value)
+    assert "train.steps = 0" in str(caught.value)
+
+
+def test_validate_config_lists_all_broken_relations_at_once(bend: Bend) -> None:
+    bend("optim.warmup_steps", 10_000)
+    with pytest.raises(ConfigError, match="2 problems"):
+        validate_config(bend("train.micro_batch_size", 7))
+
+
+def test_micro_batch_remedy_names_the_nearest_divisors(bend: Bend) -> None:
+    # 3 * 8 = 24 images; the divisors nearest to 7 are 6 and 8 (distance 1), then 4.
+    bend("rollout.prompts_per_step", 3)
+    bend("rollout.group_size", 8)
+    with pytest.raises(ConfigError, match=r"set train\.micro_batch_size to one of 4, 6, 8"):
+        validate_config(bend("train.micro_batch_size", 7))
+
+
+def test_kl_in_the_reward_needs_a_coefficient(bend: Bend) -> None:
+    bend("loss.kl_coef", 0.0)
+    with pytest.raises(ConfigError, match=r"loss.kl_placement = 'reward'\n.* loss.kl_coef > 0"):
+        validate_config(bend("loss.kl_placement", "reward"))
+    bend("loss.kl_coef", 0.01)
+    assert validate_config(bend("loss.kl_placement", "reward")).loss.kl_placement == "reward"
+
+
+def test_mean_only_needs_no_std_floor(bend: Bend) -> None:
+    bend("advantage.std_floor", 0.0)
+    assert validate_config(bend("advantage.normalization", "mean_only")).advantage.std_floor == 0.0
+
+
+def test_a_missing_section_is_named(values: dict[str, Any]) -> None:
+    del values["decode"]
+    with pytest.raises(ConfigError, match=r"decode \(not given\)"):
+        validate_config(values)

@@ -1,0 +1,43 @@
+"""What all tests share: shapes are checked while they run, and where the test assets are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Before anything imports the packages: only modules that are loaded afterwards are checked.
+install_import_hook(["glm_grpo", "rewards"], "beartype.beartype")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Test workers run side by side; the embedded model gains nothing from more threads.
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(scope="session")
+def assets_dir() -> Path:
+    """Folder of real weights, pictures and prompts that are not part of the project."""
+    folder = Path(os.environ.get("GLM_GRPO_ASSETS", ROOT.parent / "shared" / "assets"))
+    if not folder.is_dir():
+        pytest.skip(f"no test assets at {folder}; set GLM_GRPO_ASSETS to their folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def configs_dir() -> Path:
+    """The project's `configs/`."""
+    return ROOT / "configs"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs an accelerator where there is none."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no accelerator")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skip)

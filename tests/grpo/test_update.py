@@ -1,0 +1,348 @@
+"""Updates of a policy that is nothing but a table of logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from glm_grpo.grpo.losses import KlEstimator
+from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
+from glm_grpo.types import Advantages, Experience, ImageBatch, LossReport, PromptBatch, Rollout
+from rewards.types import Prompt, RewardTable
+
+PROMPTS, GROUP, TOKENS, CODEBOOK = 2, 3, 4, 5
+
+SETTINGS = UpdateSettings(
+    clip_low=0.2,
+    clip_high=0.2,
+    kl_coef=0.0,
+    kl_behaviour_coef=0.0,
+    kl_estimator="k3",
+    is_kl_in_reward=False,
+    max_grad_norm=None,
+    micro_batch_size=PROMPTS * GROUP,
+    updates_per_rollout=1,
+)
+
+
+class TablePolicy:
+    """Token t is drawn from softmax(logits[t]), whatever the prompt."""
+
+    def __init__(self, logits: Tensor, reference_logits: Tensor | None = None) -> None:
+        self.logits = nn.Parameter(logits.clone())
+        self.reference_logits = logits.clone() if reference_logits is None else reference_logits
+        self.reference_calls = 0
+
+    def replay(self, experience: Experience, rows: Tensor) -> Replay:
+        all_log_probs = self.logits.log_softmax(-1)
+        entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+        return Replay(
+            log_probs=gather(all_log_probs, experience, rows),
+            entropy=entropy.detach().expand(len(rows), -1),
+        )
+
+    def reference_log_probs(self, experience: Experience, rows: Tensor) -> Tensor:
+        self.reference_calls += 1
+        return gather(self.reference_logits.log_softmax(-1), experience, rows)
+
+    def trainable_parameters(self) -> Sequence[nn.Parameter]:
+        return [self.logits]
+
+
+def gather(all_log_probs: Tensor, experience: Experience, rows: Tensor) -> Tensor:
+    token_ids = experience.rollout.token_ids.flatten(0, 1)[rows]
+    return all_log_probs.expand(len(rows), -1, -1).gather(2, token_ids[..., None]).squeeze(-1)
+
+
+def make_logits(seed: int = 0) -> Tensor:
+    return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
+
+
+def make_experience(logits: Tensor, advantages: Tensor) -> Experience:
+    generator = torch.Generator().manual_seed(1)
+    token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
+    all_log_probs = logits.log_softmax(-1).expand(PROMPTS, GROUP, -1, -1)
+    prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
+    seeds = (0,) * PROMPTS
+    return Experience(
+        prompts=PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds),
+        rollout=Rollout(
+            token_ids=token_ids,
+            log_probs=all_log_probs.gather(3, token_ids[..., None]).squeeze(-1),
+            is_kept=None,
+            policy_step=0,
+        ),
+        images=ImageBatch(torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8), seeds),
+        rewards=RewardTable(
+            names=("only",),
+            raw=advantages[..., None],
+            is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
+            weights=torch.ones(1),
+        ),
+        totals=advantages,
+        advantages=Advantages(values=advantages, is_flat=(advantages == 0).all(dim=1)),
+    )
+
+
+ADVANTAGES = torch.tensor([[1.0, -1.5, 0.5], [-0.25, 1.0, -0.75]])
+FLAT = torch.zeros(PROMPTS, GROUP)
+
+
+class HalvingRate:
+    """Halves the learning rate at every update."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] /= 2
+
+
+class ConstantRate:
+    def step(self) -> None: ...
+
+
+def learn(
+    policy: TablePolicy,
+    experience: Experience,
+    settings: UpdateSettings,
+    learning_rate: float = 0.1,
+) -> list[LossReport]:
+    optimizer = torch.optim.SGD([policy.logits], lr=learning_rate)
+    return update_policy(policy, optimizer, ConstantRate(), experience, settings)
+
+
+def move_of(advantages: Tensor, settings: UpdateSettings = SETTINGS) -> Tensor:
+    """What one step of plain gradient descent at rate 1 changes: minus the gradient."""
+    logits = make_logits()
+    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
+    learn(policy, make_experience(logits, advantages), settings, learning_rate=1.0)
+    return policy.logits.detach() - logits
+
+
+def test_update_policy_moves_along_the_policy_gradient() -> None:
+    # On-policy the gradient of the loss is -mean(advantage * (onehot - softmax)).
+    experience = make_experience(make_logits(), ADVANTAGES)
+    onehot = nn.functional.one_hot(experience.rollout.token_ids, CODEBOOK).float()
+    score = onehot - make_logits().softmax(-1)
+    expected = (ADVANTAGES[..., None, None] * score).sum((0, 1)) / (PROMPTS * GROUP * TOKENS)
+    torch.testing.assert_close(move_of(ADVANTAGES), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_update_policy_flips_the_gradient_with_the_sign_of_the_reward() -> None:
+    torch.testing.assert_close(move_of(-ADVANTAGES), -move_of(ADVANTAGES), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4, 6, 100])
+def test_update_policy_micro_batches_give_the_gradient_of_the_whole_batch(
+    micro_batch_size: int,
+) -> None:
+    # 4 does not divide 6: the last, smaller micro-batch must weigh less.
+    settings = replace(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2)
+    whole = move_of(ADVANTAGES, settings)
+    parts = move_of(ADVANTAGES, replace(settings, micro_batch_size=micro_batch_size))
+    assert whole.abs().max() > 0.01
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=0)
+
+
+def test_update_policy_reports_the_same_for_any_micro_batch_size() -> None:
+    settings = replace(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2, updates_per_rollout=2)
+    logits = make_logits()
+    experience = make_experience(logits, ADVANTAGES)
+
+    def reports(micro_batch_size: int) -> list[LossReport]:
+        policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
+        return learn(policy, experience, replace(settings, micro_batch_size=micro_batch_size), 2.0)
+
+    for whole, parts in zip(reports(6), reports(4), strict=True):
+        assert vars(parts) == pytest.approx(vars(whole), abs=1e-6)
+
+
+def test_update_policy_on_policy_report() -> None:
+    logits = make_logits()
+    (report,) = learn(
+        TablePolicy(logits), make_experience(logits, ADVANTAGES), SETTINGS, learning_rate=0.25
+    )
+    # Policy loss is minus the mean advantage, and advantages sum to 0.
+    assert report.policy == pytest.approx(0.0, abs=1e-7)
+    assert report.total == report.policy
+    assert report.ratio_mean == pytest.approx(1.0)
+    assert report.clip_fraction == 0.0
+    assert report.effective_sample_size == pytest.approx(1.0)
+    assert report.replay_gap == pytest.approx(0.0, abs=1e-6)
+    assert report.kl_behaviour == pytest.approx(0.0, abs=1e-9)
+    assert report.learning_rate == 0.25
+    assert report.grad_norm == pytest.approx(move_of(ADVANTAGES).norm().item(), rel=1e-5)
+    log_softmax = logits.log_softmax(-1)
+    entropy = -(log_softmax.exp() * log_softmax).sum(-1).mean().item()
+    assert report.entropy == pytest.approx(entropy, rel=1e-5)
+    sampled = make_experience(logits, ADVANTAGES).rollout.log_probs
+    assert report.log_prob == pytest.approx(sampled.mean().item(), rel=1e-5)
+    assert math.isnan(report.kl_reference)
+    assert not report.is_skipped
+
+
+def test_update_policy_replay_gap_is_that_before_the_first_step() -> None:
+    logits = make_logits()
+    experience = make_experience(logits, ADVANTAGES)
+    shifted = replace(experience.rollout, log_probs=experience.rollout.log_probs - 0.125)
+    reports = learn(
+        TablePolicy(logits),
+        replace(experience, rollout=shifted),
+        replace(SETTINGS, updates_per_rollout=3),
+    )
+    assert [report.replay_gap for report in reports] == pytest.approx([0.125] * 3, rel=1e-5)
+
+
+def test_update_policy_later_updates_stay_relative_to_the_sampling_policy() -> None:
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    reports = learn(
+        policy,
+        make_experience(logits, ADVANTAGES),
+        replace(SETTINGS, updates_per_rollout=12, clip_low=0.05, clip_high=0.05),
+        learning_rate=2.0,
+    )
+    assert reports[0].clip_fraction == 0.0
+    assert reports[-1].clip_fraction > 0.1
+    behaviour = [report.kl_behaviour for report in reports]
+    assert behaviour[0] < behaviour[1] < behaviour[3]
+    assert reports[-1].effective_sample_size < 1.0
+    assert reports[-1].policy < reports[1].policy < 0.0
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_update_policy_runs_the_reference_once_per_micro_batch(updates: int) -> None:
+    logits = make_logits()
+    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
+    settings = replace(SETTINGS, kl_coef=0.1, micro_batch_size=2, updates_per_rollout=updates)
+    reports = learn(policy, make_experience(logits, ADVANTAGES), settings)
+    assert policy.reference_calls == 3
+    assert all(report.kl_reference > 0 for report in reports)
+
+
+@pytest.mark.parametrize(
+    "settings", [SETTINGS, replace(SETTINGS, kl_coef=0.1, is_kl_in_reward=True)]
+)
+def test_update_policy_never_runs_a_reference_the_loss_does_not_use(
+    settings: UpdateSettings,
+) -> None:
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    (report,) = learn(policy, make_experience(logits, ADVANTAGES), settings)
+    assert policy.reference_calls == 0
+    assert report.kl == 0.0
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it(estimator: KlEstimator) -> None:
+    logits = make_logits()
+    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
+    settings = replace(SETTINGS, kl_coef=1.0, kl_estimator=estimator, updates_per_rollout=20)
+    reports = learn(policy, make_experience(logits, FLAT), settings, learning_rate=0.5)
+    kls = [report.kl_reference for report in reports]
+    assert min(kls) >= 0
+    assert kls[-1] < 0.5 * kls[0]
+
+
+def test_update_policy_clips_the_gradient_and_reports_its_norm_before() -> None:
+    free = move_of(ADVANTAGES)
+    settings = replace(SETTINGS, max_grad_norm=0.01)
+    clipped = move_of(ADVANTAGES, settings)
+    assert clipped.norm().item() == pytest.approx(0.01, rel=1e-3)
+    torch.testing.assert_close(clipped, free * (0.01 / free.norm()), atol=1e-6, rtol=1e-3)
+    logits = make_logits()
+    (report,) = learn(TablePolicy(logits), make_experience(logits, ADVANTAGES), settings)
+    assert report.grad_norm == pytest.approx(free.norm().item(), rel=1e-5)
+
+
+def warm_adam(policy: TablePolicy, experience: Experience) -> torch.optim.Optimizer:
+    """An optimizer with momentum from an earlier rollout, and weight decay."""
+    optimizer = torch.optim.AdamW([policy.logits], lr=0.1, weight_decay=0.1)
+    update_policy(policy, optimizer, ConstantRate(), experience, SETTINGS)
+    return optimizer
+
+
+def test_update_policy_with_equal_rewards_changes_no_weight_despite_momentum() -> None:
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    optimizer = warm_adam(policy, make_experience(logits, ADVANTAGES))
+    before = policy.logits.detach().clone()
+    assert not torch.equal(before, logits)
+    (report,) = update_policy(
+        policy, optimizer, ConstantRate(), make_experience(before, FLAT), SETTINGS
+    )
+    assert torch.equal(policy.logits.detach(), before)
+    assert report.grad_norm == 0.0
+    assert not report.is_skipped
+
+
+def test_update_policy_with_equal_rewards_still_follows_a_kl_term() -> None:
+    settings = replace(SETTINGS, kl_coef=0.1)
+    assert move_of(FLAT, settings).abs().max() > 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    optimizer = warm_adam(policy, make_experience(logits, ADVANTAGES))
+    before = policy.logits.detach().clone()
+    experience = make_experience(before, ADVANTAGES)
+    log_probs = experience.rollout.log_probs.clone()
+    log_probs[1, 2, 0] = -bad
+    broken = replace(experience, rollout=replace(experience.rollout, log_probs=log_probs))
+    (report,) = update_policy(policy, optimizer, ConstantRate(), broken, SETTINGS)
+    assert report.is_skipped
+    assert not (math.isfinite(report.total) and math.isfinite(report.grad_norm))
+    assert torch.equal(policy.logits.detach(), before)
+    assert policy.logits.grad is None
+
+    (report,) = update_policy(policy, optimizer, ConstantRate(), experience, SETTINGS)
+    assert not report.is_skipped
+    assert not torch.equal(policy.logits.detach(), before)
+    assert torch.isfinite(policy.logits).all()
+
+
+def test_update_policy_advances_the_schedule_when_no_step_is_taken() -> None:
+    policy = TablePolicy(make_logits())
+    optimizer = torch.optim.SGD([policy.logits], lr=1.0)
+    reports = update_policy(
+        policy,
+        optimizer,
+        HalvingRate(optimizer),
+        make_experience(make_logits(), FLAT),
+        replace(SETTINGS, updates_per_rollout=3),
+    )
+    assert [report.learning_rate for report in reports] == [1.0, 0.5, 0.25]
+
+
+def test_update_policy_accumulates_through_the_given_backward() -> None:
+    losses: list[float] = []
+
+    def backward(loss: Tensor) -> None:
+        losses.append(loss.item())
+        torch.autograd.backward(2.0 * loss)
+
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    optimizer = torch.optim.SGD([policy.logits], lr=1.0)
+    update_policy(
+        policy,
+        optimizer,
+        ConstantRate(),
+        make_experience(logits, ADVANTAGES),
+        replace(SETTINGS, micro_batch_size=3),
+        backward=backward,
+    )
+    # Both groups sum to 0, and each is one micro-batch.
+    assert losses == pytest.approx([0.0, 0.0], abs=1e-7)
+    torch.testing.assert_close(
+        policy.logits.detach() - logits, 2.0 * move_of(ADVANTAGES), atol=1e-6, rtol=1e-5
+    )

@@ -1,0 +1,45 @@
+"""Pictures that the reward tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import UInt8
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+Draw = Callable[[str], UInt8[Tensor, "3 128 128"]]
+
+
+@pytest.fixture(scope="session")
+def draw_word() -> Draw:
+    """Draws white letters on blue, one per 32 pixel cell, with a plain square below."""
+
+    def draw(word: str) -> UInt8[Tensor, "3 128 128"]:
+        image = Image.new("RGB", (128, 128), (30, 60, 180))
+        canvas = ImageDraw.Draw(image)
+        font = ImageFont.load_default(size=30)
+        for column, letter in enumerate(word):
+            place = (16 + 32 * column, 48)
+            canvas.text(place, letter, fill="white", font=font, anchor="mm", stroke_width=1)
+        canvas.rectangle((38, 70, 89, 121), fill="white")
+        return to_tensor(image)
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def lpips_pictures(assets_dir: Path) -> UInt8[Tensor, "3 3 64 64"]:
+    """The reference picture of the LPIPS authors and its two distortions, p0 and p1."""
+    folder = assets_dir / "images" / "lpips"
+    names = ("ex_ref.png", "ex_p0.png", "ex_p1.png")
+    return torch.stack([to_tensor(Image.open(folder / name).convert("RGB")) for name in names])
+
+
+def to_tensor(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
+    """Channels first."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

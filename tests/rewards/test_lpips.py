@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from rewards.lpips import LpipsReward, Network
+from rewards.types import Prompt, RewardError
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("network", "distances"), [("alex", (0.721881, 0.137566)), ("squeeze", (0.711048, 0.147902))]
+)
+def test_lpips_equals_the_reference_figures(
+    network: Network,
+    distances: tuple[float, float],
+    lpips_pictures: UInt8[Tensor, "3 3 H W"],
+    assets_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(assets_dir / "torch_home"))
+    reward = LpipsReward(network, pretrained=True, device=CPU)
+    reference, *distorted = lpips_pictures
+    prompts = [Prompt("ref", "a picture", target=reference)] * 2
+    scores = reward.score(prompts, torch.stack(distorted))
+    # p1 is the closer one, so it scores higher.
+    torch.testing.assert_close(scores, 1 - torch.tensor(distances), rtol=0, atol=1e-5)
+    single = reward.score(prompts[:1], lpips_pictures[2:])
+    torch.testing.assert_close(single, scores[1:], rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def untrained() -> LpipsReward:
+    return LpipsReward("alex", pretrained=False, device=CPU)
+
+
+def noise(seed: int) -> UInt8[Tensor, "3 64 64"]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (3, 64, 64), generator=generator).to(torch.uint8)
+
+
+def test_untrained_lpips_is_one_for_the_target_and_falls_with_distance(
+    untrained: LpipsReward,
+) -> None:
+    target = noise(0)
+    prompt = Prompt("a", "a", target=target)
+    slightly_other = target.clone()
+    slightly_other[:, :16] = noise(1)[:, :16]
+    scores = untrained.score([prompt] * 3, torch.stack([target, slightly_other, noise(1)]))
+    assert scores[0] == 1.0
+    assert scores[0] > scores[1] > scores[2]
+
+
+def test_untrained_lpips_is_the_same_in_every_process_and_leaves_the_global_generator(
+    untrained: LpipsReward, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = torch.get_rng_state()
+    torch.rand(3)  # another state than the one the fixture was built in
+    state = torch.get_rng_state()
+    with caplog.at_level(logging.WARNING):
+        again = LpipsReward("alex", pretrained=False, device=CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.set_rng_state(before)
+    prompts = [Prompt("a", "a", target=noise(0))]
+    assert torch.equal(
+        again.score(prompts, noise(1)[None]), untrained.score(prompts, noise(1)[None])
+    )
+    assert [record.getMessage()[:30] for record in caplog.records] == [
+        "lpips: untrained alex features"
+    ]
+
+
+def test_lpips_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    LpipsReward("squeeze", pretrained=False, device=CPU)
+    assert capfd.readouterr().out == ""
+
+
+def test_lpips_exposes_a_frozen_module(untrained: LpipsReward) -> None:
+    (module,) = untrained.modules()
+    assert not module.training
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_lpips_applies_to_prompts_with_a_target(untrained: LpipsReward) -> None:
+    assert untrained.applies_to(Prompt("a", "a", target=noise(0)))
+    assert not untrained.applies_to(Prompt("a", "a", text="A"))
+
+
+def test_lpips_offline_says_which_file_goes_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*arguments: Any, **options: Any) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", no_network)
+    with pytest.raises(RewardError, match="no network") as caught:
+        LpipsReward("vgg", pretrained=True, device=CPU)
+    assert str(tmp_path / "hub" / "checkpoints" / "vgg16-397923af.pth") in str(caught.value)
+    assert "lpips.pretrained=false" in str(caught.value)

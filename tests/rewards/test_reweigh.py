@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rewards.reweigh import advantage_shares, combine, contributions
+from rewards.types import RewardTable
+
+
+def make_table(
+    raw: list[list[list[float]]], weights: list[float], mask: list[list[bool]] | None = None
+) -> RewardTable:
+    """Raw scores by prompt, image and term."""
+    scores = torch.tensor(raw)
+    applicable = torch.ones(len(raw), len(weights), dtype=torch.bool)
+    return RewardTable(
+        names=tuple(f"term_{index}" for index in range(len(weights))),
+        raw=scores,
+        is_applicable=applicable if mask is None else torch.tensor(mask),
+        weights=torch.tensor(weights),
+    )
+
+
+def assert_equal(actual: Tensor, expected: object) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_combine_without_mask_is_exactly_the_weighted_sum() -> None:
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.rand(5, 8, 4, generator=generator)
+    weights = torch.tensor([0.4, 0.2, 0.3, 0.1])
+    table = RewardTable(("a", "b", "c", "d"), raw, torch.ones(5, 4, dtype=torch.bool), weights)
+    assert torch.equal(combine(table, mode="weighted_sum"), (raw * weights).sum(-1))
+
+
+def test_combine_gives_the_weight_of_masked_terms_to_the_others() -> None:
+    # Prompt 0: 0.5 * 0.8 + 0.5 * 0.2 = 0.5. Prompt 1 has the second term alone, of weight 0.5
+    # out of 1: 0.2 * 0.5 * (1 / 0.5) = 0.2; its first score is not read.
+    table = make_table([[[0.8, 0.2]], [[0.8, 0.2]]], [0.5, 0.5], [[True, True], [False, True]])
+    assert_equal(combine(table, mode="weighted_sum"), [[0.5], [0.2]])
+
+
+def test_combine_keeps_the_scale_under_negative_weights() -> None:
+    # |0.5| + |-0.25| = 0.75 in all; 0.25 applies to prompt 1: -0.25 * 0.4 * 3 = -0.3.
+    table = make_table([[[1.0, 0.4]], [[1.0, 0.4]]], [0.5, -0.25], [[True, True], [False, True]])
+    assert_equal(combine(table, mode="weighted_sum"), [[0.4], [-0.3]])
+
+
+def test_combine_gives_equal_pictures_equal_totals_whatever_applies() -> None:
+    mask = [[True, True, True], [False, True, True], [False, False, True]]
+    table = make_table([[[0.7] * 3]] * 3, [0.5, 0.3, 0.2], mask)
+    assert_equal(combine(table, mode="weighted_sum"), [[0.7], [0.7], [0.7]])
+
+
+def test_combine_normalised_standardises_each_term_in_its_group() -> None:
+    # Scores 0, 1, 2: mean 1, sample std 1 -> -1, 0, 1. Scores 0, 30, 0: mean 10, sample std
+    # sqrt((100 + 400 + 100) / 2) = 17.32 -> -0.577, 1.155, -0.577. Weights 1 and 2.
+    table = make_table([[[0.0, 0.0], [1.0, 30.0], [2.0, 0.0]]], [1.0, 2.0])
+    low, high = -10 / math.sqrt(300), 20 / math.sqrt(300)
+    expected = [[-1 + 2 * low, 2 * high, 1 + 2 * low]]
+    assert_equal(combine(table, mode="normalize_then_sum"), expected)
+
+
+def test_combine_normalised_leaves_masked_terms_out() -> None:
+    # Alone, the second term stands for all the weight: (1 + 3) / 3 * 3 * (-1, 0, 1).
+    scores = [[0.0, 5.0], [9.0, 6.0], [0.0, 7.0]]
+    table = make_table([scores], [1.0, 3.0], [[False, True]])
+    assert_equal(combine(table, mode="normalize_then_sum"), [[-4.0, 0.0, 4.0]])
+
+
+def test_combine_normalised_is_exactly_zero_for_flat_terms() -> None:
+    # 0.1 + 0.2 style noise of the last bit must not be blown up to unit variance.
+    table = make_table([[[0.3], [0.3 + 1e-8], [0.3]]], [1.0])
+    assert combine(table, mode="normalize_then_sum").tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_combine_normalised_divides_by_the_floor_where_the_spread_is_below_it() -> None:
+    # Sample std of -0.01, 0, 0.01 is 0.01, below the floor of 0.1.
+    table = make_table([[[0.49], [0.5], [0.51]]], [1.0])
+    totals = combine(table, mode="normalize_then_sum", std_floor=0.1)
+    torch.testing.assert_close(totals, torch.tensor([[-0.1, 0.0, 0.1]]), rtol=0, atol=1e-5)
+
+
+@given(
+    st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6),
+    st.floats(0.1, 10),
+    st.floats(-3, 3),
+)
+def test_combine_normalised_ignores_scale_and_offset_of_a_term(
+    scores: list[float], scale: float, offset: float
+) -> None:
+    if max(scores) - min(scores) < 0.1:
+        return
+    plain = make_table([[[score] for score in scores]], [1.0])
+    moved = make_table([[[scale * score + offset] for score in scores]], [1.0])
+    torch.testing.assert_close(
+        combine(moved, mode="normalize_then_sum"),
+        combine(plain, mode="normalize_then_sum"),
+        rtol=1e-3,
+        atol=1e-3,
+    )
+
+
+def test_combine_refuses_prompts_without_a_weighed_term() -> None:
+    table = make_table([[[0.1, 0.2]], [[0.1, 0.2]]], [1.0, 0.0], [[True, True], [False, True]])
+    with pytest.raises(ValueError, match="prompt row 1 has no total"):
+        combine(table, mode="weighted_sum")
+
+
+def test_combine_normalised_refuses_single_images_and_a_floor_of_zero() -> None:
+    with pytest.raises(ValueError, match="group size 1"):
+        combine(make_table([[[0.1]]], [1.0]), mode="normalize_then_sum")
+    with pytest.raises(ValueError, match="std_floor 0"):
+        combine(make_table([[[0.1], [0.2]]], [1.0]), mode="normalize_then_sum", std_floor=0.0)
+
+
+@pytest.mark.parametrize("mode", ["weighted_sum", "normalize_then_sum"])
+def test_contributions_add_up_to_the_total(mode: str) -> None:
+    raw = [[[0.0, 0.5], [1.0, 0.1]], [[0.2, 0.9], [0.3, 0.3]]]
+    table = make_table(raw, [0.7, 0.3], [[True, True], [True, False]])
+    parts = contributions(table, mode=mode)  # type: ignore[arg-type]
+    assert_equal(parts.sum(-1), combine(table, mode=mode).tolist())  # type: ignore[arg-type]
+    assert parts[1, :, 1].tolist() == [0.0, 0.0]
+
+
+def test_shares_of_independent_terms_are_their_variances() -> None:
+    # Contributions +-1 and +-2, uncorrelated: variances 1 and 4 of 5.
+    raw = [[[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]]
+    assert_equal(advantage_shares(make_table(raw, [1.0, 2.0]), mode="weighted_sum"), [0.2, 0.8])
+
+
+def test_shares_of_a_term_without_spread_are_zero() -> None:
+    raw = [[[0.5, 0.1], [0.5, 0.9]]]
+    assert_equal(advantage_shares(make_table(raw, [9.0, 0.1]), mode="weighted_sum"), [0.0, 1.0])
+
+
+def test_shares_are_negative_where_a_term_pulls_against_the_total() -> None:
+    # Contributions (0, 3) and (1, 0): total (1, 3), centred (-1, 1). Centred contributions
+    # (-1.5, 1.5) and (0.5, -0.5): covariances 1.5 and -0.5, variance 1.
+    raw = [[[0.0, 1.0], [3.0, 0.0]]]
+    assert_equal(advantage_shares(make_table(raw, [1.0, 1.0]), mode="weighted_sum"), [1.5, -0.5])
+
+
+def test_shares_are_averaged_over_groups_that_vary() -> None:
+    # Group 0 varies by the first term alone, group 1 by the second, group 2 not at all.
+    raw = [[[0.0, 0.5], [1.0, 0.5]], [[0.5, 0.0], [0.5, 0.1]], [[0.5, 0.5], [0.5, 0.5]]]
+    assert_equal(advantage_shares(make_table(raw, [1.0, 1.0]), mode="weighted_sum"), [0.5, 0.5])
+
+
+def test_shares_ignore_differences_between_groups() -> None:
+    raw = [[[0.0, 0.0], [0.0, 0.1]], [[9.0, 0.0], [9.0, 0.1]]]
+    assert_equal(advantage_shares(make_table(raw, [1.0, 1.0]), mode="weighted_sum"), [0.0, 1.0])
+
+
+def test_shares_are_zero_where_every_group_is_flat() -> None:
+    table = make_table([[[0.5, 0.1], [0.5, 0.1]]], [1.0, 1.0])
+    assert advantage_shares(table, mode="weighted_sum").tolist() == [0.0, 0.0]
+
+
+def test_shares_depend_on_the_mode() -> None:
+    # Uncorrelated terms of equal weight: standardised, each has half; summed, 1 of 101 and 100.
+    raw = [[[1.0, 10.0], [1.0, -10.0], [-1.0, 10.0], [-1.0, -10.0]]]
+    table = make_table(raw, [1.0, 1.0])
+    assert_equal(advantage_shares(table, mode="normalize_then_sum"), [0.5, 0.5])
+    assert_equal(advantage_shares(table, mode="weighted_sum"), [1 / 101, 100 / 101])

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glm_grpo.training.metrics import evaluation_metrics, step_metrics
+from glm_grpo.types import (
+    Advantages,
+    Evaluation,
+    Experience,
+    ImageBatch,
+    LossReport,
+    PromptBatch,
+    Rollout,
+)
+from rewards.types import Prompt, RewardTable
+
+PROMPTS = (Prompt("0", 'a sign "CAT"', text="CAT"), Prompt("1", "a field"))
+TIMES = {"rollout": 2.0, "decode": 1.0, "reward": 0.5, "update": 4.0, "step": 8.0}
+
+
+def make_table() -> RewardTable:
+    """Two prompts of two images; OCR applies to the first prompt alone."""
+    return RewardTable(
+        names=("lpips", "ocr"),
+        raw=torch.tensor([[[0.2, 1.0], [0.4, 0.5]], [[0.6, 0.0], [0.8, 0.0]]]),
+        is_applicable=torch.tensor([[True, True], [True, False]]),
+        weights=torch.tensor([0.5, 0.5]),
+    )
+
+
+def make_images() -> ImageBatch:
+    return ImageBatch(torch.zeros(2, 2, 3, 4, 4, dtype=torch.uint8), decode_seeds=(1, 2))
+
+
+def make_experience() -> Experience:
+    return Experience(
+        prompts=PromptBatch(PROMPTS, 2, 32, 32, seed=0, decode_seeds=(1, 2)),
+        rollout=Rollout(
+            token_ids=torch.zeros(2, 2, 5, dtype=torch.int64),
+            log_probs=torch.zeros(2, 2, 5),
+            is_kept=None,
+            policy_step=0,
+        ),
+        images=make_images(),
+        rewards=make_table(),
+        totals=torch.tensor([[1.0, 0.0], [0.5, 0.5]]),
+        advantages=Advantages(
+            torch.tensor([[1.0, -1.0], [0.0, 0.0]]), is_flat=torch.tensor([False, True])
+        ),
+    )
+
+
+def make_report(value: float) -> LossReport:
+    """Thirteen fields told apart by their tenths: value + 0, value + 10, ..."""
+    return LossReport(
+        total=value,
+        policy=value + 10,
+        kl=value + 20,
+        kl_reference=value + 30,
+        kl_behaviour=value + 40,
+        ratio_mean=value + 50,
+        clip_fraction=value + 60,
+        effective_sample_size=value + 70,
+        entropy=value + 80,
+        log_prob=value + 90,
+        replay_gap=value + 100,
+        grad_norm=value + 110,
+        learning_rate=value + 120,
+        is_skipped=False,
+    )
+
+
+def metrics_of(*reports: LossReport) -> dict[str, float]:
+    return step_metrics(make_experience(), reports, TIMES, 4096, combine="weighted_sum")
+
+
+def test_step_metrics_has_the_documented_names_and_no_others() -> None:
+    assert set(metrics_of(make_report(1.0))) == {
+        "reward/mean",
+        "reward/std",
+        "reward/lpips/mean",
+        "reward/lpips/std",
+        "reward/lpips/advantage_share",
+        "reward/ocr/mean",
+        "reward/ocr/std",
+        "reward/ocr/advantage_share",
+        "advantage/flat_fraction",
+        "loss/total",
+        "loss/policy",
+        "loss/kl",
+        "kl/reference",
+        "kl/behaviour",
+        "ratio/mean",
+        "ratio/clip_fraction",
+        "ratio/effective_sample_size",
+        "policy/entropy",
+        "policy/log_prob",
+        "policy/replay_gap",
+        "optim/grad_norm",
+        "optim/learning_rate",
+        "optim/skipped_updates",
+        "time/rollout",
+        "time/decode",
+        "time/reward",
+        "time/update",
+        "time/step",
+        "throughput/images_per_second",
+        "throughput/tokens_per_second",
+        "memory/peak_bytes",
+    }
+
+
+def test_step_metrics_of_rewards_are_those_worked_out_by_hand() -> None:
+    metrics = metrics_of(make_report(1.0))
+    expected = {
+        # Totals 1, 0, 0.5, 0.5: variance (0.25 + 0.25) / 4 = 1/8.
+        "reward/mean": 0.5,
+        "reward/std": math.sqrt(1 / 8),
+        # 0.2, 0.4, 0.6, 0.8: variance (0.09 + 0.01 + 0.01 + 0.09) / 4 = 0.05.
+        "reward/lpips/mean": 0.5,
+        "reward/lpips/std": math.sqrt(0.05),
+        # 1.0 and 0.5 of the first prompt; the zeros of the second do not count.
+        "reward/ocr/mean": 0.75,
+        "reward/ocr/std": 0.25,
+        # First prompt: half of lpips moves by +0.1, half of ocr by -0.25, the sum by -0.15, so the
+        # shares are -2/3 and 5/3. Second prompt: 1 and 0. On average 1/6 and 5/6.
+        "reward/lpips/advantage_share": 1 / 6,
+        "reward/ocr/advantage_share": 5 / 6,
+        "advantage/flat_fraction": 0.5,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_step_metrics_of_time_and_throughput() -> None:
+    metrics = metrics_of(make_report(1.0))
+    assert {metrics[f"time/{phase}"] for phase in TIMES} == set(TIMES.values())
+    # 4 images in a step of 8 s; 4 * 5 tokens in a rollout of 2 s.
+    assert metrics["throughput/images_per_second"] == 0.5
+    assert metrics["throughput/tokens_per_second"] == 10
+    assert metrics["memory/peak_bytes"] == 4096
+
+
+def test_step_metrics_averages_the_updates_of_a_step() -> None:
+    metrics = metrics_of(make_report(1.0), make_report(4.0))
+    names = (
+        "loss/total",
+        "loss/policy",
+        "loss/kl",
+        "kl/reference",
+        "kl/behaviour",
+        "ratio/mean",
+        "ratio/clip_fraction",
+        "ratio/effective_sample_size",
+        "policy/entropy",
+        "policy/log_prob",
+    )
+    assert [metrics[name] for name in names] == [2.5 + 10 * index for index in range(10)]
+    assert metrics["optim/grad_norm"] == 112.5
+    # Of the first update, when the policy is still the one that sampled.
+    assert metrics["policy/replay_gap"] == 101
+    # Of the last: what the next step starts from.
+    assert metrics["optim/learning_rate"] == 124
+
+
+def test_step_metrics_leaves_skipped_updates_out_and_counts_them() -> None:
+    skipped = replace(make_report(math.nan), replay_gap=0.5, learning_rate=7.0, is_skipped=True)
+    metrics = metrics_of(skipped, make_report(3.0), skipped)
+    assert metrics["loss/total"] == 3
+    assert metrics["optim/grad_norm"] == 113
+    assert metrics["policy/replay_gap"] == 0.5
+    assert metrics["optim/learning_rate"] == 7
+    assert metrics["optim/skipped_updates"] == 2
+
+
+def test_step_metrics_has_no_loss_when_every_update_was_skipped() -> None:
+    metrics = metrics_of(replace(make_report(1.0), is_skipped=True))
+    assert math.isnan(metrics["loss/total"])
+    assert metrics["optim/skipped_updates"] == 1
+
+
+def test_step_metrics_has_no_mean_of_a_term_that_applied_nowhere() -> None:
+    table = replace(make_table(), is_applicable=torch.tensor([[True, False], [True, False]]))
+    experience = replace(make_experience(), rewards=table)
+    metrics = step_metrics(experience, [make_report(1.0)], TIMES, 0, combine="weighted_sum")
+    assert math.isnan(metrics["reward/ocr/mean"])
+    assert math.isnan(metrics["reward/ocr/std"])
+    assert metrics["reward/ocr/advantage_share"] == 0
+
+
+def test_step_metrics_shares_follow_the_way_terms_are_combined() -> None:
+    # Standardised, both terms of the first prompt move by as much, against each other: its total
+    # is flat. The second prompt has lpips alone.
+    metrics = step_metrics(
+        make_experience(), [make_report(1.0)], TIMES, 0, combine="normalize_then_sum"
+    )
+    assert metrics["reward/lpips/advantage_share"] == pytest.approx(1.0)
+    assert metrics["reward/ocr/advantage_share"] == pytest.approx(0.0)
+
+
+def make_evaluation(table: RewardTable) -> Evaluation:
+    totals = torch.tensor([[0.5, 0.25], [1.0, 0.25]])
+    return Evaluation(3, PROMPTS, make_images(), table, totals, recognised=None)
+
+
+def test_evaluation_metrics_are_those_worked_out_by_hand() -> None:
+    expected = {
+        "eval/total": 0.5,  # (0.5 + 0.25 + 1 + 0.25) / 4
+        "eval/lpips": 0.5,
+        "eval/ocr": 0.75,  # of the first prompt alone
+        "eval/ocr_exact": 0.5,  # one of its two images
+    }
+    assert evaluation_metrics(make_evaluation(make_table())) == pytest.approx(expected)
+
+
+def test_evaluation_metrics_without_ocr_has_no_exact_share() -> None:
+    table = make_table()
+    only_lpips = RewardTable(
+        ("lpips",), table.raw[:, :, :1], table.is_applicable[:, :1], table.weights[:1]
+    )
+    assert set(evaluation_metrics(make_evaluation(only_lpips))) == {"eval/total", "eval/lpips"}

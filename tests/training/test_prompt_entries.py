@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from diffusers import GlmImagePipeline
+
+from glm_grpo.errors import DataError
+from glm_grpo.training.prompt_entries import find_quoted_text, make_entry
+from glm_grpo.training.prompt_files import Row
+
+FOLDER = Path("/data/set")
+
+
+def row(**fields: object) -> Row:
+    return Row("list, line 7", fields, FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("a sign", None),
+        ('a sign that says "STOP"', "STOP"),
+        ("a sign that says 'STOP'", "STOP"),
+        ("a sign that says \u201cSTOP\u201d", "STOP"),
+        ("a sign that says \u300cSTOP\u300d", "STOP"),
+        ('"UP" over "DOWN"', "UP DOWN"),
+        # By kind of mark first, as the pipeline does, then by place.
+        ("\"C\" \u201cB\u201d 'A' \u300cD\u300d", "A B C D"),
+        ('empty "" and blank " "', None),
+        ('unclosed "STOP', None),
+        ("a dog's bowl, a cat's bowl", "s bowl, a cat"),
+        ('" padded "', "padded"),
+    ],
+)
+def test_find_quoted_text_reads_every_kind_of_mark(prompt: str, text: str | None) -> None:
+    assert find_quoted_text(prompt) == text
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "plain",
+        '"C" \u201cB\u201d \'A\' \u300cD\u300d "E"',
+        "a dog's \"WORD\" isn't",
+        "\u201cnested \u201cinner\u201d outer\u201d \u300ca\u300cb\u300d",
+    ],
+)
+def test_find_quoted_text_is_the_rule_of_the_stock_pipeline(prompt: str) -> None:
+    (glyphs,) = GlmImagePipeline.get_glyph_texts(None, prompt)
+    assert find_quoted_text(prompt) == (" ".join(glyph.strip() for glyph in glyphs) or None)
+
+
+def test_make_entry_fills_what_a_row_leaves_out() -> None:
+    entry = make_entry(row(prompt='  a sign "UP" \n', category="signs"), 12)
+    assert (entry.prompt_id, entry.prompt, entry.text) == ("00012", 'a sign "UP"', "UP")
+    assert entry.target is None
+    assert entry.origin == "list, line 7"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("DOWN", "DOWN"), (None, "UP"), ("", None), ("  ", None)]
+)
+def test_make_entry_takes_the_text_field_over_the_quotation(
+    text: str | None, expected: str | None
+) -> None:
+    assert make_entry(row(prompt='a sign "UP"', text=text), 0).text == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("sign-1", "sign-1"), (17, "17"), (" a b ", "a b"), ("", "00003"), (None, "00003")],
+)
+def test_make_entry_names_the_prompt(given: object, expected: str) -> None:
+    assert make_entry(row(prompt="x", id=given), 3).prompt_id == expected
+
+
+@pytest.mark.parametrize("field", ["target", "target_image", "file_name"])
+def test_make_entry_finds_the_picture_in_the_folder_of_the_file(field: str) -> None:
+    entry = make_entry(row(prompt="x", **{field: "pictures/../a b.png"}), 0)
+    assert entry.target == FOLDER / "a b.png"
+
+
+def test_make_entry_takes_absolute_paths_inside_the_folder() -> None:
+    assert make_entry(row(prompt="x", target="/data/set/a.png"), 0).target == FOLDER / "a.png"
+
+
+def test_make_entry_resolves_relative_folders_before_it_compares() -> None:
+    inside = make_entry(Row("here", {"prompt": "x", "target": "a.png"}, Path(".")), 0)
+    assert inside.target == Path.cwd() / "a.png"
+    with pytest.raises(DataError, match="outside"):
+        make_entry(Row("here", {"prompt": "x", "target": "../a.png"}, Path(".")), 0)
+
+
+def test_make_entry_takes_embedded_pictures() -> None:
+    assert make_entry(row(prompt="x", image={"bytes": b"abc", "path": None}), 0).target == b"abc"
+    by_path = {"bytes": None, "path": "a.png"}
+    assert make_entry(row(prompt="x", target=by_path), 0).target == FOLDER / "a.png"
+
+
+def test_make_entry_leaves_an_image_column_of_addresses_alone() -> None:
+    assert make_entry(row(prompt="x", image="https://example.org/a.png"), 0).target is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "'prompt' is missing or blank"),
+        ({"prompt": None}, "'prompt' is missing or blank"),
+        ({"prompt": " \t"}, "'prompt' is missing or blank"),
+        ({"prompt": 5}, "'prompt' is 5; it must be text"),
+        ({"prompt": "x", "text": ["UP"]}, "'text' is .*; it must be text"),
+        ({"prompt": "a\0b"}, "null character"),
+        ({"prompt": "a\ud800b"}, "surrogate"),
+        ({"prompt": "x", "id": 1.5}, "'id' is 1.5"),
+        ({"prompt": "x", "id": True}, "'id' is True"),
+        ({"prompt": "x", "id": "../x"}, "names files of the run"),
+        ({"prompt": "x", "id": "a\\b"}, "names files of the run"),
+        ({"prompt": "x", "id": ".."}, "names files of the run"),
+        ({"prompt": "x", "id": "a\nb"}, "names files of the run"),
+        ({"prompt": "x", "id": "i" * 101}, "at most 100"),
+        ({"prompt": "x", "target": "../a.png"}, "'target' is '../a.png', outside /data/set"),
+        ({"prompt": "x", "target": "b/../../a.png"}, "outside /data/set"),
+        ({"prompt": "x", "target": "/etc/passwd"}, "outside /data/set"),
+        ({"prompt": "x", "target": "/data/set2/a.png"}, "outside /data/set"),
+        ({"prompt": "x", "target": "a.png", "file_name": "b.png"}, "target and file_name both"),
+        ({"prompt": "x", "target": 3}, "it must be the path of a picture"),
+        ({"prompt": "x", "target": "a\0.png"}, "it must be the path of a picture"),
+        ({"prompt": "x", "image": {"bytes": None, "path": None}}, "must be the path of a picture"),
+    ],
+)
+def test_make_entry_refuses_what_it_cannot_use(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(DataError, match=f"^list, line 7: .*{named}"):
+        make_entry(row(**fields), 0)

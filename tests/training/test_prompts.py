@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from glm_grpo.errors import DataError
+from glm_grpo.training.prompts import (
+    PromptSet,
+    batch_for_step,
+    evaluation_batches,
+    load_prompts,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, colour in (("red.png", (255, 0, 0)), ("blue.png", (0, 0, 255))):
+        Image.new("RGB", (40, 40), colour).save(tmp_path / name)
+    return tmp_path
+
+
+def write_rows(folder: Path, *rows: dict[str, object]) -> str:
+    path = folder / "metadata.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def numbered_set(tmp_path: Path, count: int) -> PromptSet:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(f"prompt {number}" for number in range(count)))
+    return load_prompts(str(path), height=32, width=64)
+
+
+def ids_of_steps(prompt_set: PromptSet, steps: range, per_step: int, seed: int = 0) -> list[str]:
+    return [
+        prompt.prompt_id
+        for step in steps
+        for prompt in batch_for_step(
+            prompt_set, step=step, seed=seed, prompts_per_step=per_step, group_size=2
+        ).prompts
+    ]
+
+
+def test_load_prompts_gives_prompts_with_pictures_at_the_size_of_the_rollout(folder: Path) -> None:
+    path = write_rows(
+        folder,
+        {"prompt": 'a red sign "UP"', "file_name": "red.png"},
+        {"prompt": "no picture", "id": "bare"},
+        {"prompt": "a blue one", "file_name": "blue.png", "text": "DOWN"},
+    )
+    prompt_set = load_prompts(path, height=32, width=64)
+    assert len(prompt_set) == 3
+    first, second, third = (prompt_set[index] for index in range(3))
+    assert (first.prompt_id, first.prompt, first.text) == ("00000", 'a red sign "UP"', "UP")
+    assert first.target is not None
+    assert first.target.dtype == torch.uint8
+    assert first.target.shape == (3, 32, 64)
+    assert first.target.float().mean((1, 2)).tolist() == [255.0, 0.0, 0.0]
+    assert (second.prompt_id, second.text, second.target) == ("bare", None, None)
+    assert (third.prompt_id, third.text) == ("00002", "DOWN")
+
+
+def test_load_prompts_reads_a_real_image_folder(assets_dir: Path) -> None:
+    prompt_set = load_prompts(str(assets_dir / "images" / "photos"), height=64, width=64)
+    cans = [prompt_set[index] for index in (2, 3)]
+    assert [can.text for can in cans] == ["TRANSATLANTIC IPA"] * 2
+    assert all(can.target is not None and can.target.shape == (3, 64, 64) for can in cans)
+
+
+def test_load_prompts_reads_numbered_pictures(folder: Path) -> None:
+    (folder / "target_images").mkdir()
+    (folder / "red.png").rename(folder / "target_images" / "0.png")
+    (folder / "blue.png").rename(folder / "target_images" / "1.png")
+    (folder / "prompts.txt").write_text("red\nblue\n")
+    prompt_set = load_prompts(str(folder), height=32, width=32)
+    for index, channel in ((0, 0), (1, 2)):
+        target = prompt_set[index].target
+        assert target is not None
+        assert target[channel].min() == 255
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([{"prompt": "x", "id": "a"}, {"prompt": "y", "id": "a"}], "line 2: id 'a' is that of"),
+        ([{"prompt": "x", "id": "00001"}, {"prompt": "y"}], "line 2: id '00001' is that of"),
+        ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}], "line 2: id '1' is that of"),
+        ([{"prompt": "x"}, {"prompt": "y", "file_name": "no.png"}], r"line 2: .*no\.png does not"),
+        ([{"prompt": "x", "file_name": "torn.png"}], r"line 1: .*torn\.png cannot be used"),
+        ([{"prompt": "x"}, {"prompt": " "}], "line 2: 'prompt' is missing or blank"),
+    ],
+)
+def test_load_prompts_names_the_line_of_what_it_refuses(
+    folder: Path, rows: list[dict[str, object]], named: str
+) -> None:
+    (folder / "torn.png").write_bytes((folder / "red.png").read_bytes()[:60])
+    with pytest.raises(DataError, match=named):
+        load_prompts(write_rows(folder, *rows), height=32, width=32)
+
+
+def test_a_picture_that_vanishes_after_loading_is_an_error_of_its_prompt(folder: Path) -> None:
+    prompt_set = load_prompts(
+        write_rows(folder, {"prompt": "x", "file_name": "red.png"}), height=32, width=32
+    )
+    (folder / "red.png").unlink()
+    with pytest.raises(DataError, match=r"line 1: picture .*red\.png does not exist"):
+        prompt_set[0]
+
+
+def test_batch_for_step_carries_size_group_and_seeds(tmp_path: Path) -> None:
+    batch = batch_for_step(
+        numbered_set(tmp_path, 5), step=3, seed=7, prompts_per_step=2, group_size=4
+    )
+    assert (batch.group_size, batch.height, batch.width) == (4, 32, 64)
+    assert len(batch.prompts) == len(batch.decode_seeds) == 2
+    assert len({batch.seed, *batch.decode_seeds}) == 3
+
+
+def test_batch_for_step_is_a_pure_function_of_seed_and_step(tmp_path: Path) -> None:
+    def batch(step: int, seed: int) -> tuple[object, ...]:
+        made = batch_for_step(
+            numbered_set(tmp_path, 50), step=step, seed=seed, prompts_per_step=4, group_size=2
+        )
+        return tuple(prompt.prompt_id for prompt in made.prompts), made.seed, made.decode_seeds
+
+    torch.manual_seed(1)
+    first = batch(11, seed=0)
+    torch.manual_seed(2)
+    assert batch(11, seed=0) == first
+    for other in (batch(12, seed=0), batch(11, seed=1)):
+        assert all(here != there for here, there in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("count", "per_step"), [(8, 4), (7, 3), (9, 8), (5, 5), (10, 1), (64, 48), (3, 2)]
+)
+def test_batch_for_step_deals_every_prompt_once_an_epoch_and_differs_within_a_batch(
+    tmp_path: Path, count: int, per_step: int
+) -> None:
+    prompt_set = numbered_set(tmp_path, count)
+    epochs = 6
+    steps = range(-(-epochs * count // per_step))
+    dealt = ids_of_steps(prompt_set, steps, per_step)
+    everything = {f"{number:05d}" for number in range(count)}
+    for epoch in range(epochs):
+        assert set(dealt[epoch * count : (epoch + 1) * count]) == everything
+    for step in steps:
+        batch = dealt[step * per_step : (step + 1) * per_step]
+        assert len(set(batch)) == per_step
+
+
+def test_batch_for_step_shuffles_each_epoch_anew_and_without_favour(tmp_path: Path) -> None:
+    prompt_set = numbered_set(tmp_path, 6)
+    dealt = ids_of_steps(prompt_set, range(600), per_step=3)
+    epochs = [tuple(dealt[start : start + 6]) for start in range(0, len(dealt), 6)]
+    assert len(set(epochs)) > 200
+    # Each of 6 prompts comes first in about 300 / 6 = 50 epochs (standard deviation 6.5).
+    firsts = Counter(epoch[0] for epoch in epochs)
+    assert len(firsts) == 6
+    assert all(20 < count < 80 for count in firsts.values())
+
+
+def test_batch_for_step_refuses_more_prompts_than_there_are(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"prompts_per_step 4: .*prompts\.txt holds only 3"):
+        batch_for_step(numbered_set(tmp_path, 3), step=0, seed=0, prompts_per_step=4, group_size=2)
+
+
+def test_evaluation_batches_hold_all_prompts_in_order(tmp_path: Path) -> None:
+    batches = evaluation_batches(
+        numbered_set(tmp_path, 5), prompts_per_batch=2, samples_per_prompt=3, seed=0
+    )
+    assert [[prompt.prompt_id for prompt in batch.prompts] for batch in batches] == [
+        ["00000", "00001"],
+        ["00002", "00003"],
+        ["00004"],
+    ]
+    assert {(batch.group_size, batch.height, batch.width) for batch in batches} == {(3, 32, 64)}
+
+
+def test_evaluation_seeds_do_not_depend_on_how_prompts_are_batched(tmp_path: Path) -> None:
+    prompt_set = numbered_set(tmp_path, 5)
+
+    def seeds(per_batch: int, seed: int) -> tuple[set[int], list[int]]:
+        batches = evaluation_batches(
+            prompt_set, prompts_per_batch=per_batch, samples_per_prompt=2, seed=seed
+        )
+        decode_seeds = [value for batch in batches for value in batch.decode_seeds]
+        return {batch.seed for batch in batches}, decode_seeds
+
+    assert seeds(2, seed=0) == seeds(5, seed=0)
+    sampling, decoding = seeds(2, seed=0)
+    assert len(sampling) == 1
+    assert len(set(decoding)) == 5
+    other_sampling, other_decoding = seeds(2, seed=1)
+    assert sampling.isdisjoint(other_sampling)
+    assert set(decoding).isdisjoint(other_decoding)

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.report.gallery import write_gallery
+from glm_grpo.storage import RunFolder
+from glm_grpo.tables import read_evaluation, read_metrics, read_table, read_weighing
+from glm_grpo.training.recorder import Recorder
+from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
+from rewards.reweigh import combine
+from rewards.types import Prompt, RewardTable
+
+CONFIG = {"train": {"seed": 1, "resume": None}, "trackers": ["tensorboard"], "offload": True}
+HOSTILE = '<script>alert("x")</script>/../ 🙂'
+
+
+def make_recorder(path: Path, *trackers: str) -> Recorder:
+    return Recorder(RunFolder(path), trackers=trackers, config=CONFIG, combine="weighted_sum")
+
+
+def make_prompts() -> tuple[Prompt, ...]:
+    target = torch.arange(3 * 4 * 4, dtype=torch.uint8).reshape(3, 4, 4)
+    return (Prompt("plain", "a red sign", text="CAT", target=target), Prompt(HOSTILE, HOSTILE))
+
+
+def make_table() -> RewardTable:
+    return RewardTable(
+        names=("lpips", "aesthetic"),
+        raw=torch.tensor([[[0.25, 0.5], [0.75, 0.5]], [[0.0, 1.0], [0.0, 0.125]]]),
+        is_applicable=torch.tensor([[True, True], [False, True]]),
+        weights=torch.tensor([0.5, 0.25]),
+    )
+
+
+def make_images() -> ImageBatch:
+    pixels = torch.arange(2 * 2 * 3 * 4 * 4).reshape(2, 2, 3, 4, 4).to(torch.uint8)
+    return ImageBatch(pixels, decode_seeds=(2**63 - 1, 7))
+
+
+def make_experience() -> Experience:
+    table = make_table()
+    return Experience(
+        prompts=PromptBatch(make_prompts(), 2, 32, 32, seed=0, decode_seeds=(2**63 - 1, 7)),
+        rollout=Rollout(
+            token_ids=torch.arange(12).reshape(2, 2, 3),
+            log_probs=-torch.arange(12.0).reshape(2, 2, 3),
+            is_kept=None,
+            policy_step=4,
+        ),
+        images=make_images(),
+        rewards=table,
+        totals=combine(table, mode="weighted_sum"),
+        advantages=Advantages(
+            torch.tensor([[-1.0, 1.0], [0.0, 0.0]]), is_flat=torch.tensor([False, True])
+        ),
+    )
+
+
+def make_evaluation(step: int) -> Evaluation:
+    return Evaluation(
+        step=step,
+        prompts=make_prompts(),
+        images=make_images(),
+        rewards=make_table(),
+        totals=torch.tensor([[0.1, 0.2], [0.3, 0.4]]),
+        recognised=(("CAT", ""), ("x", "y")),
+    )
+
+
+def all_files(path: Path) -> list[str]:
+    return sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
+
+
+def test_record_step_writes_one_json_object_a_line(tmp_path: Path) -> None:
+    recorder = make_recorder(tmp_path)
+    recorder.record_step(1, {"reward/mean": 0.1, "loss/total": math.nan})
+    recorder.record_step(2, {"reward/mean": -math.inf, "loss/total": 1e-300})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert lines == [
+        '{"step": 1, "reward/mean": 0.1, "loss/total": null}',
+        '{"step": 2, "reward/mean": null, "loss/total": 1e-300}',
+    ]
+    assert read_metrics(RunFolder(tmp_path)) == [json.loads(line) for line in lines]
+
+
+def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> None:
+    make_recorder(tmp_path).record_rollout(make_experience(), 10)
+    table = read_table(RunFolder(tmp_path).rollout_path(10))
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "step": "int32",
+        "prompt_id": "string",
+        "prompt": "string",
+        "sample": "int32",
+        "decode_seed": "int64",
+        "token_ids": "list<element: int32>",
+        "log_probs": "list<element: float>",
+        "raw/lpips": "float",
+        "raw/aesthetic": "float",
+        "total": "float",
+        "advantage": "float",
+        "is_flat": "bool",
+        "image": "string",
+    }
+    columns = table.to_pydict()
+    images = columns.pop("image")
+    assert columns == {
+        "step": [10] * 4,
+        "prompt_id": ["plain", "plain", HOSTILE, HOSTILE],
+        "prompt": ["a red sign", "a red sign", HOSTILE, HOSTILE],
+        "sample": [0, 1, 0, 1],
+        "decode_seed": [2**63 - 1, 2**63 - 1, 7, 7],
+        "token_ids": [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]],
+        "log_probs": [[0, -1, -2], [-3, -4, -5], [-6, -7, -8], [-9, -10, -11]],
+        "raw/lpips": [0.25, 0.75, None, None],
+        "raw/aesthetic": [0.5, 0.5, 1.0, 0.125],
+        # 0.5 * 0.25 + 0.25 * 0.5 and so on; alone, aesthetic takes over the weight of lpips.
+        "total": [0.25, 0.5, 0.75, 0.09375],
+        "advantage": [-1, 1, 0, 0],
+        "is_flat": [False, False, True, True],
+    }
+    assert images[:2] == ["images/step-000010/plain-0.png", "images/step-000010/plain-1.png"]
+
+
+def test_record_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:
+    experience = make_experience()
+    make_recorder(tmp_path).record_rollout(experience, 10)
+    paths = read_table(RunFolder(tmp_path).rollout_path(10))["image"].to_pylist()
+    for path, pixels in zip(paths, experience.images.pixels.flatten(0, 1), strict=True):
+        stored = np.asarray(Image.open(tmp_path / path))
+        assert stored.tolist() == pixels.permute(1, 2, 0).tolist()
+    assert len(set(paths)) == 4
+
+
+def test_record_rollout_lets_the_totals_be_computed_again(tmp_path: Path) -> None:
+    experience = make_experience()
+    make_recorder(tmp_path).record_rollout(experience, 10)
+    table = read_table(RunFolder(tmp_path).rollout_path(10))
+    weighing = read_weighing(table)
+    assert weighing.weights == {"lpips": 0.5, "aesthetic": 0.25}
+    columns = [table[f"raw/{name}"].to_pylist() for name in weighing.weights]
+    raw = torch.tensor([[score or 0.0 for score in column] for column in columns])
+    applies = torch.tensor([[score is not None for score in column] for column in columns])
+    again = RewardTable(
+        names=tuple(weighing.weights),
+        raw=raw.T.reshape(2, 2, 2),
+        is_applicable=applies.T.reshape(2, 2, 2)[:, 0],
+        weights=torch.tensor(list(weighing.weights.values())),
+    )
+    totals = combine(again, mode=weighing.combine)
+    assert totals.flatten().tolist() == table["total"].to_pylist()
+
+
+def test_record_rollout_leaves_no_table_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(StorageError, match="No space left on device"):
+        make_recorder(tmp_path).record_rollout(make_experience(), 10)
+    assert all_files(tmp_path) == []
+
+
+def test_record_evaluation_stores_scores_text_and_targets(tmp_path: Path) -> None:
+    make_recorder(tmp_path).record_evaluation(make_evaluation(5))
+    table = read_evaluation(RunFolder(tmp_path), 5)
+    columns = table.to_pydict()
+    assert columns["text"] == ["CAT", "CAT", None, None]
+    assert columns["recognised"] == ["CAT", "", "x", "y"]
+    assert columns["raw/lpips"] == [0.25, 0.75, None, None]
+    assert columns["total"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert columns["target"] == ["images/targets/plain.png"] * 2 + [None] * 2
+    assert columns["image"][0] == "images/eval-000005/plain-0.png"
+    target = np.asarray(Image.open(tmp_path / "images/targets/plain.png"))
+    # Pixel (row 1, column 2) of the three planes of 16 values each.
+    assert target[1, 2].tolist() == [6, 22, 38]
+
+
+def test_record_evaluation_is_what_the_gallery_reads(tmp_path: Path) -> None:
+    recorder = make_recorder(tmp_path)
+    recorder.record_evaluation(make_evaluation(0))
+    recorder.record_evaluation(make_evaluation(5))
+    page = write_gallery(RunFolder(tmp_path), ()).read_text()
+    links = set(re.findall(r'src="\.\./([^"]*)"', page))
+    stored = {name for name in all_files(tmp_path) if name.endswith(".png")}
+    assert links == stored
+    assert len(stored) == 2 * 4 + 1
+
+
+def test_record_evaluation_without_ocr_has_read_nothing(tmp_path: Path) -> None:
+    make_recorder(tmp_path).record_evaluation(replace(make_evaluation(5), recognised=None))
+    recognised = read_evaluation(RunFolder(tmp_path), 5)["recognised"]
+    assert recognised.to_pylist() == [None] * 4
+    assert str(recognised.type) == "string"
+
+
+def record_steps(recorder: Recorder, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        recorder.record_step(step, {"reward/mean": step / 7, "loss/total": math.nan})
+        recorder.record_rollout(make_experience(), step)
+        recorder.record_evaluation(make_evaluation(step))
+
+
+def test_truncate_after_makes_a_resumed_run_equal_to_an_uninterrupted_one(tmp_path: Path) -> None:
+    record_steps(make_recorder(tmp_path / "whole"), 1, 3)
+    killed = make_recorder(tmp_path / "resumed")
+    record_steps(killed, 1, 3)
+    # Killed while it wrote step 4.
+    with (tmp_path / "resumed" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rewa')
+    (tmp_path / "resumed" / "rollouts" / ".step-000004.parquet.9.tmp").write_bytes(b"PAR1")
+    (tmp_path / "resumed" / "images" / ".step-000004.9.tmp").mkdir()
+
+    resumed = make_recorder(tmp_path / "resumed")
+    resumed.truncate_after(1)
+    assert all_files(tmp_path / "resumed" / "rollouts") == ["step-000001.parquet"]
+    assert all_files(tmp_path / "resumed" / "evaluations") == ["step-000001.parquet"]
+    images = {path.name for path in (tmp_path / "resumed" / "images").iterdir()}
+    assert images == {"step-000001", "eval-000001", "targets"}
+
+    record_steps(resumed, 2, 3)
+    assert all_files(tmp_path / "resumed") == all_files(tmp_path / "whole")
+    for name in all_files(tmp_path / "whole"):
+        assert (tmp_path / "resumed" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes()
+
+
+def test_truncate_after_takes_a_folder_without_records(tmp_path: Path) -> None:
+    make_recorder(tmp_path).truncate_after(0)
+    assert all_files(tmp_path) == []
+
+
+def test_read_metrics_refuses_a_damaged_line_that_is_not_the_last(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(StorageError, match=r"Line 2 of .*metrics\.jsonl is '\{\"st'"):
+        read_metrics(RunFolder(tmp_path))
+
+
+def test_tensorboard_receives_finite_values_and_a_resumed_run_overwrites(tmp_path: Path) -> None:
+    recorder = make_recorder(tmp_path, "tensorboard")
+    for step in (1, 2, 3):
+        recorder.record_step(step, {"reward/mean": float(step), "loss/total": math.nan})
+    recorder.close()
+    resumed = make_recorder(tmp_path, "tensorboard")
+    resumed.truncate_after(1)
+    resumed.record_step(2, {"reward/mean": 20.0})
+    resumed.close()
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["reward/mean"]
+    scalars = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert scalars == [(1, 1.0), (2, 20.0)]
+
+
+class BrokenTracker(GeneralTracker):  # type: ignore[misc]
+    name = "broken"
+    requires_logging_directory = False
+    tracker = None
+
+    def __init__(self, project: str) -> None:
+        super().__init__()
+        self.configs: list[dict[str, Any]] = []
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.configs.append(values)
+        assert values["train.seed"] == 1
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        raise ConnectionError("unreachable")
+
+
+class UnstartableTracker(BrokenTracker):
+    name = "unstartable"
+
+    def start(self) -> None:
+        raise ModuleNotFoundError("no such package")
+
+
+@pytest.mark.parametrize(
+    ("tracker", "reason"),
+    [
+        (BrokenTracker, "ConnectionError: unreachable"),
+        (UnstartableTracker, "ModuleNotFoundError: no such package"),
+    ],
+)
+def test_a_failing_tracker_warns_once_and_stops_nothing(
+    tracker: type[BrokenTracker],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, tracker.name, tracker)
+    recorder = make_recorder(tmp_path, tracker.name)
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2):
+            recorder.record_step(step, {"reward/mean": 0.5})
+        recorder.close()
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert reason in warnings[0]
+    assert len(read_metrics(RunFolder(tmp_path))) == 2
+
+
+def test_recorder_refuses_an_unknown_tracker_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'tensorbord' is unknown\. Choose from .*tensorboard"):
+        make_recorder(tmp_path, "tensorbord")
