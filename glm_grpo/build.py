@@ -9,7 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
+import diffusers
 import torch
+import transformers
 from accelerate import Accelerator
 from diffusers import GlmImagePipeline
 from rich.console import Console
@@ -30,7 +32,7 @@ from glm_grpo.report.summary import SummaryRow
 from glm_grpo.seeds import derive_seed
 from glm_grpo.storage import storage_errors
 from glm_grpo.tiny.prompts import tiny_prompts
-from glm_grpo.training.checkpoint import Checkpoint
+from glm_grpo.training.checkpoint import Checkpoint, forget_checkpoints_after
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import CollectSettings, Stage, collect
 from glm_grpo.training.evaluate import compare_evaluations, evaluate
@@ -70,11 +72,15 @@ def run_training(config: Config) -> int:
         )
     prompts = build_prompts(config)
     opened = open_run(config)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        # Their bars redraw a line with control characters; a log has none.
+        diffusers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()
     stage = build_stage(config, accelerator.device, needs_reference=config.loss.kl_coef > 0)
     for prompt_set in (prompts.training, prompts.held_out):
         stage.scorer.check_prompts(prompt_set[index] for index in range(len(prompt_set)))
-    console = Console(stderr=True)
-    trainer = _build_trainer(config, stage, prompts, opened, accelerator, console)
+    trainer = build_trainer(config, stage, prompts, opened, accelerator, console)
     summary = trainer.run()
     if summary is None:
         console.print(
@@ -151,7 +157,9 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
         StorageError: The folder is not empty, or cannot be written.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise StorageError(f"{directory} is not an empty folder; nothing is overwritten; name another")
+        raise StorageError(
+            f"{directory} is not an empty folder; nothing is overwritten; name another"
+        )
     found = find_checkpoint(run)
     config = found.config
     pipeline = load_pipeline(model_path(config.model.path), dtype=DTYPES[config.model.dtype])
@@ -211,10 +219,11 @@ def build_policy(config: Config, pipeline: GlmImagePipeline, *, needs_reference:
 
 
 def build_evaluation_batches(config: Config, held_out: PromptSource) -> list[PromptBatch]:
-    """All held-out prompts, with the seeds every evaluation uses."""
+    """All held-out prompts, with the seeds every evaluation uses, in batches of a step's size."""
+    images = config.rollout.prompts_per_step * config.rollout.group_size
     return evaluation_batches(
         held_out,
-        prompts_per_batch=config.rollout.prompts_per_step,
+        prompts_per_batch=max(1, images // config.eval.samples_per_prompt),
         samples_per_prompt=config.eval.samples_per_prompt,
         seed=config.eval.seed,
     )
@@ -255,7 +264,7 @@ def summary_table(rows: Sequence[SummaryRow], *, title: str) -> Table:
     return table
 
 
-def _build_trainer(
+def build_trainer(
     config: Config,
     stage: Stage,
     prompts: Prompts,
@@ -263,6 +272,7 @@ def _build_trainer(
     accelerator: Accelerator,
     console: Console,
 ) -> Trainer:
+    """Optimizer, schedule, recorder and loop, with the state of the checkpoint if there is one."""
     optimizer = AdamW(
         stage.policy.trainable_parameters(),
         lr=config.optim.learning_rate,
@@ -291,6 +301,7 @@ def _build_trainer(
         progression = _restore(opened.checkpoint, stage.policy, optimizer, learning_rate)
     # A run that was killed before its first checkpoint forgets its evaluation of step 0 as well.
     recorder.truncate_after(progression.step if opened.checkpoint is not None else -1)
+    forget_checkpoints_after(opened.folder, progression.step)
     return Trainer(
         stage,
         optimizer,
@@ -359,4 +370,3 @@ def _prompt_set(path: str, config: Config) -> PromptSource:
     if path.startswith(f"{TINY}:"):
         return tiny_prompts(path.removeprefix(f"{TINY}:"), height=height, width=width)
     return load_prompts(path, height=height, width=width)
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class GlmGrpoError(Exception):
-    """Base of every error this package raises on purpose. Exit code 1 unless a child says otherwise."""
+    """Base of every error raised on purpose. Exit code 1 unless a child says otherwise."""
 
     exit_code = 1
 

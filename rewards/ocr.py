@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Float64, UInt8
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor, nn
 
@@ -81,10 +81,10 @@ class TextBox:
     bottom: float
 
 
-def text_box(text: str, corners: Iterable[Sequence[float]]) -> TextBox:
+def text_box(text: str, corners: Float64[np.ndarray, "4 2"]) -> TextBox:
     """A text box from the (x, y) corners of the engine's box."""
-    xs, ys = zip(*corners, strict=True)
-    return TextBox(text, left=float(min(xs)), top=float(min(ys)), bottom=float(max(ys)))
+    left, top = corners.min(axis=0).tolist()
+    return TextBox(text, left=left, top=top, bottom=corners[:, 1].max().item())
 
 
 def join_in_reading_order(boxes: Sequence[TextBox]) -> str:

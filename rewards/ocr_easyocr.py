@@ -55,7 +55,8 @@ class EasyOcrReader:
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> str:
         found = self._reader.readtext(picture)
-        return join_in_reading_order([text_box(text, corners) for corners, text, _ in found])
+        boxes = [text_box(text, np.asarray(corners, np.float64)) for corners, text, _ in found]
+        return join_in_reading_order(boxes)
 
 
 def _missing_weights(languages: Sequence[str], error: OSError) -> str:

@@ -56,5 +56,5 @@ class RapidOcrReader:
         found = self._engine(picture)
         if found.boxes is None or found.txts is None:
             return ""
-        pieces = zip(found.txts, found.boxes, strict=True)
-        return join_in_reading_order([text_box(text, corners) for text, corners in pieces])
+        corners = np.asarray(found.boxes, dtype=np.float64)
+        return join_in_reading_order([*map(text_box, found.txts, corners)])

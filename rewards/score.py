@@ -94,9 +94,7 @@ class Scorer:
             self.names, raw, is_applicable, torch.tensor(self._weights, dtype=torch.float32)
         )
 
-    def recognise(
-        self, pixels: UInt8[Tensor, "P G 3 H W"]
-    ) -> tuple[tuple[str, ...], ...] | None:
+    def recognise(self, pixels: UInt8[Tensor, "P G 3 H W"]) -> tuple[tuple[str, ...], ...] | None:
         """The text that the OCR term reads in every picture; None without such a term."""
         for term in self._terms:
             if isinstance(term, OcrReward):

@@ -60,4 +60,3 @@ def group_cache(*, num_layers: int, capacity: int, group_size: int) -> Cache:
         group_size: G.
     """
     return Cache(layers=[PreallocatedLayer(capacity, group_size) for _ in range(num_layers)])
-

@@ -32,7 +32,7 @@ def load_pipeline(path: str, *, dtype: torch.dtype) -> GlmImagePipeline:
             "owner/name; give an existing folder, a hub id such as zai-org/GLM-Image, or 'tiny'"
         )
     try:
-        pipeline = GlmImagePipeline.from_pretrained(path, torch_dtype=dtype)
+        pipeline = GlmImagePipeline.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

@@ -8,6 +8,7 @@ the VQ are frozen always and never leave the CPU: text-to-image training does no
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -61,15 +62,21 @@ class Policy:
         self.codebook_size: int = self.model.config.vq_config.num_embeddings
         self.model.requires_grad_(False)
         self._adapted: PeftModel | None = None
-        self._reference: nn.ModuleDict | None = None
+        self._reference: tuple[nn.Module, nn.Linear] | None = None
+        self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         if adapter_rank is not None:
             self._adapted = _adapt(self.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
         else:
             if needs_reference:
-                self._reference = copy.deepcopy(self._trained_modules()).requires_grad_(False)
+                self._reference = copy.deepcopy(self.modules())
+                for module in self._reference:
+                    module.requires_grad_(False)
             self._trained_modules().requires_grad_(True)
         if is_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            with warnings.catch_warnings():
+                # The name that follows it does not exist in the oldest transformers supported.
+                warnings.filterwarnings("ignore", "`gradient_checkpointing_enable` is deprecated")
+                self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     @property
     def device(self) -> torch.device:
@@ -81,24 +88,27 @@ class Policy:
         """The peft model around the language model; None when it is trained in full."""
         return self._adapted
 
-    def modules(self) -> tuple[nn.Module, ...]:
-        """What rollout and update need on the accelerator."""
+    def modules(self) -> tuple[nn.Module, nn.Linear]:
+        """Language model and head: what rollout and update need on the accelerator."""
         return (self.model.model.language_model, self.model.lm_head)
 
     def reference_modules(self) -> tuple[nn.Module, ...]:
         """The frozen copy the KL needs; empty with adapters or without KL."""
-        return () if self._reference is None else (self._reference,)
+        return () if self._reference is None else self._reference
 
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
         """The parameters the optimizer moves."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def encode(self, batch: PromptBatch) -> PromptInputs:
-        """Encodes the prompts of a batch, a row each."""
-        prompts = [prompt.prompt for prompt in batch.prompts]
-        return encode_prompts(
-            self.model, self.processor, prompts, height=batch.height, width=batch.width
-        )
+        """Encodes the prompts of a batch, a row each; remembers the last batch."""
+        if self._encoded is None or self._encoded[0] is not batch:
+            prompts = [prompt.prompt for prompt in batch.prompts]
+            inputs = encode_prompts(
+                self.model, self.processor, prompts, height=batch.height, width=batch.width
+            )
+            self._encoded = (batch, inputs)
+        return self._encoded[1]
 
     def codebook_logits(
         self, hidden_states: Float[Tensor, "N L D"], head: nn.Linear | None = None
@@ -134,7 +144,7 @@ class Policy:
             RuntimeError: The policy was built without a reference.
         """
         if self._reference is not None:
-            model, head = self._reference["language_model"], self._reference["lm_head"]
+            model, head = self._reference
             without_adapters: AbstractContextManager[None] = nullcontext()
         elif self._adapted is not None:
             model, head = self.modules()

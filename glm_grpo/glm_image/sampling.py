@@ -80,7 +80,9 @@ def sample_rollout(
         use_cache=True,
     ).last_hidden_state
     logits = policy.codebook_logits(hidden_states[:, -1:]).repeat_interleave(group, dim=0)
-    token_ids, log_probs, kept = [], [], []
+    token_ids: list[Tensor] = []
+    log_probs: list[Tensor] = []
+    kept: list[Tensor] = []
     for index in range(layout.num_tokens):
         if index > 0:
             hidden_states = language_model(
@@ -107,9 +109,7 @@ def sample_rollout(
     )
 
 
-def kept_entries(
-    logits: Float32[Tensor, "N V"], truncation: Truncation
-) -> Bool[Tensor, "N V"]:
+def kept_entries(logits: Float32[Tensor, "N V"], truncation: Truncation) -> Bool[Tensor, "N V"]:
     """True on the entries that top-k, then top-p leave; at least one a row.
 
     Source: top-p, Holtzman et al. 2020 (arXiv 1904.09751), section 3.1.
@@ -126,9 +126,7 @@ def kept_entries(
     return torch.zeros_like(is_kept).scatter(-1, order, is_kept)
 
 
-def draw(
-    log_probs: Float32[Tensor, "N V"], uniforms: Float64[Tensor, " N"]
-) -> Int64[Tensor, " N"]:
+def draw(log_probs: Float32[Tensor, "N V"], uniforms: Float64[Tensor, " N"]) -> Int64[Tensor, " N"]:
     """Inverse-transform sampling; an entry of probability zero is never drawn.
 
     Sums run in fp64: over 16384 entries fp32 would lose the tail.

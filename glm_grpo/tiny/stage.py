@@ -84,7 +84,7 @@ def train_stage(
             group["lr"] = schedule.rate_at(step)
         loss = loss_at(rng, generator, step)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(parameters, schedule.max_grad_norm)
         optimizer.step()
         recent.append(loss.item())

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKL, GlmImageTransformer2DModel
 from jaxtyping import Float32, Int64
 from torch import Tensor
+from torch.nn import functional
 from transformers import ByT5Tokenizer, T5EncoderModel
 
 from glm_grpo.tiny import world
@@ -53,10 +53,10 @@ def train_vae(vae: AutoencoderKL, *, folder: Path, seed: int) -> None:
         # the KL term of a VAE is for here.
         noise = torch.randn(mean.shape, generator=generator)
         restored = vae.decode(mean + 0.05 * noise).sample
-        edges = F.l1_loss(restored.diff(dim=-1), pixels.diff(dim=-1)) + F.l1_loss(
+        edges = functional.l1_loss(restored.diff(dim=-1), pixels.diff(dim=-1)) + functional.l1_loss(
             restored.diff(dim=-2), pixels.diff(dim=-2)
         )
-        return F.l1_loss(restored, pixels) + 0.5 * edges + 1e-3 * mean.square().mean()
+        return functional.l1_loss(restored, pixels) + 0.5 * edges + 1e-3 * mean.square().mean()
 
     train_stage(
         "vae",
@@ -131,7 +131,7 @@ def train_decoder(
             target_size=size,
             crop_coords=torch.zeros_like(size),
         ).sample
-        return F.mse_loss(prediction, noise - latents)
+        return functional.mse_loss(prediction, noise - latents)
 
     train_stage(
         "decoder",

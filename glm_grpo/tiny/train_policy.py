@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float32, Int64
 from torch import Tensor
+from torch.nn import functional
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
@@ -162,7 +162,7 @@ def caption_loss(
     ).last_hidden_state
     logits = model.lm_head(hidden[:, longest - 1 :])
     wanted = generated[:, torch.cat([torch.zeros(1, dtype=torch.int64), kept + 1])]
-    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
 
 def processor_inputs(processor: GlmImageProcessor, prompt: str) -> Int64[Tensor, " L"]:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float32, Int64
 from open_clip import CLIP
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from torchvision.transforms.v2.functional import gaussian_blur
 
 from glm_grpo.tiny import world
@@ -78,13 +78,16 @@ def train_quality(clip: CLIP, head: nn.Linear, *, folder: Path, seed: int) -> No
         signs = [world.random_sign(rng) for _ in range(_BATCH)]
         clean = torch.stack([world.draw_sign(sign) for sign in signs]).float() / 255
         degraded, quality = degrade(clean, rng, generator)
-        embeddings = F.normalize(clip.encode_image(_normalised(degraded)), dim=-1)
+        embeddings = functional.normalize(clip.encode_image(_normalised(degraded)), dim=-1)
         texts = torch.stack([byte_tokens(world.caption(sign)) for sign in signs])
-        captions = F.normalize(clip.encode_text(texts), dim=-1)
+        captions = functional.normalize(clip.encode_text(texts), dim=-1)
         logits = clip.logit_scale.exp().clamp(max=50) * embeddings @ captions.T
         labels = torch.arange(_BATCH)
-        contrast = 0.5 * (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels))
-        return 0.2 * contrast + F.mse_loss(head(embeddings).squeeze(-1), quality)
+        contrast = 0.5 * (
+            functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)
+        )
+        contrast = 0.5 * (by_picture + by_caption)
+        return 0.2 * contrast + functional.mse_loss(head(embeddings).squeeze(-1), quality)
 
     train_stage(
         "quality",
@@ -104,7 +107,7 @@ def degrade(
     One picture in four stays clean (10); quality falls in proportion to the severity, to 1.
     """
     severity = torch.from_numpy(rng.random(len(clean))).float()
-    severity[:: 4] = 0.0
+    severity[::4] = 0.0
     pictures = []
     for index, picture in enumerate(clean):
         amount = severity[index].item()

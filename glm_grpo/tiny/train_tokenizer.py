@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
 from glm_grpo.tiny import world
@@ -46,8 +46,8 @@ def train_tokenizer(
         rng: np.random.Generator, generator: torch.Generator, step: int
     ) -> Float32[Tensor, ""]:
         features, patches = features_of(_batch(rng))
-        normal = F.normalize(features, dim=1).permute(0, 2, 3, 1).reshape(len(patches), -1)
-        return F.mse_loss(head(8 * normal), patches)
+        normal = functional.normalize(features, dim=1).permute(0, 2, 3, 1).reshape(len(patches), -1)
+        return functional.mse_loss(head(8 * normal), patches)
 
     def quantized_loss(
         rng: np.random.Generator, generator: torch.Generator, step: int
@@ -55,7 +55,7 @@ def train_tokenizer(
         features, patches = features_of(_batch(rng))
         quantized, commitment, _ = quantizer.quantize(features)
         rows = quantized.permute(0, 2, 3, 1).reshape(len(patches), -1)
-        return F.mse_loss(head(8 * rows), patches) + 4 * commitment
+        return functional.mse_loss(head(8 * rows), patches) + 4 * commitment
 
     train_stage(
         "tokenizer-draw",
@@ -137,8 +137,8 @@ def _lay_codebook(
     cells: Int64[Tensor, "B 4 4"],
 ) -> None:
     """Code i becomes the mean direction of cell i; codes beyond the cells stay as they are."""
-    directions = F.normalize(features, dim=1).permute(0, 2, 3, 1).flatten(0, 2)
+    directions = functional.normalize(features, dim=1).permute(0, 2, 3, 1).flatten(0, 2)
     sums = torch.zeros(world.NUM_CELLS, directions.shape[1]).index_add_(
         0, cells.flatten(), directions
     )
-    codebook[: world.NUM_CELLS] = F.normalize(sums, dim=1)
+    codebook[: world.NUM_CELLS] = functional.normalize(sums, dim=1)

@@ -1,1 +1,1 @@
-""""""
+"""The training loop and what stands around it: prompts, records, checkpoints, evaluation."""

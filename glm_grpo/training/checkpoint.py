@@ -118,6 +118,17 @@ def newest_checkpoint(folder: RunFolder) -> Path | None:
     return None
 
 
+def forget_checkpoints_after(folder: RunFolder, step: int) -> None:
+    """Remove the checkpoints of later steps, which a run that goes on from `step` makes anew.
+
+    Raises:
+        StorageError: The file system refuses.
+    """
+    for path in _checkpoints(folder):
+        if (step_of(path) or 0) > step:
+            remove(path)
+
+
 def prune_checkpoints(folder: RunFolder, keep: int, best_step: int | None) -> None:
     """Remove all checkpoints but the newest and the best, and what a killed process left behind.
 

@@ -116,7 +116,7 @@ class Trainer:
         self._stage = stage
         self._optimizer = optimizer
         self._learning_rate = learning_rate
-        self._batch_for_step = batch_for_step
+        self.batch_for_step = batch_for_step
         self._evaluation_batches = evaluation_batches
         self._settings = settings
         self._folder = folder
@@ -161,7 +161,7 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats()
         experience = collect(
             self._stage,
-            self._batch_for_step(self._at.step),
+            self.batch_for_step(self._at.step),
             self._settings.collect,
             policy_step=self._learning_rate.updates,
             clock=clock,

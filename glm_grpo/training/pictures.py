@@ -83,7 +83,6 @@ def _open_rgb(source: PictureSource, origin: str) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             stream = BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(stream, formats=FORMATS) as picture:
-                picture.load()
                 return _to_rgb(ImageOps.exif_transpose(picture))
     except FileNotFoundError as error:
         raise DataError(

@@ -91,8 +91,8 @@ def read_config(folder: RunFolder) -> Config:
     """
     if not folder.config_path.is_file():
         raise CheckpointError(
-            f"{folder.path} holds no run (there is no config.yaml in it); give the folder of a run, "
-            "such as outputs/<date>/<time>"
+            f"{folder.path} holds no run (there is no config.yaml in it); give the folder of a "
+            "run, such as outputs/<date>/<time>"
         )
     with storage_errors("read", folder.config_path):
         return from_yaml(folder.config_path.read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import UInt8
@@ -49,17 +50,18 @@ def test_text_similarity_is_one_minus_the_normalised_edit_distance(
 
 def test_reading_order_is_by_line_then_from_left() -> None:
     boxes = [
-        TextBox("below", left=0, top=40, bottom=60),
-        TextBox("right", left=50, top=8, bottom=28),  # not quite level with its neighbour
-        TextBox("left", left=0, top=12, bottom=32),
+        TextBox("below", left=0.0, top=40.0, bottom=60.0),
+        TextBox("right", left=50.0, top=8.0, bottom=28.0),  # not quite level with its neighbour
+        TextBox("left", left=0.0, top=12.0, bottom=32.0),
     ]
     assert join_in_reading_order(boxes) == "left right below"
 
 
 def test_reading_order_separates_lines_of_small_pictures() -> None:
     # 8 pixels apart: RapidOCR's own order takes less than 10 for one line.
-    boxes = [TextBox("A", left=20, top=0, bottom=6), TextBox("B", left=0, top=8, bottom=14)]
-    assert join_in_reading_order(boxes) == "A B"
+    upper = TextBox("A", left=20.0, top=0.0, bottom=6.0)
+    lower = TextBox("B", left=0.0, top=8.0, bottom=14.0)
+    assert join_in_reading_order([lower, upper]) == "A B"
 
 
 def test_reading_order_of_nothing_is_empty() -> None:
@@ -67,7 +69,7 @@ def test_reading_order_of_nothing_is_empty() -> None:
 
 
 def test_text_box_is_the_upright_rectangle_around_the_corners() -> None:
-    box = text_box("tilted", [(5.0, 0.0), (20.0, 4.0), (18.0, 12.0), (3.0, 8.0)])
+    box = text_box("tilted", np.array([[5.0, 0.0], [20.0, 4.0], [18.0, 12.0], [3.0, 8.0]]))
     assert box == TextBox("tilted", left=3.0, top=0.0, bottom=12.0)
 
 
