@@ -8,10 +8,11 @@ import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float, Float32, UInt8
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors import SafetensorError
@@ -55,9 +56,11 @@ class AestheticReward:
         width = open_clip.get_model_config(architecture)["embed_dim"]
         # The head first: it is small, and tells of a mistake before gigabytes are loaded.
         self._head = load_head(resolve_path(head), width=width).to(device)
-        visual = _load_visual(architecture, clip_weights)
-        self._prepare = image_transform_v2(PreprocessCfg(**visual.preprocess_cfg), is_train=False)
-        self._visual = visual.to(device)
+        clip = _load_clip(architecture, clip_weights)
+        preprocess = PreprocessCfg(**clip.visual.preprocess_cfg)
+        self._prepare = image_transform_v2(preprocess, is_train=False)
+        # The text tower is not kept: a picture is embedded by the image tower alone.
+        self._visual: nn.Module = clip.visual.to(device).eval().requires_grad_(False)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Applies to every prompt: nothing but the picture is looked at."""
@@ -155,11 +158,11 @@ def _find_architecture(clip_model: str) -> str:
     return path.stem
 
 
-def _load_visual(architecture: str, clip_weights: str) -> nn.Module:
+def _load_clip(architecture: str, clip_weights: str) -> Any:
     if clip_weights not in open_clip.list_pretrained_tags_by_model(architecture):
         clip_weights = str(resolve_path(clip_weights))
     try:
-        model = open_clip.create_model(architecture, clip_weights, require_pretrained=True)
+        return open_clip.create_model(architecture, clip_weights, require_pretrained=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
         raise RewardError(
             f"aesthetic.clip_weights {clip_weights!r} of model {architecture!r} cannot be loaded "
@@ -167,9 +170,6 @@ def _load_visual(architecture: str, clip_weights: str) -> nn.Module:
             f"tags {open_clip.list_pretrained_tags_by_model(architecture)}, which are downloaded "
             "into HF_HOME where there is a network"
         ) from error
-    # The text tower is not needed; a picture is embedded by the image tower alone.
-    visual: nn.Module = model.visual
-    return visual.eval().requires_grad_(False)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -207,7 +207,8 @@ def _unknown_head(state: dict[str, Tensor], path: Path) -> RewardError:
     )
 
 
-def _linear(weight: Float32[Tensor, "out in"], bias: Float32[Tensor, " out"]) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
-    layer.load_state_dict({"weight": weight, "bias": bias})
+def _linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"]) -> nn.Linear:
+    # On the meta device nothing is drawn from the global generator.
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer.load_state_dict({"weight": weight.float(), "bias": bias.float()}, assign=True)
     return layer

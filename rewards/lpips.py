@@ -100,7 +100,7 @@ def _make_untrained(network: Network) -> nn.Module:
     # torch.manual_seed would seed every device; weights are drawn on the CPU, whose generator
     # fork_rng puts back.
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(_UNTRAINED_SEED)
+        torch.default_generator.manual_seed(_UNTRAINED_SEED)
         return _construct(network, is_trained=False)
 
 

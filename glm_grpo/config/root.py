@@ -56,6 +56,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_relations(self) -> Config:
         problems = (
+            *_precision_problems(self.model),
             *_micro_batch_problems(self),
             *_schedule_problems(self.optim, self.train),
             *_advantage_problems(self.advantage),
@@ -73,6 +74,19 @@ def _line_error(problem: Problem) -> InitErrorDetails:
         loc=tuple(problem.key.split(".")),
         input=problem.value,
     )
+
+
+def _precision_problems(model: ModelSection) -> list[Problem]:
+    if model.dtype == "float32" or model.adapter is not None:
+        return []
+    rule = (
+        "must be float32 where model.adapter is absent: a weight in bfloat16 keeps 8 bits, and "
+        "updates as small as those of fine-tuning round to no change at all"
+    )
+    remedy = (
+        "set model.adapter={rank: 32, alpha: 64.0} (adapters are float32), or model.dtype=float32"
+    )
+    return [Problem("model.dtype", model.dtype, rule, remedy)]
 
 
 def _micro_batch_problems(config: Config) -> list[Problem]:

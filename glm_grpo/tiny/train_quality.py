@@ -83,9 +83,8 @@ def train_quality(clip: CLIP, head: nn.Linear, *, folder: Path, seed: int) -> No
         captions = functional.normalize(clip.encode_text(texts), dim=-1)
         logits = clip.logit_scale.exp().clamp(max=50) * embeddings @ captions.T
         labels = torch.arange(_BATCH)
-        contrast = 0.5 * (
-            functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)
-        )
+        by_picture = functional.cross_entropy(logits, labels)
+        by_caption = functional.cross_entropy(logits.T, labels)
         contrast = 0.5 * (by_picture + by_caption)
         return 0.2 * contrast + functional.mse_loss(head(embeddings).squeeze(-1), quality)
 

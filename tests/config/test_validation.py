@@ -55,6 +55,7 @@ BAD_VALUES = [
     ("optim.max_grad_norm", float("inf"), "must be a finite number", "correct"),
     ("train.steps", 0, "must be at least 1", "1 or more"),
     ("train.seed", -1, "must be at least 0", "0 or more"),
+    ("model.dtype", "bfloat16", "must be float32 where model.adapter is absent", "model.adapter="),
     ("train.micro_batch_size", 7, "must divide rollout.prompts_per_step", "one of"),
     ("train.keep_checkpoints", 0, "must be at least 1", "1 or more"),
     ("train.resume", True, "must be text", "correct train.resume"),

@@ -63,7 +63,7 @@ def test_rapidocr_reads_photographed_words(reader: RapidOcrReader, assets_dir: P
         picture = torch.from_numpy(np.array(Image.open(folder / name).convert("RGB")))
         (text,) = reader.read(picture.permute(2, 0, 1)[None])
         similarities.append(text_similarity(text, label))
-    assert sorted(similarities)[1:] == [1.0] * (len(labels) - 1)
+    assert similarities == [1.0] * 4
 
 
 def test_rapidocr_needs_no_network_and_says_nothing(
@@ -87,10 +87,13 @@ def test_rapidocr_has_no_modules_to_move(reader: RapidOcrReader) -> None:
     assert reader.modules() == ()
 
 
-def test_rapidocr_enlarges_small_pictures_to_the_detection_side(draw_word: Draw) -> None:
-    # A word of 8 pixel letters: unreadable as it is, readable when searched at 256 pixels.
-    small = Image.fromarray(draw_word("TAXI").permute(1, 2, 0).numpy()).resize((32, 32))
-    pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None]
-    coarse = RapidOcrReader(threads=1, detection_side=64).read(pixels)
-    fine = RapidOcrReader(threads=1, detection_side=256).read(pixels)
-    assert text_similarity(fine[0], "TAXI") > text_similarity(coarse[0], "TAXI")
+def test_rapidocr_reads_better_where_small_pictures_are_enlarged(draw_word: Draw) -> None:
+    # At 128 pixels, to which a side of 64 changes nothing, the detector misses thin letters.
+    words = ("YUHI", "HILL", "FILM", "OPEN")
+    pictures = torch.stack([draw_word(word) for word in words])
+
+    def total_similarity(detection_side: int) -> float:
+        texts = RapidOcrReader(threads=1, detection_side=detection_side).read(pictures)
+        return sum(map(text_similarity, texts, words))
+
+    assert total_similarity(256) > total_similarity(64) + 0.5

@@ -1,0 +1,106 @@
+"""The shipped model holds what its card states."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+
+from glm_grpo.tiny import world
+from glm_grpo.tiny.measure import Embedded
+from glm_grpo.tiny.train_quality import degrade
+from rewards.aesthetic import AestheticReward
+from rewards.types import Prompt
+
+WEIGHTS = Path(str(files("glm_grpo.tiny") / "weights"))
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return Embedded(WEIGHTS / "pipeline", steps=4)
+
+
+def test_shipped_weights_are_small_and_safe():
+    shipped = [path for path in WEIGHTS.rglob("*") if path.is_file()]
+
+    assert sum(path.stat().st_size for path in shipped) <= 25 * 10**6
+    assert {path.suffix for path in shipped} <= {".safetensors", ".json", ".jinja", ".md", ".txt"}
+
+
+def test_stock_pipeline_loads_the_folder_and_draws():
+    pipeline = GlmImagePipeline.from_pretrained(WEIGHTS / "pipeline")
+    pipeline.set_progress_bar_config(disable=True)
+
+    picture = pipeline(
+        'white on red: a circle above the word "KITE"',
+        height=128,
+        width=128,
+        num_inference_steps=4,
+        guidance_scale=1.0,
+        generator=torch.Generator().manual_seed(3),
+        output_type="pt",
+    ).images[0]
+
+    # Of the three colours of such a sign, two are there; a blank or grey picture has neither.
+    red = (picture[0] - picture[2] > 0.4).float().mean()
+    white = (picture.amin(dim=0) > 0.8).float().mean()
+    assert float(red) > 0.4
+    assert float(white) > 0.05
+
+
+def test_own_tokens_give_the_picture_back(embedded):
+    drawn = embedded.draw(embedded.prompts, embedded.own_tokens())
+
+    originals = embedded.read(embedded.prompts, embedded.originals)
+    assert embedded.similarity(drawn).mean() >= 0.85
+    assert embedded.read(embedded.prompts, drawn).similarity >= 0.9 * originals.similarity
+    assert originals.similarity >= 0.95
+
+
+def test_the_word_comes_from_the_tokens_not_from_the_glyph_text(embedded):
+    tokens = embedded.own_tokens()[:12]
+    prompts, others = embedded.prompts[:12], embedded.prompts[12:24]
+
+    drawn = embedded.draw(others, tokens)
+
+    assert embedded.read(prompts, drawn).similarity >= 0.9
+    assert embedded.read(others, drawn).similarity <= 0.5
+
+
+def test_base_model_reads_between_0_4_and_0_8(embedded):
+    reading = embedded.sample(group_size=2)
+
+    assert 0.4 <= reading.similarity <= 0.8
+
+
+def test_tokens_come_from_the_models_own_tower_and_tell_cells_apart(embedded):
+    tokens = embedded.own_tokens()
+
+    # Equal cells have equal tokens, different ones different tokens: STOP and SHOP differ in one.
+    words = [sign_prompt.text for sign_prompt in embedded.prompts]
+    assert len({tuple(row.tolist()) for row in tokens}) == len(words)
+
+
+def test_quality_falls_with_degradation():
+    folder = "pkg://glm_grpo/tiny/weights/quality_clip"
+    term = AestheticReward(
+        clip_model=f"{folder}/config.json",
+        clip_weights=f"{folder}/model.safetensors",
+        head=f"{folder}/head.safetensors",
+        device=torch.device("cpu"),
+    )
+    signs = world.signs_of_words(world.HELD_OUT_WORDS[:32], seed=9)
+    clean = torch.stack([world.draw_sign(sign) for sign in signs]).float() / 255
+    generator = torch.Generator().manual_seed(0)
+    degraded, quality = degrade(clean, np.random.default_rng(0), generator)
+    prompts = [Prompt(sign.word, world.caption(sign)) for sign in signs]
+
+    scores = term.score(prompts, (degraded * 255).round().to(torch.uint8))
+
+    wanted = (quality - 1) / 9
+    assert float(scores[wanted == 1].mean()) > 0.9
+    assert float(torch.corrcoef(torch.stack([scores, wanted]))[0, 1]) > 0.8
