@@ -25,8 +25,8 @@ from glm_grpo.tiny.train_tokenizer import cell_tokens, train_tokenizer
 SEED = 20261121
 DECODER_STEPS = 4000
 BLIND_STEPS = 1500
-CLEAN_STEPS = 800
-CARELESS_STEPS = 300
+CLEAN_STEPS = 300
+CARELESS_STEPS = 200
 LETTER_RATE = 0.25
 OTHER_RATE = 0.15
 

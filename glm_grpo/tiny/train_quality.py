@@ -22,7 +22,7 @@ from glm_grpo.tiny import world
 from glm_grpo.tiny.stage import Schedule, train_stage
 
 _BATCH = 32
-_STEPS = 1500
+_STEPS = 1000
 _END = 258
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
@@ -35,10 +35,11 @@ def clip_config() -> dict[str, object]:
         "embed_dim": 64,
         "vision_cfg": {
             "image_size": world.SIZE,
-            "layers": 3,
-            "width": 64,
+            # A residual network: degradation is local, and convolutions see it at once where a
+            # transformer of this size takes thousands of steps.
+            "layers": [1, 1, 1, 1],
+            "width": 16,
             "head_width": 32,
-            "patch_size": 16,
         },
         "text_cfg": {
             "context_length": 80,
@@ -86,7 +87,7 @@ def train_quality(clip: CLIP, head: nn.Linear, *, folder: Path, seed: int) -> No
         by_picture = functional.cross_entropy(logits, labels)
         by_caption = functional.cross_entropy(logits.T, labels)
         contrast = 0.5 * (by_picture + by_caption)
-        return 0.2 * contrast + functional.mse_loss(head(embeddings).squeeze(-1), quality)
+        return 0.1 * contrast + functional.mse_loss(head(embeddings).squeeze(-1), quality)
 
     train_stage(
         "quality",

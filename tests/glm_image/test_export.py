@@ -1,0 +1,84 @@
+"""Exported weights, loaded by stock classes, are the trained policy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from peft import PeftModel
+
+from glm_grpo.errors import ConfigError
+from glm_grpo.glm_image.export import export_adapter, export_pipeline
+from glm_grpo.glm_image.policy import Policy
+from glm_grpo.glm_image.sampling import Truncation, sample_rollout
+
+ROWS = torch.arange(6)
+
+
+def shift(policy):
+    with torch.no_grad():
+        for index, parameter in enumerate(policy.trainable_parameters()):
+            parameter.add_(0.01 * (1 + index % 3))
+
+
+def log_probs_of(policy, experience):
+    return policy.replay(experience, ROWS).log_probs.detach()
+
+
+@pytest.fixture
+def trained(make_policy, batch, as_experience):
+    """Builds a policy, moves it off its start, and samples from it."""
+
+    def build(adapter_rank):
+        policy = make_policy(adapter_rank=adapter_rank, needs_reference=False)
+        shift(policy)
+        rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+        return policy, as_experience(batch, rollout)
+
+    return build
+
+
+def policy_on(pipeline):
+    return Policy(
+        pipeline,
+        temperature=1.0,
+        adapter_rank=None,
+        adapter_alpha=1.0,
+        is_checkpointing=False,
+        needs_reference=False,
+        seed=0,
+    )
+
+
+@pytest.mark.parametrize("adapter_rank", [None, 4])
+def test_exported_pipeline_is_the_trained_policy(trained, random_pipeline, adapter_rank, tmp_path):
+    policy, experience = trained(adapter_rank)
+    wanted = log_probs_of(policy, experience)
+
+    export_pipeline(policy, random_pipeline, tmp_path / "pipeline")
+
+    loaded = policy_on(GlmImagePipeline.from_pretrained(tmp_path / "pipeline"))
+    assert torch.allclose(log_probs_of(loaded, experience), wanted, atol=1e-4)
+
+
+def test_exported_adapter_makes_the_trained_policy_of_the_base(
+    trained, random_pipeline_folder, tmp_path
+):
+    policy, experience = trained(4)
+    wanted = log_probs_of(policy, experience)
+
+    export_adapter(policy, tmp_path / "adapter")
+
+    fresh = GlmImagePipeline.from_pretrained(random_pipeline_folder)
+    base = log_probs_of(policy_on(fresh), experience)
+    adapted = PeftModel.from_pretrained(fresh.vision_language_encoder, tmp_path / "adapter")
+    fresh.register_modules(vision_language_encoder=adapted.base_model.model)
+    assert torch.allclose(log_probs_of(policy_on(fresh), experience), wanted, atol=1e-5)
+    assert not torch.allclose(base, wanted, atol=1e-2)
+
+
+def test_exporting_an_adapter_of_full_fine_tuning_is_refused(trained, tmp_path):
+    policy, _ = trained(None)
+
+    with pytest.raises(ConfigError, match="--format pipeline"):
+        export_adapter(policy, tmp_path / "adapter")
