@@ -13,10 +13,13 @@ from rich.console import Console
 from glm_grpo.build import check_config, evaluate_run, export_run, summary_table
 from glm_grpo.config import compose_config
 from glm_grpo.present import expected_errors_explained
+from glm_grpo.report.contact_sheet import write_contact_sheet
 from glm_grpo.report.gallery import write_gallery
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.evaluate import summarise
 from glm_grpo.training.resume import read_config
+
+_SHEET_COLUMNS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
 
     gallery = commands.add_parser("gallery", help="write a run's gallery again from its tables")
     gallery.add_argument("run", type=Path, metavar="RUN")
+    gallery.add_argument(
+        "--sheet", type=Path, metavar="PNG", help="also one picture of target, before and after"
+    )
     gallery.set_defaults(command=_gallery)
 
     export = commands.add_parser("export", help="write trained weights for other programs")
@@ -75,6 +81,9 @@ def _gallery(options: argparse.Namespace) -> None:
     folder = RunFolder(options.run)
     read_config(folder)
     _print(str(write_gallery(folder, summarise(folder))))
+    if options.sheet is not None:
+        write_contact_sheet(folder, options.sheet, columns=_SHEET_COLUMNS)
+        _print(str(options.sheet))
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -102,7 +102,7 @@ def train_policy(
         "policy-careless",
         trained,
         careless_loss,
-        schedule=Schedule(steps=careless_steps, learning_rate=4e-4, warmup_steps=20),
+        schedule=Schedule(steps=careless_steps, learning_rate=1e-3, warmup_steps=20),
         folder=folder,
         seed=seed,
     )

@@ -100,7 +100,8 @@ def read_config(folder: RunFolder) -> Config:
 
 def _new_run(config: Config) -> OpenedRun:
     folder = RunFolder(shared_run_dir(config.run_dir))
-    if folder.config_path.exists():
+    # A start that failed (no weights, say) leaves a config and no record: nothing is lost there.
+    if folder.metrics_path.exists():
         raise StorageError(
             f"run_dir is {config.run_dir!r}: it holds a run already, and nothing is overwritten; "
             "choose another folder, or go on with train.resume=auto"

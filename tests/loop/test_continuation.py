@@ -71,7 +71,8 @@ def test_signal_handlers_are_restored_after_a_run(make_trainer):
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(make_trainer):
-    make_trainer("train.steps=1")
+    trainer, _, _ = make_trainer("train.steps=1")
+    trainer.run()
 
     with pytest.raises(StorageError, match="holds a run already"):
         make_trainer("train.steps=1")
