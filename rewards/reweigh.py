@@ -72,9 +72,9 @@ def contributions(
         scores = _standardise(table.raw, std_floor=std_floor)
     else:
         scores = table.raw
-    weights = table.weights * table.is_applicable
-    masked = weights[:, None, :] * scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
-    return masked * _scale(table)[:, None, None]
+    # Filled, not multiplied by 0: a stored table may hold NaN where a term does not apply.
+    applicable_scores = scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
+    return table.weights * applicable_scores * _scale(table)[:, None, None]
 
 
 def advantage_shares(
@@ -103,7 +103,7 @@ def advantage_shares(
         ValueError: See `contributions`.
     """
     parts = contributions(table, mode=mode, std_floor=std_floor)
-    # Masked products of float32 would drown small covariances in rounding.
+    # In float32 small covariances would drown in rounding.
     exact = parts.double()
     total = exact.sum(dim=-1)
     is_varied = ~is_flat(total.float())

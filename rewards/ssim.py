@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float32, UInt8
@@ -41,8 +42,8 @@ class SsimReward:
         similarity = structural_similarity_index_measure(
             pictures, targets, data_range=1.0, reduction="none"
         )
-        # torchmetrics drops the batch axis of a single picture.
-        return torch.as_tensor(similarity).reshape(len(prompts))
+        # A tuple only where the contrast or the whole similarity image is asked for too.
+        return cast("Tensor", similarity)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """SSIM has no network."""

@@ -135,10 +135,14 @@ def byte_tokens(text: str) -> Int64[Tensor, "80"]:
 
 
 def save_quality(clip: CLIP, head: nn.Linear, folder: Path) -> None:
-    """Writes config.json (open_clip's form), model.safetensors and head.safetensors."""
+    """Writes config.json (open_clip's form), model.safetensors in fp16 and head.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(clip_config(), indent=2) + "\n")
-    save_file(clip.state_dict(), folder / "model.safetensors")
+    weights = {
+        name: tensor.half() if tensor.is_floating_point() else tensor
+        for name, tensor in clip.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors")
     save_file(head.state_dict(), folder / "head.safetensors")
 
 

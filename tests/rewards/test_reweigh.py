@@ -51,6 +51,13 @@ def test_combine_keeps_the_scale_under_negative_weights() -> None:
     assert_equal(combine(table, mode="weighted_sum"), [[0.4], [-0.3]])
 
 
+def test_combine_does_not_read_masked_scores() -> None:
+    raw = [[[float("nan"), 0.25], [float("nan"), 0.5]]]
+    table = make_table(raw, [1.0, 1.0], [[False, True]])
+    assert_equal(combine(table, mode="weighted_sum"), [[0.5, 1.0]])
+    assert combine(table, mode="normalize_then_sum").isfinite().all()
+
+
 def test_combine_gives_equal_pictures_equal_totals_whatever_applies() -> None:
     mask = [[True, True, True], [False, True, True], [False, False, True]]
     table = make_table([[[0.7] * 3]] * 3, [0.5, 0.3, 0.2], mask)
@@ -74,8 +81,9 @@ def test_combine_normalised_leaves_masked_terms_out() -> None:
 
 
 def test_combine_normalised_is_exactly_zero_for_flat_terms() -> None:
-    # 0.1 + 0.2 style noise of the last bit must not be blown up to unit variance.
-    table = make_table([[[0.3], [0.3 + 1e-8], [0.3]]], [1.0])
+    # One rounding apart: no difference between pictures, so none between totals.
+    neighbour = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
+    table = make_table([[[0.3], [neighbour], [0.3]]], [1.0])
     assert combine(table, mode="normalize_then_sum").tolist() == [[0.0, 0.0, 0.0]]
 
 
