@@ -105,7 +105,17 @@ def _choose_engine(value: object) -> object:
     if engine not in _ENGINES:
         rule = f"must be one of {', '.join(_ENGINES)}"
         raise _problem_at("engine", engine, rule, "set engine=rapidocr, which needs no download")
+    for name in value:
+        if name not in _ENGINES[engine].model_fields:
+            raise _foreign_option(str(name), value[name], engine)
     return _ENGINES[engine].model_validate(value)
+
+
+def _foreign_option(name: str, value: object, engine: str) -> ValidationError:
+    others = [other for other, config in _ENGINES.items() if name in config.model_fields]
+    options = ", ".join(_ENGINES[engine].model_fields)
+    remedy = f"remove it, or set engine={others[0]}" if others else f"use some of {options}"
+    return _problem_at(name, value, f"is not an option of engine {engine}", remedy)
 
 
 OcrConfig = Annotated[EasyOcrConfig | RapidOcrConfig, BeforeValidator(_choose_engine)]

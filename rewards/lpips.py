@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lpips
 import torch
@@ -38,8 +38,10 @@ class LpipsReward:
 
     Args:
         network: Backbone.
-        pretrained: False for untrained features from a fixed seed, their unweighed differences
-            summed over layers (the paper's "random" baseline). Needs no download.
+        pretrained: False for untrained features from a fixed seed, the paper's "random" baseline,
+            which needs no download. Unweighed differences are averaged over layers, not summed as
+            in the paper: a layer's is at most 2, so scores stay in -1..1 beside those of other
+            terms.
         device: Where the network is put.
 
     Raises:
@@ -50,7 +52,8 @@ class LpipsReward:
 
     def __init__(self, network: Network, *, pretrained: bool, device: torch.device) -> None:
         model = _load_pretrained(network) if pretrained else _make_untrained(network)
-        self._model = model.to(device).eval().requires_grad_(False)
+        self._divisor: int = 1 if pretrained else model.L  # the package's name for its layers
+        self._model: nn.Module = model.to(device).eval().requires_grad_(False)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has a target picture."""
@@ -70,14 +73,14 @@ class LpipsReward:
         pictures = to_unit_range(pixels, device)
         # normalize=True: the package scales 0..1 to the -1..1 that it works on.
         distance: Tensor = self._model(pictures, targets, normalize=True)
-        return 1 - distance.reshape(len(prompts))
+        return 1 - distance.reshape(len(prompts)) / self._divisor
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The backbone with its linear layers."""
         return (self._model,)
 
 
-def _load_pretrained(network: Network) -> nn.Module:
+def _load_pretrained(network: Network) -> Any:
     try:
         return _construct(network, is_trained=True)
     except (OSError, RuntimeError) as error:
@@ -91,7 +94,7 @@ def _load_pretrained(network: Network) -> nn.Module:
         ) from error
 
 
-def _make_untrained(network: Network) -> nn.Module:
+def _make_untrained(network: Network) -> Any:
     _logger.warning(
         "lpips: untrained %s features (pretrained: false); distances compare structure but do "
         "not measure human perception",
@@ -104,15 +107,14 @@ def _make_untrained(network: Network) -> nn.Module:
         return _construct(network, is_trained=False)
 
 
-def _construct(network: Network, *, is_trained: bool) -> nn.Module:
+def _construct(network: Network, *, is_trained: bool) -> Any:
     with warnings.catch_warnings():
         # The package passes torchvision an argument name that torchvision has deprecated.
         warnings.filterwarnings("ignore", category=UserWarning, module="torchvision")
-        model: nn.Module = lpips.LPIPS(
+        return lpips.LPIPS(
             net=network,
             version="0.1",
             lpips=is_trained,
             pnet_rand=not is_trained,
             verbose=False,
         )
-    return model

@@ -93,9 +93,18 @@ def test_config_refuses_unknown_engine_and_lists_the_known(engine: str | None) -
     assert details["ctx"]["rule"] == "must be one of easyocr, rapidocr"
 
 
-def test_config_refuses_options_of_the_other_engine() -> None:
-    details = problem({"terms": {"ocr": {"weight": 1.0, "engine": "rapidocr", "languages": []}}})
-    assert (details["type"], details["loc"]) == ("extra_forbidden", ("terms", "ocr", "languages"))
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("languages", "remove it, or set engine=easyocr"),
+        ("thread", "use some of weight, engine, threads, detection_side"),
+    ],
+)
+def test_config_refuses_options_that_the_engine_does_not_have(option: str, remedy: str) -> None:
+    details = problem({"terms": {"ocr": {"weight": 1.0, "engine": "rapidocr", option: 1}}})
+    assert details["loc"] == ("terms", "ocr", option)
+    assert details["ctx"]["rule"] == "is not an option of engine rapidocr"
+    assert details["ctx"]["remedy"] == remedy
 
 
 @pytest.mark.parametrize(

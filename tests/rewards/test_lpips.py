@@ -59,6 +59,18 @@ def test_untrained_lpips_is_one_for_the_target_and_falls_with_distance(
     assert scores[0] > scores[1] > scores[2]
 
 
+def test_untrained_lpips_stays_within_one_of_zero(untrained: LpipsReward) -> None:
+    # White against black: the sum over the five layers is far above 2, their mean is not.
+    white = torch.full((3, 64, 64), 255, dtype=torch.uint8)
+    stripes = white.clone()
+    stripes[:, ::4] = 0
+    scores = untrained.score(
+        [Prompt("a", "a", target=white)] * 2, torch.stack([torch.zeros_like(white), stripes])
+    )
+    assert (scores > -1.0).all()
+    assert (scores < 1.0).all()
+
+
 def test_untrained_lpips_is_the_same_in_every_process_and_leaves_the_global_generator(
     untrained: LpipsReward, caplog: pytest.LogCaptureFixture
 ) -> None:
