@@ -12,12 +12,14 @@ from glm_grpo.tables import read_metrics
 from rewards.score import Scorer
 
 LEARNING = (
-    "rollout.prompts_per_step=8",
+    "rollout.prompts_per_step=4",
     "rollout.group_size=8",
-    "train.micro_batch_size=64",
+    "train.micro_batch_size=32",
     "train.steps=8",
     "loss.kl_coef=0",
-    "reward.terms={ssim:{weight:1.0}}",
+    "reward.terms.lpips=null",
+    "reward.terms.ocr=null",
+    "reward.terms.aesthetic=null",
 )
 """Structural similarity alone: cheap to score, and the embedded model has much to gain in it."""
 
@@ -53,17 +55,15 @@ def evaluations(run_dir):
 
 @pytest.mark.parametrize(("weight", "direction"), [(1.0, 1), (-1.0, -1)])
 def test_loop_follows_the_sign_of_the_reward(make_trainer, weight, direction):
-    terms = f"reward.terms={{ssim:{{weight:{weight}}}}}"
-    trainer, _, run_dir = make_trainer(*LEARNING, terms, held_out=16)
+    trainer, _, run_dir = make_trainer(
+        *LEARNING, f"reward.terms.ssim.weight={weight}", held_out=16
+    )
 
     trainer.run()
 
-    before, after = evaluations(run_dir)
-    # With a weight of -1 the total is minus the similarity: what rises is the total as weighed.
-    assert after > before
-    assert direction * (after - before) * weight > 0
-    rewards = [row["reward/ssim/mean"] for row in read_metrics(RunFolder(run_dir))[1:]]
-    assert direction * (rewards[-1] - rewards[0]) > 0
+    # The total is the similarity times its weight: with -1, learning lowers the similarity.
+    before, after = (total / weight for total in evaluations(run_dir))
+    assert direction * (after - before) > 0
 
 
 def test_loop_changes_no_weight_where_all_rewards_are_equal(make_trainer):
