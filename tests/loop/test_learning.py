@@ -55,9 +55,7 @@ def evaluations(run_dir):
 
 @pytest.mark.parametrize(("weight", "direction"), [(1.0, 1), (-1.0, -1)])
 def test_loop_follows_the_sign_of_the_reward(make_trainer, weight, direction):
-    trainer, _, run_dir = make_trainer(
-        *LEARNING, f"reward.terms.ssim.weight={weight}", held_out=16
-    )
+    trainer, _, run_dir = make_trainer(*LEARNING, f"reward.terms.ssim.weight={weight}", held_out=16)
 
     trainer.run()
 
