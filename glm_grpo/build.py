@@ -191,16 +191,19 @@ def build_stage(config: Config, device: torch.device, *, needs_reference: bool) 
     )
     is_offloading = config.offload != "none" and device.type != "cpu"
     scorer = build_scorer(config.reward, torch.device("cpu") if is_offloading else device)
-    parts: dict[str, Movable] = {
-        "policy": ModulePart(policy.modules(), device=device),
-        "reference": ModulePart(policy.reference_modules(), device=device),
-        "decoder": ModulePart(decoder.modules(), device=device),
-        "rewards": ModulePart(scorer.modules(), device=device),
+    modules = {
+        "policy": policy.modules(),
+        "reference": policy.reference_modules(),
+        "decoder": decoder.modules(),
+        "rewards": scorer.modules(),
     }
-    if not is_offloading:
-        for part in parts.values():
-            part.load()
-        parts = {}
+    parts: dict[str, Movable] = {}
+    for name, group in modules.items():
+        if is_offloading:
+            parts[name] = ModulePart(group, device=device)
+        else:
+            for module in group:
+                module.to(device)
     return Stage(policy=policy, decoder=decoder, scorer=scorer, residency=Residency(parts))
 
 
@@ -288,7 +291,7 @@ def build_trainer(
         warmup_updates=config.optim.warmup_steps * updates,
         total_updates=config.train.steps * updates,
     )
-    if config.offload == "modules_and_optimizer":
+    if config.offload == "modules_and_optimizer" and accelerator.device.type != "cpu":
         stage.residency.add("optimizer", OptimizerPart(optimizer, device=accelerator.device))
     recorder = Recorder(
         opened.folder,
