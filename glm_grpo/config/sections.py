@@ -155,7 +155,8 @@ class TrainSection(Section):
     eval_every: int = Field(ge=1)
     """Training steps between evaluations; there is one before the first and one after the last."""
     resume: str | None = Field(default=None, min_length=1)
-    """`auto` (newest checkpoint in run_dir, if any) or a checkpoint folder; absent: start anew."""
+    """`auto` (the run in run_dir, or the newest unfinished one of these settings), a run folder, or
+    a checkpoint in one; absent: start anew."""
 
 
 class EvalSection(Section):

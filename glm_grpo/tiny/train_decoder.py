@@ -153,7 +153,6 @@ def _glyphs(
     """Glyph embeddings of one random word for the whole batch (rows of one length, no padding)."""
     word = "" if rng.random() < _DROP_RATE else world.random_sign(rng).word
     ids = tokenizer([word]).input_ids[0]
-    # The pipeline puts a pad before every text of a prompt with one quoted text only if the number
-    # of texts is odd plus one; for one text that is none.
+    # The pipeline pads in front where a prompt quotes an even number of texts; here it is one.
     embeddings = text_encoder(torch.tensor([ids])).last_hidden_state
     return embeddings.expand(_BATCH, -1, -1)
