@@ -85,6 +85,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def failures_dir(self) -> Path:
+        """Pictures that a reward term could not score: a folder for each step that failed."""
+        return self.path / "failures"
+
+    @property
     def targets_dir(self) -> Path:
         """Target pictures of the evaluation prompts."""
         return self.images_dir / "targets"
@@ -108,6 +113,10 @@ class RunFolder:
     def checkpoint_dir(self, step: int) -> Path:
         """The checkpoint taken after `step`."""
         return self.checkpoints_dir / f"step-{step:06d}"
+
+    def failure_dir(self, step: int) -> Path:
+        """The pictures of `step` that a reward term could not score."""
+        return self.failures_dir / f"step-{step:06d}"
 
 
 def step_of(path: Path) -> int | None:

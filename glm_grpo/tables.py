@@ -20,7 +20,7 @@ MetricsRow = dict[str, int | float | None]
 """One line of `metrics.jsonl`: `step` and the metrics; None was not finite."""
 
 METADATA_KEY = b"glm_grpo"
-"""Key in the schema metadata of a table; its JSON holds `weights` (by term) and `combine`."""
+"""Key in the schema metadata of a table; its JSON holds the fields of `Weighing`."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,12 @@ class Weighing:
 
     Attributes:
         weights: By name of the term.
+        std_floors: By name of the term, see `RewardTable`.
         combine: How the weighed terms are combined.
     """
 
     weights: dict[str, float]
+    std_floors: dict[str, float]
     combine: Mode
 
 

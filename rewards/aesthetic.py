@@ -47,8 +47,6 @@ class AestheticReward:
             fit the others.
     """
 
-    name = "aesthetic"
-
     def __init__(
         self, *, clip_model: str, clip_weights: str, head: str, device: torch.device
     ) -> None:

@@ -19,13 +19,12 @@ class Reward(Protocol):
     A term raises where it cannot score; it never returns a number in place of a failure.
     """
 
-    @property
-    def name(self) -> str:
-        """Short name, as in the config."""
-        ...
-
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has what the term compares with."""
+        """Whether the prompt has what the term compares with.
+
+        Raises:
+            RewardError: It has, and the term could not score any picture against it.
+        """
         ...
 
     def score(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import torch
 
 from rewards.base import Reward
-from rewards.config import (
+from rewards.config import RewardConfig
+from rewards.ocr import OcrReward, TextReader
+from rewards.score import Scorer, Term
+from rewards.terms_config import (
     AestheticConfig,
     EasyOcrConfig,
     LpipsConfig,
     RapidOcrConfig,
-    RewardConfig,
+    SsimConfig,
+    TermConfig,
 )
-from rewards.ocr import OcrReward, TextReader
-from rewards.score import Scorer
 
 
 def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
@@ -24,53 +26,65 @@ def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
         device: Where the networks of the terms are put.
 
     Returns:
-        A scorer whose terms stand in the order of `TermsConfig`.
+        A scorer whose terms stand in the order of the config.
 
     Raises:
         RewardError: A term's weights are missing or do not fit.
     """
-    terms = config.terms
-    rewards: list[Reward] = []
-    if terms.lpips is not None:
-        rewards.append(_build_lpips(terms.lpips, device))
-    if terms.ssim is not None:
-        rewards.append(_build_ssim())
-    if terms.ocr is not None:
-        rewards.append(OcrReward(_build_reader(terms.ocr, device)))
-    if terms.aesthetic is not None:
-        rewards.append(_build_aesthetic(terms.aesthetic, device))
-    weights = terms.weights()
-    return Scorer(rewards, [weights[reward.name] for reward in rewards])
+    terms = [
+        Term(
+            name=name,
+            reward=build_reward(options, device),
+            weight=options.weight,
+            std_floor=options.std_floor,
+            timeout_seconds=options.timeout_seconds,
+        )
+        for name, options in config.terms.items()
+    ]
+    return Scorer(terms, is_overlapping=config.overlap)
 
 
-def _build_lpips(config: LpipsConfig, device: torch.device) -> Reward:
-    from rewards.lpips import LpipsReward  # noqa: PLC0415 - torchvision and lpips take seconds
+def build_reward(options: TermConfig, device: torch.device) -> Reward:
+    """Build one term.
 
-    return LpipsReward(config.network, pretrained=config.pretrained, device=device)
+    Raises:
+        RewardError: Its weights are missing or do not fit.
+    """
+    # Imports stand here because each takes seconds, and most configs name a few terms.
+    # ruff: noqa: PLC0415
+    match options:
+        case LpipsConfig():
+            from rewards.lpips import LpipsReward
 
+            return LpipsReward(options.network, pretrained=options.pretrained, device=device)
+        case SsimConfig():
+            from rewards.ssim import SsimReward
 
-def _build_ssim() -> Reward:
-    from rewards.ssim import SsimReward  # noqa: PLC0415 - torchmetrics takes seconds to import
+            return SsimReward()
+        case EasyOcrConfig() | RapidOcrConfig():
+            return OcrReward(
+                _build_reader(options, device),
+                is_case_sensitive=options.case_sensitive,
+                extra_text_penalty=options.extra_text_penalty,
+            )
+        case AestheticConfig():
+            from rewards.aesthetic import AestheticReward
 
-    return SsimReward()
+            return AestheticReward(
+                clip_model=options.clip_model,
+                clip_weights=options.clip_weights,
+                head=options.head,
+                device=device,
+            )
+        case _:
+            raise NotImplementedError(f"{type(options).__name__} has no class that scores")
 
 
 def _build_reader(config: EasyOcrConfig | RapidOcrConfig, device: torch.device) -> TextReader:
     if isinstance(config, EasyOcrConfig):
-        from rewards.ocr_easyocr import EasyOcrReader  # noqa: PLC0415 - only one engine is used
+        from rewards.ocr_easyocr import EasyOcrReader
 
         return EasyOcrReader(config.languages, device=device)
-    from rewards.ocr_rapidocr import RapidOcrReader  # noqa: PLC0415 - only one engine is used
+    from rewards.ocr_rapidocr import RapidOcrReader
 
     return RapidOcrReader(threads=config.threads, detection_side=config.detection_side)
-
-
-def _build_aesthetic(config: AestheticConfig, device: torch.device) -> Reward:
-    from rewards.aesthetic import AestheticReward  # noqa: PLC0415 - open_clip takes seconds
-
-    return AestheticReward(
-        clip_model=config.clip_model,
-        clip_weights=config.clip_weights,
-        head=config.head,
-        device=device,
-    )

@@ -6,160 +6,109 @@ is scored and shown, but takes no part in the reward.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from rewards.terms_config import KINDS, OCR_ENGINES, OcrConfig, Options, TermConfig
 
 RELATION = "relation"
 """Type of the errors below that carry `rule` and `remedy` in their context."""
 
-
-class Options(BaseModel):
-    """What all sections share: unknown keys, lax types and non-finite numbers are refused."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-
-class TermConfig(Options):
-    """What every term has."""
-
-    weight: float
-    """Factor of the term's score in the reward; negative to push the score down, 0 to watch it."""
-
-
-class LpipsConfig(TermConfig):
-    """LPIPS to the prompt's target picture, as 1 - distance."""
-
-    network: Literal["alex", "vgg", "squeeze"] = "alex"
-    """Backbone. Its weights are downloaded once by torchvision into TORCH_HOME/hub/checkpoints."""
-    pretrained: bool = True
-    """False: untrained features from a fixed seed. Needs no download; no measure of perception."""
-
-
-class SsimConfig(TermConfig):
-    """Structural similarity to the prompt's target picture."""
-
-
-class EasyOcrConfig(TermConfig):
-    """Whether the prompt's text can be read, by EasyOCR."""
-
-    engine: Literal["easyocr"]
-    """PyTorch, on the accelerator; downloads its weights once into EASYOCR_MODULE_PATH/model."""
-    languages: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("en",)
-    """EasyOCR's language codes; one script beside English."""
-
-
-class RapidOcrConfig(TermConfig):
-    """Whether the prompt's text can be read, by RapidOCR."""
-
-    engine: Literal["rapidocr"]
-    """ONNX on the CPU, models in the wheel (Latin and Chinese script); needs no download."""
-    threads: int = Field(default=2, ge=1)
-    """Pictures read at the same time, one CPU thread each."""
-    detection_side: int = Field(default=256, ge=64, multiple_of=32)
-    """Pixels; pictures with a shorter side below it are enlarged before text is searched. Time
-    grows with its square; larger pictures are not touched."""
-
-
-class AestheticConfig(TermConfig):
-    """Predicted aesthetic rating: a CLIP image embedding and a small head."""
-
-    clip_model: str = Field(default="ViT-L-14-quickgelu", min_length=1)
-    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
-    clip_weights: str = Field(default="openai", min_length=1)
-    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
-    head: str = Field(min_length=1)
-    """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
-    `weight` [1, D] and `bias` [1]. All paths may be written pkg://package/relative/path."""
+_USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
 
 
 def _problem(rule: str, remedy: str) -> PydanticCustomError:
     return PydanticCustomError(RELATION, "{rule}; {remedy}", {"rule": rule, "remedy": remedy})
 
 
-def _problem_at(key: str, value: object, rule: str, remedy: str) -> ValidationError:
-    details = InitErrorDetails(type=_problem(rule, remedy), loc=(key,), input=value)
+def _problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> ValidationError:
+    details = InitErrorDetails(type=_problem(rule, remedy), loc=keys, input=value)
     return ValidationError.from_exception_data("reward", [details])
 
 
-_ENGINES: dict[str, type[EasyOcrConfig] | type[RapidOcrConfig]] = {
-    "easyocr": EasyOcrConfig,
-    "rapidocr": RapidOcrConfig,
-}
+def _read_terms(value: object) -> object:
+    """Name the kind of every term, leave out those that are null, bring them into order."""
+    if not isinstance(value, Mapping):
+        return value
+    terms = {}
+    for name, options in value.items():
+        if options is None:
+            continue
+        if not isinstance(options, Mapping):
+            raise _problem_at(
+                (str(name),),
+                options,
+                "must be a section with keys of its own",
+                f"write {name}: {{weight: 1.0}}",
+            )
+        terms[str(name)] = _with_kind(str(name), options)
+    order = list(KINDS)
+    return dict(sorted(terms.items(), key=lambda item: (order.index(str(item[1]["kind"])), item[0])))
 
 
-def _choose_engine(value: object) -> object:
+def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
+    if not _USABLE_NAME.fullmatch(name):
+        rule = "the name of a term is made of small letters, digits and _, at most 40"
+        raise _problem_at((name,), options, rule, "rename it")
+    kind = options.get("kind", name)
+    if kind in KINDS:
+        return {"kind": kind, **options}
+    nearest = difflib.get_close_matches(str(kind), KINDS, n=1)
+    if "kind" in options:
+        remedy = f"did you mean {nearest[0]}?" if nearest else "set kind=custom for your own"
+        raise _problem_at((name, "kind"), kind, f"must be one of {', '.join(KINDS)}", remedy)
+    rule = f"{name!r} is not a reward term ({', '.join(KINDS)})"
+    remedy = f"did you mean {nearest[0]}?" if nearest else "give it a kind: kind=custom, say"
+    raise _problem_at((name,), dict(options), rule, remedy)
+
+
+def _read_term(value: object) -> object:
     # A discriminated union would do, but pydantic writes the tag into the key of every error:
     # reward.terms.ocr.rapidocr.threads is a key that no one can set.
     if not isinstance(value, Mapping):
         return value
-    engine = value.get("engine")
-    if engine not in _ENGINES:
-        rule = f"must be one of {', '.join(_ENGINES)}"
-        raise _problem_at("engine", engine, rule, "set engine=rapidocr, which needs no download")
+    kind = KINDS[str(value["kind"])]
+    label = f"kind {value['kind']}"
+    if kind is OcrConfig:
+        engine = value.get("engine")
+        if engine not in OCR_ENGINES:
+            rule = f"must be one of {', '.join(OCR_ENGINES)}"
+            remedy = "set engine=rapidocr, which needs no download"
+            raise _problem_at(("engine",), engine, rule, remedy)
+        kind, label = OCR_ENGINES[str(engine)], f"engine {engine}"
     for name in value:
-        if name not in _ENGINES[engine].model_fields:
-            raise _foreign_option(str(name), value[name], engine)
-    return _ENGINES[engine].model_validate(value)
+        if name not in kind.model_fields:
+            raise _foreign_option(str(name), value[name], kind, label)
+    return kind.model_validate(value)
 
 
-def _foreign_option(name: str, value: object, engine: str) -> ValidationError:
-    others = [other for other, config in _ENGINES.items() if name in config.model_fields]
-    options = ", ".join(_ENGINES[engine].model_fields)
-    remedy = f"remove it, or set engine={others[0]}" if others else f"use some of {options}"
-    return _problem_at(name, value, f"is not an option of engine {engine}", remedy)
+def _foreign_option(
+    name: str, value: object, kind: type[TermConfig], label: str
+) -> ValidationError:
+    others = [other for other, config in OCR_ENGINES.items() if name in config.model_fields]
+    nearest = difflib.get_close_matches(name, kind.model_fields, n=1)
+    if issubclass(kind, OcrConfig) and others:
+        remedy = f"remove it, or set engine={others[0]}"
+    elif nearest:
+        remedy = f"did you mean {nearest[0]}?"
+    else:
+        remedy = f"use some of {', '.join(kind.model_fields)}"
+    return _problem_at((name,), value, f"is not an option of {label}", remedy)
 
 
-OcrConfig = Annotated[EasyOcrConfig | RapidOcrConfig, BeforeValidator(_choose_engine)]
-
-
-class TermsConfig(Options):
-    """The terms in use, in the order of the R axis."""
-
-    lpips: LpipsConfig | None = None
-    """Perceptual likeness to the target."""
-    ssim: SsimConfig | None = None
-    """Structural likeness to the target."""
-    ocr: OcrConfig | None = None
-    """Legibility of the prompt's text."""
-    aesthetic: AestheticConfig | None = None
-    """Predicted rating; applies to every prompt."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown(cls, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            for name in value:
-                if name not in cls.model_fields:
-                    rule = f"{name!r} is not a reward term"
-                    remedy = f"use some of {', '.join(cls.model_fields)}"
-                    raise _problem_at(str(name), value[name], rule, remedy)
-        return value
-
-    @model_validator(mode="after")
-    def _check_weights(self) -> TermsConfig:
-        weights = self.weights()
-        if not weights:
-            known = ", ".join(type(self).model_fields)
-            raise _problem("no term is used, so there is no reward", f"use some of {known}")
-        if not any(weights.values()):
-            raise _problem(
-                f"the weights of all terms ({', '.join(weights)}) are 0, so every reward is 0",
-                f"set one of them, say {next(iter(weights))}.weight=1",
-            )
-        return self
-
-    def weights(self) -> dict[str, float]:
-        """Weight by name of the terms in use, in the order of the R axis."""
-        return {name: term.weight for name, term in self if term is not None}
+Term = Annotated[SerializeAsAny[InstanceOf[TermConfig]], BeforeValidator(_read_term)]
 
 
 class RewardConfig(Options):
@@ -168,5 +117,54 @@ class RewardConfig(Options):
     combine: Literal["weighted_sum", "normalize_then_sum"] = "weighted_sum"
     """`weighted_sum` of the scores, or `normalize_then_sum`: scores standardised inside each
     prompt's group first, so that terms of small spread count as much as terms of large spread."""
-    terms: TermsConfig
-    """The terms in use; absent or null means not used."""
+    terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
+    """The terms in use by name; absent or null means not used."""
+    allow_untied: bool = False
+    """Allow a reward that looks at nothing but the picture: any one picture that pleases it can
+    then answer every prompt."""
+    overlap: bool = True
+    """Score a group while the next one is being decoded."""
+    watch: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Terms of weight 0 that tell whether the policy games the others; see `on_hacking`."""
+    on_hacking: Literal["warn", "stop"] = "warn"
+    """When a canary leaves the band of the untrained model: say so, or save and stop as well."""
+    canary_margin: float = Field(default=4.0, gt=0.0)
+    """Half width of that band, in standard errors of a step's mean."""
+
+    def weights(self) -> dict[str, float]:
+        """Weight by name, in the order of the R axis."""
+        return {name: term.weight for name, term in self.terms.items()}
+
+    @model_validator(mode="after")
+    def _check_terms(self) -> RewardConfig:
+        weights = self.weights()
+        if not weights:
+            rule = "no term is used, so there is no reward"
+            raise _problem_at(("terms",), {}, rule, f"use some of {', '.join(KINDS)}")
+        if not any(weights.values()):
+            rule = f"the weights of all terms ({', '.join(weights)}) are 0, so every reward is 0"
+            remedy = f"set one of them, say {next(iter(weights))}.weight=1"
+            raise _problem_at(("terms",), weights, rule, remedy)
+        tied = [name for name, term in self.terms.items() if term.needs() and term.weight != 0]
+        if not tied and not self.allow_untied:
+            weighed = ", ".join(name for name, weight in weights.items() if weight)
+            rule = (
+                f"no term with a weight looks at the prompt or its target ({weighed} look at the "
+                "picture alone): one picture that pleases them would answer every prompt"
+            )
+            remedy = "add a tied term (ocr, clip_score, lpips, ...), or set allow_untied=true"
+            raise _problem_at(("terms",), weights, rule, remedy)
+        for name in self.watch:
+            self._check_watched(name)
+        return self
+
+    def _check_watched(self, name: str) -> None:
+        if name not in self.terms:
+            known = [term for term, weight in self.weights().items() if weight == 0]
+            rule = f"{name!r} is not a term of reward.terms"
+            remedy = f"add it there with weight 0{f', or use {known}' if known else ''}"
+            raise _problem_at(("watch",), self.watch, rule, remedy)
+        if self.terms[name].weight != 0:
+            rule = f"{name!r} has weight {self.terms[name].weight}: what is trained on cannot watch"
+            remedy = f"set terms.{name}.weight=0, or use another instance of the kind"
+            raise _problem_at(("watch",), self.watch, rule, remedy)

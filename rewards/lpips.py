@@ -48,8 +48,6 @@ class LpipsReward:
         RewardError: The backbone's weights are neither at hand nor can they be downloaded.
     """
 
-    name = "lpips"
-
     def __init__(self, network: Network, *, pretrained: bool, device: torch.device) -> None:
         model = _load_pretrained(network) if pretrained else _make_untrained(network)
         self._divisor: int = 1 if pretrained else model.L  # the package's name for its layers

@@ -1,8 +1,7 @@
-"""Whether the text that a prompt asks for can be read in the picture."""
+"""Whether the texts that a prompt asks for can be read in the picture."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -10,10 +9,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, UInt8
-from rapidfuzz.distance import Levenshtein
 from torch import Tensor, nn
 
-from rewards.types import Prompt
+from rewards.text_matching import fold_text, match_texts
+from rewards.types import Prompt, RewardError
 
 
 @runtime_checkable
@@ -21,7 +20,11 @@ class TextReader(Protocol):
     """An OCR engine."""
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read N pictures: the text of each in reading order, "" where there is none."""
+        """Read N pictures: the words of each in reading order, "" where there are none."""
+        ...
+
+    def alphabet(self) -> frozenset[str]:
+        """Every character the engine can return."""
         ...
 
     def modules(self) -> tuple[nn.Module, ...]:
@@ -30,37 +33,72 @@ class TextReader(Protocol):
 
 
 class OcrReward:
-    """1 - edit distance between the text read and the text wanted, divided by the longer length.
+    """How much of the wanted texts was read, 0..1; see `match_texts`.
 
-    0..1, 1 for equal texts. Both are folded first: Unicode compatibility form (engines return
-    full-width letters for Latin ones), case, white space. Reading nothing is a result, not a
-    failure, and scores 0. Text that no one asked for lengthens the distance.
+    Reading nothing is a result, not a failure, and scores 0. A prompt whose text holds a character
+    that the engine cannot return is refused: no picture could ever score 1.
 
     Args:
         reader: Reads the pictures.
+        is_case_sensitive: Whether OPEN read for Open is a mistake.
+        extra_text_penalty: 0..1, see `match_texts`.
     """
 
-    name = "ocr"
-
-    def __init__(self, reader: TextReader) -> None:
+    def __init__(
+        self,
+        reader: TextReader,
+        *,
+        is_case_sensitive: bool = False,
+        extra_text_penalty: float = 0.0,
+    ) -> None:
         self._reader = reader
+        self._is_case_sensitive = is_case_sensitive
+        self._extra_text_penalty = extra_text_penalty
+        self._alphabet = frozenset().union(*map(self._fold, reader.alphabet()))
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt asks for a text that is more than white space."""
-        return prompt.text is not None and fold_text(prompt.text) != ""
+        """Whether the prompt asks for a text that is more than white space.
+
+        Raises:
+            RewardError: The engine cannot return a character of the text.
+        """
+        for text in prompt.texts:
+            foreign = sorted(set(self._fold(text)) - self._alphabet)
+            if foreign:
+                raise RewardError(
+                    f"prompt {prompt.prompt_id} asks for the text {text!r}, of which the OCR "
+                    f"engine cannot read {', '.join(map(repr, foreign))}: it would count as a "
+                    "mistake in every picture. Leave these characters out of the prompt's `text`, "
+                    "or choose an engine or languages that have them"
+                )
+        return any(self._fold(text) for text in prompt.texts)
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare what each picture says with its prompt's text.
+        """Compare what each picture says with its prompt's texts.
 
         Raises:
             ValueError: A prompt asks for no text.
         """
-        wanted = [_wanted_text(prompt) for prompt in prompts]
-        pairs = zip(self.read(pixels), wanted, strict=True)
-        return torch.tensor([text_similarity(read, text) for read, text in pairs])
+        for prompt in prompts:
+            if not prompt.texts:
+                raise ValueError(
+                    f"prompt {prompt.prompt_id} asks for no text; score only prompts to which the "
+                    "term applies"
+                )
+        return torch.tensor(
+            [
+                match_texts(
+                    read,
+                    prompt.texts,
+                    is_case_sensitive=self._is_case_sensitive,
+                    extra_text_penalty=self._extra_text_penalty,
+                )
+                for read, prompt in zip(self.read(pixels), prompts, strict=True)
+            ]
+        )
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
         """Read N pictures as the engine returns them, for people to look at."""
@@ -69,6 +107,9 @@ class OcrReward:
     def modules(self) -> tuple[nn.Module, ...]:
         """The engine's networks."""
         return self._reader.modules()
+
+    def _fold(self, text: str) -> str:
+        return fold_text(text, is_case_sensitive=self._is_case_sensitive)
 
 
 @dataclass(frozen=True)
@@ -102,16 +143,6 @@ def join_in_reading_order(boxes: Sequence[TextBox]) -> str:
     return " ".join(box.text for line in lines for box in sorted(line, key=lambda box: box.left))
 
 
-def text_similarity(read: str, wanted: str) -> float:
-    """1 - Levenshtein distance / longer length, of the folded texts; 0..1."""
-    return Levenshtein.normalized_similarity(fold_text(read), fold_text(wanted))
-
-
-def fold_text(text: str) -> str:
-    """Remove what does not count as a difference: compatibility form, case, white space."""
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
 def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H W 3"]]:
     """Pictures as OpenCV, and so both engines, expect them: height, width, blue-green-red."""
     arrays = pixels.cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()
@@ -120,12 +151,3 @@ def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H
 
 def _middle(box: TextBox) -> float:
     return (box.top + box.bottom) / 2
-
-
-def _wanted_text(prompt: Prompt) -> str:
-    if prompt.text is None:
-        raise ValueError(
-            f"prompt {prompt.prompt_id} asks for no text; score only prompts to which the term "
-            "applies"
-        )
-    return prompt.text

@@ -49,6 +49,10 @@ class EasyOcrReader:
         self._reader.device = str(next(self._reader.detector.parameters()).device)
         return [self._read_one(picture) for picture in to_bgr_arrays(pixels)]
 
+    def alphabet(self) -> frozenset[str]:
+        """The characters of the recogniser."""
+        return frozenset(self._reader.character)
+
     def modules(self) -> tuple[nn.Module, ...]:
         """Detector and recogniser."""
         return (self._reader.detector, self._reader.recognizer)

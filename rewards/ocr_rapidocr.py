@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from rewards.ocr import join_in_reading_order, text_box, to_bgr_arrays
 
+_BLANK = "blank"
+"""Stands for "no character" in the list of the recognition model."""
+
 
 class RapidOcrReader:
     """Reads each picture by itself, several at the same time.
@@ -50,12 +53,18 @@ class RapidOcrReader:
         with ThreadPoolExecutor(self._threads) as executor:
             return list(executor.map(self._read_one, to_bgr_arrays(pixels)))
 
+    def alphabet(self) -> frozenset[str]:
+        """The characters of the recognition model."""
+        # Models are loaded at the first use; a line without detection uses this one alone.
+        self._engine(np.zeros((48, 48, 3), dtype=np.uint8), use_det=False)
+        return frozenset(self._engine.text_rec.postprocess_op.character) - {_BLANK}
+
     def modules(self) -> tuple[nn.Module, ...]:
         """ONNX models stay on the CPU."""
         return ()
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> str:
-        found = self._engine(picture)
+        found = self._engine(picture, use_det=True)
         if not isinstance(found, RapidOCROutput):
             raise TypeError(
                 f"RapidOCR returned a {type(found).__name__}: it found lines but recognised none; "

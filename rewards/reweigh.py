@@ -15,32 +15,24 @@ from rewards.types import RewardTable
 
 Mode = Literal["weighted_sum", "normalize_then_sum"]
 
-STD_FLOOR = 1e-4
-"""Smallest divisor of `normalize_then_sum`: the size of TRL's epsilon in the same place."""
-
 FLAT_TOLERANCE = 8 * torch.finfo(torch.float32).eps
 """Largest spread of a flat group, relative to its largest |score|: a few fp32 roundings."""
 
 
-def combine(
-    table: RewardTable, *, mode: Mode, std_floor: float = STD_FLOOR
-) -> Float32[Tensor, "P G"]:
+def combine(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G"]:
     """Total reward of every image: the sum of `contributions` over the terms.
 
     Args:
         table: Raw scores, finite.
         mode: See `contributions`.
-        std_floor: See `contributions`.
 
     Raises:
         ValueError: See `contributions`.
     """
-    return contributions(table, mode=mode, std_floor=std_floor).sum(dim=-1)
+    return contributions(table, mode=mode).sum(dim=-1)
 
 
-def contributions(
-    table: RewardTable, *, mode: Mode, std_floor: float = STD_FLOOR
-) -> Float32[Tensor, "P G R"]:
+def contributions(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G R"]:
     """What each term adds to each image's total; exactly 0 where a term does not apply.
 
     With weights w, scores s, and A the terms that apply to a prompt:
@@ -48,9 +40,9 @@ def contributions(
         contribution_r = w_r x_r * (sum over all |w|) / (sum over A of |w|)
 
     - `weighted_sum`: x = s.
-    - `normalize_then_sum`: x = (s - mean_G(s)) / max(std_G(s), std_floor), and 0 in a group whose
-      scores are all equal; the std is the sample one. Each term then counts by its weight alone,
-      however small its spread. Source: GDPO (arXiv 2601.05242), section 3; TRL's
+    - `normalize_then_sum`: x = (s - mean_G(s)) / max(std_G(s), std_floor of the term), and 0 in a
+      group whose scores are all equal; the std is the sample one. Each term then counts by its
+      weight alone, however small its spread. Source: GDPO (arXiv 2601.05242), section 3; TRL's
       `multi_objective_aggregation="normalize_then_sum"`.
 
     The factor is exactly 1 where every term applies, which leaves the plain weighted sum. Where
@@ -62,24 +54,18 @@ def contributions(
     Args:
         table: Raw scores, finite.
         mode: One of the two above.
-        std_floor: Smallest divisor of `normalize_then_sum`, in units of a score, > 0.
 
     Raises:
-        ValueError: A prompt has no applicable term with a weight other than 0; `std_floor` is not
+        ValueError: A prompt has no applicable term with a weight other than 0; a std floor is not
             positive; or a group to be standardised has fewer than two images.
     """
-    if mode == "normalize_then_sum":
-        scores = _standardise(table.raw, std_floor=std_floor)
-    else:
-        scores = table.raw
+    scores = _standardise(table) if mode == "normalize_then_sum" else table.raw
     # Filled, not multiplied by 0: a stored table may hold NaN where a term does not apply.
     applicable_scores = scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
     return table.weights * applicable_scores * _scale(table)[:, None, None]
 
 
-def advantage_shares(
-    table: RewardTable, *, mode: Mode, std_floor: float = STD_FLOOR
-) -> Float32[Tensor, " R"]:
+def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]:
     """Each term's share of what tells the images of a group apart.
 
     With c_r the contribution of term r and total = sum_r c_r, inside each group:
@@ -94,7 +80,6 @@ def advantage_shares(
     Args:
         table: Raw scores, finite.
         mode: As used for the totals.
-        std_floor: As used for the totals.
 
     Returns:
         One share per term; all 0 where every group is flat.
@@ -102,7 +87,7 @@ def advantage_shares(
     Raises:
         ValueError: See `contributions`.
     """
-    parts = contributions(table, mode=mode, std_floor=std_floor)
+    parts = contributions(table, mode=mode)
     # In float32 small covariances would drown in rounding.
     exact = parts.double()
     total = exact.sum(dim=-1)
@@ -121,9 +106,11 @@ def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, "P *R"]:
     return spread <= FLAT_TOLERANCE * scores.abs().amax(dim=1)
 
 
-def _standardise(raw: Float32[Tensor, "P G R"], *, std_floor: float) -> Float32[Tensor, "P G R"]:
-    if not std_floor > 0:
-        raise ValueError(f"std_floor {std_floor}: must be above 0; {STD_FLOOR} is a usual choice")
+def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
+    raw = table.raw
+    for name, floor in zip(table.names, table.std_floors.tolist(), strict=True):
+        if not floor > 0:
+            raise ValueError(f"std_floor {floor} of {name}: must be above 0; 1e-4 is a usual one")
     if raw.shape[1] < 2:
         raise ValueError(
             f"group size {raw.shape[1]}: normalize_then_sum compares the images of one prompt; "
@@ -131,7 +118,7 @@ def _standardise(raw: Float32[Tensor, "P G R"], *, std_floor: float) -> Float32[
         )
     centred = _centre(raw.double())
     std = centred.square().sum(dim=1, keepdim=True).div(raw.shape[1] - 1).sqrt()
-    standardised = centred / std.clamp(min=std_floor)
+    standardised = centred / std.clamp(min=table.std_floors.double())
     return standardised.masked_fill(is_flat(raw)[:, None, :], 0.0).float()
 
 

@@ -1,8 +1,16 @@
-"""Runs every term over a batch of pictures and refuses whatever is not a score."""
+"""Runs every term over groups of pictures and refuses whatever is not a score.
+
+Each term works in a thread of its own, so that pictures can be scored while others are still being
+decoded, and so that a term that hangs does not hang the run.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float32, UInt8
@@ -13,26 +21,43 @@ from rewards.ocr import OcrReward
 from rewards.types import Prompt, RewardError, RewardTable
 
 
+@dataclass(frozen=True)
+class Term:
+    """One term of a reward.
+
+    Attributes:
+        name: Of the column in the table, unique.
+        reward: Scores.
+        weight: Finite.
+        std_floor: See `RewardTable.std_floors`.
+        timeout_seconds: Longest time to score one group.
+    """
+
+    name: str
+    reward: Reward
+    weight: float
+    std_floor: float = 1e-4
+    timeout_seconds: float = 600.0
+
+
 class Scorer:
     """The terms of a reward with their weights.
 
     Args:
         terms: In the order of the R axis, names unique.
-        weights: One finite number per term.
+        is_overlapping: Whether groups may be scored while others are being decoded.
 
     Raises:
-        ValueError: No terms, terms and weights of different number, or two terms of one name.
+        ValueError: No terms, or two of one name.
     """
 
-    def __init__(self, terms: Sequence[Reward], weights: Sequence[float]) -> None:
+    def __init__(self, terms: Sequence[Term], *, is_overlapping: bool = True) -> None:
         names = [term.name for term in terms]
-        if not terms or len(terms) != len(weights) or len(set(names)) != len(names):
-            raise ValueError(
-                f"terms {names} with weights {list(weights)}: needs at least one term, one weight "
-                "for each, and no name twice"
-            )
+        if not terms or len(set(names)) != len(names):
+            raise ValueError(f"terms {names}: needs at least one, and no name twice")
         self._terms = tuple(terms)
-        self._weights = tuple(weights)
+        self._workers = tuple(_Worker(term) for term in terms)
+        self.is_overlapping = is_overlapping
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -41,24 +66,25 @@ class Scorer:
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Networks of all terms, for whoever moves them between devices."""
-        return tuple(module for term in self._terms for module in term.modules())
+        return tuple(module for term in self._terms for module in term.reward.modules())
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Refuse prompts that no term can score, before anything is sampled.
 
         Raises:
-            RewardError: No term with a weight other than 0 applies to a prompt.
+            RewardError: No term with a weight other than 0 applies to a prompt, or one applies and
+                cannot score it.
         """
-        weighed = [
-            term for term, weight in zip(self._terms, self._weights, strict=True) if weight != 0
-        ]
+        weighed = [term for term in self._terms if term.weight != 0]
         for prompt in prompts:
-            if not any(term.applies_to(prompt) for term in weighed):
+            # Every term is asked, also those that are only watched: one may refuse the prompt.
+            applicable = [term for term in self._terms if term.reward.applies_to(prompt)]
+            if not any(term in weighed for term in applicable):
                 raise RewardError(
                     f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
                     f"the terms with a weight ({', '.join(term.name for term in weighed)}) applies "
                     "to it. Give it a target picture (lpips, ssim) or a text in quotation marks "
-                    "(ocr), remove it, or add a term that applies to every prompt (aesthetic)"
+                    "(ocr), remove it, or add a term that applies to every prompt (clip_score)"
                 )
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]) -> RewardTable:
@@ -75,8 +101,8 @@ class Scorer:
             The table of raw scores, on the CPU.
 
         Raises:
-            RewardError: A term raised, or returned something other than one finite float32 number
-                per picture. Names term, prompt and image.
+            RewardError: A term raised, took too long, or returned something other than one finite
+                float32 number per picture. Names term, prompt and image.
             ValueError: The numbers of prompts and of groups differ.
         """
         if len(prompts) != pixels.shape[0]:
@@ -84,63 +110,175 @@ class Scorer:
                 f"{len(prompts)} prompts for {pixels.shape[0]} groups of pictures; "
                 "there must be one prompt for each group"
             )
-        is_applicable = self._find_applicable(prompts)
-        raw = torch.zeros(*pixels.shape[:2], len(self._terms))
-        for row, prompt in enumerate(prompts):
-            for column, term in enumerate(self._terms):
-                if is_applicable[row, column]:
-                    raw[row, :, column] = _score_group(term, prompt, pixels[row])
-        return RewardTable(
-            self.names, raw, is_applicable, torch.tensor(self._weights, dtype=torch.float32)
-        )
+        scoring = self.begin(prompts)
+        for group in pixels:
+            scoring.add(group)
+        return scoring.finish()
+
+    def begin(self, prompts: Sequence[Prompt], *, is_resident: bool = True) -> Scoring:
+        """Begin to score groups that come one by one, in the order of the prompts.
+
+        Args:
+            prompts: The P prompts.
+            is_resident: Whether the terms' networks are where they run. If not, terms that have
+                some wait until `Scoring.finish`.
+        """
+        return Scoring(self._terms, self._workers, prompts, is_resident=is_resident)
 
     def recognise(self, pixels: UInt8[Tensor, "P G 3 H W"]) -> tuple[tuple[str, ...], ...] | None:
-        """The text that the OCR term reads in every picture; None without such a term."""
+        """The text that the first OCR term reads in every picture; None without such a term."""
         for term in self._terms:
-            if isinstance(term, OcrReward):
-                return tuple(tuple(term.read(group)) for group in pixels)
+            if isinstance(term.reward, OcrReward):
+                return tuple(tuple(term.reward.read(group)) for group in pixels)
         return None
 
-    def _find_applicable(self, prompts: Sequence[Prompt]) -> Bool[Tensor, "P R"]:
-        rows = [[term.applies_to(prompt) for term in self._terms] for prompt in prompts]
-        return torch.tensor(rows, dtype=torch.bool)
+
+class Scoring:
+    """Groups on their way through the terms; made by `Scorer.begin`."""
+
+    def __init__(
+        self,
+        terms: Sequence[Term],
+        workers: Sequence[_Worker],
+        prompts: Sequence[Prompt],
+        *,
+        is_resident: bool,
+    ) -> None:
+        self._terms = terms
+        self._workers = workers
+        self._prompts = prompts
+        self._is_early = [is_resident or not term.reward.modules() for term in terms]
+        rows = [[term.reward.applies_to(prompt) for term in terms] for prompt in prompts]
+        self._is_applicable: Bool[Tensor, "P R"] = torch.tensor(rows, dtype=torch.bool)
+        self._groups: list[UInt8[Tensor, "G 3 H W"]] = []
+        self._futures: dict[tuple[int, int], Future[Float32[Tensor, " G"]]] = {}
+
+    def add(self, group: UInt8[Tensor, "G 3 H W"]) -> None:
+        """Hand the pictures of the next prompt to the terms that can begin; does not wait."""
+        self._groups.append(group)
+        for column, is_early in enumerate(self._is_early):
+            if is_early:
+                self._submit(len(self._groups) - 1, column)
+
+    def finish(self) -> RewardTable:
+        """Let the other terms begin, and wait for all.
+
+        Raises:
+            RewardError: As `Scorer.score`.
+        """
+        for row in range(len(self._groups)):
+            for column, is_early in enumerate(self._is_early):
+                if not is_early:
+                    self._submit(row, column)
+        raw = torch.zeros(len(self._groups), self._groups[0].shape[0], len(self._terms))
+        for (row, column), future in self._futures.items():
+            raw[row, :, column] = self._wait(row, column, future)
+        return RewardTable(
+            names=tuple(term.name for term in self._terms),
+            raw=raw,
+            is_applicable=self._is_applicable,
+            weights=torch.tensor([term.weight for term in self._terms], dtype=torch.float32),
+            std_floors=torch.tensor([term.std_floor for term in self._terms], dtype=torch.float32),
+        )
+
+    def _submit(self, row: int, column: int) -> None:
+        if self._is_applicable[row, column]:
+            future = self._workers[column].submit(self._prompts[row], self._groups[row])
+            self._futures[row, column] = future
+
+    def _wait(
+        self, row: int, column: int, future: Future[Float32[Tensor, " G"]]
+    ) -> Float32[Tensor, " G"]:
+        term, prompt = self._terms[column], self._prompts[row]
+        try:
+            # Groups of a term are scored in order, so this one began before the wait for it did,
+            # or as soon as the one before it was done.
+            return future.result(timeout=term.timeout_seconds)
+        except TimeoutError as error:
+            raise RewardError(
+                f"term {term.name}, prompt {prompt.prompt_id}: not scored within "
+                f"{term.timeout_seconds:g} seconds; the term hangs, or needs a higher "
+                f"reward.terms.{term.name}.timeout_seconds",
+                pictures=self._groups[row],
+            ) from error
+
+
+class _Worker:
+    """The thread of one term; it begins with the first group."""
+
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._jobs: queue.SimpleQueue[
+            tuple[Prompt, UInt8[Tensor, "G 3 H W"], Future[Float32[Tensor, " G"]]]
+        ] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(
+        self, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]
+    ) -> Future[Float32[Tensor, " G"]]:
+        if self._thread is None:
+            # A daemon: a term that hangs must not keep the process from ending.
+            self._thread = threading.Thread(target=self._work, daemon=True, name=self._term.name)
+            self._thread.start()
+        future: Future[Float32[Tensor, " G"]] = Future()
+        self._jobs.put((prompt, pixels, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            prompt, pixels, future = self._jobs.get()
+            try:
+                future.set_result(_score_group(self._term, prompt, pixels))
+            # Handed to whoever waits for the group.
+            except Exception as error:
+                future.set_exception(error)
 
 
 def _score_group(
-    term: Reward, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]
+    term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]
 ) -> Float32[Tensor, " G"]:
     group_size = pixels.shape[0]
     try:
-        scores = term.score([prompt] * group_size, pixels)
+        scores = term.reward.score([prompt] * group_size, pixels)
     # Terms wrap libraries that raise whatever they like, and each such failure ends the step.
     except Exception as error:
         image = _find_failing_image(term, prompt, pixels)
         raise RewardError(
             f"term {term.name}, prompt {prompt.prompt_id}, {image}: scoring failed with "
             f"{type(error).__name__}: {error}. A failure is never counted as a score; remove the "
-            f"cause, or the term {term.name} from reward.terms"
+            f"cause, or the term {term.name} from reward.terms",
+            pictures=pixels,
         ) from error
+    if not isinstance(scores, Tensor):
+        raise RewardError(
+            f"term {term.name}, prompt {prompt.prompt_id}: returned a {type(scores).__name__}; a "
+            "term must return a torch.float32 tensor with one number per picture, such as "
+            "torch.tensor(scores)",
+            pictures=pixels,
+        )
     if (scores.shape, scores.dtype) != ((group_size,), torch.float32):
         raise RewardError(
             f"term {term.name}, prompt {prompt.prompt_id}, images 0 to {group_size - 1}: returned "
             f"{scores.dtype} of shape {tuple(scores.shape)}; a term must return torch.float32 of "
-            f"shape ({group_size},), one number per picture"
+            f"shape ({group_size},), one number per picture",
+            pictures=pixels,
         )
     scores = scores.cpu()
     for image_index in (~torch.isfinite(scores)).nonzero().flatten().tolist():
         raise RewardError(
             f"term {term.name}, prompt {prompt.prompt_id}, image {image_index}: returned "
             f"{scores[image_index].item()}; a score must be a finite number. A term that cannot "
-            "score must raise"
+            "score must raise",
+            pictures=pixels,
         )
     return scores
 
 
-def _find_failing_image(term: Reward, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
+def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
     # A term that scores a group in one go cannot say which picture it stumbled over.
     for index in range(pixels.shape[0]):
         try:
-            term.score([prompt], pixels[index : index + 1])
+            term.reward.score([prompt], pixels[index : index + 1])
         except Exception:  # as above; the first failure is the one that is reported
             return f"image {index}"
     return f"images 0 to {pixels.shape[0] - 1} together (each alone can be scored)"

@@ -22,8 +22,6 @@ class SsimReward:
     IEEE Transactions on Image Processing 13(4), 2004.
     """
 
-    name = "ssim"
-
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has a target picture."""
         return prompt.target is not None

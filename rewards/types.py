@@ -12,7 +12,15 @@ from torch import Tensor
 
 
 class RewardError(RuntimeError):
-    """A term could not score: names term, prompt and image. Never turned into a number."""
+    """A term could not score: names term, prompt and image. Never turned into a number.
+
+    Attributes:
+        pictures: What it could not score, for whoever looks into it; None where nothing was drawn.
+    """
+
+    def __init__(self, message: str, *, pictures: UInt8[Tensor, "G 3 H W"] | None = None) -> None:
+        super().__init__(message)
+        self.pictures = pictures
 
 
 @dataclass(frozen=True)
@@ -22,13 +30,14 @@ class Prompt:
     Attributes:
         prompt_id: Unique and stable within a data set; names the prompt in tables and galleries.
         prompt: The caption the policy is conditioned on.
-        text: The text that should appear in the picture, or None where there is none.
+        texts: The texts that should appear in the picture, in any order; empty where none is asked
+            for.
         target: The picture to be matched, already at the size of the rollout, or None.
     """
 
     prompt_id: str
     prompt: str
-    text: str | None = None
+    texts: tuple[str, ...] = ()
     target: UInt8[Tensor, "3 H W"] | None = None
 
 
@@ -41,9 +50,12 @@ class RewardTable:
         raw: Scores as the terms return them, higher is better; 0 where a term does not apply.
         is_applicable: True where a term applies to a prompt.
         weights: One weight per term.
+        std_floors: Smallest divisor of each term under `normalize_then_sum`, in units of its
+            score, > 0.
     """
 
     names: tuple[str, ...]
     raw: Float32[Tensor, "P G R"]
     is_applicable: Bool[Tensor, "P R"]
     weights: Float32[Tensor, " R"]
+    std_floors: Float32[Tensor, " R"]

@@ -30,6 +30,9 @@ from glm_grpo.errors import ConfigError
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 """What Hydra raises over a file or an override that it cannot make a config of."""
 
+_TERMS = "reward.terms."
+"""Keys below it need not stand in a file: terms have names of the user's own."""
+
 _MAY_CHANGE_ON_RESUME = frozenset(
     {
         # Where things go and what is kept.
@@ -40,6 +43,7 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         "train.keep_checkpoints",
         # Where and in which portions the work is done: what one changes when memory runs out.
         "offload",
+        "reward.overlap",
         "model.gradient_checkpointing",
         "train.micro_batch_size",
     }
@@ -121,6 +125,14 @@ def override_error(error: Exception) -> ConfigError:
         error: One of `COMPOSITION_ERRORS`.
     """
     unknown = re.search(r"use \+([^=\s]+)=(.*)", str(error))
+    if unknown is not None and unknown[1].startswith(_TERMS):
+        problem = Problem(
+            unknown[1],
+            unknown[2],
+            "is not in the config at hand; a + in front adds a term, or an option left out",
+            f"write +{unknown[1]}={unknown[2]}",
+        )
+        return ConfigError(describe_problems([problem]))
     if unknown is not None:
         # Hydra's own remedy, to append the key with `+`, would only meet the next refusal.
         problem = unknown_key_problem(unknown[1], unknown[2], known_keys(Config))

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from rewards.config import RELATION
+from rewards.config import RELATION, RewardConfig
+from rewards.terms_config import KINDS
 
 NOT_GIVEN = "(not given)"
 
@@ -104,6 +105,10 @@ def _walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key, field
+        if model is RewardConfig and name == "terms":
+            # A mapping of sections: every kind is known under its own name.
+            for kind, term in KINDS.items():
+                yield from _walk_fields(term, f"{key}.{kind}.")
         for section in _sections_in(field.annotation):
             yield from _walk_fields(section, f"{key}.")
 

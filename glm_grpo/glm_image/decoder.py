@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from diffusers import GlmImagePipeline
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
@@ -49,17 +51,20 @@ class Decoder:
 
         Equals the stock pipeline called with the same `prior_token_ids` and `latents`.
         """
+        pixels = torch.stack([*self.decode_groups(batch, token_ids)])
+        return ImageBatch(pixels=pixels, decode_seeds=batch.decode_seeds)
+
+    @torch.no_grad()
+    def decode_groups(
+        self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+    ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
+        """As `decode`, prompt by prompt; each group is on the CPU when it is handed out."""
         layout = token_layout(batch.height, batch.width)
         prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
-        groups = [
-            self.draw_group(prompt.prompt, prior[index], seed, batch.height, batch.width)
-            for index, (prompt, seed) in enumerate(
-                zip(batch.prompts, batch.decode_seeds, strict=True)
-            )
-        ]
-        # As diffusers turns its pictures into 8 bits.
-        pixels = (torch.stack(groups) * 255).round().to(torch.uint8).cpu()
-        return ImageBatch(pixels=pixels, decode_seeds=batch.decode_seeds)
+        for prompt, grids, seed in zip(batch.prompts, prior, batch.decode_seeds, strict=True):
+            drawn = self.draw_group(prompt.prompt, grids, seed, batch.height, batch.width)
+            # As diffusers turns its pictures into 8 bits.
+            yield (drawn * 255).round().to(torch.uint8).cpu()
 
     @torch.no_grad()
     def draw_group(

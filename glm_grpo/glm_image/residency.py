@@ -104,6 +104,10 @@ class Residency:
         """Takes on a part that is made after the models are, such as the optimizer."""
         self._parts[name] = part
 
+    def moves(self, name: str) -> bool:
+        """Whether a part is moved at all; if not, it is always where it is used."""
+        return name in self._parts
+
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         """Makes room first, then brings in what the phase needs and is not there yet."""

@@ -48,7 +48,7 @@ class PromptEntry:
     Attributes:
         prompt_id: As in the tables.
         prompt: The caption.
-        text: The text that should appear, or None.
+        texts: The texts that should appear.
         target: Path of the target picture relative to the page, or None.
         groups: Heading -> samples: the first evaluation, then the last.
         change: Mean total of the last group less that of the first; None with one evaluation.
@@ -56,7 +56,7 @@ class PromptEntry:
 
     prompt_id: str
     prompt: str
-    text: str | None
+    texts: tuple[str, ...]
     target: str | None
     groups: Mapping[str, tuple[Sample, ...]]
     change: float | None
@@ -144,7 +144,7 @@ def _prompt_entry(
     return PromptEntry(
         prompt_id=prompt["prompt_id"],
         prompt=prompt["prompt"],
-        text=prompt["text"],
+        texts=tuple(prompt["texts"]),
         target=_link(folder, prompt["target"]),
         groups=groups,
         change=fmean(totals[1]) - fmean(totals[0]) if is_comparable else None,

@@ -39,7 +39,7 @@ class WorldPrompts:
         return Prompt(
             prompt_id=sign.word.lower(),
             prompt=world.caption(sign),
-            text=sign.word,
+            texts=(sign.word,),
             target=world.draw_sign(sign),
         )
 

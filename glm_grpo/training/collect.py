@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from glm_grpo.glm_image.decoder import Decoder
@@ -16,9 +16,10 @@ from glm_grpo.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.grpo.advantages import Normalization, group_advantages
 from glm_grpo.grpo.losses import reference_penalty
 from glm_grpo.training.clock import PhaseClock
-from glm_grpo.types import Advantages, Experience, PromptBatch
+from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch
 from rewards.reweigh import combine
 from rewards.score import Scorer
+from rewards.types import RewardTable
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,8 @@ def collect(
         rollout = sample_rollout(
             stage.policy, batch, truncation=settings.truncation, policy_step=policy_step
         )
-    with stage.residency.phase("decode"), clock.phase("decode"):
-        images = stage.decoder.decode(batch, rollout.token_ids)
-    with stage.residency.phase("reward"), clock.phase("reward"):
-        table = stage.scorer.score(batch.prompts, images.pixels)
-        totals = combine(table, mode=settings.combine)
+    images, table = draw_and_score(stage, batch, rollout.token_ids, clock)
+    totals = combine(table, mode=settings.combine)
     shape = totals.shape
     experience = Experience(
         prompts=batch,
@@ -115,6 +113,32 @@ def collect(
         clip=settings.advantage_clip,
     )
     return replace(experience, advantages=advantages)
+
+
+def draw_and_score(
+    stage: Stage, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"], clock: PhaseClock
+) -> tuple[ImageBatch, RewardTable]:
+    """Decodes prompt by prompt and scores what is drawn, meanwhile where the terms can.
+
+    The phase `reward` is the time the step waits for scores once the last picture is drawn. Terms
+    whose networks wait in CPU memory during decoding begin there.
+
+    Raises:
+        RewardError: A term failed; names term, prompt and image.
+    """
+    scoring = stage.scorer.begin(batch.prompts, is_resident=not stage.residency.moves("rewards"))
+    groups = []
+    with stage.residency.phase("decode"), clock.phase("decode"):
+        for group in stage.decoder.decode_groups(batch, token_ids):
+            groups.append(group)
+            if stage.scorer.is_overlapping:
+                scoring.add(group)
+    with stage.residency.phase("reward"), clock.phase("reward"):
+        if not stage.scorer.is_overlapping:
+            for group in groups:
+                scoring.add(group)
+        table = scoring.finish()
+    return ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds), table
 
 
 def _reference_log_probs(

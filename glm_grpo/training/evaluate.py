@@ -15,7 +15,8 @@ from glm_grpo.glm_image.sampling import sample_rollout
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import evaluation_steps, read_evaluation
-from glm_grpo.training.collect import CollectSettings, Stage
+from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score
 from glm_grpo.training.statistics import paired_bootstrap
 from glm_grpo.types import Evaluation, ImageBatch, PromptBatch
 from rewards.reweigh import combine
@@ -42,15 +43,15 @@ def evaluate(
             rollout = sample_rollout(
                 stage.policy, batch, truncation=settings.truncation, policy_step=step
             )
-        with stage.residency.phase("decode"):
-            images.append(stage.decoder.decode(batch, rollout.token_ids))
-        with stage.residency.phase("reward"):
-            tables.append(stage.scorer.score(batch.prompts, images[-1].pixels))
+        drawn, scored = draw_and_score(stage, batch, rollout.token_ids, PhaseClock(lambda _: None))
+        images.append(drawn)
+        tables.append(scored)
     table = RewardTable(
         names=tables[0].names,
         raw=torch.cat([table.raw for table in tables]),
         is_applicable=torch.cat([table.is_applicable for table in tables]),
         weights=tables[0].weights,
+        std_floors=tables[0].std_floors,
     )
     pixels = torch.cat([image.pixels for image in images])
     return Evaluation(

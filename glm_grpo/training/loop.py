@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,7 @@ from glm_grpo.training.optimizer_state import optimizer_to_tensors
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.recorder import Recorder
 from glm_grpo.types import Evaluation, LossReport, PromptBatch
+from rewards.types import RewardError
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +145,8 @@ class Trainer:
                 self._recorder.record_step(0, evaluation_metrics(self._evaluate()))
             is_checked = False
             while self._at.step < self._settings.steps and not stop.is_set:
-                self._step(is_checked)
+                with self._failure_kept():
+                    self._step(is_checked)
                 is_checked = True
             is_finished = self._at.step == self._settings.steps
             if not is_finished:
@@ -152,6 +155,20 @@ class Trainer:
         summary = summarise(self._folder)
         write_gallery(self._folder, summary)
         return summary if is_finished else None
+
+    @contextmanager
+    def _failure_kept(self) -> Iterator[None]:
+        """Where a term fails, saves the pictures and what was learnt before it goes on up."""
+        step = self._at.step
+        try:
+            yield
+        except RewardError as error:
+            if 0 < step == self._at.step and not self._folder.checkpoint_dir(step).exists():
+                self.save()
+            if error.pictures is None:
+                raise
+            place = self._recorder.record_failure(error.pictures, step + 1)
+            raise RewardError(f"{error}. The pictures are in {place}") from error
 
     def _step(self, is_checked: bool) -> None:
         """One step of the algorithm, its record, and whatever is due after it."""

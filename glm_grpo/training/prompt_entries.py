@@ -29,20 +29,17 @@ QUOTATIONS = (
 )
 
 
-def find_quoted_text(prompt: str) -> str | None:
-    """The text a prompt asks for, by the rule that makes GLM-Image's glyph embeddings.
+def find_quoted_texts(prompt: str) -> tuple[str, ...]:
+    """The texts a prompt asks for, by the rule that makes GLM-Image's glyph embeddings.
 
-    Everything in '', curly "", straight "" and corner brackets, in this order of the marks, joined
-    with a space; blank pieces are left out. A pair of apostrophes quotes what lies between them,
+    Everything in '', curly "", straight "" and corner brackets, in this order of the marks; blank
+    pieces are left out. A pair of apostrophes quotes what lies between them,
     as it does for the model: a prompt with "a dog's ... a cat's" needs a `text` field of its own.
 
     Source: diffusers, `GlmImagePipeline.get_glyph_texts`.
-
-    Returns:
-        The text, or None where nothing is quoted.
     """
-    pieces = [piece.strip() for rule in QUOTATIONS for piece in rule.findall(prompt)]
-    return " ".join(piece for piece in pieces if piece) or None
+    pieces = (piece.strip() for rule in QUOTATIONS for piece in rule.findall(prompt))
+    return tuple(piece for piece in pieces if piece)
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,14 @@ class PromptEntry:
         origin: File and line, for errors.
         prompt_id: As in `Prompt`.
         prompt: As in `Prompt`.
-        text: As in `Prompt`.
+        texts: As in `Prompt`.
         target: The picture to be matched, or None.
     """
 
     origin: str
     prompt_id: str
     prompt: str
-    text: str | None
+    texts: tuple[str, ...]
     target: PictureSource | None
 
 
@@ -77,12 +74,11 @@ def make_entry(row: Row, position: int) -> PromptEntry:
     prompt = _read_string(row, "prompt")
     if prompt is None or not prompt.strip():
         raise DataError(f"{row.origin}: 'prompt' is missing or blank; every row needs one")
-    text = _read_string(row, "text")
     return PromptEntry(
         origin=row.origin,
         prompt_id=_read_id(row, position),
         prompt=prompt.strip(),
-        text=find_quoted_text(prompt) if text is None else text.strip() or None,
+        texts=_read_texts(row, prompt),
         target=_read_target(row),
     )
 
@@ -98,6 +94,22 @@ def _read_string(row: Row, field: str) -> str | None:
             f"{row.origin}: {field!r} holds a null character or half a surrogate pair; remove it"
         )
     return value
+
+
+def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
+    value = row.fields.get("text")
+    if not isinstance(value, list | tuple):
+        text = _read_string(row, "text")
+        if text is None:
+            return find_quoted_texts(prompt)
+        return (text.strip(),) if text.strip() else ()
+    for text in value:
+        if not isinstance(text, str) or not text.strip() or UNUSABLE_CHARACTERS.search(text):
+            raise DataError(
+                f"{row.origin}: 'text' holds {text!r}; every text of a list must be text that is "
+                "not blank, without null characters or halves of surrogate pairs; remove it"
+            )
+    return tuple(text.strip() for text in value)
 
 
 def _read_id(row: Row, position: int) -> str:

@@ -65,7 +65,7 @@ class PromptSet:
         target = None
         if entry.target is not None:
             target = load_picture(entry.target, entry.origin, height=self.height, width=self.width)
-        return Prompt(entry.prompt_id, entry.prompt, text=entry.text, target=target)
+        return Prompt(entry.prompt_id, entry.prompt, texts=entry.texts, target=target)
 
 
 def load_prompts(path: str, *, height: int, width: int) -> PromptSet:
@@ -76,8 +76,8 @@ def load_prompts(path: str, *, height: int, width: int) -> PromptSet:
     - `prompt`: required, not blank;
     - `target`, `target_image` or `file_name`: path of the picture to be matched, inside the folder
       of the file; in tables with embedded pictures also `image`;
-    - `text`: what the picture should say. Without the field, or with null, it is what the prompt
-      quotes (`find_quoted_text`); blank says that there is none;
+    - `text`: what the picture should say, a text or a list of texts. Without the field, or with
+      null, it is what the prompt quotes (`find_quoted_texts`); blank says that there is none;
     - `id`: names the prompt in tables and files; without it the row's position, such as `00012`.
 
     Args:

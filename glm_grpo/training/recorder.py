@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -28,7 +29,7 @@ from glm_grpo.storage import (
     step_of,
     write_atomically,
 )
-from glm_grpo.tables import METADATA_KEY, read_metrics
+from glm_grpo.tables import METADATA_KEY, Weighing, read_metrics
 from glm_grpo.training.trackers import Trackers
 from glm_grpo.types import Evaluation, Experience, ImageBatch
 from rewards.reweigh import Mode
@@ -108,7 +109,8 @@ class Recorder:
         targets = [self._write_target(prompt) for prompt in prompts]
         recognised = evaluation.recognised or [(None,) * size] * len(prompts)
         columns = _identity_columns(evaluation.step, prompts, evaluation.images.decode_seeds, size)
-        columns["text"] = _string_column([prompt.text for prompt in prompts], size)
+        texts = _repeat([list(prompt.texts) for prompt in prompts], size)
+        columns["texts"] = pyarrow.array(texts, pyarrow.list_(pyarrow.string()))
         columns |= _score_columns(evaluation.rewards)
         columns["total"] = _float_column(evaluation.totals)
         columns["recognised"] = pyarrow.array(
@@ -118,6 +120,17 @@ class Recorder:
         columns["image"] = pyarrow.array(images, pyarrow.string())
         path = self._folder.evaluation_path(evaluation.step)
         self._write_table(path, columns, evaluation.rewards)
+
+    def record_failure(self, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
+        """Keep pictures that could not be scored, for whoever looks into it; returns their folder.
+
+        Raises:
+            StorageError: The disk is full, read-only or otherwise refuses.
+        """
+        directory = self._folder.failure_dir(step)
+        for sample, pixels in enumerate(pictures.cpu()):
+            write_atomically(directory / f"{sample}.png", _png(pixels))
+        return directory
 
     def truncate_after(self, step: int) -> None:
         """Forget all that was recorded after `step`, before a run resumes from there.
@@ -172,8 +185,12 @@ class Recorder:
     def _write_table(
         self, path: Path, columns: Mapping[str, pyarrow.Array], rewards: RewardTable
     ) -> None:
-        weights = dict(zip(rewards.names, rewards.weights.tolist(), strict=True))
-        metadata = json.dumps({"weights": weights, "combine": self._combine})
+        weighing = Weighing(
+            weights=dict(zip(rewards.names, rewards.weights.tolist(), strict=True)),
+            std_floors=dict(zip(rewards.names, rewards.std_floors.tolist(), strict=True)),
+            combine=self._combine,
+        )
+        metadata = json.dumps(dataclasses.asdict(weighing))
         table = pyarrow.table(dict(columns)).replace_schema_metadata({METADATA_KEY: metadata})
         content = io.BytesIO()
         pyarrow.parquet.write_table(table, content)

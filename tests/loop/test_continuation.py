@@ -13,7 +13,7 @@ from glm_grpo.errors import CheckpointError, NonFiniteError, StorageError
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_metrics
 from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint
-from rewards.score import Scorer
+from rewards.score import Scorer, Term
 
 RUN = ("train.steps=4", "train.eval_every=2", "train.checkpoint_every=2")
 
@@ -102,7 +102,7 @@ class Brightness:
 
 def test_non_finite_updates_are_skipped_and_three_in_a_row_stop_the_run(make_trainer):
     def use_term(stage):
-        return dataclasses.replace(stage, scorer=Scorer([Brightness()], [1.0]))
+        return dataclasses.replace(stage, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))
 
     trainer, stage, run_dir = make_trainer(
         "train.steps=9", "train.checkpoint_every=1", "advantage.clip=null", change_stage=use_term

@@ -9,7 +9,7 @@ import torch
 
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_metrics
-from rewards.score import Scorer
+from rewards.score import Scorer, Term
 
 LEARNING = (
     "rollout.prompts_per_step=4",
@@ -66,7 +66,7 @@ def test_loop_follows_the_sign_of_the_reward(make_trainer, weight, direction):
 
 def test_loop_changes_no_weight_where_all_rewards_are_equal(make_trainer):
     def pay_the_same(stage):
-        return dataclasses.replace(stage, scorer=Scorer([ConstantReward()], [1.0]))
+        return dataclasses.replace(stage, scorer=Scorer([Term("constant", ConstantReward(), 1.0)]))
 
     trainer, stage, run_dir = make_trainer(
         "train.steps=2",

@@ -24,7 +24,7 @@ def test_build_makes_the_terms_of_the_config_in_order() -> None:
     assert scorer.names == ("lpips", "ssim", "ocr")
     assert len(scorer.modules()) == 1
     target = torch.full((3, 64, 64), 100, dtype=torch.uint8)
-    prompts = [Prompt("likeness", "a", target=target), Prompt("sign", "b", text="B")]
+    prompts = [Prompt("likeness", "a", target=target), Prompt("sign", "b", texts=("B",))]
     table = scorer.score(prompts, target.expand(2, 2, 3, 64, 64))
     torch.testing.assert_close(table.weights, torch.tensor([0.5, -0.2, 0.3]))
     assert table.is_applicable.tolist() == [[True, True, False], [False, False, True]]

@@ -103,7 +103,7 @@ def test_lpips_exposes_a_frozen_module(untrained: LpipsReward) -> None:
 
 def test_lpips_applies_to_prompts_with_a_target(untrained: LpipsReward) -> None:
     assert untrained.applies_to(Prompt("a", "a", target=noise(0)))
-    assert not untrained.applies_to(Prompt("a", "a", text="A"))
+    assert not untrained.applies_to(Prompt("a", "a", texts=("A",)))
 
 
 def test_lpips_offline_says_which_file_goes_where(

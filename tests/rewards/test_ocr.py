@@ -74,23 +74,23 @@ def test_text_box_is_the_upright_rectangle_around_the_corners() -> None:
 
 
 def test_ocr_scores_each_picture_against_its_own_prompt() -> None:
-    prompts = [Prompt("a", "a", text="CAT"), Prompt("b", "b", text="DOG")]
+    prompts = [Prompt("a", "a", texts=("CAT",)), Prompt("b", "b", texts=("DOG",))]
     scores = OcrReward(FakeReader("cat", "dig")).score(prompts, blank(2))
     torch.testing.assert_close(scores, torch.tensor([1.0, 2 / 3]))
 
 
 def test_ocr_applies_to_prompts_with_a_text_that_is_not_blank() -> None:
     reward = OcrReward(FakeReader())
-    assert reward.applies_to(Prompt("a", "a", text="A"))
+    assert reward.applies_to(Prompt("a", "a", texts=("A",)))
     assert not reward.applies_to(Prompt("a", "a"))
-    assert not reward.applies_to(Prompt("a", "a", text=" \n"))
+    assert not reward.applies_to(Prompt("a", "a", texts=(" \n",)))
 
 
 def test_ocr_refuses_prompts_without_text_and_readers_that_lose_pictures() -> None:
     with pytest.raises(ValueError, match="prompt a asks for no text"):
         OcrReward(FakeReader("x")).score([Prompt("a", "a")], blank(1))
     with pytest.raises(ValueError, match="zip"):
-        OcrReward(FakeReader("x")).score([Prompt("a", "a", text="A")] * 2, blank(2))
+        OcrReward(FakeReader("x")).score([Prompt("a", "a", texts=("A",))] * 2, blank(2))
 
 
 def test_ocr_hands_on_what_was_read_and_the_networks() -> None:

@@ -43,7 +43,7 @@ def test_rapidocr_reads_a_batch_as_it_reads_one_by_one(
 def test_rapidocr_reads_nothing_in_a_blank_picture(reader: RapidOcrReader) -> None:
     grey = torch.full((1, 3, 128, 128), 127, dtype=torch.uint8)
     assert reader.read(grey) == [""]
-    scores = OcrReward(reader).score([Prompt("a", "a", text="OPEN")], grey)
+    scores = OcrReward(reader).score([Prompt("a", "a", texts=("OPEN",))], grey)
     assert scores.tolist() == [0.0]
 
 
@@ -51,7 +51,7 @@ def test_rapidocr_scores_the_right_word_above_a_wrong_one(
     reader: RapidOcrReader, draw_word: Draw
 ) -> None:
     pictures = torch.stack([draw_word("OPEN"), draw_word("OVEN"), draw_word("BUS")])
-    scores = OcrReward(reader).score([Prompt("a", "a", text="open")] * 3, pictures)
+    scores = OcrReward(reader).score([Prompt("a", "a", texts=("open",))] * 3, pictures)
     torch.testing.assert_close(scores, torch.tensor([1.0, 0.75, 0.0]))
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.score import Scorer
+from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError
 
 
@@ -27,7 +27,7 @@ class FakeReward:
     seen: list[str] = field(default_factory=list)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        return prompt.text is not None or not self.needs_text
+        return bool(prompt.texts) or not self.needs_text
 
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
@@ -39,7 +39,12 @@ class FakeReward:
         return self.networks
 
 
-WITH_TEXT = Prompt("sign", 'a sign saying "A"', text="A")
+def make_scorer(rewards: Sequence[FakeReward], weights: Sequence[float]) -> Scorer:
+    pairs = zip(rewards, weights, strict=True)
+    return Scorer([Term(reward.name, reward, weight) for reward, weight in pairs])
+
+
+WITH_TEXT = Prompt("sign", 'a sign saying "A"', texts=("A",))
 WITHOUT_TEXT = Prompt("dog", "a dog")
 
 
@@ -51,7 +56,7 @@ def grey(*levels: Sequence[int]) -> UInt8[Tensor, "P G 3 2 2"]:
 
 def test_scorer_fills_the_table_by_prompt_image_and_term() -> None:
     terms = [FakeReward("bright"), FakeReward("dark", lambda pixels: 1 - brightness(pixels))]
-    table = Scorer(terms, [0.7, 0.3]).score([WITH_TEXT, WITHOUT_TEXT], grey([0, 255], [51, 102]))
+    table = make_scorer(terms, [0.7, 0.3]).score([WITH_TEXT, WITHOUT_TEXT], grey([0, 255], [51, 102]))
     assert table.names == ("bright", "dark")
     expected = torch.tensor([[[0.0, 1.0], [1.0, 0.0]], [[0.2, 0.8], [0.4, 0.6]]])
     torch.testing.assert_close(table.raw, expected)
@@ -61,7 +66,7 @@ def test_scorer_fills_the_table_by_prompt_image_and_term() -> None:
 
 def test_scorer_masks_terms_that_do_not_apply_and_never_calls_them() -> None:
     picky = FakeReward("picky", needs_text=True)
-    scorer = Scorer([picky, FakeReward("any")], [1.0, 1.0])
+    scorer = make_scorer([picky, FakeReward("any")], [1.0, 1.0])
     table = scorer.score([WITHOUT_TEXT, WITH_TEXT], grey([255, 255], [255, 255]))
     assert table.is_applicable.tolist() == [[False, True], [True, True]]
     assert table.raw[..., 0].tolist() == [[0.0, 0.0], [1.0, 1.0]]
@@ -71,7 +76,7 @@ def test_scorer_masks_terms_that_do_not_apply_and_never_calls_them() -> None:
 def test_scorer_returns_cpu_tensors_and_collects_modules() -> None:
     first, second = nn.Linear(1, 1), nn.Linear(1, 1)
     terms = [FakeReward("a", networks=(first,)), FakeReward("b", networks=(second,))]
-    assert Scorer(terms, [1.0, 1.0]).modules() == (first, second)
+    assert make_scorer(terms, [1.0, 1.0]).modules() == (first, second)
 
 
 def test_scorer_names_term_prompt_and_image_of_an_error_and_chains_it() -> None:
@@ -80,7 +85,7 @@ def test_scorer_names_term_prompt_and_image_of_an_error_and_chains_it() -> None:
             raise ZeroDivisionError("too bright")
         return brightness(pixels)
 
-    scorer = Scorer([FakeReward("shy", refuse_white)], [1.0])
+    scorer = make_scorer([FakeReward("shy", refuse_white)], [1.0])
     with pytest.raises(RewardError, match=r"term shy, prompt dog, image 2.*too bright") as caught:
         scorer.score([WITH_TEXT, WITHOUT_TEXT], grey([1, 2, 3], [4, 5, 255]))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -92,7 +97,7 @@ def test_scorer_says_where_only_the_whole_group_fails() -> None:
             raise MemoryError("no room")
         return brightness(pixels)
 
-    scorer = Scorer([FakeReward("large", refuse_groups)], [1.0])
+    scorer = make_scorer([FakeReward("large", refuse_groups)], [1.0])
     with pytest.raises(RewardError, match=r"prompt dog, images 0 to 1 together.*no room"):
         scorer.score([WITHOUT_TEXT], grey([1, 2]))
 
@@ -101,7 +106,7 @@ def test_scorer_says_where_only_the_whole_group_fails() -> None:
 def test_scorer_refuses_scores_that_are_not_finite(value: float) -> None:
     term = FakeReward("broken", lambda pixels: torch.tensor([0.5, value]))
     with pytest.raises(RewardError, match=f"term broken, prompt dog, image 1: returned {value}"):
-        Scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
+        make_scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -115,26 +120,26 @@ def test_scorer_refuses_scores_that_are_not_finite(value: float) -> None:
 def test_scorer_refuses_other_shapes_and_types(scores: Tensor, found: str) -> None:
     term = FakeReward("broken", lambda pixels: scores)
     with pytest.raises(RewardError, match=f"term broken, prompt dog, images 0 to 1.*{found}"):
-        Scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
+        make_scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
 
 
 def test_scorer_refuses_another_number_of_prompts_than_groups() -> None:
     with pytest.raises(ValueError, match="1 prompts for 2 groups"):
-        Scorer([FakeReward("any")], [1.0]).score([WITH_TEXT], grey([1, 2], [3, 4]))
+        make_scorer([FakeReward("any")], [1.0]).score([WITH_TEXT], grey([1, 2], [3, 4]))
 
 
 def test_check_prompts_accepts_prompts_with_an_applicable_term() -> None:
-    Scorer([FakeReward("picky", needs_text=True)], [1.0]).check_prompts([WITH_TEXT])
+    make_scorer([FakeReward("picky", needs_text=True)], [1.0]).check_prompts([WITH_TEXT])
 
 
 def test_check_prompts_names_the_prompt_that_no_term_applies_to() -> None:
-    scorer = Scorer([FakeReward("picky", needs_text=True)], [1.0])
+    scorer = make_scorer([FakeReward("picky", needs_text=True)], [1.0])
     with pytest.raises(RewardError, match=r"prompt dog \('a dog'\).*\(picky\).*Give it a target"):
         scorer.check_prompts([WITH_TEXT, WITHOUT_TEXT])
 
 
 def test_check_prompts_does_not_count_terms_of_weight_zero() -> None:
-    scorer = Scorer([FakeReward("picky", needs_text=True), FakeReward("watched")], [1.0, 0.0])
+    scorer = make_scorer([FakeReward("picky", needs_text=True), FakeReward("watched")], [1.0, 0.0])
     with pytest.raises(RewardError, match="prompt dog"):
         scorer.check_prompts([WITHOUT_TEXT])
 
@@ -144,4 +149,4 @@ def test_scorer_refuses_terms_and_weights_that_do_not_match(
     names: list[str], weights: list[float]
 ) -> None:
     with pytest.raises(ValueError, match="one weight for each, and no name twice"):
-        Scorer([FakeReward(name) for name in names], weights)
+        make_scorer([FakeReward(name) for name in names], weights)

@@ -37,7 +37,7 @@ def test_ssim_of_a_batch_equals_one_by_one() -> None:
 def test_ssim_applies_to_prompts_with_a_target() -> None:
     target = torch.zeros(3, 32, 32, dtype=torch.uint8)
     assert SsimReward().applies_to(Prompt("a", "a", target=target))
-    assert not SsimReward().applies_to(Prompt("a", "a", text="A"))
+    assert not SsimReward().applies_to(Prompt("a", "a", texts=("A",)))
 
 
 def test_ssim_refuses_targets_of_another_size_and_missing_ones() -> None:

@@ -18,7 +18,7 @@ from glm_grpo.types import (
 )
 from rewards.types import Prompt, RewardTable
 
-PROMPTS = (Prompt("0", 'a sign "CAT"', text="CAT"), Prompt("1", "a field"))
+PROMPTS = (Prompt("0", 'a sign "CAT"', texts=("CAT",)), Prompt("1", "a field"))
 TIMES = {"rollout": 2.0, "decode": 1.0, "reward": 0.5, "update": 4.0, "step": 8.0}
 
 

@@ -36,7 +36,7 @@ def make_recorder(path: Path, *trackers: str) -> Recorder:
 
 def make_prompts() -> tuple[Prompt, ...]:
     target = torch.arange(3 * 4 * 4, dtype=torch.uint8).reshape(3, 4, 4)
-    return (Prompt("plain", "a red sign", text="CAT", target=target), Prompt(HOSTILE, HOSTILE))
+    return (Prompt("plain", "a red sign", texts=("CAT",), target=target), Prompt(HOSTILE, HOSTILE))
 
 
 def make_table() -> RewardTable:

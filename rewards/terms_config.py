@@ -1,0 +1,263 @@
+"""Options of each reward term.
+
+A term's `kind` says which class scores; it is the term's name where that is the name of a kind, and
+must be written where the term has a name of its own, so that one kind can be used twice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Need = Literal["prompt", "text", "target"]
+"""What a term compares a picture with."""
+
+
+class Options(BaseModel):
+    """What all sections share: unknown keys, lax types and non-finite numbers are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class TermConfig(Options):
+    """What every term has."""
+
+    compares_with: ClassVar[tuple[Need, ...]]
+    """What of a prompt the term looks at; empty for a term that looks at the picture alone."""
+
+    weight: float
+    """Factor of the term's score in the reward; negative to push the score down, 0 to watch it."""
+    std_floor: float = Field(default=1e-4, gt=0.0)
+    """Smallest divisor when scores are standardised inside a group (`normalize_then_sum`), in units
+    of the score: the spread below which differences are noise."""
+    timeout_seconds: float = Field(default=600.0, gt=0.0)
+    """Seconds to score one group of pictures; after that the run stops, with everything saved."""
+    run_in: Literal["thread", "process"] = "thread"
+    """`process`: score in a process of its own (`glm-grpo serve-reward` on this machine), which a
+    crash or a leak of the term's libraries cannot harm."""
+
+    def needs(self) -> tuple[Need, ...]:
+        """What of a prompt this term looks at."""
+        return self.compares_with
+
+
+class LpipsConfig(TermConfig):
+    """LPIPS to the prompt's target picture, as 1 - distance."""
+
+    compares_with = ("target",)
+    kind: Literal["lpips"]
+    """Class that scores."""
+    network: Literal["alex", "vgg", "squeeze"] = "alex"
+    """Backbone. Its weights are downloaded once by torchvision into TORCH_HOME/hub/checkpoints."""
+    pretrained: bool = True
+    """False: untrained features from a fixed seed. Needs no download; no measure of perception."""
+
+
+class SsimConfig(TermConfig):
+    """Structural similarity to the prompt's target picture."""
+
+    compares_with = ("target",)
+    kind: Literal["ssim"]
+    """Class that scores."""
+
+
+class PsnrConfig(TermConfig):
+    """Peak signal-to-noise ratio to the prompt's target picture."""
+
+    compares_with = ("target",)
+    kind: Literal["psnr"]
+    """Class that scores."""
+
+
+class OcrConfig(TermConfig):
+    """Whether the prompt's texts can be read."""
+
+    compares_with = ("text",)
+    kind: Literal["ocr"]
+    """Class that scores."""
+    case_sensitive: bool = False
+    """Whether OPEN read for Open is a mistake."""
+    extra_text_penalty: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Taken from the score in proportion to the share of what was read that no one asked for."""
+
+
+class EasyOcrConfig(OcrConfig):
+    """Whether the prompt's texts can be read, by EasyOCR."""
+
+    engine: Literal["easyocr"]
+    """PyTorch, on the accelerator; downloads its weights once into EASYOCR_MODULE_PATH/model."""
+    languages: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("en",)
+    """EasyOCR's language codes; one script beside English."""
+
+
+class RapidOcrConfig(OcrConfig):
+    """Whether the prompt's texts can be read, by RapidOCR."""
+
+    engine: Literal["rapidocr"]
+    """ONNX on the CPU, models in the wheel (Latin and Chinese script); needs no download."""
+    threads: int = Field(default=2, ge=1)
+    """Pictures read at the same time, one CPU thread each."""
+    detection_side: int = Field(default=256, ge=64, multiple_of=32)
+    """Pixels; pictures with a shorter side below it are enlarged before text is searched. Time
+    grows with its square; larger pictures are not touched."""
+
+
+class AestheticConfig(TermConfig):
+    """Predicted aesthetic rating: a CLIP image embedding and a small head."""
+
+    compares_with = ()
+    kind: Literal["aesthetic"]
+    """Class that scores."""
+    clip_model: str = Field(default="ViT-L-14-quickgelu", min_length=1)
+    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    clip_weights: str = Field(default="openai", min_length=1)
+    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
+    head: str = Field(min_length=1)
+    """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
+    `weight` [1, D] and `bias` [1]. All paths may be written pkg://package/relative/path."""
+
+
+class ClipScoreConfig(TermConfig):
+    """Cosine of the CLIP embeddings of prompt and picture."""
+
+    compares_with = ("prompt",)
+    kind: Literal["clip_score"]
+    """Class that scores."""
+    clip_model: str = Field(default="ViT-L-14-quickgelu", min_length=1)
+    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    clip_weights: str = Field(default="openai", min_length=1)
+    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
+
+
+class ClipImageConfig(TermConfig):
+    """Cosine of the CLIP embeddings of target picture and picture."""
+
+    compares_with = ("target",)
+    kind: Literal["clip_image"]
+    """Class that scores."""
+    clip_model: str = Field(default="ViT-L-14-quickgelu", min_length=1)
+    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    clip_weights: str = Field(default="openai", min_length=1)
+    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
+
+
+class PickScoreConfig(TermConfig):
+    """Human preference for the picture given the prompt, as PickScore predicts it."""
+
+    compares_with = ("prompt",)
+    kind: Literal["pick_score"]
+    """Class that scores."""
+    model: str = Field(default="yuvalkirstain/PickScore_v1", min_length=1)
+    """A hub id, or a folder that holds the model."""
+    processor: str = Field(default="laion/CLIP-ViT-H-14-laion2B-s32B-b79K", min_length=1)
+    """A hub id, or a folder that holds tokenizer and image processor."""
+
+
+class HpsConfig(TermConfig):
+    """Human preference for the picture given the prompt, as HPS v2 predicts it."""
+
+    compares_with = ("prompt",)
+    kind: Literal["hps"]
+    """Class that scores."""
+    clip_model: str = Field(default="ViT-H-14", min_length=1)
+    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    checkpoint: str = Field(default="HPS_v2.1_compressed.pt", min_length=1)
+    """The published checkpoint, a file from huggingface.co/xswu/HPSv2."""
+
+
+class VlmJudgeConfig(TermConfig):
+    """A vision-language model behind an OpenAI-compatible endpoint gives the score."""
+
+    compares_with = ("prompt",)
+    kind: Literal["vlm_judge"]
+    """Class that scores."""
+    url: str = Field(min_length=1, pattern="^https?://")
+    """Base of the endpoint, such as http://127.0.0.1:8000/v1; /chat/completions is added."""
+    model: str = Field(min_length=1)
+    """Name of the model, as the endpoint knows it."""
+    question: str = Field(
+        default=(
+            "How well does the picture show this: {prompt}\n"
+            "Answer with one whole number from {lowest} (not at all) to {highest} (perfectly) and "
+            "nothing else."
+        ),
+        min_length=1,
+    )
+    """Question about one picture; {prompt}, {text}, {lowest} and {highest} are filled in."""
+    lowest: int = 0
+    """Lowest score the model may answer; becomes 0."""
+    highest: int = 10
+    """Highest score the model may answer; becomes 1."""
+    api_key_variable: str | None = Field(default=None, min_length=1)
+    """Environment variable that holds the key; absent: none is sent."""
+    request_timeout_seconds: float = Field(default=60.0, gt=0.0)
+    """Seconds one request may take before it is tried again."""
+    retries: int = Field(default=3, ge=0)
+    """Further tries after a time-out, a broken connection, or an answer of status 429 or 5xx."""
+    requests_at_once: int = Field(default=8, ge=1)
+    """Requests in flight at a time."""
+
+
+class RemoteConfig(TermConfig):
+    """A scorer on another machine or in another Python environment, over HTTP."""
+
+    kind: Literal["remote"]
+    """Class that scores."""
+    url: str = Field(min_length=1, pattern="^https?://")
+    """Where `glm-grpo serve-reward` listens, such as http://scores.example:8700."""
+    needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
+    """What of a prompt the scorer looks at: some of prompt, text, target. It is not asked about
+    prompts that lack it."""
+    retries: int = Field(default=3, ge=0)
+    """Further tries after a broken connection or an answer of status 502, 503 or 504."""
+
+    def needs(self) -> tuple[Need, ...]:
+        """As the user stated."""
+        return self.needs_of_prompt
+
+
+class CustomConfig(TermConfig):
+    """A function of the user's own."""
+
+    kind: Literal["custom"]
+    """Class that scores."""
+    function: str = Field(min_length=3, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`module:function`, importable from the folder the run starts in. It gets a list of N prompts
+    and pictures UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N]."""
+    needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
+    """What of a prompt the function looks at: some of prompt, text, target. It is not called for
+    prompts that lack it."""
+
+    def needs(self) -> tuple[Need, ...]:
+        """As the user stated."""
+        return self.needs_of_prompt
+
+
+KINDS: dict[str, type[TermConfig]] = {
+    "lpips": LpipsConfig,
+    "ssim": SsimConfig,
+    "ocr": OcrConfig,
+    "aesthetic": AestheticConfig,
+    "psnr": PsnrConfig,
+    "clip_score": ClipScoreConfig,
+    "clip_image": ClipImageConfig,
+    "pick_score": PickScoreConfig,
+    "hps": HpsConfig,
+    "vlm_judge": VlmJudgeConfig,
+    "remote": RemoteConfig,
+    "custom": CustomConfig,
+}
+"""By name, in the order of the R axis."""
+
+OCR_ENGINES: dict[str, type[EasyOcrConfig] | type[RapidOcrConfig]] = {
+    "easyocr": EasyOcrConfig,
+    "rapidocr": RapidOcrConfig,
+}
+"""The two forms of `OcrConfig`."""
