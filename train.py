@@ -12,7 +12,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from glm_grpo.build import run_training
+from glm_grpo.commands import run_training
 from glm_grpo.config import load_config
 from glm_grpo.present import run_hydra_application
 

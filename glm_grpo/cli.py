@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from glm_grpo.build import check_config, evaluate_run, export_run, summary_table
+from glm_grpo.commands import check_config, evaluate_run, export_run, summary_table
 from glm_grpo.config import compose_config
 from glm_grpo.present import expected_errors_explained
 from glm_grpo.report.contact_sheet import write_contact_sheet

@@ -54,8 +54,8 @@ def _read_terms(value: object) -> object:
                 f"write {name}: {{weight: 1.0}}",
             )
         terms[str(name)] = _with_kind(str(name), options)
-    order = list(KINDS)
-    return dict(sorted(terms.items(), key=lambda item: (order.index(str(item[1]["kind"])), item[0])))
+    places = {kind: place for place, kind in enumerate(KINDS)}
+    return dict(sorted(terms.items(), key=lambda item: (places[str(item[1]["kind"])], item[0])))
 
 
 def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from glm_grpo.glm_image.decoder import Decoder
 from glm_grpo.glm_image.loading import load_pipeline
+from glm_grpo.glm_image.picture_tokens import picture_tokens
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.glm_image.token_grid import token_layout
 from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny import world
 from glm_grpo.tiny.prompts import tiny_prompts
-from glm_grpo.tiny.train_tokenizer import picture_tokens
 from glm_grpo.types import PromptBatch
 from rewards.ocr import OcrReward
 from rewards.ocr_rapidocr import RapidOcrReader

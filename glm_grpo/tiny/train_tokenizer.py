@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
+from glm_grpo.glm_image.picture_tokens import picture_tokens
 from glm_grpo.tiny import world
 from glm_grpo.tiny.stage import Schedule, train_stage
 
@@ -79,19 +80,6 @@ def train_tokenizer(
         folder=folder,
         seed=seed,
     )
-
-
-@torch.no_grad()
-def picture_tokens(
-    model: GlmImageForConditionalGeneration,
-    processor: GlmImageProcessor,
-    pixels: UInt8[Tensor, "B 3 H W"],
-) -> Int64[Tensor, "B S"]:
-    """Target-grid tokens of pictures, from the model's own vision tower and VQ."""
-    inputs = processor.image_processor(images=list(pixels), return_tensors="pt")
-    features = model.get_image_features(**inputs).pooler_output
-    ids = model.get_image_tokens(features, inputs["image_grid_thw"])
-    return ids.view(len(pixels), -1)
 
 
 @torch.no_grad()
