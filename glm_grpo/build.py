@@ -24,12 +24,14 @@ from glm_grpo.tiny.prompts import tiny_prompts
 from glm_grpo.training.checkpoint import Checkpoint, forget_checkpoints_after
 from glm_grpo.training.collect import CollectSettings, Stage
 from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.loop import LoopSettings, Progression, Trainer
+from glm_grpo.training.loop import Trainer
 from glm_grpo.training.optimizer_state import load_optimizer
 from glm_grpo.training.progress import Progress
+from glm_grpo.training.progression import LoopSettings, Progression
 from glm_grpo.training.prompts import PromptSource, batch_for_step, evaluation_batches, load_prompts
 from glm_grpo.training.recorder import Recorder
 from glm_grpo.training.resume import OpenedRun
+from glm_grpo.training.sentinel import Sentinel
 from glm_grpo.types import PromptBatch
 from rewards.build import build_scorer
 
@@ -61,7 +63,11 @@ def build_stage(config: Config, device: torch.device, *, needs_reference: bool) 
         pipeline, steps=config.decode.steps, guidance_scale=config.decode.guidance_scale
     )
     is_offloading = config.offload != "none" and device.type != "cpu"
-    scorer = build_scorer(config.reward, torch.device("cpu") if is_offloading else device)
+    scorer = build_scorer(
+        config.reward,
+        torch.device("cpu") if is_offloading else device,
+        process_device=device,
+    )
     modules = {
         "policy": policy.modules(),
         "reference": policy.reference_modules(),
@@ -172,9 +178,13 @@ def build_trainer(
             keep_checkpoints=config.train.keep_checkpoints,
             collect=collect_settings(config),
             update=_update_settings(config),
+            is_stopping_on_hacking=config.reward.on_hacking == "stop",
         ),
         folder=opened.folder,
         recorder=recorder,
+        sentinel=Sentinel(
+            opened.folder, watch=config.reward.watch, margin=config.reward.canary_margin
+        ),
         progress=Progress(total=config.train.steps, done=progression.step, console=console),
         progression=progression,
         backward=accelerator.backward,

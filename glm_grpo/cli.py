@@ -1,4 +1,7 @@
-"""The command line beside train.py: glm-grpo check | eval | gallery | export."""
+"""The command line beside train.py.
+
+glm-grpo check | probe | eval | gallery | rescore | compare | export | serve-reward
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
-from glm_grpo.commands import check_config, evaluate_run, export_run, summary_table
-from glm_grpo.config import compose_config
+from glm_grpo.analysis.compare import compare, parse_weights
+from glm_grpo.analysis.rescore import rescore
+from glm_grpo.commands import (
+    check_config,
+    evaluate_run,
+    export_run,
+    probe_config,
+    serve_term,
+    summary_table,
+)
+from glm_grpo.config import Config, compose_config
 from glm_grpo.present import expected_errors_explained
+from glm_grpo.report.compare_page import comparison_tables, write_comparison
 from glm_grpo.report.contact_sheet import write_contact_sheet
 from glm_grpo.report.gallery import write_gallery
+from glm_grpo.report.rescore_page import rescoring_tables, write_rescoring_sheet
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.evaluate import summarise
 from glm_grpo.training.resume import read_config
@@ -36,10 +51,26 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     check = commands.add_parser("check", help="everything that can be checked before a run")
-    check.add_argument("--config-name", default="tiny", help="file in the config folder")
-    check.add_argument("--config-dir", type=Path, default=Path("configs"))
-    check.add_argument("overrides", nargs="*", metavar="key=value")
+    _add_config(check)
     check.set_defaults(command=_check)
+
+    probe = commands.add_parser(
+        "probe", help="before a run: what each reward term measures on the untrained model"
+    )
+    _add_config(probe)
+    probe.add_argument("--prompts", type=int, default=24, metavar="N", help="sampled (24)")
+    probe.add_argument(
+        "--noises", type=int, default=4, metavar="K", help="noises one sample is decoded under (4)"
+    )
+    probe.add_argument(
+        "--share",
+        nargs="+",
+        default=[],
+        metavar="TERM=SHARE",
+        help="propose weights that give the terms these shares of the advantage; write last",
+    )
+    probe.add_argument("--output", type=Path, default=Path("probe"), help="folder of the page")
+    probe.set_defaults(command=_probe)
 
     evaluate = commands.add_parser("eval", help="evaluate a checkpoint on the held-out prompts")
     evaluate.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint in it")
@@ -51,6 +82,38 @@ def _parser() -> argparse.ArgumentParser:
         "--sheet", type=Path, metavar="PNG", help="also one picture of target, before and after"
     )
     gallery.set_defaults(command=_gallery)
+
+    rescore = commands.add_parser(
+        "rescore", help="what other weights would have made of a run's stored scores"
+    )
+    rescore.add_argument("run", type=Path, metavar="RUN")
+    rescore.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="reward.terms.<name>.weight or .std_floor, reward.combine, advantage.*",
+    )
+    rescore.set_defaults(command=_rescore)
+
+    compare = commands.add_parser("compare", help="judge runs by one yardstick")
+    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    compare.add_argument(
+        "--yardstick",
+        nargs="+",
+        metavar="TERM=WEIGHT",
+        help="of the total all runs are judged by (the weights of the first run)",
+    )
+    compare.add_argument("--output", type=Path, default=Path("compare"), help="folder of the page")
+    compare.set_defaults(command=_compare)
+
+    serve = commands.add_parser(
+        "serve-reward", help="serve a term over HTTP, for `remote` terms of runs elsewhere"
+    )
+    serve.add_argument("name", metavar="NAME", help="a term of the config")
+    _add_config(serve)
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
+    serve.add_argument("--port", type=int, default=8700, help="0: any that is free (8700)")
+    serve.set_defaults(command=_serve_reward)
 
     export = commands.add_parser("export", help="write trained weights for other programs")
     export.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint in it")
@@ -65,10 +128,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config-name", default="tiny", help="file in the config folder")
+    command.add_argument("--config-dir", type=Path, default=Path("configs"))
+    command.add_argument("overrides", nargs="*", metavar="key=value")
+
+
+def _compose(options: argparse.Namespace) -> Config:
+    return compose_config(options.config_dir.absolute(), options.config_name, options.overrides)
+
+
 def _check(options: argparse.Namespace) -> None:
-    config = compose_config(options.config_dir.absolute(), options.config_name, options.overrides)
-    for line in check_config(config):
+    for line in check_config(_compose(options)):
         _print(f"ok  {line}")
+
+
+def _probe(options: argparse.Namespace) -> None:
+    tables, page = probe_config(
+        _compose(options),
+        num_prompts=options.prompts,
+        noises=options.noises,
+        shares=parse_weights(options.share, option="--share"),
+        directory=options.output,
+    )
+    _print_tables(tables)
+    _print(str(page))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -84,6 +168,42 @@ def _gallery(options: argparse.Namespace) -> None:
     if options.sheet is not None:
         write_contact_sheet(folder, options.sheet, columns=_SHEET_COLUMNS)
         _print(str(options.sheet))
+
+
+def _rescore(options: argparse.Namespace) -> None:
+    folder = RunFolder(options.run)
+    rescoring = rescore(folder, options.overrides)
+    _print_tables(rescoring_tables(rescoring))
+    sheet = write_rescoring_sheet(folder, rescoring)
+    if sheet is not None:
+        _print(str(sheet))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    yardstick = options.yardstick
+    comparison = compare(
+        options.runs,
+        None if yardstick is None else parse_weights(yardstick, option="--yardstick"),
+    )
+    _print_tables(comparison_tables(comparison))
+    _print(str(write_comparison(comparison, options.output)))
+
+
+def _serve_reward(options: argparse.Namespace) -> None:
+    serve_term(
+        _compose(options), options.name, host=options.host, port=options.port, announce=_announce
+    )
+
+
+def _announce(url: str) -> None:
+    _print(f"listening on {url}")
+    sys.stdout.flush()
+
+
+def _print_tables(tables: Sequence[Table]) -> None:
+    console = Console()
+    for table in tables:
+        console.print(table)
 
 
 def _export(options: argparse.Namespace) -> None:

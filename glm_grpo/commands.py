@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 
+from glm_grpo.analysis.probe import draw_probe, probed_prompts, report_probe
 from glm_grpo.build import (
     build_batch,
     build_evaluation_batches,
@@ -28,12 +30,17 @@ from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.glm_image.export import export_adapter, export_pipeline
 from glm_grpo.glm_image.loading import DTYPES, load_pipeline
 from glm_grpo.glm_image.self_check import self_check
+from glm_grpo.report.probe_page import probe_tables, write_probe
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import storage_errors
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import collect
 from glm_grpo.training.evaluate import compare_evaluations, evaluate
 from glm_grpo.training.resume import find_checkpoint, open_run
+from rewards.build import build_reward
+from rewards.serve import serve
+
+_FEWEST_NOISES = 2
 
 
 def run_training(config: Config) -> int:
@@ -102,6 +109,69 @@ def check_config(config: Config) -> Iterator[str]:
     )
 
 
+def probe_config(
+    config: Config,
+    *,
+    num_prompts: int,
+    noises: int,
+    shares: Mapping[str, float],
+    directory: Path,
+) -> tuple[list[Table], Path]:
+    """Samples the untrained model and says what each reward term measures there.
+
+    Args:
+        config: Of the run to come; its training prompts are used, a step's worth at a time.
+        num_prompts: Prompts sampled, at least; rounded up to whole steps.
+        noises: Noises one sample of each prompt is decoded under besides, >= 2.
+        shares: Of the advantage, by term, if weights are to be proposed; empty for none.
+        directory: Of the page.
+
+    Returns:
+        Tables for the terminal, and the path of the page.
+
+    Raises:
+        ConfigError: A number is out of range, or no weights give the shares.
+        GlmGrpoError, RewardError: As in a run.
+    """
+    if num_prompts < 1 or noises < _FEWEST_NOISES:
+        raise ConfigError(
+            f"--prompts {num_prompts} and --noises {noises}: at least 1 prompt, and "
+            f"{_FEWEST_NOISES} noises, for a spread to be seen"
+        )
+    _check_shares(shares, tuple(config.reward.terms))
+    prompts = build_prompts(config)
+    stage = build_stage(config, Accelerator().device, needs_reference=False)
+    stage.scorer.check_prompts(prompts.training[index] for index in range(len(prompts.training)))
+    steps = math.ceil(min(num_prompts, len(prompts.training)) / config.rollout.prompts_per_step)
+    batches = [build_batch(config, prompts.training, step) for step in range(steps)]
+    samples = draw_probe(stage, batches, collect_settings(config), noises=noises)
+    try:
+        report = report_probe(samples, mode=config.reward.combine, shares=shares or None)
+    except ValueError as error:
+        raise ConfigError(f"--share: {error}") from error
+    pictures = probed_prompts(samples, mode=config.reward.combine)
+    return probe_tables(report), write_probe(report, pictures, directory)
+
+
+def serve_term(
+    config: Config, name: str, *, host: str, port: int, announce: Callable[[str], None]
+) -> None:
+    """Serves one term of the config over HTTP until Ctrl-C or SIGTERM.
+
+    Raises:
+        ConfigError: The config has no such term.
+        RewardError: It cannot be built, or the address cannot be listened at.
+    """
+    terms = config.reward.terms
+    if name not in terms:
+        raise ConfigError(
+            f"{name!r} is not a term of this config ({', '.join(terms)}); name one of them, or add "
+            f"it: +reward.terms.{name}.weight=1"
+        )
+    reward = build_reward(terms[name], Accelerator().device)
+    serve(reward, name=name, needs=terms[name].needs(), host=host, port=port, announce=announce)
+
+
 def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:
     """Evaluates a run's newest checkpoint, or the one the path names, against its start.
 
@@ -167,3 +237,15 @@ def summary_table(rows: Sequence[SummaryRow], *, title: str) -> Table:
             style="bold" if row.name == "total" else None,
         )
     return table
+
+
+def _check_shares(shares: Mapping[str, float], names: Sequence[str]) -> None:
+    """Before anything is sampled: `weights_for_shares` would find out at the end."""
+    unknown = sorted(shares.keys() - set(names))
+    if unknown:
+        raise ConfigError(
+            f"--share names {', '.join(unknown)}; the config has the terms {', '.join(names)}"
+        )
+    total = sum(shares.values())
+    if shares and (min(shares.values()) < 0 or not math.isclose(total, 1.0, abs_tol=1e-6)):
+        raise ConfigError(f"--share adds up to {total:g}; shares are 0 or more and add up to 1")

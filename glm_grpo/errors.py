@@ -39,5 +39,9 @@ class CheckpointError(GlmGrpoError, RuntimeError):
     exit_code = 2
 
 
+class HackingError(GlmGrpoError, RuntimeError):
+    """A canary left its band and the run was asked to stop; everything is saved."""
+
+
 class NonFiniteError(GlmGrpoError, ArithmeticError):
     """Loss or gradient stayed non-finite for several updates in a row."""

@@ -55,6 +55,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def canaries_path(self) -> Path:
+        """Bands of the canaries, measured on the untrained model."""
+        return self.path / "canaries.json"
+
+    @property
     def gallery_path(self) -> Path:
         """The page that shows samples and scores."""
         return self.path / "gallery" / "index.html"

@@ -92,13 +92,25 @@ class Advantages:
 
 @dataclass(frozen=True)
 class Experience:
-    """All of one batch: what is learnt from, stored and replayed."""
+    """All of one batch: what is learnt from, stored and replayed.
+
+    Attributes:
+        prompts: What was asked for.
+        rollout: What was sampled.
+        images: What was drawn.
+        rewards: Raw scores of every term.
+        totals: The weighed rewards.
+        penalties: KL to the reference taken from each total before groups are compared; 0 where
+            it stands in the loss or nowhere.
+        advantages: From totals less penalties.
+    """
 
     prompts: PromptBatch
     rollout: Rollout
     images: ImageBatch
     rewards: RewardTable
     totals: Float32[Tensor, "P G"]
+    penalties: Float32[Tensor, "P G"]
     advantages: Advantages
 
 
@@ -133,6 +145,8 @@ class Evaluation:
         rewards: Raw scores of every term.
         totals: The weighed rewards.
         recognised: The text that OCR read in each image, P tuples of G; None without an OCR term.
+        entropy: Minus the mean log-probability of the tokens sampled for each prompt, nats: an
+            unbiased estimate of the entropy a token of the sampling distribution has.
     """
 
     step: int
@@ -141,3 +155,4 @@ class Evaluation:
     rewards: RewardTable
     totals: Float32[Tensor, "P G"]
     recognised: tuple[tuple[str, ...], ...] | None
+    entropy: Float32[Tensor, " P"]

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import open_clip
 import torch
 from jaxtyping import Float, Float32, UInt8
-from open_clip.transform import PreprocessCfg, image_transform_v2
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
+from rewards.clip_loading import PictureEmbedder, find_architecture, load_clip, resolve_path
 from rewards.types import Prompt, RewardError
 
-_PACKAGE_SCHEME = "pkg://"
 _LOWEST_RATING, _HIGHEST_RATING = 1.0, 10.0
 _LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
 
@@ -50,15 +44,14 @@ class AestheticReward:
     def __init__(
         self, *, clip_model: str, clip_weights: str, head: str, device: torch.device
     ) -> None:
-        architecture = _find_architecture(clip_model)
+        architecture = find_architecture(clip_model, key="aesthetic.clip_model")
         width = open_clip.get_model_config(architecture)["embed_dim"]
         # The head first: it is small, and tells of a mistake before gigabytes are loaded.
         self._head = load_head(resolve_path(head), width=width).to(device)
-        clip = _load_clip(architecture, clip_weights)
-        preprocess = PreprocessCfg(**clip.visual.preprocess_cfg)
-        self._prepare = image_transform_v2(preprocess, is_train=False)
+        clip = load_clip(architecture, clip_weights, key="aesthetic.clip_weights")
         # The text tower is not kept: a picture is embedded by the image tower alone.
-        self._visual: nn.Module = clip.visual.to(device).eval().requires_grad_(False)
+        self._pictures = PictureEmbedder(clip)
+        self._pictures.tower.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Applies to every prompt: nothing but the picture is looked at."""
@@ -69,16 +62,12 @@ class AestheticReward:
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
         """Rate each picture; the prompts are not looked at."""
-        pictures = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels.cpu()]
-        inputs = torch.stack([self._prepare(picture) for picture in pictures])
-        device = next(self._visual.parameters()).device
-        embeddings = normalize(self._visual(inputs.to(device)), dim=-1)
-        rating: Tensor = self._head(embeddings)
+        rating: Tensor = self._head(self._pictures.embed(pixels))
         return to_unit_score(rating.reshape(len(prompts)))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Image tower and head."""
-        return (self._visual, self._head)
+        return (self._pictures.tower, self._head)
 
 
 def to_unit_score(rating: Float32[Tensor, " N"]) -> Float32[Tensor, " N"]:
@@ -111,63 +100,6 @@ def load_head(path: Path, *, width: int) -> nn.Sequential:
         )
     head = nn.Sequential(*(_linear(weight, bias) for weight, bias in layers))
     return head.eval().requires_grad_(False)
-
-
-def resolve_path(text: str) -> Path:
-    """Turn a path into one on disk; `pkg://package/relative/path` names a file in a package.
-
-    Raises:
-        RewardError: There is no such package.
-    """
-    if not text.startswith(_PACKAGE_SCHEME):
-        return Path(text).expanduser()
-    package, _, relative = text.removeprefix(_PACKAGE_SCHEME).partition("/")
-    try:
-        return Path(str(files(package).joinpath(relative)))
-    except ModuleNotFoundError as error:
-        raise RewardError(
-            f"{text}: no package {package!r} is installed; write {_PACKAGE_SCHEME}package/path "
-            "with the name that Python imports, or a plain path"
-        ) from error
-
-
-def _find_architecture(clip_model: str) -> str:
-    if not clip_model.endswith(".json"):
-        if clip_model not in open_clip.list_models():
-            raise RewardError(
-                f"aesthetic.clip_model {clip_model!r} is not an architecture of open_clip; use one "
-                "of open_clip.list_models(), such as ViT-L-14-quickgelu, or the path of a .json "
-                "model config"
-            )
-        return clip_model
-    path = resolve_path(clip_model)
-    if not path.is_file():
-        raise RewardError(f"aesthetic.clip_model {path}: no such file; write the path of a config")
-    # open_clip knows a config by the stem of its file, in one table with its own.
-    registered = open_clip.get_model_config(path.stem)
-    if registered is None:
-        open_clip.add_model_config(path)
-        registered = open_clip.get_model_config(path.stem)
-    if registered != json.loads(path.read_text(encoding="utf-8")):
-        raise RewardError(
-            f"aesthetic.clip_model {path}: not a model config (embed_dim, vision_cfg, text_cfg), "
-            f"or {path.stem!r} is the name of another one; correct or rename the file"
-        )
-    return path.stem
-
-
-def _load_clip(architecture: str, clip_weights: str) -> Any:
-    if clip_weights not in open_clip.list_pretrained_tags_by_model(architecture):
-        clip_weights = str(resolve_path(clip_weights))
-    try:
-        return open_clip.create_model(architecture, clip_weights, require_pretrained=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
-        raise RewardError(
-            f"aesthetic.clip_weights {clip_weights!r} of model {architecture!r} cannot be loaded "
-            f"({error}). Use a local .safetensors, .pt or .bin file of that model, or one of the "
-            f"tags {open_clip.list_pretrained_tags_by_model(architecture)}, which are downloaded "
-            "into HF_HOME where there is a network"
-        ) from error
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -1,5 +1,8 @@
 """From the `reward` section of the config to a scorer; imports only what the config names."""
 
+# Imports of terms stand in functions: each takes seconds, and most configs name a few terms.
+# ruff: noqa: PLC0415
+
 from __future__ import annotations
 
 import torch
@@ -10,20 +13,32 @@ from rewards.ocr import OcrReward, TextReader
 from rewards.score import Scorer, Term
 from rewards.terms_config import (
     AestheticConfig,
+    ClipImageConfig,
+    ClipScoreConfig,
+    CustomConfig,
     EasyOcrConfig,
+    HpsConfig,
     LpipsConfig,
+    PickScoreConfig,
+    PsnrConfig,
     RapidOcrConfig,
+    RemoteConfig,
     SsimConfig,
     TermConfig,
+    VlmJudgeConfig,
 )
 
 
-def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
+def build_scorer(
+    config: RewardConfig, device: torch.device, *, process_device: torch.device | None = None
+) -> Scorer:
     """Build every term that the config names.
 
     Args:
         config: A validated section.
         device: Where the networks of the terms are put.
+        process_device: Where those of terms in a process of their own are put, which no one can
+            move afterwards; None for the same.
 
     Returns:
         A scorer whose terms stand in the order of the config.
@@ -34,7 +49,7 @@ def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
     terms = [
         Term(
             name=name,
-            reward=build_reward(options, device),
+            reward=_build_where_asked(name, options, device, process_device or device),
             weight=options.weight,
             std_floor=options.std_floor,
             timeout_seconds=options.timeout_seconds,
@@ -44,14 +59,28 @@ def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
     return Scorer(terms, is_overlapping=config.overlap)
 
 
+def _build_where_asked(
+    name: str, options: TermConfig, device: torch.device, process_device: torch.device
+) -> Reward:
+    if options.run_in == "thread":
+        return build_reward(options, device)
+    from rewards.process import ProcessReward
+
+    return ProcessReward(
+        options.model_dump(mode="json"),
+        name=name,
+        needs=options.needs(),
+        device=process_device,
+        timeout_seconds=options.timeout_seconds,
+    )
+
+
 def build_reward(options: TermConfig, device: torch.device) -> Reward:
     """Build one term.
 
     Raises:
         RewardError: Its weights are missing or do not fit.
     """
-    # Imports stand here because each takes seconds, and most configs name a few terms.
-    # ruff: noqa: PLC0415
     match options:
         case LpipsConfig():
             from rewards.lpips import LpipsReward
@@ -76,8 +105,64 @@ def build_reward(options: TermConfig, device: torch.device) -> Reward:
                 head=options.head,
                 device=device,
             )
+        case PsnrConfig():
+            from rewards.psnr import PsnrReward
+
+            return PsnrReward()
+        case ClipScoreConfig():
+            from rewards.clip import ClipScoreReward
+
+            return ClipScoreReward(
+                clip_model=options.clip_model, clip_weights=options.clip_weights, device=device
+            )
+        case ClipImageConfig():
+            from rewards.clip import ClipImageReward
+
+            return ClipImageReward(
+                clip_model=options.clip_model, clip_weights=options.clip_weights, device=device
+            )
+        case PickScoreConfig():
+            from rewards.pick_score import PickScoreReward
+
+            return PickScoreReward(model=options.model, processor=options.processor, device=device)
+        case HpsConfig():
+            from rewards.hps import HpsReward
+
+            return HpsReward(
+                clip_model=options.clip_model, checkpoint=options.checkpoint, device=device
+            )
+        case VlmJudgeConfig():
+            return _build_judge(options)
+        case RemoteConfig():
+            from rewards.remote import RemoteReward
+
+            return RemoteReward(
+                options.url,
+                needs=options.needs(),
+                retries=options.retries,
+                timeout_seconds=options.timeout_seconds,
+            )
+        case CustomConfig():
+            from rewards.custom import CustomReward
+
+            return CustomReward(options.function, needs=options.needs())
         case _:
-            raise NotImplementedError(f"{type(options).__name__} has no class that scores")
+            raise TypeError(f"{type(options).__name__} is the base of the kinds, not one of them")
+
+
+def _build_judge(options: VlmJudgeConfig) -> Reward:
+    from rewards.vlm_judge import Endpoint, Question, VlmJudgeReward
+
+    endpoint = Endpoint(
+        url=options.url,
+        model=options.model,
+        api_key_variable=options.api_key_variable,
+        request_timeout_seconds=options.request_timeout_seconds,
+        retries=options.retries,
+        requests_at_once=options.requests_at_once,
+    )
+    question = Question(options.question, lowest=options.lowest, highest=options.highest)
+    return VlmJudgeReward(endpoint, question)
 
 
 def _build_reader(config: EasyOcrConfig | RapidOcrConfig, device: torch.device) -> TextReader:

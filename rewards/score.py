@@ -20,6 +20,9 @@ from rewards.base import Reward
 from rewards.ocr import OcrReward
 from rewards.types import Prompt, RewardError, RewardTable
 
+_GRACE_SECONDS = 2.0
+"""Beyond a term's time limit: terms that keep the limit themselves can say more when it is over."""
+
 
 @dataclass(frozen=True)
 class Term:
@@ -165,7 +168,13 @@ class Scoring:
 
         Raises:
             RewardError: As `Scorer.score`.
+            ValueError: There are not as many groups as prompts.
         """
+        if not 0 < len(self._groups) == len(self._prompts):
+            raise ValueError(
+                f"{len(self._prompts)} prompts, {len(self._groups)} groups of pictures; add one "
+                "group for each prompt, in their order"
+            )
         for row in range(len(self._groups)):
             for column, is_early in enumerate(self._is_early):
                 if not is_early:
@@ -193,7 +202,7 @@ class Scoring:
         try:
             # Groups of a term are scored in order, so this one began before the wait for it did,
             # or as soon as the one before it was done.
-            return future.result(timeout=term.timeout_seconds)
+            return future.result(timeout=term.timeout_seconds + _GRACE_SECONDS)
         except TimeoutError as error:
             raise RewardError(
                 f"term {term.name}, prompt {prompt.prompt_id}: not scored within "
@@ -239,9 +248,17 @@ def _score_group(
 ) -> Float32[Tensor, " G"]:
     group_size = pixels.shape[0]
     try:
-        scores = term.reward.score([prompt] * group_size, pixels)
-    # Terms wrap libraries that raise whatever they like, and each such failure ends the step.
-    except Exception as error:
+        # Gradients are a matter of the thread, and a function of the user's own may keep them.
+        with torch.no_grad():
+            scores = term.reward.score([prompt] * group_size, pixels)
+    except RewardError as error:
+        # It says itself what failed; asking again picture by picture can cost minutes, or money.
+        raise RewardError(
+            f"term {term.name}, prompt {prompt.prompt_id}: {error}", pictures=pixels
+        ) from error
+    # Terms wrap libraries that raise whatever they like, or exit, and each such failure ends the
+    # step; an exit would end this thread alone, without a word.
+    except (Exception, SystemExit) as error:
         image = _find_failing_image(term, prompt, pixels)
         raise RewardError(
             f"term {term.name}, prompt {prompt.prompt_id}, {image}: scoring failed with "
@@ -263,7 +280,7 @@ def _score_group(
             f"shape ({group_size},), one number per picture",
             pictures=pixels,
         )
-    scores = scores.cpu()
+    scores = scores.detach().cpu()
     for image_index in (~torch.isfinite(scores)).nonzero().flatten().tolist():
         raise RewardError(
             f"term {term.name}, prompt {prompt.prompt_id}, image {image_index}: returned "
@@ -279,6 +296,6 @@ def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H
     for index in range(pixels.shape[0]):
         try:
             term.reward.score([prompt], pixels[index : index + 1])
-        except Exception:  # as above; the first failure is the one that is reported
+        except (Exception, SystemExit):  # as above; the first failure is the one that is reported
             return f"image {index}"
     return f"images 0 to {pixels.shape[0] - 1} together (each alone can be scored)"

@@ -175,7 +175,6 @@ class HpsConfig(TermConfig):
 class VlmJudgeConfig(TermConfig):
     """A vision-language model behind an OpenAI-compatible endpoint gives the score."""
 
-    compares_with = ("prompt",)
     kind: Literal["vlm_judge"]
     """Class that scores."""
     url: str = Field(min_length=1, pattern="^https?://")
@@ -190,7 +189,8 @@ class VlmJudgeConfig(TermConfig):
         ),
         min_length=1,
     )
-    """Question about one picture; {prompt}, {text}, {lowest} and {highest} are filled in."""
+    """Question about one picture; {prompt}, {text} (the texts that are asked for, in quotation
+    marks), {lowest} and {highest} are filled in. Braces that are meant are doubled."""
     lowest: int = 0
     """Lowest score the model may answer; becomes 0."""
     highest: int = 10
@@ -204,6 +204,11 @@ class VlmJudgeConfig(TermConfig):
     requests_at_once: int = Field(default=8, ge=1)
     """Requests in flight at a time."""
 
+    def needs(self) -> tuple[Need, ...]:
+        """What the question is about."""
+        question = self.question.replace("{{", "")
+        return tuple(need for need in ("prompt", "text") if f"{{{need}}}" in question)
+
 
 class RemoteConfig(TermConfig):
     """A scorer on another machine or in another Python environment, over HTTP."""
@@ -213,8 +218,8 @@ class RemoteConfig(TermConfig):
     url: str = Field(min_length=1, pattern="^https?://")
     """Where `glm-grpo serve-reward` listens, such as http://scores.example:8700."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """What of a prompt the scorer looks at: some of prompt, text, target. It is not asked about
-    prompts that lack it."""
+    """What of a prompt the scorer looks at: some of prompt, text, target, as the scorer says it
+    does. It is not asked about prompts that lack it."""
     retries: int = Field(default=3, ge=0)
     """Further tries after a broken connection or an answer of status 502, 503 or 504."""
 

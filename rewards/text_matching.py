@@ -17,11 +17,17 @@ _WORD = re.compile(
 
 @dataclass(frozen=True)
 class _Span:
-    """Neighbouring words, from `start` up to `stop`, and how like the wanted text they are."""
+    """Neighbouring words, from `start` up to `stop`, and how like a wanted text they are."""
 
+    text: str
     start: int
     stop: int
     similarity: float
+
+    @property
+    def gain(self) -> float:
+        """Characters of the text that were read, as far as its similarity says."""
+        return len(self.text) * self.similarity
 
 
 def match_texts(
@@ -33,8 +39,9 @@ def match_texts(
 ) -> float:
     """Compare each wanted text with the stretch of words that is most like it.
 
-    Every wanted text takes neighbouring words of what was read, no word twice, the longest text
-    first; with s = 1 - edit distance / longer length of the two (folded, see `fold_text`):
+    Every wanted text takes neighbouring words of what was read, no word twice. With s = 1 - edit
+    distance / longer length of the two (folded, see `fold_text`), the text that gains most, by
+    length * s, takes its words first:
 
         score = (sum of length * s over wanted texts) / (sum of their lengths)
                 * (1 - extra_text_penalty * (share of the read characters that no text took))
@@ -53,13 +60,19 @@ def match_texts(
         0..1, 1 where every text was read without a mistake (and, with a penalty, nothing else).
     """
     texts = [fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted]
-    words = [fold_text(word, is_case_sensitive=is_case_sensitive) for word in _WORD.findall(read)]
+    # In compatibility form first: only then is a character with its marks one match of the rule.
+    found = _WORD.findall(unicodedata.normalize("NFKC", read))
+    words = [fold_text(word, is_case_sensitive=is_case_sensitive) for word in found]
     is_free = [True] * len(words)
     matched = 0.0
-    for text in sorted(texts, key=len, reverse=True):
-        span = _find_span(text, words, is_free)
-        matched += len(text) * span.similarity
-        is_free[span.start : span.stop] = [False] * (span.stop - span.start)
+    # Sorted: of texts that gain the same, it must not matter which was asked for first.
+    waiting = sorted(texts)
+    while waiting:
+        spans = [_find_span(text, words, is_free) for text in waiting]
+        best = max(spans, key=lambda span: (span.gain, span.similarity))
+        matched += best.gain
+        waiting.remove(best.text)
+        is_free[best.start : best.stop] = [False] * (best.stop - best.start)
     score = matched / sum(map(len, texts))
     extra = sum(len(word) for word, free in zip(words, is_free, strict=True) if free)
     if extra == 0:
@@ -77,17 +90,23 @@ def fold_text(text: str, *, is_case_sensitive: bool = False) -> str:
 
 
 def _find_span(text: str, words: Sequence[str], is_free: Sequence[bool]) -> _Span:
-    best = _Span(0, 0, 0.0)
+    """The most similar words; of several such stretches the one of fewest words, then the first."""
+    best = _Span(text, 0, 0, 0.0)
     for start in range(len(words)):
         joined = ""
         for stop in range(start, len(words)):
             if not is_free[stop]:
                 break
             joined += words[stop]
-            similarity = Levenshtein.normalized_similarity(joined, text)
-            if similarity > best.similarity:
-                best = _Span(start, stop + 1, similarity)
+            span = _Span(text, start, stop + 1, Levenshtein.normalized_similarity(joined, text))
+            if _rank(span) > _rank(best):
+                best = span
             # Longer stretches cannot be more like the text than its share of their length.
             if len(text) <= best.similarity * len(joined):
                 break
     return best
+
+
+def _rank(span: _Span) -> tuple[float, int]:
+    # Fewest words, because the pieces of a word may be texts that are wanted themselves.
+    return span.similarity, span.start - span.stop

@@ -26,6 +26,7 @@ from glm_grpo.config.problems import (
 )
 from glm_grpo.config.root import Config
 from glm_grpo.errors import ConfigError
+from rewards.terms_config import KINDS
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 """What Hydra raises over a file or an override that it cannot make a config of."""
@@ -44,6 +45,9 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         # Where and in which portions the work is done: what one changes when memory runs out.
         "offload",
         "reward.overlap",
+        # What is said about a run, not what it does.
+        "reward.on_hacking",
+        "reward.canary_margin",
         "model.gradient_checkpointing",
         "train.micro_batch_size",
     }
@@ -125,18 +129,8 @@ def override_error(error: Exception) -> ConfigError:
         error: One of `COMPOSITION_ERRORS`.
     """
     unknown = re.search(r"use \+([^=\s]+)=(.*)", str(error))
-    if unknown is not None and unknown[1].startswith(_TERMS):
-        problem = Problem(
-            unknown[1],
-            unknown[2],
-            "is not in the config at hand; a + in front adds a term, or an option left out",
-            f"write +{unknown[1]}={unknown[2]}",
-        )
-        return ConfigError(describe_problems([problem]))
     if unknown is not None:
-        # Hydra's own remedy, to append the key with `+`, would only meet the next refusal.
-        problem = unknown_key_problem(unknown[1], unknown[2], known_keys(Config))
-        return ConfigError(describe_problems([problem]))
+        return ConfigError(describe_problems([_absent_key_problem(unknown[1], unknown[2])]))
     message = str(error).partition("Config search path:")[0].strip()
     if isinstance(error, OverrideParseException):
         message = f"{error.override!r} is not of the form key=value: {message}"
@@ -145,6 +139,22 @@ def override_error(error: Exception) -> ConfigError:
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f"\n{error.__cause__}"
     return ConfigError(f"The config cannot be composed: {message}")
+
+
+def _absent_key_problem(key: str, value: str) -> Problem:
+    """Tell a key that no file at hand sets, and `+` adds, from one that does not exist."""
+    keys = known_keys(Config)
+    if key in keys or _names_a_term(key):
+        rule = "is not in the config at hand; a + in front adds a term, or an option left out"
+        return Problem(key, value, rule, f"write +{key}={value}")
+    # Hydra's own remedy, to append the key with `+`, would only meet the next refusal.
+    return unknown_key_problem(key, value, keys)
+
+
+def _names_a_term(key: str) -> bool:
+    """Whether the key is a whole term, or of a name of the user's own, of whatever kind that is."""
+    name, _, option = key.removeprefix(_TERMS).partition(".")
+    return key.startswith(_TERMS) and (name not in KINDS or not option)
 
 
 def to_yaml(config: Config) -> str:

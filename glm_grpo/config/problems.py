@@ -13,9 +13,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from rewards.config import RELATION, RewardConfig
-from rewards.terms_config import KINDS
+from rewards.terms_config import KINDS, OCR_ENGINES, OcrConfig
 
 NOT_GIVEN = "(not given)"
+
+_MOST_NAMED = 3
+"""Keys of one name that a remedy lists; every term has a weight."""
 
 _WHOLE_NUMBER = "must be a whole number"
 _TYPE_RULES = {
@@ -79,7 +82,7 @@ def find_problems(error: ValidationError, model: type[BaseModel]) -> list[Proble
 
 def known_keys(model: type[BaseModel]) -> list[str]:
     """All dotted keys of `model`, sections and options alike."""
-    return [key for key, _ in _walk_fields(model)]
+    return list(dict(_walk_fields(model)))
 
 
 def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem:
@@ -89,6 +92,7 @@ def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem
     nearest = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     # A right name in the wrong section: `learning_rate` for `optim.learning_rate`.
     elsewhere = [known for known in keys if known.rpartition(".")[2] == name]
+    elsewhere = difflib.get_close_matches(key, elsewhere, n=_MOST_NAMED, cutoff=0.0)
     if nearest:
         remedy = f"did you mean {f'{parent}.' if parent else ''}{nearest[0]}?"
     elif elsewhere:
@@ -108,7 +112,9 @@ def _walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
         if model is RewardConfig and name == "terms":
             # A mapping of sections: every kind is known under its own name.
             for kind, term in KINDS.items():
-                yield from _walk_fields(term, f"{key}.{kind}.")
+                forms = OCR_ENGINES.values() if term is OcrConfig else [term]
+                for form in forms:
+                    yield from _walk_fields(form, f"{key}.{kind}.")
         for section in _sections_in(field.annotation):
             yield from _walk_fields(section, f"{key}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -96,18 +97,18 @@ def collect(
         images=images,
         rewards=table,
         totals=totals,
+        penalties=torch.zeros(shape),
         advantages=Advantages(torch.zeros(shape), torch.ones(shape[0], dtype=torch.bool)),
     )
-    returns = totals
     if settings.reward_kl_coef > 0:
         with stage.residency.phase("update"), clock.phase("update"):
             reference = _reference_log_probs(stage.policy, experience, settings.micro_batch_size)
         penalty = reference_penalty(
             rollout.log_probs.flatten(0, 1), reference, kl_coef=settings.reward_kl_coef
         )
-        returns = totals - penalty.unflatten(0, shape)
+        experience = replace(experience, penalties=penalty.unflatten(0, shape))
     advantages = group_advantages(
-        returns,
+        totals - experience.penalties,
         normalization=settings.normalization,
         std_floor=settings.std_floor,
         clip=settings.advantage_clip,
@@ -139,6 +140,15 @@ def draw_and_score(
                 scoring.add(group)
         table = scoring.finish()
     return ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds), table
+
+
+def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
+    """Tables of the same terms and weights, prompts after prompts."""
+    return replace(
+        tables[0],
+        raw=torch.cat([table.raw for table in tables]),
+        is_applicable=torch.cat([table.is_applicable for table in tables]),
+    )
 
 
 def _reference_log_probs(

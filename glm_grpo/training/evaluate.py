@@ -16,11 +16,10 @@ from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import evaluation_steps, read_evaluation
 from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score
+from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score, join_tables
 from glm_grpo.training.statistics import paired_bootstrap
 from glm_grpo.types import Evaluation, ImageBatch, PromptBatch
 from rewards.reweigh import combine
-from rewards.types import RewardTable
 
 _BOOTSTRAP_SEED = 0
 _RAW = "raw/"
@@ -37,22 +36,17 @@ def evaluate(
         settings: Truncation and combination are used.
         step: Of the policy.
     """
-    images, tables = [], []
+    images, tables, entropies = [], [], []
     for batch in batches:
         with stage.residency.phase("rollout"):
             rollout = sample_rollout(
                 stage.policy, batch, truncation=settings.truncation, policy_step=step
             )
+        entropies.append(-rollout.log_probs.mean(dim=(1, 2)))
         drawn, scored = draw_and_score(stage, batch, rollout.token_ids, PhaseClock(lambda _: None))
         images.append(drawn)
         tables.append(scored)
-    table = RewardTable(
-        names=tables[0].names,
-        raw=torch.cat([table.raw for table in tables]),
-        is_applicable=torch.cat([table.is_applicable for table in tables]),
-        weights=tables[0].weights,
-        std_floors=tables[0].std_floors,
-    )
+    table = join_tables(tables)
     pixels = torch.cat([image.pixels for image in images])
     return Evaluation(
         step=step,
@@ -64,6 +58,7 @@ def evaluate(
         rewards=table,
         totals=combine(table, mode=settings.combine),
         recognised=stage.scorer.recognise(pixels),
+        entropy=torch.cat(entropies),
     )
 
 

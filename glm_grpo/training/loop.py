@@ -14,73 +14,37 @@ import logging
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from glm_grpo.errors import NonFiniteError
+from glm_grpo.errors import HackingError, NonFiniteError
 from glm_grpo.glm_image.self_check import self_check
-from glm_grpo.grpo.update import UpdateSettings, update_policy
+from glm_grpo.grpo.update import update_policy
 from glm_grpo.report.gallery import write_gallery
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import prune_checkpoints, save_checkpoint
 from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage, collect
+from glm_grpo.training.collect import Stage, collect
 from glm_grpo.training.evaluate import evaluate, summarise
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.metrics import evaluation_metrics, step_metrics
 from glm_grpo.training.optimizer_state import optimizer_to_tensors
 from glm_grpo.training.progress import Progress
+from glm_grpo.training.progression import LoopSettings, Progression
 from glm_grpo.training.recorder import Recorder
+from glm_grpo.training.sentinel import Sentinel
 from glm_grpo.types import Evaluation, LossReport, PromptBatch
+from rewards.canaries import Departure
 from rewards.types import RewardError
 
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Non-finite updates in a row after which a run stops."""
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """Length of a run and what is kept of it.
-
-    Attributes:
-        steps: Training steps in all.
-        eval_every: Steps between evaluations; one before the first and one after the last besides.
-        checkpoint_every: Steps between checkpoints.
-        keep_checkpoints: Newest ones kept; the best by evaluation is kept besides.
-        collect: How experience is made.
-        update: How it is learnt from.
-    """
-
-    steps: int
-    eval_every: int
-    checkpoint_every: int
-    keep_checkpoints: int
-    collect: CollectSettings
-    update: UpdateSettings
-
-
-@dataclass
-class Progression:
-    """Where a run stands; the part of its state that is not weights.
-
-    Attributes:
-        step: Training steps done.
-        best_step: Step of the best evaluation so far.
-        best_total: Its mean total.
-        skipped_in_a_row: Non-finite updates since the last good one.
-    """
-
-    step: int = 0
-    best_step: int | None = None
-    best_total: float = -torch.inf
-    skipped_in_a_row: int = 0
 
 
 class Trainer:
@@ -95,6 +59,7 @@ class Trainer:
         settings: Plain values.
         folder: Of the run.
         recorder: Writes into it.
+        sentinel: Watches for a policy that games its reward.
         progress: Tells the terminal.
         progression: Where the run stands; not at 0 when it resumes.
         backward: Accumulates the gradient of a scalar.
@@ -111,6 +76,7 @@ class Trainer:
         settings: LoopSettings,
         folder: RunFolder,
         recorder: Recorder,
+        sentinel: Sentinel,
         progress: Progress,
         progression: Progression,
         backward: Callable[[Tensor], None],
@@ -123,6 +89,7 @@ class Trainer:
         self._settings = settings
         self._folder = folder
         self._recorder = recorder
+        self._sentinel = sentinel
         self._progress = progress
         self._at = progression
         self._backward = backward
@@ -136,38 +103,59 @@ class Trainer:
 
         Raises:
             NonFiniteError: Loss or gradient was not finite three times in a row.
+            HackingError: A canary left its band and the run is to stop then.
             SelfCheckError: Sampling and replay disagree.
             RewardError: A term failed.
             StorageError: The run folder cannot be written.
         """
+        try:
+            is_finished = self._train()
+        except (HackingError, RewardError):
+            self._close()
+            raise
+        summary = self._close()
+        return summary if is_finished else None
+
+    def _train(self) -> bool:
+        """Steps until the last, or until asked to stop; whether it was the last."""
         with stop_on_signal() as stop, self._progress:
             if self._at.step == 0:
-                self._recorder.record_step(0, evaluation_metrics(self._evaluate()))
+                with self._failure_kept(0):
+                    untrained = self._evaluate()
+                self._sentinel.learn(untrained)
+                self._recorder.record_step(0, evaluation_metrics(untrained))
+            else:
+                self._sentinel.restore()
             is_checked = False
             while self._at.step < self._settings.steps and not stop.is_set:
-                with self._failure_kept():
+                with self._failure_kept(self._at.step + 1):
                     self._step(is_checked)
                 is_checked = True
             is_finished = self._at.step == self._settings.steps
             if not is_finished:
                 self.save()
+        return is_finished
+
+    def _close(self) -> list[SummaryRow]:
+        """Ends the records with a gallery; before against after."""
         self._recorder.close()
         summary = summarise(self._folder)
         write_gallery(self._folder, summary)
-        return summary if is_finished else None
+        return summary
 
     @contextmanager
-    def _failure_kept(self) -> Iterator[None]:
-        """Where a term fails, saves the pictures and what was learnt before it goes on up."""
-        step = self._at.step
+    def _failure_kept(self, step: int) -> Iterator[None]:
+        """Where a term fails in a step, saves its pictures and what was learnt before it."""
         try:
             yield
         except RewardError as error:
-            if 0 < step == self._at.step and not self._folder.checkpoint_dir(step).exists():
+            done = self._at.step
+            # A failure of the evaluation after a step leaves that step without its metrics.
+            if 0 < done < step and not self._folder.checkpoint_dir(done).exists():
                 self.save()
             if error.pictures is None:
                 raise
-            place = self._recorder.record_failure(error.pictures, step + 1)
+            place = self._recorder.record_failure(error.pictures, step)
             raise RewardError(f"{error}. The pictures are in {place}") from error
 
     def _step(self, is_checked: bool) -> None:
@@ -208,6 +196,8 @@ class Trainer:
             _peak_memory_bytes(),
             combine=self._settings.collect.combine,
         )
+        watched = self._sentinel.look(experience)
+        metrics |= watched.metrics
         self._recorder.record_rollout(experience, step)
         self._at.step = step
         is_best = False
@@ -218,6 +208,7 @@ class Trainer:
         self._progress.end(step, metrics)
         self._refuse_non_finite(reports)
         self._checkpoint_if_due(is_best)
+        self._stop_if_gamed(watched.departures)
 
     def _evaluate(self) -> Evaluation:
         self._progress.phase("evaluation")
@@ -250,6 +241,18 @@ class Trainer:
                     f"{self._folder.checkpoints_dir} is good; lower optim.learning_rate or "
                     "optim.max_grad_norm and resume from it"
                 )
+
+    def _stop_if_gamed(self, departures: Sequence[Departure]) -> None:
+        if not departures or not self._settings.is_stopping_on_hacking:
+            return
+        if not self._folder.checkpoint_dir(self._at.step).exists():
+            self.save()
+        raise HackingError(
+            f"step {self._at.step}: {'; '.join(map(Departure.describe, departures))}. The policy "
+            "may be gaming the reward (reward.on_hacking is stop); everything is saved. Look at "
+            "images/ and the gallery; change the weights, or go on with reward.on_hacking=warn "
+            f"train.resume={self._folder.path}"
+        )
 
     def _checkpoint_if_due(self, is_best: bool) -> None:
         settings, step = self._settings, self._at.step

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from glm_grpo.types import Evaluation, Experience, LossReport
-from rewards.reweigh import Mode, advantage_shares
+from rewards.audit import audit_table
+from rewards.reweigh import Mode
 from rewards.types import RewardTable
 
 _OCR_TERM = "ocr"
@@ -68,16 +69,20 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
     table, totals = experience.rewards, experience.totals
-    shares = advantage_shares(table, mode=combine).tolist()
+    audit = audit_table(table, mode=combine)
     metrics = {
         "reward/mean": totals.mean().item(),
         "reward/std": totals.std(correction=0).item(),
     }
-    for name, share in zip(table.names, shares, strict=True):
-        scores = _scores(table, name)
-        metrics[f"reward/{name}/mean"] = _mean(scores)
-        metrics[f"reward/{name}/std"] = _standard_deviation(scores)
-        metrics[f"reward/{name}/advantage_share"] = share
+    for row, term in enumerate(audit.terms):
+        metrics[f"reward/{term.name}/mean"] = term.mean
+        metrics[f"reward/{term.name}/std"] = term.std
+        metrics[f"reward/{term.name}/std_within"] = term.std_within
+        metrics[f"reward/{term.name}/advantage_share"] = term.advantage_share
+        metrics[f"reward/{term.name}/flat_fraction"] = term.flat_fraction
+        for column in range(row):
+            other = audit.terms[column].name
+            metrics[f"correlation/{other}/{term.name}"] = audit.correlations[row, column].item()
     metrics["advantage/flat_fraction"] = experience.advantages.is_flat.float().mean().item()
     return metrics
 
@@ -113,8 +118,3 @@ def _scores(table: RewardTable, name: str) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
-
-
-def _standard_deviation(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(_mean([(value - mean) ** 2 for value in values])) if values else math.nan

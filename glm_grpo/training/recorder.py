@@ -91,6 +91,7 @@ class Recorder:
         columns["log_probs"] = pyarrow.array(list(log_probs), pyarrow.list_(pyarrow.float32()))
         columns |= _score_columns(experience.rewards)
         columns["total"] = _float_column(experience.totals)
+        columns["penalty"] = _float_column(experience.penalties)
         columns["advantage"] = _float_column(experience.advantages.values)
         is_flat = experience.advantages.is_flat.tolist()
         columns["is_flat"] = pyarrow.array(_repeat(is_flat, size), pyarrow.bool_())

@@ -63,6 +63,10 @@ def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Pa
         (["train.steps=["], r"'train.steps=\[' is not of the form key=value"),
         (["train.steps=${nowhere}"], "nowhere"),
         (["~decode"], r"decode \(not given\)"),
+        (["reward.terms.ocr.wieght=1"], r"did you mean reward\.terms\.ocr\.weight\?"),
+        (["+reward.terms.ocr.wieght=1"], "engine rapidocr\n.*did you mean weight"),
+        (["+reward.terms.lpip.weight=1"], r"terms\.lpip = (.|\n)*did you mean lpips"),
+        (["reward.term.ocr.weight=1"], r"mean reward\.terms\.ocr\.weight or [^?]*\?$"),
         (["data=prompts"], r"data.eval_path \(not given\)(.|\n)*data.path \(not given\)"),
     ],
 )
@@ -72,6 +76,43 @@ def test_compose_config_refuses_overrides_that_lead_nowhere(
     with pytest.raises(ConfigError, match=message) as caught:
         compose_config(configs_dir, "tiny", overrides)
     assert "provider=" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "reward.terms.near.weight=0.1",
+        "reward.terms.psnr.weight=0.1",
+        "reward.terms.psnr={weight: 0.1}",
+        "reward.terms.ocr.languages=[en]",
+        "reward.terms.ssim.std_floor=0.5",
+    ],
+)
+def test_compose_config_says_how_a_key_is_added_that_no_file_sets(
+    configs_dir: Path, override: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config(configs_dir, "tiny", [override])
+    key, _, value = override.partition("=")
+    assert str(caught.value).splitlines() == [
+        "The config has 1 problem:",
+        f"  {key} = {value!r}",
+        "    rule:   is not in the config at hand; a + in front adds a term, or an option left out",
+        f"    remedy: write +{override}",
+    ]
+
+
+def test_compose_config_adds_terms_and_options_by_a_plus(configs_dir: Path) -> None:
+    added = [
+        "+reward.terms.near={kind: lpips, weight: 0.1, network: squeeze, pretrained: false}",
+        "+reward.terms.psnr.weight=0",
+        "+reward.terms.ssim.std_floor=0.5",
+    ]
+    terms = compose_config(configs_dir, "tiny", added).reward.terms
+    assert list(terms) == ["lpips", "near", "ssim", "ocr", "aesthetic", "psnr"]
+    assert (terms["near"].weight, terms["psnr"].weight) == (0.1, 0.0)
+    assert terms["near"].model_dump()["network"] == "squeeze"
+    assert terms["ssim"].std_floor == 0.5
 
 
 def test_compose_config_refuses_an_unknown_name(configs_dir: Path) -> None:
@@ -119,6 +160,10 @@ def test_load_config_resolves_interpolations(values: dict[str, Any]) -> None:
         ("train.resume", "auto", []),
         ("train.micro_batch_size", 1, []),
         ("offload", "modules", []),
+        ("reward.overlap", False, []),
+        ("reward.combine", "normalize_then_sum", ["reward.combine"]),
+        ("reward.allow_untied", True, ["reward.allow_untied"]),
+        ("reward.terms.ssim.std_floor", 0.5, ["reward.terms.ssim.std_floor"]),
     ],
 )
 def test_config_differences_names_what_must_not_change(
@@ -140,6 +185,15 @@ def test_config_differences_sees_a_reward_weight(bend: Bend, values: dict[str, A
     stored = validate_config(values)
     given = validate_config(bend("reward.terms.ocr.weight", 0.5))
     assert config_differences(stored, given) == ["reward.terms.ocr.weight"]
+
+
+def test_config_differences_sees_a_term_of_another_name(bend: Bend, values: dict[str, Any]) -> None:
+    stored = validate_config(values)
+    given = validate_config(bend("reward.terms.near", {"kind": "ssim", "weight": 0.5}))
+    differences = config_differences(stored, given)
+    assert "reward.terms.near.kind" in differences
+    assert "reward.terms.near.weight" in differences
+    assert all(key.startswith("reward.terms.near.") for key in differences)
 
 
 SWEEP = """

@@ -68,6 +68,22 @@ BAD_VALUES = [
     ("learning_rate", 0.1, "is not a key of the config", "did you mean optim.learning_rate?"),
     ("data.shuffle", True, "is not a key of data", "use one of path, eval_path"),
     ("rollouts", {}, "is not a key of the config", "did you mean rollout?"),
+    ("weight", 0.1, "is not a key of the config", "did you mean reward.terms."),
+    ("reward.combine", "sum", "must be one of weighted_sum", "set reward.combine=weighted_sum"),
+    ("reward.on_hacking", "halt", "must be one of warn, stop", "set reward.on_hacking=warn"),
+    ("reward.canary_margin", 0.0, "must be greater than 0", "more than 0"),
+    ("reward.watch", ["ssim"], "what is trained on cannot watch", "terms.ssim.weight=0"),
+    ("reward.terms.ssim", 0.2, "must be a section", "write ssim: {weight: 1.0}"),
+    ("reward.terms.ssim.weight", float("nan"), "must be a finite number", "correct reward."),
+    ("reward.terms.ssim.weight", "0.2", "must be a number. Factor of", "without quotation marks"),
+    ("reward.terms.ssim.std_floor", 0.0, "must be greater than 0", "more than 0"),
+    ("reward.terms.ssim.timeout_seconds", -1.0, "must be greater than 0", "more than 0"),
+    ("reward.terms.ssim.window", 11, "is not an option of kind ssim", "did you mean kind?"),
+    ("reward.terms.ocr.threads", 0, "must be at least 1. Pictures read", "threads to 1 or more"),
+    ("reward.terms.ocr.engine", "tesseract", "must be one of easyocr", "set engine=rapidocr"),
+    ("reward.terms.near", {"weight": 0.1}, "'near' is not a reward term", "give it a kind"),
+    ("reward.terms.lpip", {"weight": 0.1}, "'lpip' is not a reward term", "did you mean lpips?"),
+    ("reward.terms.Near", {"kind": "ssim"}, "is made of small letters", "rename it"),
 ]
 
 

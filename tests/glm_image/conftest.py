@@ -79,8 +79,10 @@ def experience_of(batch: PromptBatch, rollout: Rollout) -> Experience:
             torch.zeros(*shape, 1),
             torch.ones(shape[0], 1, dtype=torch.bool),
             torch.ones(1),
+            torch.ones(1),
         ),
         totals=torch.zeros(shape),
+        penalties=torch.zeros(shape),
         advantages=Advantages(torch.zeros(shape), torch.ones(shape[0], dtype=torch.bool)),
     )
 

@@ -50,6 +50,34 @@ def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_
     assert torch.equal(images.pixels[0], (drawn * 255).round().to(torch.uint8))
 
 
+class WatchedDecoder(Decoder):
+    """Writes down what it draws."""
+
+    def __init__(self, pipeline):
+        super().__init__(pipeline, steps=2, guidance_scale=1.0)
+        self.drawn = []
+
+    def draw_group(self, prompt, *arguments):
+        self.drawn.append(prompt)
+        return super().draw_group(prompt, *arguments)
+
+
+def test_groups_are_handed_out_as_they_are_drawn(random_pipeline, batch, token_ids):
+    decoder = WatchedDecoder(random_pipeline)
+    short, long = (prompt.prompt for prompt in batch.prompts)
+
+    groups = decoder.decode_groups(batch, token_ids)
+
+    assert decoder.drawn == []
+    first = next(groups)
+    assert decoder.drawn == [short]
+    assert torch.is_grad_enabled()
+    (second,) = groups
+    assert decoder.drawn == [short, long]
+    assert torch.equal(torch.stack([first, second]), decoder.decode(batch, token_ids).pixels)
+    assert first.device.type == "cpu"
+
+
 def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, token_ids):
     same = token_ids[:, :1].expand(-1, 3, -1)
     decoder = Decoder(random_pipeline, steps=2, guidance_scale=1.0)

@@ -64,6 +64,14 @@ def test_a_part_added_later_moves_too(moves):
     assert moves == ["+optimizer"]
 
 
+def test_residency_tells_what_it_moves(moves):
+    residency = Residency({"rewards": RecordingPart("rewards", moves)})
+    assert residency.moves("rewards")
+    assert not residency.moves("decoder")
+    residency.add("decoder", RecordingPart("decoder", moves))
+    assert residency.moves("decoder")
+
+
 def test_without_parts_nothing_moves():
     with Residency({}).phase("rollout"):
         pass

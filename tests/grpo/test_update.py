@@ -83,8 +83,10 @@ def make_experience(logits: Tensor, advantages: Tensor) -> Experience:
             raw=advantages[..., None],
             is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
             weights=torch.ones(1),
+            std_floors=torch.ones(1),
         ),
         totals=advantages,
+        penalties=torch.zeros_like(advantages),
         advantages=Advantages(values=advantages, is_flat=(advantages == 0).all(dim=1)),
     )
 

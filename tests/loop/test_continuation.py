@@ -88,8 +88,6 @@ def test_resuming_with_other_settings_names_them(make_trainer):
 class Brightness:
     """Scores pictures by their brightness."""
 
-    name = "brightness"
-
     def applies_to(self, prompt):
         return True
 

@@ -27,8 +27,6 @@ LEARNING = (
 class ConstantReward:
     """Pays the same for every picture."""
 
-    name = "constant"
-
     def applies_to(self, prompt):
         return True
 

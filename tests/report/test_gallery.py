@@ -80,7 +80,7 @@ def store_evaluation(
         {
             "prompt_id": prompt_id,
             "prompt": prompt_id,
-            "text": None,
+            "texts": [],
             "sample": sample,
             "raw/ocr": 0.5,
             "raw/lpips": None,
@@ -117,12 +117,24 @@ def test_gallery_shows_the_first_and_the_last_samples_with_their_change(tmp_path
 
 def test_gallery_shows_scores_text_read_and_what_does_not_apply(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    store_evaluation(folder, 0, {"a": [0.625]}, text="DOG")
+    store_evaluation(folder, 0, {"a": [0.625]}, texts=["DOG"])
     texts = Page(write_gallery(folder, ())).texts
     start = texts.index("total")
     expected = ["total", "0.625", "ocr", "0.500", "lpips", "not scored", "read", "CAT"]
     assert texts[start : start + 8] == expected
     assert texts[texts.index("Text to appear:") + 1] == "DOG"
+
+
+@pytest.mark.parametrize("wanted", [[], ["DOG"], ["OPEN", "CAFÉ BAR"]])
+def test_gallery_quotes_each_text_that_should_appear(wanted: list[str], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    store_evaluation(folder, 0, {"a": [0.5]}, texts=wanted)
+    page = Page(write_gallery(folder, ()))
+    assert len(page.all("q")) == len(wanted)
+    assert page.texts.count("Text to appear:") == min(1, len(wanted))
+    if wanted:
+        start = page.texts.index("Text to appear:") + 1
+        assert page.texts[start : start + len(wanted)] == wanted
 
 
 @pytest.mark.parametrize(("recognised", "shown"), [("", ["read", "nothing"]), (None, [])])
@@ -162,7 +174,7 @@ def test_gallery_refers_to_existing_files_of_the_run_and_to_nothing_else(tmp_pat
 
 def test_gallery_keeps_hostile_text_as_text(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    store_evaluation(folder, 0, {HOSTILE: [0.5]}, text=HOSTILE, recognised=HOSTILE)
+    store_evaluation(folder, 0, {HOSTILE: [0.5]}, texts=[HOSTILE], recognised=HOSTILE)
     folder.config_path.write_text(f"data: {HOSTILE}")
     page = Page(write_gallery(folder, [SummaryRow(HOSTILE, 0.0, 0.0, 0.0, 0.0, 0.0)]))
     names = {name for _, attributes in page.elements for name in attributes}
@@ -176,7 +188,7 @@ def test_gallery_keeps_hostile_text_as_text(tmp_path: Path) -> None:
 
 def test_gallery_lets_text_choose_its_direction(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    store_evaluation(folder, 0, {"שלום": [0.5]}, text="שלום")
+    store_evaluation(folder, 0, {"שלום": [0.5]}, texts=["שלום"])
     page = Page(write_gallery(folder, ()))
     assert [tag for tag, attributes in page.elements if attributes.get("dir") == "auto"] == [
         *("h3", "p", "q", "dd")

@@ -70,6 +70,14 @@ def test_easyocr_reads_through_its_own_networks() -> None:
     assert not any(parameter.requires_grad for m in modules for parameter in m.parameters())
 
 
+@pytest.mark.usefixtures("sees_an_a_everywhere")
+def test_easyocr_knows_the_characters_of_its_recogniser() -> None:
+    alphabet = EasyOcrReader(("en",), device=CPU).alphabet()
+    assert alphabet == frozenset(ENGLISH["characters"])
+    assert {"A", "z", "7", " "} <= alphabet
+    assert "🙂" not in alphabet
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("sees_an_a_everywhere")
 def test_easyocr_reads_where_its_networks_are() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,7 +13,10 @@ from rewards.types import RewardTable
 
 
 def make_table(
-    raw: list[list[list[float]]], weights: list[float], mask: list[list[bool]] | None = None
+    raw: list[list[list[float]]],
+    weights: list[float],
+    mask: list[list[bool]] | None = None,
+    floors: list[float] | None = None,
 ) -> RewardTable:
     """Raw scores by prompt, image and term."""
     scores = torch.tensor(raw)
@@ -23,6 +26,7 @@ def make_table(
         raw=scores,
         is_applicable=applicable if mask is None else torch.tensor(mask),
         weights=torch.tensor(weights),
+        std_floors=torch.tensor([1e-4] * len(weights) if floors is None else floors),
     )
 
 
@@ -33,9 +37,8 @@ def assert_equal(actual: Tensor, expected: object) -> None:
 def test_combine_without_mask_is_exactly_the_weighted_sum() -> None:
     generator = torch.Generator().manual_seed(0)
     raw = torch.rand(5, 8, 4, generator=generator)
-    weights = torch.tensor([0.4, 0.2, 0.3, 0.1])
-    table = RewardTable(("a", "b", "c", "d"), raw, torch.ones(5, 4, dtype=torch.bool), weights)
-    assert torch.equal(combine(table, mode="weighted_sum"), (raw * weights).sum(-1))
+    table = make_table(raw.tolist(), [0.4, 0.2, 0.3, 0.1])
+    assert torch.equal(combine(table, mode="weighted_sum"), (raw * table.weights).sum(-1))
 
 
 def test_combine_gives_the_weight_of_masked_terms_to_the_others() -> None:
@@ -89,11 +92,44 @@ def test_combine_normalised_is_exactly_zero_for_flat_terms() -> None:
 
 def test_combine_normalised_divides_by_the_floor_where_the_spread_is_below_it() -> None:
     # Sample std of -0.01, 0, 0.01 is 0.01, below the floor of 0.1.
-    table = make_table([[[0.49], [0.5], [0.51]]], [1.0])
-    totals = combine(table, mode="normalize_then_sum", std_floor=0.1)
+    table = make_table([[[0.49], [0.5], [0.51]]], [1.0], floors=[0.1])
+    totals = combine(table, mode="normalize_then_sum")
     torch.testing.assert_close(totals, torch.tensor([[-0.1, 0.0, 0.1]]), rtol=0, atol=1e-5)
 
 
+def test_combine_normalised_has_a_floor_for_every_term() -> None:
+    # All three spread by 0.25: above the floor of the first, at that of the second, and an eighth
+    # of that of the third.
+    table = make_table(
+        [[[0.25] * 3, [0.5] * 3, [0.75] * 3]], [1.0, 1.0, 1.0], floors=[0.125, 0.25, 2.0]
+    )
+    parts = contributions(table, mode="normalize_then_sum")
+    assert_equal(parts[0], [[-1.0, -1.0, -0.125], [0.0, 0.0, 0.0], [1.0, 1.0, 0.125]])
+
+
+def test_combine_weighted_sum_knows_no_floors() -> None:
+    raw = [[[0.25, 0.5], [0.75, 0.5]]]
+    low = make_table(raw, [0.5, 0.5], floors=[1e-4, 1e-4])
+    high = make_table(raw, [0.5, 0.5], floors=[9.0, 9.0])
+    assert torch.equal(combine(low, mode="weighted_sum"), combine(high, mode="weighted_sum"))
+
+
+def test_combine_normalised_does_not_let_masked_prompts_count() -> None:
+    # Prompt 1 has the first term alone, whatever stands in the second column, and prompt 0 has
+    # what it would have by itself.
+    both = [[0.0, 5.0], [1.0, 6.0], [2.0, 7.0]]
+    alone = combine(make_table([both], [1.0, 3.0]), mode="normalize_then_sum")
+    for filler in (0.0, 1e6, float("nan"), float("inf")):
+        masked = [[3.0, filler], [1.0, -filler], [2.0, filler]]
+        table = make_table([both, masked], [1.0, 3.0], [[True, True], [True, False]])
+        totals = combine(table, mode="normalize_then_sum")
+        assert torch.equal(totals[0], alone[0])
+        # (1 + 3) / 1 * 1 * (1, -1, 0).
+        assert_equal(totals[1], [4.0, -4.0, 0.0])
+        assert_equal(advantage_shares(table, mode="normalize_then_sum"), [(0.25 + 1) / 2, 0.75 / 2])
+
+
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6),
     st.floats(0.1, 10),
@@ -123,8 +159,9 @@ def test_combine_refuses_prompts_without_a_weighed_term() -> None:
 def test_combine_normalised_refuses_single_images_and_a_floor_of_zero() -> None:
     with pytest.raises(ValueError, match="group size 1"):
         combine(make_table([[[0.1]]], [1.0]), mode="normalize_then_sum")
-    with pytest.raises(ValueError, match="std_floor 0"):
-        combine(make_table([[[0.1], [0.2]]], [1.0]), mode="normalize_then_sum", std_floor=0.0)
+    table = make_table([[[0.1, 0.1], [0.2, 0.2]]], [1.0, 1.0], floors=[0.1, 0.0])
+    with pytest.raises(ValueError, match="std_floor 0.0 of term_1"):
+        combine(table, mode="normalize_then_sum")
 
 
 @pytest.mark.parametrize("mode", ["weighted_sum", "normalize_then_sum"])

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
+from rewards.ocr import OcrReward
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError
 
@@ -39,6 +41,22 @@ class FakeReward:
         return self.networks
 
 
+@dataclass
+class FakeReader:
+    """Reads the level of grey."""
+
+    change: Callable[[str], str]
+
+    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
+        return [self.change(f"p{picture[0, 0, 0].item()}") for picture in pixels]
+
+    def alphabet(self) -> frozenset[str]:
+        return frozenset("pP0123456789")
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return ()
+
+
 def make_scorer(rewards: Sequence[FakeReward], weights: Sequence[float]) -> Scorer:
     pairs = zip(rewards, weights, strict=True)
     return Scorer([Term(reward.name, reward, weight) for reward, weight in pairs])
@@ -56,12 +74,24 @@ def grey(*levels: Sequence[int]) -> UInt8[Tensor, "P G 3 2 2"]:
 
 def test_scorer_fills_the_table_by_prompt_image_and_term() -> None:
     terms = [FakeReward("bright"), FakeReward("dark", lambda pixels: 1 - brightness(pixels))]
-    table = make_scorer(terms, [0.7, 0.3]).score([WITH_TEXT, WITHOUT_TEXT], grey([0, 255], [51, 102]))
+    table = make_scorer(terms, [0.7, 0.3]).score(
+        [WITH_TEXT, WITHOUT_TEXT], grey([0, 255], [51, 102])
+    )
     assert table.names == ("bright", "dark")
     expected = torch.tensor([[[0.0, 1.0], [1.0, 0.0]], [[0.2, 0.8], [0.4, 0.6]]])
     torch.testing.assert_close(table.raw, expected)
     assert table.is_applicable.all()
     torch.testing.assert_close(table.weights, torch.tensor([0.7, 0.3]))
+
+
+def test_scorer_hands_on_the_std_floor_of_every_term() -> None:
+    terms = [
+        Term("a", FakeReward("a"), 1.0, std_floor=0.25),
+        Term("b", FakeReward("b"), 1.0, std_floor=0.5),
+        Term("c", FakeReward("c"), 1.0),
+    ]
+    floors = Scorer(terms).score([WITHOUT_TEXT], grey([1, 2])).std_floors
+    torch.testing.assert_close(floors, torch.tensor([0.25, 0.5, 1e-4]))
 
 
 def test_scorer_masks_terms_that_do_not_apply_and_never_calls_them() -> None:
@@ -102,11 +132,66 @@ def test_scorer_says_where_only_the_whole_group_fails() -> None:
         scorer.score([WITHOUT_TEXT], grey([1, 2]))
 
 
+def test_scorer_turns_an_exit_of_a_term_into_an_error() -> None:
+    def leave(pixels: Tensor) -> Tensor:
+        raise SystemExit("no licence")
+
+    with pytest.raises(RewardError, match=r"term quitter, prompt dog, image 0: .*no licence"):
+        make_scorer([FakeReward("quitter", leave)], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
+
+
+def test_scorer_keeps_no_gradient_of_a_term() -> None:
+    scale = torch.ones((), requires_grad=True)
+    seen = []
+
+    def scaled(pixels: Tensor) -> Tensor:
+        seen.append(torch.is_grad_enabled())
+        with torch.enable_grad():
+            return brightness(pixels) * scale
+
+    table = make_scorer([FakeReward("learnt", scaled)], [1.0]).score([WITHOUT_TEXT], grey([0, 255]))
+    assert not table.raw.requires_grad
+    assert table.raw.tolist() == [[[0.0], [1.0]]]
+    assert seen == [False]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_scorer_refuses_scores_that_are_not_finite(value: float) -> None:
     term = FakeReward("broken", lambda pixels: torch.tensor([0.5, value]))
     with pytest.raises(RewardError, match=f"term broken, prompt dog, image 1: returned {value}"):
         make_scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "found"), [([0.1, 0.2], "a list"), (None, "a NoneType"), (0.5, "a float")]
+)
+def test_scorer_refuses_what_is_no_tensor(scores: Any, found: str) -> None:
+    term = FakeReward("broken", lambda pixels: scores)
+    message = (
+        f"term broken, prompt dog: returned {found}; a term must return a torch.float32 tensor"
+    )
+    with pytest.raises(RewardError, match=message):
+        make_scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [[0.1, 0.2], torch.tensor([0.5, float("nan")]), torch.zeros(3), ZeroDivisionError("broken")],
+)
+def test_scorer_hands_on_the_pictures_of_the_prompt_that_failed(scores: Any) -> None:
+    def fail(pixels: Tensor) -> Any:
+        if (pixels == 4).any():
+            if isinstance(scores, Exception):
+                raise scores
+            return scores
+        return brightness(pixels)
+
+    pixels = grey([1, 2], [3, 4], [5, 6])
+    scorer = make_scorer([FakeReward("any"), FakeReward("picky", fail)], [1.0, 1.0])
+    with pytest.raises(RewardError, match="term picky, prompt sign") as caught:
+        scorer.score([WITHOUT_TEXT, WITH_TEXT, WITHOUT_TEXT], pixels)
+    assert caught.value.pictures is not None
+    assert torch.equal(caught.value.pictures, pixels[1])
 
 
 @pytest.mark.parametrize(
@@ -144,9 +229,28 @@ def test_check_prompts_does_not_count_terms_of_weight_zero() -> None:
         scorer.check_prompts([WITHOUT_TEXT])
 
 
-@pytest.mark.parametrize(("names", "weights"), [([], []), (["a"], []), (["a", "a"], [1.0, 1.0])])
-def test_scorer_refuses_terms_and_weights_that_do_not_match(
-    names: list[str], weights: list[float]
-) -> None:
-    with pytest.raises(ValueError, match="one weight for each, and no name twice"):
-        make_scorer([FakeReward(name) for name in names], weights)
+def test_check_prompts_lets_a_term_that_is_only_watched_refuse() -> None:
+    def refuse(prompt: Prompt) -> bool:
+        raise RewardError(f"prompt {prompt.prompt_id}: unreadable")
+
+    watched = FakeReward("watched")
+    watched.applies_to = refuse  # type: ignore[method-assign]
+    with pytest.raises(RewardError, match="prompt dog: unreadable"):
+        make_scorer([FakeReward("any"), watched], [1.0, 0.0]).check_prompts([WITHOUT_TEXT])
+
+
+def test_scorer_reads_text_by_its_first_ocr_term() -> None:
+    upper, lower = OcrReward(FakeReader(str.upper)), OcrReward(FakeReader(str.lower))
+    terms = [
+        Term("bright", FakeReward("bright"), 1.0),
+        Term("watched", upper, 0.0),
+        Term("ocr", lower, 1.0),
+    ]
+    assert Scorer(terms).recognise(grey([1, 2], [3, 4])) == (("P1", "P2"), ("P3", "P4"))
+    assert Scorer(terms[:1]).recognise(grey([1, 2])) is None
+
+
+@pytest.mark.parametrize("names", [[], ["a", "a"]])
+def test_scorer_refuses_no_terms_and_equal_names(names: list[str]) -> None:
+    with pytest.raises(ValueError, match="needs at least one, and no name twice"):
+        make_scorer([FakeReward(name) for name in names], [1.0] * len(names))

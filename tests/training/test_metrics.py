@@ -29,6 +29,7 @@ def make_table() -> RewardTable:
         raw=torch.tensor([[[0.2, 1.0], [0.4, 0.5]], [[0.6, 0.0], [0.8, 0.0]]]),
         is_applicable=torch.tensor([[True, True], [True, False]]),
         weights=torch.tensor([0.5, 0.5]),
+        std_floors=torch.tensor([1e-4, 1e-4]),
     )
 
 
@@ -48,6 +49,7 @@ def make_experience() -> Experience:
         images=make_images(),
         rewards=make_table(),
         totals=torch.tensor([[1.0, 0.0], [0.5, 0.5]]),
+        penalties=torch.zeros(2, 2),
         advantages=Advantages(
             torch.tensor([[1.0, -1.0], [0.0, 0.0]]), is_flat=torch.tensor([False, True])
         ),
@@ -84,10 +86,15 @@ def test_step_metrics_has_the_documented_names_and_no_others() -> None:
         "reward/std",
         "reward/lpips/mean",
         "reward/lpips/std",
+        "reward/lpips/std_within",
         "reward/lpips/advantage_share",
+        "reward/lpips/flat_fraction",
         "reward/ocr/mean",
         "reward/ocr/std",
+        "reward/ocr/std_within",
         "reward/ocr/advantage_share",
+        "reward/ocr/flat_fraction",
+        "correlation/lpips/ocr",
         "advantage/flat_fraction",
         "loss/total",
         "loss/policy",
@@ -126,6 +133,13 @@ def test_step_metrics_of_rewards_are_those_worked_out_by_hand() -> None:
         # 1.0 and 0.5 of the first prompt; the zeros of the second do not count.
         "reward/ocr/mean": 0.75,
         "reward/ocr/std": 0.25,
+        # Inside both groups lpips varies by 0.1 about its mean.
+        "reward/lpips/std_within": 0.1,
+        "reward/ocr/std_within": 0.25,
+        "reward/lpips/flat_fraction": 0.0,
+        "reward/ocr/flat_fraction": 0.0,
+        # Only the first group counts, where one rises as the other falls.
+        "correlation/lpips/ocr": -1.0,
         # First prompt: half of lpips moves by +0.1, half of ocr by -0.25, the sum by -0.15, so the
         # shares are -2/3 and 5/3. Second prompt: 1 and 0. On average 1/6 and 5/6.
         "reward/lpips/advantage_share": 1 / 6,
@@ -203,7 +217,9 @@ def test_step_metrics_shares_follow_the_way_terms_are_combined() -> None:
 
 def make_evaluation(table: RewardTable) -> Evaluation:
     totals = torch.tensor([[0.5, 0.25], [1.0, 0.25]])
-    return Evaluation(3, PROMPTS, make_images(), table, totals, recognised=None)
+    return Evaluation(
+        3, PROMPTS, make_images(), table, totals, recognised=None, entropy=torch.ones(2)
+    )
 
 
 def test_evaluation_metrics_are_those_worked_out_by_hand() -> None:
@@ -219,6 +235,10 @@ def test_evaluation_metrics_are_those_worked_out_by_hand() -> None:
 def test_evaluation_metrics_without_ocr_has_no_exact_share() -> None:
     table = make_table()
     only_lpips = RewardTable(
-        ("lpips",), table.raw[:, :, :1], table.is_applicable[:, :1], table.weights[:1]
+        names=("lpips",),
+        raw=table.raw[:, :, :1],
+        is_applicable=table.is_applicable[:, :1],
+        weights=table.weights[:1],
+        std_floors=table.std_floors[:1],
     )
     assert set(evaluation_metrics(make_evaluation(only_lpips))) == {"eval/total", "eval/lpips"}

@@ -6,7 +6,7 @@ import pytest
 from diffusers import GlmImagePipeline
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.prompt_entries import find_quoted_text, make_entry
+from glm_grpo.training.prompt_entries import find_quoted_texts, make_entry
 from glm_grpo.training.prompt_files import Row
 
 FOLDER = Path("/data/set")
@@ -17,24 +17,26 @@ def row(**fields: object) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text"),
+    ("prompt", "texts"),
     [
-        ("a sign", None),
-        ('a sign that says "STOP"', "STOP"),
-        ("a sign that says 'STOP'", "STOP"),
-        ("a sign that says \u201cSTOP\u201d", "STOP"),
-        ("a sign that says \u300cSTOP\u300d", "STOP"),
-        ('"UP" over "DOWN"', "UP DOWN"),
+        ("a sign", ()),
+        ('a sign that says "STOP"', ("STOP",)),
+        ("a sign that says 'STOP'", ("STOP",)),
+        ("a sign that says \u201cSTOP\u201d", ("STOP",)),
+        ("a sign that says \u300cSTOP\u300d", ("STOP",)),
+        ('"UP" over "DOWN"', ("UP", "DOWN")),
+        ('"UP" over "UP"', ("UP", "UP")),
+        ('a poster that says "GRAND OPENING"', ("GRAND OPENING",)),
         # By kind of mark first, as the pipeline does, then by place.
-        ("\"C\" \u201cB\u201d 'A' \u300cD\u300d", "A B C D"),
-        ('empty "" and blank " "', None),
-        ('unclosed "STOP', None),
-        ("a dog's bowl, a cat's bowl", "s bowl, a cat"),
-        ('" padded "', "padded"),
+        ("\"C\" \u201cB\u201d 'A' \u300cD\u300d", ("A", "B", "C", "D")),
+        ('empty "" and blank " "', ()),
+        ('unclosed "STOP', ()),
+        ("a dog's bowl, a cat's bowl", ("s bowl, a cat",)),
+        ('" padded "', ("padded",)),
     ],
 )
-def test_find_quoted_text_reads_every_kind_of_mark(prompt: str, text: str | None) -> None:
-    assert find_quoted_text(prompt) == text
+def test_find_quoted_texts_reads_every_kind_of_mark(prompt: str, texts: tuple[str, ...]) -> None:
+    assert find_quoted_texts(prompt) == texts
 
 
 @pytest.mark.parametrize(
@@ -46,25 +48,38 @@ def test_find_quoted_text_reads_every_kind_of_mark(prompt: str, text: str | None
         "\u201cnested \u201cinner\u201d outer\u201d \u300ca\u300cb\u300d",
     ],
 )
-def test_find_quoted_text_is_the_rule_of_the_stock_pipeline(prompt: str) -> None:
+def test_find_quoted_texts_is_the_rule_of_the_stock_pipeline(prompt: str) -> None:
     (glyphs,) = GlmImagePipeline.get_glyph_texts(None, prompt)
-    assert find_quoted_text(prompt) == (" ".join(glyph.strip() for glyph in glyphs) or None)
+    assert find_quoted_texts(prompt) == tuple(glyph.strip() for glyph in glyphs)
 
 
 def test_make_entry_fills_what_a_row_leaves_out() -> None:
     entry = make_entry(row(prompt='  a sign "UP" \n', category="signs"), 12)
-    assert (entry.prompt_id, entry.prompt, entry.text) == ("00012", 'a sign "UP"', "UP")
+    assert (entry.prompt_id, entry.prompt) == ("00012", 'a sign "UP"')
+    assert entry.texts == ("UP",)
     assert entry.target is None
     assert entry.origin == "list, line 7"
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("DOWN", "DOWN"), (None, "UP"), ("", None), ("  ", None)]
+    ("text", "expected"),
+    [
+        ("DOWN", ("DOWN",)),
+        (" TWO\nLINES ", ("TWO\nLINES",)),
+        (["DOWN", " IN "], ("DOWN", "IN")),
+        (("DOWN",), ("DOWN",)),
+        # Nothing is said about the text: the quotation stands.
+        (None, ("UP",)),
+        # Said, and there is none.
+        ("", ()),
+        ("  ", ()),
+        ([], ()),
+    ],
 )
 def test_make_entry_takes_the_text_field_over_the_quotation(
-    text: str | None, expected: str | None
+    text: object, expected: tuple[str, ...]
 ) -> None:
-    assert make_entry(row(prompt='a sign "UP"', text=text), 0).text == expected
+    assert make_entry(row(prompt='a sign "UP"', text=text), 0).texts == expected
 
 
 @pytest.mark.parametrize(
@@ -109,7 +124,15 @@ def test_make_entry_leaves_an_image_column_of_addresses_alone() -> None:
         ({"prompt": None}, "'prompt' is missing or blank"),
         ({"prompt": " \t"}, "'prompt' is missing or blank"),
         ({"prompt": 5}, "'prompt' is 5; it must be text"),
-        ({"prompt": "x", "text": ["UP"]}, "'text' is .*; it must be text"),
+        ({"prompt": "x", "text": 5}, "'text' is 5; it must be text"),
+        ({"prompt": "x", "text": {"a": "UP"}}, "'text' is .*; it must be text"),
+        ({"prompt": "x", "text": ["UP", 5]}, "'text' holds 5; .*remove it"),
+        ({"prompt": "x", "text": ["UP", None]}, "'text' holds None; "),
+        ({"prompt": "x", "text": [["UP"]]}, r"'text' holds \['UP'\]; "),
+        ({"prompt": "x", "text": ["UP", " "]}, "'text' holds ' '; .*not blank"),
+        ({"prompt": "x", "text": ["UP", ""]}, "'text' holds ''; "),
+        ({"prompt": "x", "text": ["a\0b"]}, "'text' holds .*null characters"),
+        ({"prompt": "x", "text": ["a\ud800b"]}, "'text' holds .*surrogate"),
         ({"prompt": "a\0b"}, "null character"),
         ({"prompt": "a\ud800b"}, "surrogate"),
         ({"prompt": "x", "id": 1.5}, "'id' is 1.5"),

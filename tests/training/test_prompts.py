@@ -4,6 +4,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -56,20 +58,35 @@ def test_load_prompts_gives_prompts_with_pictures_at_the_size_of_the_rollout(fol
     prompt_set = load_prompts(path, height=32, width=64)
     assert len(prompt_set) == 3
     first, second, third = (prompt_set[index] for index in range(3))
-    assert (first.prompt_id, first.prompt, first.text) == ("00000", 'a red sign "UP"', "UP")
+    assert (first.prompt_id, first.prompt, first.texts) == ("00000", 'a red sign "UP"', ("UP",))
     assert first.target is not None
     assert first.target.dtype == torch.uint8
     assert first.target.shape == (3, 32, 64)
     assert first.target.float().mean((1, 2)).tolist() == [255.0, 0.0, 0.0]
-    assert (second.prompt_id, second.text, second.target) == ("bare", None, None)
-    assert (third.prompt_id, third.text) == ("00002", "DOWN")
+    assert (second.prompt_id, second.texts, second.target) == ("bare", (), None)
+    assert (third.prompt_id, third.texts) == ("00002", ("DOWN",))
 
 
 def test_load_prompts_reads_a_real_image_folder(assets_dir: Path) -> None:
     prompt_set = load_prompts(str(assets_dir / "images" / "photos"), height=64, width=64)
     cans = [prompt_set[index] for index in (2, 3)]
-    assert [can.text for can in cans] == ["TRANSATLANTIC IPA"] * 2
+    assert [can.texts for can in cans] == [("TRANSATLANTIC IPA",)] * 2
     assert all(can.target is not None and can.target.shape == (3, 64, 64) for can in cans)
+
+
+def test_load_prompts_reads_several_texts_of_a_prompt(tmp_path: Path) -> None:
+    rows = {"prompt": ["a", 'b "UP"', 'c "UP"'], "text": [["OPEN", "24 H"], None, []]}
+    path = str(tmp_path / "prompts.parquet")
+    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    jsonl = write_rows(
+        tmp_path,
+        {"prompt": "a", "text": ["OPEN", "24 H"]},
+        {"prompt": 'b "UP"', "text": None},
+        {"prompt": 'c "UP"', "text": []},
+    )
+    for prompts in (path, jsonl):
+        prompt_set = load_prompts(prompts, height=32, width=32)
+        assert [prompt_set[index].texts for index in range(3)] == [("OPEN", "24 H"), ("UP",), ()]
 
 
 def test_load_prompts_reads_numbered_pictures(folder: Path) -> None:

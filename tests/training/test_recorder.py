@@ -2,22 +2,18 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import math
 import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.errors import StorageError
 from glm_grpo.report.gallery import write_gallery
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_evaluation, read_metrics, read_table, read_weighing
@@ -26,17 +22,17 @@ from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, Promp
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
 
-CONFIG = {"train": {"seed": 1, "resume": None}, "trackers": ["tensorboard"], "offload": True}
 HOSTILE = '<script>alert("x")</script>/../ 🙂'
 
 
-def make_recorder(path: Path, *trackers: str) -> Recorder:
-    return Recorder(RunFolder(path), trackers=trackers, config=CONFIG, combine="weighted_sum")
+def make_recorder(path: Path) -> Recorder:
+    return Recorder(RunFolder(path), trackers=(), config={}, combine="weighted_sum")
 
 
 def make_prompts() -> tuple[Prompt, ...]:
     target = torch.arange(3 * 4 * 4, dtype=torch.uint8).reshape(3, 4, 4)
-    return (Prompt("plain", "a red sign", texts=("CAT",), target=target), Prompt(HOSTILE, HOSTILE))
+    texts = ("CAT", "OPEN 24")
+    return (Prompt("plain", "a red sign", texts=texts, target=target), Prompt(HOSTILE, HOSTILE))
 
 
 def make_table() -> RewardTable:
@@ -45,6 +41,7 @@ def make_table() -> RewardTable:
         raw=torch.tensor([[[0.25, 0.5], [0.75, 0.5]], [[0.0, 1.0], [0.0, 0.125]]]),
         is_applicable=torch.tensor([[True, True], [False, True]]),
         weights=torch.tensor([0.5, 0.25]),
+        std_floors=torch.tensor([0.125, 0.0625]),
     )
 
 
@@ -66,6 +63,7 @@ def make_experience() -> Experience:
         images=make_images(),
         rewards=table,
         totals=combine(table, mode="weighted_sum"),
+        penalties=torch.tensor([[0.0, 0.5], [0.25, 0.0]]),
         advantages=Advantages(
             torch.tensor([[-1.0, 1.0], [0.0, 0.0]]), is_flat=torch.tensor([False, True])
         ),
@@ -80,6 +78,7 @@ def make_evaluation(step: int) -> Evaluation:
         rewards=make_table(),
         totals=torch.tensor([[0.1, 0.2], [0.3, 0.4]]),
         recognised=(("CAT", ""), ("x", "y")),
+        entropy=torch.tensor([1.0, 2.0]),
     )
 
 
@@ -113,6 +112,7 @@ def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> No
         "raw/lpips": "float",
         "raw/aesthetic": "float",
         "total": "float",
+        "penalty": "float",
         "advantage": "float",
         "is_flat": "bool",
         "image": "string",
@@ -131,6 +131,7 @@ def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> No
         "raw/aesthetic": [0.5, 0.5, 1.0, 0.125],
         # 0.5 * 0.25 + 0.25 * 0.5 and so on; alone, aesthetic takes over the weight of lpips.
         "total": [0.25, 0.5, 0.75, 0.09375],
+        "penalty": [0, 0.5, 0.25, 0],
         "advantage": [-1, 1, 0, 0],
         "is_flat": [False, False, True, True],
     }
@@ -153,6 +154,8 @@ def test_record_rollout_lets_the_totals_be_computed_again(tmp_path: Path) -> Non
     table = read_table(RunFolder(tmp_path).rollout_path(10))
     weighing = read_weighing(table)
     assert weighing.weights == {"lpips": 0.5, "aesthetic": 0.25}
+    assert weighing.std_floors == {"lpips": 0.125, "aesthetic": 0.0625}
+    assert weighing.combine == "weighted_sum"
     columns = [table[f"raw/{name}"].to_pylist() for name in weighing.weights]
     raw = torch.tensor([[score or 0.0 for score in column] for column in columns])
     applies = torch.tensor([[score is not None for score in column] for column in columns])
@@ -161,6 +164,7 @@ def test_record_rollout_lets_the_totals_be_computed_again(tmp_path: Path) -> Non
         raw=raw.T.reshape(2, 2, 2),
         is_applicable=applies.T.reshape(2, 2, 2)[:, 0],
         weights=torch.tensor(list(weighing.weights.values())),
+        std_floors=torch.tensor(list(weighing.std_floors.values())),
     )
     totals = combine(again, mode=weighing.combine)
     assert totals.flatten().tolist() == table["total"].to_pylist()
@@ -178,11 +182,12 @@ def test_record_rollout_leaves_no_table_when_the_disk_is_full(
     assert all_files(tmp_path) == []
 
 
-def test_record_evaluation_stores_scores_text_and_targets(tmp_path: Path) -> None:
+def test_record_evaluation_stores_scores_texts_and_targets(tmp_path: Path) -> None:
     make_recorder(tmp_path).record_evaluation(make_evaluation(5))
     table = read_evaluation(RunFolder(tmp_path), 5)
     columns = table.to_pydict()
-    assert columns["text"] == ["CAT", "CAT", None, None]
+    assert columns["texts"] == [["CAT", "OPEN 24"]] * 2 + [[]] * 2
+    assert str(table.schema.field("texts").type) == "list<element: string>"
     assert columns["recognised"] == ["CAT", "", "x", "y"]
     assert columns["raw/lpips"] == [0.25, 0.75, None, None]
     assert columns["total"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
@@ -254,73 +259,18 @@ def test_read_metrics_refuses_a_damaged_line_that_is_not_the_last(tmp_path: Path
         read_metrics(RunFolder(tmp_path))
 
 
-def test_tensorboard_receives_finite_values_and_a_resumed_run_overwrites(tmp_path: Path) -> None:
-    recorder = make_recorder(tmp_path, "tensorboard")
-    for step in (1, 2, 3):
-        recorder.record_step(step, {"reward/mean": float(step), "loss/total": math.nan})
-    recorder.close()
-    resumed = make_recorder(tmp_path, "tensorboard")
-    resumed.truncate_after(1)
-    resumed.record_step(2, {"reward/mean": 20.0})
-    resumed.close()
-
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert events.Tags()["scalars"] == ["reward/mean"]
-    scalars = [(event.step, event.value) for event in events.Scalars("reward/mean")]
-    assert scalars == [(1, 1.0), (2, 20.0)]
+def test_record_failure_keeps_the_pictures_of_one_prompt_without_loss(tmp_path: Path) -> None:
+    pictures = make_images().pixels[1]
+    place = make_recorder(tmp_path).record_failure(pictures, 3)
+    assert place == tmp_path / "failures" / "step-000003"
+    assert all_files(place) == ["0.png", "1.png"]
+    for sample, pixels in enumerate(pictures):
+        stored = np.asarray(Image.open(place / f"{sample}.png"))
+        assert stored.tolist() == pixels.permute(1, 2, 0).tolist()
 
 
-class BrokenTracker(GeneralTracker):  # type: ignore[misc]
-    name = "broken"
-    requires_logging_directory = False
-    tracker = None
-
-    def __init__(self, project: str) -> None:
-        super().__init__()
-        self.configs: list[dict[str, Any]] = []
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.configs.append(values)
-        assert values["train.seed"] == 1
-
-    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
-        raise ConnectionError("unreachable")
-
-
-class UnstartableTracker(BrokenTracker):
-    name = "unstartable"
-
-    def start(self) -> None:
-        raise ModuleNotFoundError("no such package")
-
-
-@pytest.mark.parametrize(
-    ("tracker", "reason"),
-    [
-        (BrokenTracker, "ConnectionError: unreachable"),
-        (UnstartableTracker, "ModuleNotFoundError: no such package"),
-    ],
-)
-def test_a_failing_tracker_warns_once_and_stops_nothing(
-    tracker: type[BrokenTracker],
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, tracker.name, tracker)
-    recorder = make_recorder(tmp_path, tracker.name)
-    with caplog.at_level(logging.WARNING):
-        for step in (1, 2):
-            recorder.record_step(step, {"reward/mean": 0.5})
-        recorder.close()
-    warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == 1
-    assert reason in warnings[0]
-    assert len(read_metrics(RunFolder(tmp_path))) == 2
-
-
-def test_recorder_refuses_an_unknown_tracker_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'tensorbord' is unknown\. Choose from .*tensorboard"):
-        make_recorder(tmp_path, "tensorbord")
+def test_truncate_after_leaves_the_pictures_of_a_failure(tmp_path: Path) -> None:
+    recorder = make_recorder(tmp_path)
+    recorder.record_failure(make_images().pixels[0], 3)
+    recorder.truncate_after(2)
+    assert all_files(tmp_path) == ["failures/step-000003/0.png", "failures/step-000003/1.png"]

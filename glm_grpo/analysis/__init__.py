@@ -1,0 +1,1 @@
+"""Rewards looked into: before a run, and after it from what it stored."""

@@ -1,0 +1,263 @@
+"""Measures that no one trains on, and whether they leave the band of the untrained model.
+
+A policy that games its reward changes its pictures in ways that were not asked for: they become
+flat, bright, noisy, or all the same. What is not covered: changes that keep all of these measures,
+and patterns that alternate from pixel to pixel, to which the Sobel operator is blind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from jaxtyping import Float, Float32, Float64, UInt8
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+EDGE_GRADIENT = 0.1
+"""Luma per pixel, from which a pixel lies on an edge; a step of 0.2 between two areas has it."""
+DARK_LUMA = 0.2
+"""Luma, 0..1, below which a pixel is dark."""
+BRIGHT_LUMA = 0.8
+"""Luma, 0..1, above which a pixel is bright."""
+COLOUR_LEVELS = 4
+"""Levels of each of red, green and blue in the histogram of colours; a divisor of 256."""
+DIVERSITY_SIDE = 32
+"""Pixels of a side to which larger pictures are scaled before they are compared with each other:
+what differs in noise alone is not diverse."""
+STD_FLOOR = 1e-3
+"""Smallest std of a band, in units of the canary: one that was constant on the untrained model,
+such as a fraction of 0, is not left by rounding or by a thousandth of the pixels."""
+
+# Of red, green and blue. Source: ITU-R BT.601-7, section 2.5.1.
+_LUMA_WEIGHTS = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class PictureMeasures:
+    """Measures of one prompt's group of pictures; means over the pictures, save the last.
+
+    Attributes:
+        edge_density: Share of pixels whose Sobel gradient of luma is `EDGE_GRADIENT` or more;
+            0..1. Pixels of the border have no gradient and do not count.
+        dark_fraction: Share of pixels with a luma below `DARK_LUMA`; 0..1.
+        bright_fraction: Share of pixels with a luma above `BRIGHT_LUMA`; 0..1.
+        colour_entropy: Of the histogram of colours of a picture, in bits; 0 for one colour, at
+            most 6 for 4 x 4 x 4 levels.
+        pixel_diversity: Mean over pairs of pictures of the root mean square difference of their
+            values in 0..1, scaled down to `DIVERSITY_SIDE`; 0 for equal pictures, at most 1, NaN
+            for a single picture.
+    """
+
+    edge_density: float
+    dark_fraction: float
+    bright_fraction: float
+    colour_entropy: float
+    pixel_diversity: float
+
+
+@dataclass(frozen=True)
+class Band:
+    """What a canary is on the untrained model.
+
+    Attributes:
+        mean: Over prompts.
+        std: Over prompts, the sample one (divided by n - 1).
+        prompts: How many were measured, >= 2.
+    """
+
+    mean: float
+    std: float
+    prompts: int
+
+    def half_width(self, prompts: int, margin: float) -> float:
+        """How far the mean of other prompts may lie from that of the band.
+
+            margin * max(std, STD_FLOOR) * sqrt(1 / prompts + 1 / self.prompts)
+
+        which is `margin` standard errors of the difference of two means: that of a step is
+        uncertain, and so is that of the band where few prompts were measured. That the std is an
+        estimate as well is not covered: below some ten prompts a margin is left by chance more
+        often than its normal probability.
+
+        Args:
+            prompts: How many the other mean is taken over, >= 1.
+            margin: In standard errors, > 0.
+        """
+        return margin * max(self.std, STD_FLOOR) * math.sqrt(1 / prompts + 1 / self.prompts)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A canary that left its band.
+
+    Attributes:
+        name: Of the canary.
+        mean: Over the prompts of the step.
+        low: Lower end of the band for a mean of that many prompts.
+        high: Upper end.
+    """
+
+    name: str
+    mean: float
+    low: float
+    high: float
+
+    def describe(self) -> str:
+        """One line for whoever watches the run."""
+        side = "above" if self.mean > self.high else "below"
+        return (
+            f"{self.name} {self.mean:.4g} is {side} {self.low:.4g}..{self.high:.4g}, the band of "
+            "the untrained model"
+        )
+
+
+def measure(pixels: UInt8[Tensor, "G 3 H W"]) -> PictureMeasures:
+    """Measure one group of pictures, on their device.
+
+    Args:
+        pixels: RGB, 0..255, at least one picture of at least 3 x 3 pixels.
+
+    Raises:
+        ValueError: No picture, or smaller ones.
+    """
+    count, _, height, width = pixels.shape
+    if count < 1 or min(height, width) < 3:
+        raise ValueError(
+            f"{count} pictures of {width} x {height} pixels: a group needs at least one, and a "
+            "gradient at least 3 x 3 pixels; check rollout.height and rollout.width"
+        )
+    values = pixels.float() / 255
+    luma = torch.einsum("gchw,c->ghw", values, values.new_tensor(_LUMA_WEIGHTS))
+    return PictureMeasures(
+        edge_density=_share(_gradient(luma) >= EDGE_GRADIENT),
+        dark_fraction=_share(luma < DARK_LUMA),
+        bright_fraction=_share(luma > BRIGHT_LUMA),
+        colour_entropy=_colour_entropy(pixels),
+        pixel_diversity=_diversity(values),
+    )
+
+
+def measure_groups(pixels: UInt8[Tensor, "P G 3 H W"]) -> dict[str, Float64[Tensor, " P"]]:
+    """Measure the groups of P prompts one by one.
+
+    Returns:
+        Name of each field of `PictureMeasures` -> one value per prompt, on the CPU, as
+        `make_bands` and `find_departures` take them.
+
+    Raises:
+        ValueError: See `measure`.
+    """
+    groups = [asdict(measure(group)) for group in pixels]
+    return {
+        field.name: torch.tensor([group[field.name] for group in groups], dtype=torch.float64)
+        for field in fields(PictureMeasures)
+    }
+
+
+def make_bands(per_prompt_values: Mapping[str, Float[Tensor, " P"]]) -> dict[str, Band]:
+    """Make the band of each canary from what the untrained model gives.
+
+    Args:
+        per_prompt_values: By name of the canary, one value per prompt; NaN for prompts to which
+            it does not apply, which are left out.
+
+    Raises:
+        ValueError: A value is infinite, or a canary has fewer than two values.
+    """
+    bands = {}
+    for name, values in per_prompt_values.items():
+        present = _present(name, values)
+        if len(present) < 2:
+            raise ValueError(
+                f"canary {name}: {len(present)} of {len(values)} prompts of the untrained model "
+                "have a value; a band needs at least 2: measure more prompts to which it applies, "
+                "or do not watch it"
+            )
+        bands[name] = Band(present.mean().item(), present.std().item(), len(present))
+    return bands
+
+
+def find_departures(
+    bands: Mapping[str, Band],
+    step_values: Mapping[str, Float[Tensor, " P"]],
+    margin: float,
+) -> tuple[Departure, ...]:
+    """Find the canaries whose mean over the prompts of a step lies outside their band.
+
+    Args:
+        bands: From `make_bands`.
+        step_values: Under the same names, one value per prompt of the step; NaN for prompts to
+            which the canary does not apply. One that applies to none is not judged.
+        margin: Half width of a band in standard errors, > 0; see `Band.half_width`.
+
+    Returns:
+        In the order of the bands.
+
+    Raises:
+        ValueError: The names are not those of the bands, a value is infinite, or the margin is
+            not positive.
+    """
+    if not margin > 0:
+        raise ValueError(f"margin {margin}: must be above 0; 4 standard errors is a usual one")
+    if bands.keys() != step_values.keys():
+        differing = ", ".join(sorted(bands.keys() ^ step_values.keys()))
+        raise ValueError(
+            f"canaries {differing}: measured on the untrained model or in this step, but not on "
+            "both; each needs a band and a value: measure the same ones"
+        )
+    departures = []
+    for name, band in bands.items():
+        present = _present(name, step_values[name])
+        if len(present) == 0:
+            continue
+        mean = present.mean().item()
+        half_width = band.half_width(len(present), margin)
+        if abs(mean - band.mean) > half_width:
+            low, high = band.mean - half_width, band.mean + half_width
+            departures.append(Departure(name, mean, low, high))
+    return tuple(departures)
+
+
+def _present(name: str, values: Float[Tensor, " P"]) -> Float64[Tensor, " present"]:
+    if values.isinf().any():
+        raise ValueError(
+            f"canary {name} is {values.tolist()}: values must be finite, or NaN where the canary "
+            "does not apply"
+        )
+    return values[~values.isnan()].double()
+
+
+def _share(is_counted: Tensor) -> float:
+    return is_counted.double().mean().item()
+
+
+def _gradient(luma: Float32[Tensor, "G H W"]) -> Float32[Tensor, "G H-2 W-2"]:
+    """Size of the Sobel gradient in luma per pixel, without the border."""
+    # By slices: a convolution rounds differently on other devices.
+    columns = luma[:, :-2] + 2 * luma[:, 1:-1] + luma[:, 2:]
+    rows = luma[:, :, :-2] + 2 * luma[:, :, 1:-1] + luma[:, :, 2:]
+    across = columns[:, :, 2:] - columns[:, :, :-2]
+    down = rows[:, 2:] - rows[:, :-2]
+    # Two pixels apart, of weights that add up to 4.
+    return torch.hypot(across, down) / 8
+
+
+def _colour_entropy(pixels: UInt8[Tensor, "G 3 H W"]) -> float:
+    levels = pixels.flatten(2).long() // (256 // COLOUR_LEVELS)
+    colours = (levels[:, 0] * COLOUR_LEVELS + levels[:, 1]) * COLOUR_LEVELS + levels[:, 2]
+    counts = torch.zeros(len(pixels), COLOUR_LEVELS**3, dtype=torch.float64, device=pixels.device)
+    counts.scatter_add_(1, colours, torch.ones_like(colours, dtype=torch.float64))
+    shares = counts / colours.shape[1]
+    nats = torch.special.entr(shares).sum(dim=1)
+    return nats.mean().item() / math.log(2)
+
+
+def _diversity(values: Float32[Tensor, "G 3 H W"]) -> float:
+    if len(values) < 2:
+        return math.nan
+    height, width = (min(side, DIVERSITY_SIDE) for side in values.shape[2:])
+    small = adaptive_avg_pool2d(values, (height, width)).flatten(1)
+    return (torch.pdist(small) / math.sqrt(small.shape[1])).mean().item()

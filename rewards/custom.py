@@ -1,0 +1,114 @@
+"""A term that is a function of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor, nn
+
+from rewards.terms_config import Need
+from rewards.types import Prompt, RewardError
+from rewards.wire import has_needs
+
+ScoringFunction = Callable[[list[Prompt], Tensor], Any]
+"""Gets N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""
+
+
+class CustomReward:
+    """What the user's function returns, higher is better; range, device and memory are its own.
+
+    Args:
+        function: `module:function`. The module is looked for in the current folder first, then
+            where Python looks for modules.
+        needs: What of a prompt the function looks at; it is not called for prompts that lack it.
+
+    Raises:
+        RewardError: The module cannot be imported, or has no such function.
+    """
+
+    def __init__(self, function: str, *, needs: Sequence[Need]) -> None:
+        self._function = load_function(function)
+        self._needs = tuple(needs)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt has what the function looks at."""
+        return has_needs(prompt, self._needs)
+
+    @torch.no_grad()
+    def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
+        """Call the function; what it returns is handed on, for `rewards.score` to judge.
+
+        Raises:
+            Exception: Whatever the function raises.
+        """
+        # A copy: a function that works in place must not change what other terms see.
+        return self._function(list(prompts), pixels.clone())
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """None: networks that the function uses stay where it puts them."""
+        return ()
+
+
+def load_function(name: str) -> ScoringFunction:
+    """Import `module:function`.
+
+    Only while the module is imported can it import its neighbours in the current folder; imports
+    inside its functions find what is installed, and what was imported before.
+
+    Raises:
+        RewardError: The module cannot be imported, or has no such function.
+    """
+    module_name, _, function_name = name.partition(":")
+    folder = str(Path.cwd())
+    module = _import(module_name, name, folder)
+    try:
+        function: ScoringFunction = getattr(module, function_name)
+    except AttributeError as error:
+        functions = sorted(key for key, value in vars(module).items() if callable(value))
+        nearest = difflib.get_close_matches(function_name, functions, n=1)
+        names = ", ".join(functions) or "nothing that can be called"
+        remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {names}"
+        raise RewardError(
+            f"custom function {name!r}: {module.__file__} has no {function_name}; {remedy}"
+        ) from error
+    if not callable(function):
+        raise RewardError(
+            f"custom function {name!r} is a {type(function).__name__}; it must be a function of "
+            "prompts and pictures"
+        )
+    return function
+
+
+def _import(module_name: str, name: str, folder: str) -> ModuleType:
+    try:
+        with _importable(folder):
+            return importlib.import_module(module_name)
+    # A module of the user's may raise whatever it likes while it is imported.
+    except Exception as error:
+        raise RewardError(
+            f"custom function {name!r}: the module {module_name} cannot be imported "
+            f"({type(error).__name__}: {error}). It must be in {folder}, where the run was "
+            "started, or installed, with all that it imports itself"
+        ) from error
+
+
+@contextlib.contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    # The glm-grpo script has its own folder on the path where `python` has the current one.
+    sys.path.insert(0, folder)
+    # Finders remember what a folder held; the module may be younger than that.
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the module took it out itself
+            sys.path.remove(folder)

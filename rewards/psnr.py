@@ -1,0 +1,51 @@
+"""Peak signal-to-noise ratio to the target picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor, nn
+from torchmetrics.functional.image import peak_signal_noise_ratio
+
+from rewards.base import stack_targets, to_unit_range
+from rewards.types import Prompt
+
+BEST_DECIBELS = 50.0
+"""PSNR from which on pictures count as equal. Rounding to 8 bits alone leaves 59 dB, JPEG of good
+quality 30 to 50 dB."""
+
+
+class PsnrReward:
+    """PSNR in decibels, at most `BEST_DECIBELS`, divided by it: 0..1, higher is better.
+
+    PSNR = 10 log10(1 / mean squared difference) of pixels in 0..1, over all pixels and channels of
+    a picture. 1 for equal pictures, whose PSNR is infinite; 0 for black against white.
+
+    Needs a target picture; no model, no memory to speak of. torchmetrics' definition, Apache-2.0.
+    """
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt has a target picture."""
+        return prompt.target is not None
+
+    @torch.no_grad()
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Compare each picture with its prompt's target, on the device of the pictures.
+
+        Raises:
+            ValueError: A target is missing or of another size.
+        """
+        targets = to_unit_range(stack_targets(prompts, pixels), pixels.device)
+        pictures = to_unit_range(pixels, pixels.device)
+        decibels = peak_signal_noise_ratio(
+            pictures, targets, data_range=1.0, reduction="none", dim=(1, 2, 3)
+        )
+        return decibels.clamp(0.0, BEST_DECIBELS) / BEST_DECIBELS
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """PSNR has no network."""
+        return ()

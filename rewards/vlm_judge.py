@@ -1,0 +1,306 @@
+"""A vision-language model behind an OpenAI-compatible endpoint as a judge."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import os
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+import torch
+from jaxtyping import Float32, UInt8
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from rewards.remote import RetryRules, describe, hide, uses_environment
+from rewards.terms_config import Need
+from rewards.types import Prompt, RewardError
+from rewards.wire import EXCERPT, encode_png, has_needs
+
+_PLACEHOLDERS = ("prompt", "text", "lowest", "highest")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_KEY = re.compile("[!-~]+")
+_PROBE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the model is asked about a picture, and how its answer is read.
+
+    Attributes:
+        template: With the placeholders {prompt}, {text} (the prompt's texts, each in quotation
+            marks, separated by commas), {lowest} and {highest}; a brace that is meant is doubled.
+        lowest: Lowest score that the model may answer; becomes 0.
+        highest: Highest score that the model may answer; becomes 1.
+
+    Raises:
+        RewardError: The template has another placeholder or a single brace, or lowest is not below
+            highest.
+    """
+
+    template: str
+    lowest: int
+    highest: int
+
+    def __post_init__(self) -> None:
+        if self.lowest >= self.highest:
+            raise RewardError(
+                f"vlm_judge.lowest {self.lowest} is not below vlm_judge.highest {self.highest}; "
+                "scores from lowest to highest become 0 to 1"
+            )
+        self._placeholders()
+
+    def needs(self) -> tuple[Need, ...]:
+        """What of a prompt the question is about."""
+        used = self._placeholders()
+        return tuple(need for need in ("prompt", "text") if need in used)
+
+    def ask(self, prompt: Prompt) -> str:
+        """The question about a picture for this prompt."""
+        return self.template.format(
+            prompt=prompt.prompt,
+            text=", ".join(f'"{text}"' for text in prompt.texts),
+            lowest=self.lowest,
+            highest=self.highest,
+        )
+
+    def read(self, answer: str) -> float:
+        """The score in an answer, mapped to 0..1.
+
+        Raises:
+            ValueError: The answer is not exactly one number from lowest to highest.
+        """
+        text = answer.strip()
+        if not _NUMBER.fullmatch(text) or not self.lowest <= float(text) <= self.highest:
+            raise ValueError(
+                f"it must be one number from {self.lowest} to {self.highest} and nothing else"
+            )
+        return (float(text) - self.lowest) / (self.highest - self.lowest)
+
+    def _placeholders(self) -> set[str]:
+        try:
+            parts = list(string.Formatter().parse(self.template))
+        except ValueError as error:
+            raise RewardError(
+                f"vlm_judge.question {self.template!r} cannot be filled in ({error}); double the "
+                "braces that are meant: {{ and }}"
+            ) from error
+        used = set()
+        for _, field, format_spec, conversion in parts:
+            if field is None:
+                continue
+            if field not in _PLACEHOLDERS or format_spec or conversion:
+                raise RewardError(
+                    f"vlm_judge.question has the placeholder {{{field}}}; there are "
+                    f"{', '.join(f'{{{each}}}' for each in _PLACEHOLDERS)}, as they stand here, "
+                    "and braces that are meant are doubled: {{ and }}"
+                )
+            used.add(field)
+        return used
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the model is, and how it is asked.
+
+    Attributes:
+        url: Base of the endpoint, to which /chat/completions is added.
+        model: Its name there.
+        api_key_variable: Environment variable that holds the key; None where none is sent.
+        request_timeout_seconds: Longest time of one request.
+        retries: Further tries after a time-out, a broken connection, or status 429 or 5xx.
+        requests_at_once: Most requests in flight.
+    """
+
+    url: str
+    model: str
+    api_key_variable: str | None = None
+    request_timeout_seconds: float = 60.0
+    retries: int = 3
+    requests_at_once: int = 8
+
+
+class _Message(BaseModel):
+    content: str
+
+
+class _Choice(BaseModel):
+    message: _Message
+
+
+class _Completion(BaseModel):
+    """The part of OpenAI's answer that is read; endpoints add to the rest."""
+
+    model_config = ConfigDict(strict=True)
+    choices: list[_Choice] = Field(min_length=1)
+
+
+class VlmJudgeReward:
+    """The model's answer to a question about each picture, mapped linearly to 0..1.
+
+    Each picture is asked about alone, at temperature 0; whether the same picture always gets the
+    same score is the endpoint's doing. Memory, device and licence are those of the model there.
+
+    Args:
+        endpoint: Is asked once for its list of models, so that a wrong address is found before
+            anything is sampled; an endpoint that has none will do.
+        question: See `Question`.
+
+    Raises:
+        RewardError: The endpoint cannot be reached or refuses the key, or the variable that should
+            hold the key does not.
+    """
+
+    def __init__(self, endpoint: Endpoint, question: Question) -> None:
+        self._endpoint = endpoint
+        self._question = question
+        self._url = endpoint.url.rstrip("/")
+        self._key = _read_key(endpoint.api_key_variable)
+        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._rules = RetryRules(
+            retries=endpoint.retries,
+            statuses=frozenset({429, *range(500, 600)}),
+            errors=(httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError),
+        )
+        self._probe()
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt has what the question is about."""
+        return has_needs(prompt, self._question.needs())
+
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Ask about every picture, several at a time.
+
+        Raises:
+            RewardError: The endpoint failed, or an answer is no score; names prompt and image. The
+                other requests are given up.
+        """
+        scores = asyncio.run(self._ask_about_all(prompts, pixels))
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """None: the model is the endpoint's."""
+        return ()
+
+    async def _ask_about_all(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> list[float]:
+        free = asyncio.Semaphore(self._endpoint.requests_at_once)
+        # No time limit of its own: httpx counts each read and write, and we the whole request.
+        async with httpx.AsyncClient(
+            headers=self._headers, timeout=None, trust_env=uses_environment(self._url)
+        ) as client:
+
+            async def ask_about(index: int) -> float:
+                async with free:
+                    payload = self._payload(prompts[index], pixels[index])
+                    outcome = await self._request(client, payload)
+                name = f"vlm_judge: prompt {prompts[index].prompt_id}, image {index}"
+                return self._read_score(outcome, name)
+
+            # The first failure ends asyncio.run, which gives up what is still under way.
+            return await asyncio.gather(*map(ask_about, range(len(prompts))))
+
+    async def _request(
+        self, client: httpx.AsyncClient, payload: dict[str, object]
+    ) -> httpx.Response | httpx.RequestError:
+        for tries in itertools.count(1):
+            outcome: httpx.Response | httpx.RequestError
+            try:
+                async with asyncio.timeout(self._endpoint.request_timeout_seconds):
+                    outcome = await client.post(f"{self._url}/chat/completions", json=payload)
+            except TimeoutError:
+                seconds = self._endpoint.request_timeout_seconds
+                outcome = httpx.ReadTimeout(f"no answer within {seconds:g} seconds")
+            except httpx.RequestError as error:
+                outcome = error
+            wait = self._rules.wait_after(outcome, tries)
+            if wait is None:
+                break
+            await asyncio.sleep(wait)
+        return outcome
+
+    def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
+        data = base64.b64encode(encode_png(picture)).decode("ascii")
+        content = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+            {"type": "text", "text": self._question.ask(prompt)},
+        ]
+        return {
+            "model": self._endpoint.model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+        }
+
+    def _read_score(self, outcome: httpx.Response | httpx.RequestError, name: str) -> float:
+        if isinstance(outcome, httpx.RequestError) or outcome.status_code != httpx.codes.OK:
+            raise RewardError(
+                f"{name}: {self._url} failed with {self._describe(outcome)}. Time-outs, broken "
+                f"connections, 429 and 5xx were tried up to {self._endpoint.retries} times more; "
+                "see the endpoint's own log, raise vlm_judge.retries, or lower "
+                "vlm_judge.requests_at_once"
+            )
+        try:
+            answer = _Completion.model_validate_json(outcome.content).choices[0].message.content
+        except ValidationError:
+            # Not chained: its text quotes the answer, in which the key may stand.
+            raise RewardError(
+                f"{name}: {self._url} answered {self._describe(outcome)}, which is no chat "
+                "completion with a text; set vlm_judge.url to an OpenAI-compatible endpoint"
+            ) from None
+        try:
+            return self._question.read(answer)
+        except ValueError as error:
+            raise RewardError(
+                f"{name}: {self._endpoint.model} answered {hide(answer, self._key)[:EXCERPT]!r}; "
+                f"{error}. Say so in vlm_judge.question, or use a model that follows it"
+            ) from error
+
+    def _probe(self) -> None:
+        trust_env = uses_environment(self._url)
+        seconds = min(_PROBE_SECONDS, self._endpoint.request_timeout_seconds)
+        try:
+            with httpx.Client(
+                headers=self._headers, timeout=seconds, trust_env=trust_env
+            ) as client:
+                answer = client.get(f"{self._url}/models")
+        except httpx.RequestError as error:
+            raise RewardError(
+                f"vlm_judge.url {self._url} cannot be reached ({self._describe(error)}); start the "
+                "endpoint, or correct the address: it ends in /v1 for vLLM, SGLang and OpenAI"
+            ) from error
+        # Not every endpoint lists its models.
+        if answer.status_code not in (httpx.codes.OK, httpx.codes.NOT_FOUND):
+            raise RewardError(
+                f"vlm_judge.url {self._url} refused a request for its models with "
+                f"{self._describe(answer)}; correct the address, or set vlm_judge.api_key_variable "
+                "to the environment variable that holds the key"
+            )
+
+    def _describe(self, outcome: httpx.Response | httpx.RequestError) -> str:
+        # An endpoint may repeat what it was sent.
+        return describe(outcome, secret=self._key)
+
+
+def _read_key(variable: str | None) -> str:
+    if variable is None:
+        return ""
+    key = os.environ.get(variable, "")
+    if not _KEY.fullmatch(key):
+        found = (
+            "holds a space, a line break or another character that no key has"
+            if key
+            else ("is not set, or empty")
+        )
+        raise RewardError(
+            f"vlm_judge.api_key_variable: the environment variable {variable} {found}; export the "
+            "key in it, or leave api_key_variable out where the endpoint wants none"
+        )
+    return key

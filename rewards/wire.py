@@ -1,0 +1,267 @@
+"""The wire format between a run and a scorer in another process, as docs/remote_rewards.md tells.
+
+Messages are JSON; pictures are PNG, which keeps every value, in base64. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final, Literal, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float32, UInt8
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from rewards.terms_config import Need
+from rewards.types import Prompt
+
+PROTOCOL: Final = 1
+"""Version of the format: what a peer of another version says cannot be understood."""
+
+EXCERPT = 200
+"""Characters of a foreign text that are quoted in an error."""
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+_FAST = 1  # of zlib's levels: pictures are read once, and time counts more than size
+_PNG_DEPTH_BYTE = 24  # after signature, chunk length, IHDR, width and height
+
+
+class WireError(ValueError):
+    """A message that is not in the format; says what was found and what must be there."""
+
+
+class _Answer(BaseModel):
+    """What a scorer sends; keys that are not known here are passed over."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ScorerInfo(_Answer):
+    """What a scorer says of itself.
+
+    Attributes:
+        protocol: Version of the format.
+        name: Of the scorer, for errors and people.
+        needs: What of a prompt it looks at.
+    """
+
+    protocol: Literal[1]
+    name: str = Field(min_length=1)
+    needs: tuple[Need, ...]
+
+
+class _Scores(_Answer):
+    scores: tuple[Annotated[float, Field(ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)], ...]
+
+
+class _Failure(_Answer):
+    error: str = Field(min_length=1)
+
+
+class _Section(BaseModel):
+    """Part of a request; a key that is not known is a mistake, and must not be passed over."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class _SentPrompt(_Section):
+    prompt_id: str
+    prompt: str
+    texts: tuple[str, ...] = ()
+    target: str | None = None
+
+
+class _SentPicture(_Section):
+    prompt: Annotated[int, Field(ge=0)]
+    png: str
+
+
+class _Request(_Section):
+    protocol: Literal[1]
+    prompts: tuple[_SentPrompt, ...]
+    pictures: Annotated[tuple[_SentPicture, ...], Field(min_length=1)]
+
+
+_Message = TypeVar("_Message", bound=BaseModel)
+
+
+def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
+    """Whether a prompt has all that a scorer looks at: a text that is not blank, a target."""
+    has = {
+        "prompt": True,
+        "text": any(text.strip() for text in prompt.texts),
+        "target": prompt.target is not None,
+    }
+    return all(has[need] for need in needs)
+
+
+def encode_info(info: ScorerInfo) -> bytes:
+    """What a scorer says of itself, as JSON."""
+    return info.model_dump_json().encode()
+
+
+def decode_info(body: bytes) -> ScorerInfo:
+    """Read what a scorer says of itself.
+
+    Raises:
+        WireError: It is not that, or of another version.
+    """
+    return _parse(ScorerInfo, body)
+
+
+def encode_request(
+    prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"], *, has_targets: bool
+) -> bytes:
+    """N pictures with their prompts; a prompt that occurs often is sent once.
+
+    Args:
+        prompts: One per picture.
+        pixels: RGB, 0..255, on any device.
+        has_targets: Whether the prompts' target pictures are sent too.
+    """
+    sent: list[dict[str, object]] = []
+    places: dict[tuple[object, ...], int] = {}
+    pictures = []
+    for prompt, picture in zip(prompts, pixels.cpu(), strict=True):
+        # Tensors have no cheap equality; two objects that are equal are sent twice, which is right.
+        key = (prompt.prompt_id, prompt.prompt, prompt.texts, id(prompt.target))
+        if key not in places:
+            places[key] = len(sent)
+            sent.append(_describe_prompt(prompt, has_target=has_targets))
+        pictures.append({"prompt": places[key], "png": _encode_base64(picture)})
+    return json.dumps({"protocol": PROTOCOL, "prompts": sent, "pictures": pictures}).encode()
+
+
+def decode_request(body: bytes) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]:
+    """Read a request: one prompt per picture, and the pictures.
+
+    Raises:
+        WireError: It is of another version, has keys too many or too few, a picture that is no
+            8-bit RGB PNG, or pictures of several sizes.
+    """
+    request = _parse(_Request, body)
+    prompts = []
+    for number, sent in enumerate(request.prompts):
+        target = sent.target
+        prompts.append(
+            Prompt(
+                prompt_id=sent.prompt_id,
+                prompt=sent.prompt,
+                texts=sent.texts,
+                target=None if target is None else _read_png(target, f"prompts.{number}.target"),
+            )
+        )
+    pictures = [
+        _read_png(picture.png, f"pictures.{number}.png")
+        for number, picture in enumerate(request.pictures)
+    ]
+    sizes = sorted({f"{picture.shape[2]} x {picture.shape[1]}" for picture in pictures})
+    if len(sizes) > 1:
+        raise WireError(f"pictures of several sizes ({', '.join(sizes)}); send one size a request")
+    places = [picture.prompt for picture in request.pictures]
+    for number, place in enumerate(places):
+        if place >= len(prompts):
+            raise WireError(
+                f"pictures.{number}.prompt is {place}, but there are {len(prompts)} prompts; "
+                "it must be the place of one, counted from 0"
+            )
+    return [prompts[place] for place in places], torch.stack(pictures)
+
+
+def encode_scores(scores: Float32[Tensor, " N"]) -> bytes:
+    """Finite scores as JSON, in as many digits as give the same float32 back."""
+    return json.dumps({"scores": scores.tolist()}, allow_nan=False).encode()
+
+
+def decode_scores(body: bytes, *, count: int) -> Float32[Tensor, " {count}"]:
+    """Read the scores of `count` pictures.
+
+    Raises:
+        WireError: Not one finite number for each picture.
+    """
+    scores = _parse(_Scores, body).scores
+    if len(scores) != count:
+        raise WireError(
+            f"{len(scores)} scores for {count} pictures; there must be one number per picture, in "
+            "the order of the pictures"
+        )
+    return torch.tensor(scores, dtype=torch.float32)
+
+
+def encode_failure(text: str) -> bytes:
+    """Why there is no answer, as JSON."""
+    return json.dumps({"error": text}).encode()
+
+
+def decode_failure(body: bytes) -> str:
+    """Read why there is no answer.
+
+    Raises:
+        WireError: The body does not say.
+    """
+    return _parse(_Failure, body).error
+
+
+def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:
+    """A picture as an 8-bit RGB PNG, without loss."""
+    stream = io.BytesIO()
+    array = picture.cpu().permute(1, 2, 0).contiguous().numpy()
+    Image.fromarray(array).save(stream, format="PNG", compress_level=_FAST)
+    return stream.getvalue()
+
+
+def _encode_base64(picture: UInt8[Tensor, "3 H W"]) -> str:
+    return base64.b64encode(encode_png(picture)).decode("ascii")
+
+
+def _describe_prompt(prompt: Prompt, *, has_target: bool) -> dict[str, object]:
+    described: dict[str, object] = {
+        "prompt_id": prompt.prompt_id,
+        "prompt": prompt.prompt,
+        "texts": prompt.texts,
+    }
+    if has_target and prompt.target is not None:
+        described["target"] = _encode_base64(prompt.target)
+    return described
+
+
+def _read_png(text: str, place: str) -> UInt8[Tensor, "3 H W"]:
+    try:
+        data = base64.b64decode(text, validate=True)
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            mode, array = image.mode, np.array(image)
+    # Pillow reports a damaged file in each of these ways, and one that would fill the memory.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise WireError(f"{place} is no PNG in base64 ({error}); send a whole file") from error
+    # Pillow calls 16 bits a channel RGB too, and drops the lower ones.
+    depth = data[_PNG_DEPTH_BYTE]
+    if (mode, depth) != ("RGB", 8):
+        raise WireError(
+            f"{place} is a PNG of mode {mode} with {depth} bits a channel; it must be RGB with 8: "
+            "convert it before it is sent"
+        )
+    return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def _parse(kind: type[_Message], body: bytes) -> _Message:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        problems = {".".join(map(str, each["loc"])): each for each in error.errors()}
+        if "protocol" in problems and problems["protocol"]["type"] == "literal_error":
+            raise WireError(
+                f"speaks protocol {problems['protocol']['input']!r}, and this side {PROTOCOL}; run "
+                "the same version of glm-grpo on both sides"
+            ) from error
+        place, problem = next(iter(problems.items()))
+        found = problem["input"]
+        text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+        raise WireError(
+            f"{place or 'the message'} is {text[:EXCERPT]!r}: {problem['msg']}"
+        ) from error

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rewards.audit import (
+    CONFLICT_THRESHOLD,
+    Conflict,
+    RewardAudit,
+    audit_table,
+    correlations,
+    decoder_fractions,
+    find_conflicts,
+    headroom,
+    saturation,
+)
+from rewards.reweigh import advantage_shares
+from rewards.types import RewardTable
+
+NAN = float("nan")
+
+
+def make_table(raw: list[list[list[float]]], mask: list[list[bool]] | None = None) -> RewardTable:
+    """Raw scores by prompt, image and term, all of weight 1."""
+    scores = torch.tensor(raw)
+    terms = scores.shape[2]
+    applicable = torch.ones(len(raw), terms, dtype=torch.bool)
+    return RewardTable(
+        names=("a", "b", "c")[:terms],
+        raw=scores,
+        is_applicable=applicable if mask is None else torch.tensor(mask),
+        weights=torch.ones(terms),
+        std_floors=torch.full((terms,), 1e-4),
+    )
+
+
+def by_term(*groups: list[list[float]]) -> list[list[list[float]]]:
+    """One list per prompt, with one list of G scores per term."""
+    return [torch.tensor(group).T.tolist() for group in groups]
+
+
+def assert_equal(actual: Tensor, expected: object) -> None:
+    wanted = torch.tensor(expected, dtype=actual.dtype)
+    torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_audit_gives_mean_and_spreads_of_each_term() -> None:
+    # Scores 0, 2 and 4, 8: mean 3.5, deviations -3.5, -1.5, 0.5, 4.5: variance 35 / 4 = 8.75.
+    # Inside groups: variances 1 and 4, mean 2.5.
+    term = audit_table(make_table(by_term([[0.0, 2.0]], [[4.0, 8.0]])), mode="weighted_sum").terms[
+        0
+    ]
+    assert (term.name, term.mean) == ("a", 3.5)
+    assert term.std == pytest.approx(math.sqrt(8.75))
+    assert term.std_within == pytest.approx(math.sqrt(2.5))
+
+
+def test_audit_counts_flat_groups() -> None:
+    # One rounding apart is flat.
+    near = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
+    table = make_table(by_term([[0.3, near]], [[0.3, 0.4]], [[0.0, 0.0]], [[1.0, 2.0]]))
+    assert audit_table(table, mode="weighted_sum").terms[0].flat_fraction == 0.5
+
+
+def test_audit_leaves_masked_prompts_out_of_a_term() -> None:
+    # Of the first term only prompt 0 counts: mean 1, std 1, inside and over all.
+    table = make_table(
+        by_term([[0.0, 2.0], [1.0, 1.0]], [[NAN, 9.0], [1.0, 3.0]]), [[True, True], [False, True]]
+    )
+    first = audit_table(table, mode="weighted_sum").terms[0]
+    assert (first.mean, first.std, first.std_within) == (1.0, 1.0, 1.0)
+    assert (first.flat_fraction, first.headroom, first.saturation) == (0.0, 1.0, 0.0)
+
+
+def test_audit_is_undefined_for_a_term_that_applies_nowhere() -> None:
+    table = make_table(by_term([[0.0, 0.0], [1.0, 2.0]]), [[False, True]])
+    term = audit_table(table, mode="weighted_sum").terms[0]
+    figures = (term.mean, term.std, term.std_within, term.flat_fraction)
+    assert all(math.isnan(figure) for figure in (*figures, term.headroom, term.saturation))
+    assert term.advantage_share == 0.0
+
+
+@pytest.mark.parametrize("mode", ["weighted_sum", "normalize_then_sum"])
+def test_audit_has_the_advantage_shares_of_the_mode(mode: str) -> None:
+    table = make_table(by_term([[1.0, 1.0, -1.0, -1.0], [9.0, -9.0, 9.0, -9.0]]))
+    audit = audit_table(table, mode=mode)  # type: ignore[arg-type]
+    shares = [term.advantage_share for term in audit.terms]
+    assert shares == advantage_shares(table, mode=mode).tolist()  # type: ignore[arg-type]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+def test_audit_has_the_headroom_of_the_total() -> None:
+    # Totals 1, 3: best 3, mean 2. Each term alone: 3 - 1.5 and 1 - 0.5.
+    audit = audit_table(make_table(by_term([[0.0, 3.0], [1.0, 0.0]])), mode="weighted_sum")
+    assert audit.headroom == 1.0
+    assert [term.headroom for term in audit.terms] == [1.5, 0.5]
+
+
+def test_correlations_are_worked_out_inside_groups() -> None:
+    # Over all images the terms rise together; inside each group one falls as the other rises.
+    table = make_table(by_term([[0.0, 1.0], [1.0, 0.0]], [[100.0, 101.0], [101.0, 100.0]]))
+    assert_equal(correlations(table), [[1.0, -1.0], [-1.0, 1.0]])
+
+
+def test_correlations_pool_groups_by_their_spread() -> None:
+    # Centred: (-1, 1) with (-1, 1), and (-3, 3) with (1, -1). Sum of products 2 - 6 = -4, of
+    # squares 2 + 18 = 20 and 2 + 2 = 4: -4 / sqrt(80).
+    table = make_table(by_term([[0.0, 2.0], [0.0, 2.0]], [[0.0, 6.0], [2.0, 0.0]]))
+    assert_equal(correlations(table)[0, 1], -4 / math.sqrt(80))
+
+
+def test_correlations_are_over_the_groups_to_which_both_apply() -> None:
+    # Prompt 1 has the second term alone: by it the terms would correlate less than perfectly.
+    table = make_table(
+        by_term([[0.0, 1.0], [0.0, 1.0]], [[NAN, 0.0], [0.0, 5.0]]), [[True, True], [False, True]]
+    )
+    assert_equal(correlations(table), [[1.0, 1.0], [1.0, 1.0]])
+
+
+def test_correlations_of_flat_or_never_common_terms_are_undefined() -> None:
+    # The first term is flat but for rounding; the others have no prompt in common.
+    near = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
+    table = make_table(
+        by_term([[0.3, near], [0.0, 1.0], [7.0, 7.0]], [[0.3, 0.3], [0.0, 0.0], [0.0, 1.0]]),
+        [[True, True, False], [True, False, True]],
+    )
+    assert_equal(correlations(table), [[NAN, NAN, NAN], [NAN, 1.0, NAN], [NAN, NAN, 1.0]])
+
+
+scores_of_groups = st.lists(
+    st.lists(
+        st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=3), min_size=4, max_size=4
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(scores_of_groups, st.floats(0.1, 10), st.floats(-5, 5))
+@settings(deadline=None)
+def test_correlations_are_symmetric_bounded_and_blind_to_scale(
+    raw: list[list[list[float]]], scale: float, offset: float
+) -> None:
+    table = make_table([[[round(score, 1) for score in image] for image in group] for group in raw])
+    found = correlations(table)
+    torch.testing.assert_close(found, found.T, equal_nan=True)
+    assert (found.isnan() | (found.abs() <= 1)).all()
+    moved = correlations(replace(table, raw=table.raw * scale + offset))
+    torch.testing.assert_close(moved, found, rtol=0, atol=1e-3, equal_nan=True)
+
+
+def test_headroom_is_best_minus_mean_averaged_over_prompts() -> None:
+    # 3 - 1 = 2 and 5 - 5 = 0.
+    assert headroom(torch.tensor([[0.0, 3.0, 0.0], [5.0, 5.0, 5.0]])) == 1.0
+
+
+def test_saturation_counts_the_other_images_that_are_as_good_as_the_best() -> None:
+    # One best of three: 0 of the 2 others; two best: 1 of 2; all: 2 of 2.
+    near = torch.nextafter(torch.tensor(0.9), torch.tensor(0.0)).item()
+    scores = torch.tensor([[0.1, 0.2, 0.3], [0.9, near, 0.1], [1.0, 1.0, 1.0]])
+    assert saturation(scores) == 0.5
+    assert saturation(-scores[:1]) == 0.0
+
+
+def test_saturation_of_single_images_is_undefined() -> None:
+    assert math.isnan(saturation(torch.tensor([[1.0]])))
+
+
+def test_decoder_fraction_is_the_quotient_of_mean_sample_variances() -> None:
+    # Decoded 0, 2 and 0, 0: sample variances 2 and 0, mean 1. Groups 0, 3, 6 and 1, 1, 1: 9 and
+    # 0, mean 4.5.
+    table = make_table(by_term([[0.0, 3.0, 6.0]], [[1.0, 1.0, 1.0]]))
+    decoded = torch.tensor(by_term([[0.0, 2.0]], [[0.0, 0.0]]))
+    assert_equal(decoder_fractions(decoded, table), [1 / 4.5])
+
+
+def test_decoder_fraction_is_over_applicable_prompts_and_not_clipped() -> None:
+    # First term, prompt 0 alone: 2 / 0.5. Second: (2 + 2) / (0.5 + 0.5). Third: flat but for
+    # rounding.
+    near = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
+    group = [[0.0, 1.0], [0.0, 1.0], [0.3, near]]
+    table = make_table(by_term(group, [[NAN, 1.0], *group[1:]]), [[True] * 3, [False, True, True]])
+    decoded = torch.tensor(by_term([[0.0, 2.0]] * 3, [[0.0, NAN], [0.0, 2.0], [0.0, 2.0]]))
+    assert_equal(decoder_fractions(decoded, table), [4.0, 4.0, NAN])
+
+
+def test_decoder_fraction_refuses_single_seeds_and_other_prompts() -> None:
+    table = make_table(by_term([[0.0, 1.0]]))
+    with pytest.raises(ValueError, match="1 seeds and 2 images"):
+        decoder_fractions(torch.zeros(1, 1, 1), table)
+    with pytest.raises(ValueError, match="2 prompts by 1 terms beside a table of 1 by 1"):
+        decoder_fractions(torch.zeros(2, 2, 1), table)
+
+
+def test_conflicts_are_pairs_below_the_threshold_the_worst_first() -> None:
+    term = audit_table(make_table(by_term([[0.0, 1.0]])), mode="weighted_sum").terms[0]
+    audit = RewardAudit(
+        terms=tuple(replace(term, name=name) for name in "abcd"),
+        correlations=torch.tensor(
+            [
+                [1.0, -0.4, CONFLICT_THRESHOLD, NAN],
+                [-0.4, 1.0, -0.9, 0.8],
+                [CONFLICT_THRESHOLD, -0.9, 1.0, -0.29],
+                [NAN, 0.8, -0.29, NAN],
+            ],
+            dtype=torch.float64,
+        ),
+        headroom=0.0,
+    )
+    assert find_conflicts(audit) == (Conflict("b", "c", -0.9), Conflict("a", "b", -0.4))
+    assert find_conflicts(audit, threshold=-0.5) == (Conflict("b", "c", -0.9),)

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import UInt8
+from torch import Tensor
+
+from rewards.canaries import (
+    STD_FLOOR,
+    Band,
+    Departure,
+    find_departures,
+    make_bands,
+    measure,
+    measure_groups,
+)
+
+NAN = float("nan")
+
+
+def paint(*greys: int, size: int = 16) -> UInt8[Tensor, "G 3 16 16"]:
+    """One picture of one grey for each value."""
+    levels = torch.tensor(greys, dtype=torch.uint8)
+    return levels[:, None, None, None].expand(-1, 3, size, size).contiguous()
+
+
+def draw_cells(
+    side: int, *, low: int = 0, high: int = 255, size: int = 18
+) -> UInt8[Tensor, "1 3 H W"]:
+    """A checkerboard of square cells."""
+    index = torch.arange(size) // side
+    is_high = (index[:, None] + index) % 2 == 1
+    plane = torch.where(is_high, high, low).to(torch.uint8)
+    return plane.expand(1, 3, size, size).contiguous()
+
+
+def test_edge_density_of_a_plain_picture_is_zero() -> None:
+    assert measure(paint(200)).edge_density == 0.0
+
+
+def test_edge_density_of_two_halves_is_the_two_columns_at_the_step() -> None:
+    # Of the 14 inner columns those at both sides of the step have a gradient: 2 of 14.
+    picture = paint(0)
+    picture[..., 8:] = 255
+    assert measure(picture).edge_density == 2 / 14
+    assert measure(picture.transpose(2, 3).contiguous()).edge_density == 2 / 14
+
+
+def test_edge_density_of_a_checkerboard_counts_all_but_the_middles_of_cells() -> None:
+    # Cells of 3 x 3: only their middles are surrounded by their own colour. Of 16 x 16 inner
+    # pixels those in row and column 1, 4, ..., 16 of the picture are middles: 6 x 6.
+    assert measure(draw_cells(3)).edge_density == 1 - 36 / 256
+    # Cells of 2 x 2 have no middle.
+    assert measure(draw_cells(2)).edge_density == 1.0
+
+
+def test_edge_density_is_blind_to_single_pixels_that_alternate() -> None:
+    assert measure(draw_cells(1)).edge_density == 0.0
+
+
+def test_edge_density_needs_a_step_of_a_fifth_of_the_range() -> None:
+    # The gradient of a step is half of it: 50 / 255 / 2 = 0.098, 52 / 255 / 2 = 0.102.
+    picture = paint(100)
+    picture[..., 8:] = 150
+    assert measure(picture).edge_density == 0.0
+    picture[..., 8:] = 152
+    assert measure(picture).edge_density == 2 / 14
+
+
+def test_edge_density_follows_luma() -> None:
+    # Luma of blue is 0.114: a step from black has a gradient of 0.057. Of green 0.587.
+    blue, green = paint(0), paint(0)
+    blue[:, 2, :, 8:] = 255
+    green[:, 1, :, 8:] = 255
+    assert measure(blue).edge_density == 0.0
+    assert measure(green).edge_density == 2 / 14
+
+
+def test_dark_and_bright_fractions_of_a_half_black_picture() -> None:
+    picture = paint(255)
+    picture[:, :, :8] = 0
+    measures = measure(picture)
+    assert (measures.dark_fraction, measures.bright_fraction) == (0.5, 0.5)
+
+
+def test_dark_and_bright_fractions_have_thresholds_of_luma() -> None:
+    # 0.2 of 255 is 51, 0.8 is 204; the mean is over the pictures.
+    measures = measure(paint(50, 52, 203, 205))
+    assert (measures.dark_fraction, measures.bright_fraction) == (0.25, 0.25)
+    # Blue is dark and yellow is bright: luma 0.114 and 0.886.
+    coloured = paint(0, 255)
+    coloured[0, 2] = 255
+    coloured[1, 2] = 0
+    measures = measure(coloured)
+    assert (measures.dark_fraction, measures.bright_fraction) == (0.5, 0.5)
+
+
+def test_colour_entropy_of_two_colours_is_one_bit() -> None:
+    picture = paint(0)
+    picture[:, 0, :, 8:] = 255
+    assert measure(picture).colour_entropy == pytest.approx(1.0)
+    # 1/4 and 3/4: 0.25 * 2 + 0.75 * log2(4 / 3) = 0.8113.
+    picture[:, 0, :, 4:8] = 255
+    assert measure(picture).colour_entropy == pytest.approx(0.811278, abs=1e-6)
+
+
+def test_colour_entropy_is_of_each_picture_alone() -> None:
+    # Two pictures of one colour each hold no information, whatever they are together.
+    assert measure(paint(0, 255)).colour_entropy == 0.0
+
+
+def test_colour_entropy_tells_all_levels_of_all_channels_apart() -> None:
+    # 64 pixels, each of another colour of the 4 x 4 x 4: log2(64) bits. 63 is of the lowest level.
+    levels = torch.tensor([63, 64, 191, 192])
+    colours = torch.cartesian_prod(levels, levels, levels).to(torch.uint8)
+    assert measure(colours.T.reshape(1, 3, 8, 8)).colour_entropy == pytest.approx(6.0)
+
+
+def test_pixel_diversity_is_the_mean_difference_of_pairs() -> None:
+    # Black, white, white: of three pairs two differ, by 1.
+    assert measure(paint(0, 255, 255)).pixel_diversity == pytest.approx(2 / 3)
+    assert measure(paint(51, 102)).pixel_diversity == pytest.approx(0.2)
+    # A difference of 1 in half of the pixels: sqrt(1 / 2).
+    halves = paint(0, 0)
+    halves[1, :, :8] = 255
+    assert measure(halves).pixel_diversity == pytest.approx(math.sqrt(0.5))
+
+
+def test_pixel_diversity_is_zero_for_equal_pictures_and_undefined_for_one() -> None:
+    assert measure(draw_cells(3).expand(4, -1, -1, -1)).pixel_diversity == 0.0
+    assert math.isnan(measure(draw_cells(3)).pixel_diversity)
+
+
+def test_pixel_diversity_does_not_count_what_averages_out() -> None:
+    # 64 x 64 pixels are scaled to 32 x 32: every 2 x 2 block of alternating pixels is grey.
+    pictures = torch.cat([draw_cells(1, size=64), 255 - draw_cells(1, size=64)])
+    assert measure(pictures).pixel_diversity == pytest.approx(0.0, abs=1e-6)
+
+
+def test_measure_refuses_groups_without_inner_pixels() -> None:
+    with pytest.raises(ValueError, match="1 pictures of 2 x 8 pixels"):
+        measure(torch.zeros(1, 3, 8, 2, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="0 pictures of 8 x 8 pixels"):
+        measure(torch.zeros(0, 3, 8, 8, dtype=torch.uint8))
+
+
+@given(st.integers(0, 2**31), st.integers(3, 40), st.integers(3, 40))
+@settings(deadline=None, max_examples=30)
+def test_measures_stay_in_their_ranges_and_know_no_mirror(
+    seed: int, height: int, width: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, 3, height, width)
+    pixels = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
+    measures = measure(pixels)
+    for share in (measures.edge_density, measures.dark_fraction, measures.bright_fraction):
+        assert 0 <= share <= 1
+    assert 0 <= measures.colour_entropy <= 6
+    assert 0 < measures.pixel_diversity <= 1
+    mirrored = measure(pixels.flip(3).flip(0))
+    assert mirrored.edge_density == measures.edge_density
+    assert mirrored.colour_entropy == pytest.approx(measures.colour_entropy)
+    assert mirrored.pixel_diversity == pytest.approx(measures.pixel_diversity, abs=1e-5)
+
+
+def test_measure_groups_gives_one_value_per_prompt() -> None:
+    values = measure_groups(torch.stack([paint(0, 255), paint(0, 0)]))
+    assert list(values) == [
+        "edge_density",
+        "dark_fraction",
+        "bright_fraction",
+        "colour_entropy",
+        "pixel_diversity",
+    ]
+    assert values["dark_fraction"].tolist() == [0.5, 1.0]
+    assert values["pixel_diversity"].tolist() == [1.0, 0.0]
+
+
+def test_band_has_mean_and_sample_std_of_prompts() -> None:
+    # Deviations -2, 0, 2: sample variance 8 / 2. NaN is left out.
+    bands = make_bands({"entropy": torch.tensor([1.0, NAN, 3.0, 5.0])})
+    assert bands == {"entropy": Band(mean=3.0, std=2.0, prompts=3)}
+
+
+def test_band_half_width_has_both_standard_errors() -> None:
+    # 3 * 2 * sqrt(1 / 4 + 1 / 16) = 6 * 0.559017.
+    assert Band(0.0, 2.0, 16).half_width(4, 3.0) == pytest.approx(3.354102)
+    # A band of many prompts leaves the standard error of the step, 2 / sqrt(4), 3 times.
+    assert Band(0.0, 2.0, 10**9).half_width(4, 3.0) == pytest.approx(3.0)
+
+
+def test_departures_are_means_outside_the_band_at_either_side() -> None:
+    # Half width 4 * 1 * sqrt(1 / 2 + 1 / 2) = 4 about 10.
+    bands = {name: Band(10.0, 1.0, 2) for name in ("low", "inside", "high", "edge")}
+    values = {
+        "low": torch.tensor([5.0, 6.0]),
+        "inside": torch.tensor([9.0, 18.5]),
+        "high": torch.tensor([14.0, 14.5]),
+        "edge": torch.tensor([6.0, 6.0]),
+    }
+    assert find_departures(bands, values, 4.0) == (
+        Departure("low", 5.5, 6.0, 14.0),
+        Departure("high", 14.25, 6.0, 14.0),
+    )
+    assert find_departures(bands, values, 5.0) == ()
+
+
+def test_departures_count_only_prompts_with_a_value() -> None:
+    # One prompt left: half width 4 * sqrt(1 + 1 / 2) = 4.9; with two it would be 4.
+    bands = {"watched": Band(10.0, 1.0, 2)}
+    assert find_departures(bands, {"watched": torch.tensor([14.5, NAN])}, 4.0) == ()
+    assert len(find_departures(bands, {"watched": torch.tensor([14.5, 14.5])}, 4.0)) == 1
+    assert find_departures(bands, {"watched": torch.tensor([NAN, NAN])}, 4.0) == ()
+
+
+def test_departures_of_a_constant_canary_need_more_than_rounding() -> None:
+    # Half width 4 * 0.001 * sqrt(1 / 8 + 1 / 8) = 0.002.
+    bands = make_bands({"bright_fraction": torch.full((8,), 0.1)})
+    assert STD_FLOOR == 1e-3
+    near = {"bright_fraction": torch.full((8,), 0.1019, dtype=torch.float64)}
+    far = {"bright_fraction": torch.full((8,), 0.1021, dtype=torch.float64)}
+    assert find_departures(bands, near, 4.0) == ()
+    assert [departure.name for departure in find_departures(bands, far, 4.0)] == ["bright_fraction"]
+
+
+def test_departures_by_chance_are_as_rare_as_the_margin_says() -> None:
+    # Two standard errors of a normal mean are left by chance in 4.6 % of steps, with a band of 32
+    # prompts whose std is an estimate somewhat more; without the band's own error it would be
+    # 2 (1 - Phi(2 / sqrt(1 + 8 / 32))), 7.4 %.
+    generator = torch.Generator().manual_seed(0)
+    trips = 0
+    for _ in range(4000):
+        draws = torch.randn(40, generator=generator)
+        bands = make_bands({"value": draws[:32]})
+        trips += len(find_departures(bands, {"value": draws[32:]}, 2.0))
+    assert 0.042 < trips / 4000 < 0.065
+
+
+def test_departures_show_brightness_that_pays() -> None:
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randint(0, 256, (8, 4, 3, 16, 16), generator=generator).to(torch.uint8)
+    after = torch.randint(0, 256, (4, 4, 3, 16, 16), generator=generator).to(torch.uint8)
+    bands = make_bands(measure_groups(base))
+    assert find_departures(bands, measure_groups(after), 4.0) == ()
+    brighter = measure_groups(255 - (255 - after) // 4)
+    names = [departure.name for departure in find_departures(bands, brighter, 4.0)]
+    assert "bright_fraction" in names
+    assert "dark_fraction" in names
+
+
+def test_departure_describes_itself() -> None:
+    text = "bright_fraction 0.75 is above 0.1..0.25, the band of the untrained model"
+    assert Departure("bright_fraction", 0.75, 0.1, 0.25).describe() == text
+    assert "is below 0.1..0.25" in Departure("bright_fraction", 0.05, 0.1, 0.25).describe()
+
+
+def test_bands_refuse_single_prompts_and_infinite_values() -> None:
+    with pytest.raises(ValueError, match="canary watched: 1 of 2 prompts of the untrained model"):
+        make_bands({"watched": torch.tensor([1.0, NAN])})
+    with pytest.raises(ValueError, match="canary watched is"):
+        make_bands({"watched": torch.tensor([1.0, math.inf, 2.0])})
+    bands = {"watched": Band(0.0, 1.0, 4)}
+    with pytest.raises(ValueError, match="canary watched is"):
+        find_departures(bands, {"watched": torch.tensor([math.inf])}, 4.0)
+
+
+def test_departures_refuse_other_names_and_margins_that_are_none() -> None:
+    bands = {"a": Band(0.0, 1.0, 4), "b": Band(0.0, 1.0, 4)}
+    values = {"b": torch.tensor([0.0]), "c": torch.tensor([0.0])}
+    with pytest.raises(ValueError, match=re.escape("canaries a, c: measured on")):
+        find_departures(bands, values, 4.0)
+    with pytest.raises(ValueError, match="margin 0"):
+        find_departures(bands, {"a": values["b"], "b": values["b"]}, 0.0)

@@ -1,0 +1,199 @@
+"""Scoring while pictures are still being drawn, and what happens to terms that hang."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor, nn
+
+from rewards.score import Scorer, Scoring, Term
+from rewards.types import Prompt, RewardError
+
+SOON = 20.0
+"""Seconds after which a test gives up on a thread."""
+
+PROMPTS = [Prompt("dog", "a dog"), Prompt("cat", "a cat"), Prompt("cow", "a cow")]
+
+
+@dataclass
+class Gate:
+    """A term that says when it begins, and goes on when it is let."""
+
+    networks: tuple[nn.Module, ...] = ()
+    holds: Callable[[Prompt], bool] = lambda prompt: True
+    began: dict[str, threading.Event] = field(
+        default_factory=lambda: {prompt.prompt_id: threading.Event() for prompt in PROMPTS}
+    )
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+    scored: list[str] = field(default_factory=list)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return True
+
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        self.began[prompts[0].prompt_id].set()
+        if self.holds(prompts[0]):
+            assert self.may_go_on.wait(SOON)
+        self.scored.append(prompts[0].prompt_id)
+        return pixels.float().mean(dim=(1, 2, 3))
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return self.networks
+
+
+def gate_of(*networks: nn.Module) -> Gate:
+    """A term that holds nothing up."""
+    return Gate(networks, holds=lambda prompt: False)
+
+
+def group(*levels: int) -> UInt8[Tensor, "G 3 2 2"]:
+    """Plain pictures, one level each."""
+    return torch.tensor(levels, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Opened at the end, so that no thread waits on."""
+    gate = Gate()
+    yield gate
+    gate.may_go_on.set()
+
+
+def begin(*rewards: Gate, is_resident: bool = True, timeout_seconds: float = SOON) -> Scoring:
+    terms = [
+        Term(f"term_{index}", reward, 1.0, timeout_seconds=timeout_seconds)
+        for index, reward in enumerate(rewards)
+    ]
+    return Scorer(terms).begin(PROMPTS, is_resident=is_resident)
+
+
+def test_scoring_begins_with_a_group_while_others_are_to_come(gate: Gate) -> None:
+    scoring = begin(gate)
+    scoring.add(group(1, 2))
+    assert gate.began["dog"].wait(SOON)
+    # The term has not ended, and yet the next groups can be handed over.
+    scoring.add(group(3, 4))
+    scoring.add(group(5, 6))
+    assert gate.scored == []
+    gate.may_go_on.set()
+    table = scoring.finish()
+    assert table.raw.tolist() == [[[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]]]
+    assert gate.scored == ["dog", "cat", "cow"]
+
+
+def test_scoring_runs_terms_side_by_side() -> None:
+    # Each waits for the other: one after the other, both would break the barrier.
+    barrier = threading.Barrier(2)
+
+    def meet(prompt: Prompt) -> bool:
+        barrier.wait(SOON)
+        return False
+
+    scoring = begin(Gate(holds=meet), Gate(holds=meet))
+    for level in (1, 2, 3):
+        scoring.add(group(level))
+    assert scoring.finish().raw.tolist() == [[[1.0, 1.0]], [[2.0, 2.0]], [[3.0, 3.0]]]
+
+
+def test_scoring_makes_terms_wait_whose_networks_are_elsewhere() -> None:
+    free, networked = gate_of(), gate_of(nn.Linear(1, 1))
+    scoring = begin(networked, free, is_resident=False)
+    for level in (1, 2, 3):
+        scoring.add(group(level))
+    assert free.began["cow"].wait(SOON)
+    assert not any(began.is_set() for began in networked.began.values())
+    table = scoring.finish()
+    assert networked.scored == ["dog", "cat", "cow"]
+    assert table.raw.tolist() == [[[1.0, 1.0]], [[2.0, 2.0]], [[3.0, 3.0]]]
+
+
+def test_scoring_lets_networks_begin_that_are_where_they_run() -> None:
+    networked = gate_of(nn.Linear(1, 1))
+    scoring = begin(networked)
+    scoring.add(group(1))
+    assert networked.began["dog"].wait(SOON)
+
+
+def test_scoring_keeps_to_one_thread_a_term() -> None:
+    threads: list[tuple[str, int]] = []
+
+    def note(prompt: Prompt) -> bool:
+        threads.append((threading.current_thread().name, threading.get_ident()))
+        return False
+
+    scorer = Scorer([Term("note", Gate(holds=note), 1.0)])
+    for _ in range(2):
+        scorer.score(PROMPTS, torch.stack([group(1, 2)] * 3))
+    assert len(threads) == 6
+    assert len(set(threads)) == 1
+    assert threads[0][0] == "note"
+    assert threads[0][1] != threading.get_ident()
+
+
+def test_scoring_names_term_and_prompt_that_took_too_long(gate: Gate) -> None:
+    gate.holds = lambda prompt: prompt.prompt_id == "cat"
+    scoring = begin(gate_of(), gate, timeout_seconds=0.25)
+    pictures = [group(1, 2), group(3, 4), group(5, 6)]
+    for picture in pictures:
+        scoring.add(picture)
+    with pytest.raises(RewardError) as caught:
+        scoring.finish()
+    assert str(caught.value) == (
+        "term term_1, prompt cat: not scored within 0.25 seconds; the term hangs, or needs a "
+        "higher reward.terms.term_1.timeout_seconds"
+    )
+    assert caught.value.pictures is not None
+    assert torch.equal(caught.value.pictures, pictures[1])
+
+
+def test_scoring_limits_the_time_of_each_group_not_of_all() -> None:
+    def rest(prompt: Prompt) -> bool:
+        time.sleep(0.5)
+        return False
+
+    scoring = begin(Gate(holds=rest), timeout_seconds=1.25)
+    for level in (1, 2, 3):
+        scoring.add(group(level))
+    assert scoring.finish().raw.flatten().tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_scoring_refuses_to_finish_without_a_group_for_each_prompt(count: int) -> None:
+    scoring = begin(gate_of())
+    for _ in range(count):
+        scoring.add(group(1))
+    with pytest.raises(ValueError, match=f"3 prompts, {count} groups of pictures; add one group"):
+        scoring.finish()
+
+
+HANGING = """
+import threading, torch
+from rewards.score import Scorer, Term
+from rewards.types import Prompt
+
+class Hanging:
+    def applies_to(self, prompt): return True
+    def score(self, prompts, pixels): threading.Event().wait()
+    def modules(self): return ()
+
+scorer = Scorer([Term("hanging", Hanging(), 1.0, timeout_seconds=0.1)])
+scorer.score([Prompt("dog", "a dog")], torch.zeros(1, 2, 3, 2, 2, dtype=torch.uint8))
+"""
+
+
+def test_a_term_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 1
+    assert "RewardError: term hanging, prompt dog: not scored within 0.1 seconds" in ended.stderr

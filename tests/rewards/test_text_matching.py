@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewards.text_matching import fold_text, match_texts
+
+
+@pytest.mark.parametrize(
+    ("read", "wanted", "score"),
+    [
+        ("OPEN", "OPEN", 1.0),
+        ("", "OPEN", 0.0),
+        ("OPFN", "OPEN", 0.75),  # one of four replaced
+        ("OEN", "OPEN", 0.75),  # one of four missing
+        ("OPEN24", "OPEN", 4 / 6),  # in one word: two of six unasked for
+        ("x", "OPEN", 0.0),
+        ("o p\ne n", "OPEN", 1.0),  # case and white space
+        ("ＯＰＥＮ", "open", 1.0),  # full-width letters  # noqa: RUF001 - meant
+        ("STRASSE", "straße", 1.0),
+        ("ﬁn", "FIN", 1.0),  # ligature
+        ("CAFE\u0301", "café", 1.0),  # the accent as a character of its own
+    ],
+)
+def test_match_of_one_text_is_one_minus_the_normalised_edit_distance(
+    read: str, wanted: str, score: float
+) -> None:
+    assert match_texts(read, [wanted]) == pytest.approx(score)
+
+
+def test_fold_text_removes_width_white_space_and_case() -> None:
+    assert fold_text(" Ｏpen\n24 ") == "open24"  # noqa: RUF001 - meant
+    assert fold_text(" Ｏpen\n24 ", is_case_sensitive=True) == "Open24"  # noqa: RUF001 - meant
+
+
+def test_match_ignores_words_beside_the_text_unless_asked_otherwise() -> None:
+    # GRAND and DAY, 8 of 12 letters, are not asked for: 1 - 0.5 * 8 / 12.
+    assert match_texts("GRAND OPEN DAY", ["OPEN"]) == 1.0
+    penalised = match_texts("GRAND OPEN DAY", ["OPEN"], extra_text_penalty=0.5)
+    assert penalised == pytest.approx(2 / 3)
+
+
+def test_match_takes_no_penalty_where_nothing_else_was_read() -> None:
+    assert match_texts("OPEN", ["OPEN"], extra_text_penalty=1.0) == 1.0
+    # 0.75 for the letter; the whole word was taken, so none of it is extra.
+    assert match_texts("OPFN", ["OPEN"], extra_text_penalty=1.0) == 0.75
+    assert match_texts("", ["OPEN"], extra_text_penalty=1.0) == 0.0
+
+
+def test_match_with_the_whole_penalty_keeps_the_share_that_was_asked_for() -> None:
+    assert match_texts("AB CDEF", ["AB"], extra_text_penalty=1.0) == pytest.approx(2 / 6)
+
+
+def test_match_finds_a_text_over_several_words_and_lines() -> None:
+    assert match_texts("THE TRANS\nATLANTIC IPA 330", ["TRANSATLANTIC IPA"]) == 1.0
+    # GRAND alone is 5 of the 12 letters of GRANDOPENING.
+    assert match_texts("GRAND", ["GRAND OPENING"]) == pytest.approx(5 / 12)
+
+
+def test_match_does_not_join_words_that_are_not_neighbours() -> None:
+    # GRANDBIGOPENING has 3 letters too many of 15: 0.8; GRAND or OPENING alone less.
+    assert match_texts("GRAND BIG OPENING", ["GRAND OPENING"]) == pytest.approx(0.8)
+
+
+def test_match_does_not_join_words_over_one_that_another_text_took() -> None:
+    # Of AB only A is left beside a gap: 5 of 5 letters and 1 of 2.
+    assert match_texts("A CCCCC B", ["AB", "CCCCC"]) == pytest.approx(6 / 7)
+
+
+def test_match_takes_a_longer_stretch_where_that_is_more_alike() -> None:
+    # ABCDxxxx has half of the 8 letters; with EFGH 4 of 12 are too many.
+    assert match_texts("ABCDxxxx EFGH", ["ABCDEFGH"]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("read", ["UP DOWN", "DOWN UP", "DOWN\nUP", "x DOWN y UP z"])
+def test_match_of_several_texts_takes_them_in_any_order(read: str) -> None:
+    assert match_texts(read, ["UP", "DOWN"]) == 1.0
+
+
+def test_match_of_several_texts_weighs_each_by_its_length() -> None:
+    # DOWN is 4 of the 6 letters asked for.
+    assert match_texts("DOWN", ["UP", "DOWN"]) == pytest.approx(4 / 6)
+    # And of UP and DOVN, 2 * 1 + 4 * 0.75 of 6.
+    assert match_texts("UP DOVN", ["UP", "DOWN"]) == pytest.approx(5 / 6)
+
+
+def test_match_needs_a_text_twice_that_is_asked_for_twice() -> None:
+    assert match_texts("OPEN", ["OPEN", "OPEN"]) == 0.5
+    assert match_texts("OPEN OPEN", ["OPEN", "OPEN"]) == 1.0
+
+
+def test_match_gives_no_letter_to_two_texts() -> None:
+    # OPEN takes the word; of PEN nothing is left.
+    assert match_texts("OPEN", ["OPEN", "PEN"]) == pytest.approx(4 / 7)
+
+
+def test_match_leaves_a_word_to_the_text_that_gains_most_by_it() -> None:
+    # OPENING HOURS is nowhere, and all but unlike CLOSED, which is there: 6 of 18 letters.
+    assert match_texts("CLOSED", ["OPENING HOURS", "CLOSED"]) == pytest.approx(6 / 18)
+    # The longer text gains 8 of 9 letters by its own words, the shorter one 4 by the same word.
+    assert match_texts("OPEN DAILX OPEN", ["OPEN", "OPEN DAILY"]) == pytest.approx(12 / 13)
+
+
+def test_match_takes_a_whole_word_before_pieces_of_the_same_letters() -> None:
+    assert match_texts("A B AB", ["A", "B", "AB"]) == 1.0
+
+
+def test_match_of_texts_of_equal_length_does_not_depend_on_their_order() -> None:
+    # AB is there; AC is not, and must not take its word.
+    assert match_texts("AB XX", ["AB", "AC"]) == match_texts("AB XX", ["AC", "AB"]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("read", "wanted", "score"),
+    [
+        ("営業中", ["営業中"], 1.0),
+        ("本日営業中", ["営業中"], 1.0),  # found in a line without spaces
+        ("本日営業中です", ["本日", "営業中"], 1.0),
+        ("営業由", ["営業中"], 2 / 3),
+        ("東京 Tower", ["Tower", "東京"], 1.0),
+        ("東京Tower", ["Tower"], 1.0),  # scripts side by side
+        ("ガラス", ["ｶﾞﾗｽ"], 1.0),  # half-width kana
+        ("カ\u3099ラス", ["ガラス"], 1.0),  # the voicing mark as a character of its own
+    ],
+)
+def test_match_finds_text_of_scripts_without_spaces(
+    read: str, wanted: list[str], score: float
+) -> None:
+    assert match_texts(read, wanted) == pytest.approx(score)
+
+
+def test_match_counts_characters_beside_a_text_of_a_script_without_spaces_as_extra() -> None:
+    # 2 of 5 characters are extra.
+    assert match_texts("本日営業中", ["営業中"], extra_text_penalty=1.0) == pytest.approx(0.6)
+
+
+def test_match_counts_case_only_if_asked() -> None:
+    assert match_texts("open", ["Open"]) == 1.0
+    assert match_texts("open", ["Open"], is_case_sensitive=True) == 0.75
+    assert match_texts("Open", ["Open"], is_case_sensitive=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("read", "wanted", "score"),
+    [
+        ("😀🎉", "😀🎉", 1.0),
+        ("😀", "😀🎉", 0.5),
+        ("שלום עולם", "עולם", 1.0),
+        ("ПРИВЕТ", "привет", 1.0),
+    ],
+)
+def test_match_takes_any_script(read: str, wanted: str, score: float) -> None:
+    assert match_texts(read, [wanted]) == score
+
+
+def test_match_counts_a_blank_text_among_others_for_nothing() -> None:
+    assert match_texts("UP", ["UP", " "]) == 1.0
+
+
+# A busy machine is no failure of what is tested.
+untimed = settings(deadline=None)
+
+# Few letters, so that texts overlap and tie.
+LETTERS = st.text("ABab", min_size=1, max_size=4)
+TEXTS = st.lists(LETTERS, min_size=1, max_size=4)
+READ = st.lists(LETTERS, max_size=5).map(" ".join)
+ANY_TEXT = st.text(max_size=12)
+PENALTY = st.floats(0, 1)
+
+
+@untimed
+@given(ANY_TEXT, st.lists(ANY_TEXT.filter(lambda text: text.strip() != ""), min_size=1), PENALTY)
+def test_match_is_from_zero_to_one(read: str, wanted: list[str], penalty: float) -> None:
+    assert 0 <= match_texts(read, wanted, extra_text_penalty=penalty) <= 1
+
+
+@untimed
+@given(ANY_TEXT.filter(lambda text: text.strip() != ""), st.booleans(), PENALTY)
+def test_match_of_a_text_read_exactly_is_one(text: str, is_case: bool, penalty: float) -> None:
+    score = match_texts(text, [text], is_case_sensitive=is_case, extra_text_penalty=penalty)
+    assert score == 1.0
+
+
+@untimed
+@given(TEXTS.flatmap(lambda texts: st.tuples(st.just(texts), st.permutations(texts))), PENALTY)
+def test_match_of_words_read_exactly_in_any_order_is_one(
+    texts: tuple[list[str], list[str]], penalty: float
+) -> None:
+    wanted, read = texts
+    assert match_texts(" ".join(read), wanted, extra_text_penalty=penalty) == 1.0
+
+
+@untimed
+@given(
+    READ,
+    TEXTS.flatmap(lambda texts: st.tuples(st.just(texts), st.permutations(texts))),
+    st.booleans(),
+    PENALTY,
+)
+def test_match_does_not_depend_on_the_order_of_the_texts(
+    read: str, texts: tuple[list[str], list[str]], is_case: bool, penalty: float
+) -> None:
+    first, second = (
+        match_texts(read, wanted, is_case_sensitive=is_case, extra_text_penalty=penalty)
+        for wanted in texts
+    )
+    assert first == second
+
+
+@untimed
+@given(READ, READ, LETTERS)
+def test_match_of_a_text_is_not_lowered_by_what_is_read_beside_it(
+    before: str, after: str, wanted: str
+) -> None:
+    score = match_texts(wanted, [wanted])
+    assert match_texts(f"{before} {wanted} {after}", [wanted]) == score == 1.0
+
+
+@untimed
+@given(READ, TEXTS, PENALTY)
+def test_match_is_never_raised_by_the_penalty(read: str, wanted: list[str], penalty: float) -> None:
+    free = match_texts(read, wanted)
+    assert free * (1 - penalty) - 1e-9 <= match_texts(read, wanted, extra_text_penalty=penalty)
+    assert match_texts(read, wanted, extra_text_penalty=penalty) <= free

@@ -1,0 +1,424 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rewards.terms_config import VlmJudgeConfig
+from rewards.types import Prompt, RewardError
+from rewards.vlm_judge import Endpoint, Question, VlmJudgeReward
+
+DOG = Prompt("dog", "a dog")
+PIXELS = torch.arange(10, dtype=torch.uint8)[:, None, None, None].expand(10, 3, 2, 2)
+QUESTION = Question("{prompt}?", lowest=0, highest=10)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the endpoint got."""
+
+    path: str
+    headers: Mapping[str, str]
+    payload: dict[str, Any]
+
+    @property
+    def picture(self) -> np.ndarray:
+        url = self.payload["messages"][0]["content"][0]["image_url"]["url"]
+        data = base64.b64decode(url.removeprefix("data:image/png;base64,"), validate=True)
+        return np.array(Image.open(io.BytesIO(data)))
+
+    @property
+    def level(self) -> int:
+        """The grey of the picture, which tells the pictures of a test apart."""
+        return int(self.picture[0, 0, 0])
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def says(text: object) -> Reply:
+    """A chat completion."""
+    message = {"role": "assistant", "content": text}
+    return Reply(body=json.dumps({"id": "1", "choices": [{"message": message}]}).encode())
+
+
+def level_of(request: Request) -> Reply:
+    return says(str(request.level))
+
+
+@dataclass
+class Judge:
+    """What a test sees of the endpoint."""
+
+    url: str = ""
+    requests: list[Request] = field(default_factory=list)
+    in_flight: int = 0
+    most_in_flight: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def judging(
+    answer: Callable[[Request], Reply | None] = level_of, *, models: Reply = Reply(body=b"{}")
+) -> Iterator[Judge]:
+    """A real endpoint on loopback that answers by a function; None breaks the connection."""
+    judge = Judge()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/v1/models"
+            self.reply(models)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            request = Request(self.path, dict(self.headers), json.loads(body))
+            with judge.lock:
+                judge.requests.append(request)
+                judge.in_flight += 1
+                judge.most_in_flight = max(judge.most_in_flight, judge.in_flight)
+            reply = answer(request)
+            with judge.lock:
+                judge.in_flight -= 1
+            if reply is None:
+                self.connection.shutdown(socket.SHUT_RDWR)
+            else:
+                self.reply(reply)
+
+        def reply(self, reply: Reply) -> None:
+            self.send_response(reply.status)
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(reply.body)))
+            self.end_headers()
+            self.wfile.write(reply.body)
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # whoever asked has given up
+                super().handle()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        judge.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield judge
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def connect(judge: Judge, question: Question = QUESTION, **options: Any) -> VlmJudgeReward:
+    return VlmJudgeReward(Endpoint(judge.url, "judge-1", **{"retries": 0, **options}), question)
+
+
+def score(reward: VlmJudgeReward, count: int) -> Tensor:
+    return reward.score([DOG] * count, PIXELS[:count])
+
+
+def in_turn(*replies: Reply | None) -> Callable[[Request], Reply | None]:
+    left = list(replies)
+    return lambda request: left.pop(0)
+
+
+def test_judge_is_asked_in_openais_format() -> None:
+    question = Question("Is {text} in: {prompt}? {lowest}-{highest}", lowest=1, highest=5)
+    pixels = torch.randint(0, 256, (1, 3, 4, 6), generator=torch.Generator().manual_seed(0))
+    prompt = Prompt("sign", "a {sign}", texts=("OPEN", "24 h"))
+    with judging(lambda request: says("5")) as judge:
+        reward = connect(judge, question)
+        assert reward.score([prompt], pixels.to(torch.uint8)).tolist() == [1.0]
+    (request,) = judge.requests
+    assert request.path == "/v1/chat/completions"
+    assert request.payload.keys() == {"model", "messages", "temperature"}
+    assert request.payload["model"] == "judge-1"
+    assert request.payload["temperature"] == 0
+    (message,) = request.payload["messages"]
+    assert message["role"] == "user"
+    assert [part["type"] for part in message["content"]] == ["image_url", "text"]
+    assert message["content"][1]["text"] == 'Is "OPEN", "24 h" in: a {sign}? 1-5'
+    assert np.array_equal(request.picture, pixels[0].permute(1, 2, 0).numpy())
+    assert "Authorization" not in request.headers
+
+
+def test_judge_scores_in_the_order_of_the_pictures_with_a_bound_on_requests_in_flight() -> None:
+    def later_for_the_first(request: Request) -> Reply:
+        time.sleep(0.05 + 0.02 * (5 - request.level))
+        return says(str(request.level))
+
+    with judging(later_for_the_first) as judge:
+        scores = score(connect(judge, requests_at_once=2), 6)
+    torch.testing.assert_close(scores, torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.5]))
+    assert judge.most_in_flight == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("0", 0.0), ("10", 1.0), (" 7\n", 0.7), ("7.5", 0.75), ("007", 0.7), ("-0", 0.0)],
+)
+def test_question_maps_an_answer_to_the_unit_range(answer: str, expected: float) -> None:
+    assert QUESTION.read(answer) == pytest.approx(expected)
+
+
+def test_question_maps_its_own_range() -> None:
+    question = Question("?", lowest=-5, highest=5)
+    assert [question.read(answer) for answer in ("-5", "-2.5", "0", "5")] == [0, 0.25, 0.5, 1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("", " ", "seven", "7/10", "about 7", "7.", ".5", "7 8", "7\n8", "**7**", "+7", "7,5"),
+        *("1e1", "nan", "inf", "0x7", "\u0667", "11", "10.01", "-1", "9" * 400),
+    ],
+)
+def test_question_refuses_what_is_not_one_number_in_range(answer: str) -> None:
+    with pytest.raises(ValueError, match="must be one number from 0 to 10 and nothing else"):
+        QUESTION.read(answer)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (says("I give 7. " + "x" * 300), "answered 'I give 7. x{190}'; it must be one number"),
+        (says(None), "is no chat completion with a text"),
+        (says(7), "is no chat completion"),
+        (Reply(body=b'{"choices": []}'), 'answered status 200: \'{"choices": .*no chat compl'),
+        (Reply(body=b"hello"), "answered status 200: 'hello', which is no chat completion"),
+    ],
+)
+def test_judge_that_gives_no_score_ends_the_step_naming_prompt_and_image(
+    reply: Reply, error: str
+) -> None:
+    with judging(lambda request: reply if request.level == 2 else says("5")) as judge:
+        reward = connect(judge)
+        with pytest.raises(RewardError, match=f"prompt dog, image 2: .*{error}"):
+            score(reward, 4)
+
+
+def test_judge_gives_up_the_other_requests_after_a_failure() -> None:
+    is_over = threading.Event()
+
+    def hang_but_for_the_last(request: Request) -> Reply:
+        if request.level < 3:
+            is_over.wait(10)
+        return says("no")
+
+    with judging(hang_but_for_the_last) as judge:
+        reward = connect(judge)
+        started = time.monotonic()
+        with pytest.raises(RewardError, match="image 3: judge-1 answered 'no'"):
+            score(reward, 4)
+        assert time.monotonic() - started < 5
+        is_over.set()
+
+
+@pytest.mark.parametrize("passing", [Reply(500), Reply(503), Reply(429), None])
+def test_judge_is_asked_again_after_what_passes(passing: Reply | None) -> None:
+    with judging(in_turn(passing, says("3"))) as judge:
+        started = time.monotonic()
+        torch.testing.assert_close(score(connect(judge, retries=1), 1), torch.tensor([0.3]))
+        assert time.monotonic() - started >= 0.5
+    assert len(judge.requests) == 2
+
+
+def test_judge_is_given_the_time_it_asks_for() -> None:
+    busy = Reply(429, headers={"Retry-After": "1"})
+    with judging(in_turn(busy, says("3"))) as judge:
+        reward = connect(judge, retries=1)
+        started = time.monotonic()
+        score(reward, 1)
+        assert 1.0 <= time.monotonic() - started < 1.5
+
+
+def test_judge_that_stays_busy_ends_the_step_after_the_tries() -> None:
+    busy = Reply(503, b"loading", headers={"Retry-After": "0"})
+    with judging(lambda request: busy) as judge:
+        reward = connect(judge, retries=2)
+        with pytest.raises(RewardError, match=r"image 0: .*status 503, Retry-After 0: 'loading'"):
+            score(reward, 1)
+    assert len(judge.requests) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 302])
+def test_judge_that_refuses_is_asked_once(status: int) -> None:
+    with judging(lambda request: Reply(status, b"no such model")) as judge:
+        reward = connect(judge, retries=3)
+        with pytest.raises(RewardError, match=f"failed with status {status}: 'no such model'"):
+            score(reward, 1)
+    assert len(judge.requests) == 1
+
+
+def test_judge_that_hangs_is_asked_again_and_ends_the_step() -> None:
+    is_over = threading.Event()
+
+    def hang(request: Request) -> Reply:
+        is_over.wait(10)
+        return says("3")
+
+    with judging(hang) as judge:
+        reward = connect(judge, retries=1, request_timeout_seconds=0.3)
+        with pytest.raises(RewardError, match=r"image 0: .*no answer within 0.3 seconds"):
+            score(reward, 1)
+        assert len(judge.requests) == 2
+        is_over.set()
+
+
+def test_judge_that_cannot_be_reached_is_refused_before_anything_is_scored() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+    with pytest.raises(RewardError, match=f"url {url} cannot be reached .*start the endpoint, or"):
+        connect(Judge(url))
+
+
+def test_judge_that_goes_away_ends_the_step() -> None:
+    with judging() as judge:
+        reward = connect(judge)
+    with pytest.raises(RewardError, match=f"image 0: {judge.url} failed with ConnectError"):
+        score(reward, 1)
+
+
+def test_judge_need_not_list_its_models() -> None:
+    with judging(models=Reply(404)) as judge:
+        assert score(connect(judge), 2).shape == (2,)
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 301])
+def test_judge_that_refuses_to_list_its_models_is_refused(status: int) -> None:
+    error = f"with status {status}: 'not you'; correct the address"
+    with (
+        judging(models=Reply(status, b"not you")) as judge,
+        pytest.raises(RewardError, match=error),
+    ):
+        connect(judge)
+
+
+def test_judge_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    with judging() as judge:
+        score(connect(judge, api_key_variable="JUDGE_KEY"), 1)
+    assert judge.requests[0].headers["Authorization"] == "Bearer sk-secret"
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (None, "JUDGE_KEY is not set, or empty; export the key in it"),
+        ("", "JUDGE_KEY is not set, or empty"),
+        ("sk-secret\n", "JUDGE_KEY holds a space, a line break"),
+        ("sk secret", "JUDGE_KEY holds a space"),
+        ("sk-sécret", "another character that no key has"),
+    ],
+)
+def test_judge_without_a_usable_key_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, error: str
+) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("JUDGE_KEY", value)
+    with judging() as judge, pytest.raises(RewardError, match=error) as caught:
+        connect(judge, api_key_variable="JUDGE_KEY")
+    assert not value or value.strip() not in str(caught.value)
+
+
+def test_key_is_in_no_error_and_no_log_even_if_the_endpoint_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    caplog.set_level(logging.DEBUG)
+    texts = []
+
+    def keep(error: RewardError) -> str:
+        texts.append("".join(traceback.format_exception(error)))
+        return str(error)
+
+    with judging(models=Reply(401, b"bad key sk-secret")) as judge:
+        with pytest.raises(RewardError) as caught:
+            connect(judge, api_key_variable="JUDGE_KEY")
+        assert "'bad key [key]'" in keep(caught.value)
+    cut = "x" * 195 + "sk-secret"
+    replies = Reply(401, cut.encode()), Reply(200, b"sk-secret"), says(cut), says(["sk-secret"])
+    with judging(in_turn(*replies)) as judge:
+        reward = connect(judge, api_key_variable="JUDGE_KEY")
+        for _ in replies:
+            with pytest.raises(RewardError, match=r"\[key\]|x\[key'") as caught:
+                score(reward, 1)
+            keep(caught.value)
+    assert not any("sk-se" in text for text in [*texts, repr(reward), caplog.text])
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{promt}", "has the placeholder {promt}; there are {prompt}, {text}, {lowest}, {highest}"),
+        ("{}", "has the placeholder {}"),
+        ("{0}", "has the placeholder {0}"),
+        ("{prompt.prompt_id}", "has the placeholder {prompt.prompt_id}"),
+        ("{prompt!r}", "as they stand here"),
+        ("{lowest:3}", "as they stand here"),
+        ('Answer {"score": 1}', "braces that are meant are doubled"),
+        ("a } b", "cannot be filled in"),
+        ("a { b", "cannot be filled in"),
+    ],
+)
+def test_question_refuses_templates_that_cannot_be_filled_in(template: str, error: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        Question(template, lowest=0, highest=10)
+    assert error in str(caught.value)
+
+
+@pytest.mark.parametrize("highest", [0, -1])
+def test_question_refuses_a_range_that_is_none(highest: int) -> None:
+    with pytest.raises(RewardError, match=f"lowest 0 is not below vlm_judge.highest {highest}"):
+        Question("{prompt}", lowest=0, highest=highest)
+
+
+@pytest.mark.parametrize(
+    ("template", "needs"),
+    [
+        ("How fine is it?", ()),
+        ("{prompt}?", ("prompt",)),
+        ("{text}?", ("text",)),
+        ("{text} in {prompt}?", ("prompt", "text")),
+        ("{{text}} in {prompt}?", ("prompt",)),
+        ("{{{text}}}?", ("text",)),
+    ],
+)
+def test_question_needs_what_it_asks_about_as_the_config_says(
+    template: str, needs: tuple[str, ...]
+) -> None:
+    assert Question(template, lowest=0, highest=10).needs() == needs
+    values = {"kind": "vlm_judge", "weight": 1.0, "url": "http://a", "model": "b"}
+    assert VlmJudgeConfig.model_validate({**values, "question": template}).needs() == needs
+
+
+def test_judge_applies_to_prompts_that_have_what_the_question_is_about() -> None:
+    with judging() as judge:
+        reward = connect(judge, Question("{text}?", lowest=0, highest=10))
+        assert reward.applies_to(Prompt("sign", "a sign", texts=("A",)))
+        assert not reward.applies_to(DOG)
+        assert connect(judge).applies_to(DOG)
+        assert reward.modules() == ()

@@ -1,0 +1,181 @@
+"""Drawing and scoring, with a decoder and terms that say what happens when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from torch import Tensor, nn
+
+from glm_grpo.glm_image.decoder import Decoder
+from glm_grpo.glm_image.policy import Policy
+from glm_grpo.glm_image.residency import Residency
+from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.collect import Stage, draw_and_score
+from glm_grpo.types import ImageBatch, PromptBatch
+from rewards.score import Scorer, Term
+from rewards.types import Prompt, RewardError, RewardTable
+
+SOON = 20.0
+"""Seconds after which a test gives up on a thread."""
+
+PROMPTS = (Prompt("dog", "a dog"), Prompt("cat", "a cat"))
+
+
+class NoPolicy(Policy):
+    """Never asked."""
+
+    def __init__(self) -> None: ...
+
+
+class SlowDecoder(Decoder):
+    """Draws grey pictures, 10 and 20, 30 and 40, and lets a test look between two prompts."""
+
+    def __init__(self, events: list[str], pause: Callable[[], None]) -> None:
+        self._events, self._pause = events, pause
+
+    def decode_groups(
+        self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+    ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
+        for row in range(len(batch.prompts)):
+            self._events.append(f"draw {row}")
+            levels = torch.tensor([20 * row + 10, 20 * row + 20], dtype=torch.uint8)
+            yield levels[:, None, None, None].expand(-1, 3, 2, 2)
+            self._pause()
+
+
+class Brightness:
+    """Writes down when it scores."""
+
+    def __init__(self, events: list[str], *networks: nn.Module) -> None:
+        self._events, self._networks = events, networks
+        self.has_scored = threading.Event()
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return True
+
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        self._events.append(f"score {prompts[0].prompt_id}")
+        self.has_scored.set()
+        return pixels.float().mean(dim=(1, 2, 3))
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return self._networks
+
+
+class Part:
+    """Writes down that it comes."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self._name, self._events = name, events
+
+    def load(self) -> None:
+        self._events.append(f"load {self._name}")
+
+    def evict(self) -> None:
+        self._events.append(f"evict {self._name}")
+
+
+@pytest.fixture
+def events() -> list[str]:
+    return []
+
+
+def draw(
+    term: Brightness,
+    events: list[str],
+    *,
+    pause: Callable[[], None] = lambda: None,
+    parts: tuple[str, ...] = (),
+    is_overlapping: bool = True,
+    clock: PhaseClock | None = None,
+) -> tuple[ImageBatch, RewardTable]:
+    stage = Stage(
+        policy=NoPolicy(),
+        decoder=SlowDecoder(events, pause),
+        scorer=Scorer([Term("brightness", term, 1.0)], is_overlapping=is_overlapping),
+        residency=Residency({name: Part(name, events) for name in parts}),
+    )
+    batch = PromptBatch(PROMPTS, 2, 32, 32, seed=0, decode_seeds=(5, 6))
+    tokens = torch.zeros(2, 2, 3, dtype=torch.int64)
+    return draw_and_score(stage, batch, tokens, clock or PhaseClock(lambda _: None))
+
+
+def test_draw_and_score_returns_all_pictures_with_their_scores(events: list[str]) -> None:
+    images, table = draw(Brightness(events), events)
+    assert images.pixels.shape == (2, 2, 3, 2, 2)
+    assert images.pixels[:, :, 0, 0, 0].tolist() == [[10, 20], [30, 40]]
+    assert images.decode_seeds == (5, 6)
+    assert table.raw.tolist() == [[[10.0], [20.0]], [[30.0], [40.0]]]
+
+
+@pytest.mark.parametrize("parts", [(), ("decoder",)])
+def test_draw_and_score_scores_a_prompt_while_the_next_is_drawn(
+    events: list[str], parts: tuple[str, ...]
+) -> None:
+    term = Brightness(events, nn.Linear(1, 1))
+    in_time = []
+    draw(term, events, pause=lambda: in_time.append(term.has_scored.wait(SOON)), parts=parts)
+    assert in_time == [True, True]
+    drawing = [event for event in events if not event.startswith(("load", "evict"))]
+    assert drawing[:3] == ["draw 0", "score dog", "draw 1"]
+
+
+def test_draw_and_score_scores_after_the_last_picture_where_nothing_may_overlap(
+    events: list[str],
+) -> None:
+    draw(Brightness(events), events, is_overlapping=False)
+    assert events == ["draw 0", "draw 1", "score dog", "score cat"]
+
+
+def test_draw_and_score_lets_networks_wait_until_they_are_moved_in(events: list[str]) -> None:
+    term = Brightness(events, nn.Linear(1, 1))
+    draw(term, events, parts=("decoder", "rewards"))
+    assert events == [
+        *("load decoder", "draw 0", "draw 1"),
+        *("evict decoder", "load rewards", "score dog", "score cat"),
+    ]
+
+
+def test_draw_and_score_lets_terms_without_networks_begin_though_rewards_move(
+    events: list[str],
+) -> None:
+    term = Brightness(events)
+    in_time = []
+    draw(
+        term,
+        events,
+        pause=lambda: in_time.append(term.has_scored.wait(SOON)),
+        parts=("decoder", "rewards"),
+    )
+    assert in_time == [True, True]
+    assert events.index("score dog") < events.index("draw 1") < events.index("load rewards")
+
+
+def test_draw_and_score_times_drawing_and_waiting(events: list[str]) -> None:
+    announced: list[str] = []
+    clock = PhaseClock(announced.append)
+    draw(Brightness(events), events, clock=clock)
+    assert announced == ["decode", "reward"]
+    assert set(clock.seconds()) == {"decode", "reward", "step"}
+
+
+@pytest.mark.parametrize("is_overlapping", [True, False])
+def test_draw_and_score_hands_on_what_failed(events: list[str], is_overlapping: bool) -> None:
+    class Picky(Brightness):
+        def score(
+            self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+        ) -> Float32[Tensor, " N"]:
+            if prompts[0].prompt_id == "cat":
+                raise ValueError("no cats")
+            return super().score(prompts, pixels)
+
+    with pytest.raises(RewardError, match="prompt cat, image 0: .*no cats") as caught:
+        draw(Picky(events), events, is_overlapping=is_overlapping)
+    assert caught.value.pictures is not None
+    assert caught.value.pictures[:, 0, 0, 0].tolist() == [30, 40]
