@@ -128,7 +128,7 @@ class RewardConfig(Options):
     """Terms of weight 0 that tell whether the policy games the others; see `on_hacking`."""
     on_hacking: Literal["warn", "stop"] = "warn"
     """When a canary leaves the band of the untrained model: say so, or save and stop as well."""
-    canary_margin: float = Field(default=4.0, gt=0.0)
+    canary_margin: float = Field(default=6.0, gt=0.0)
     """Half width of that band, in standard errors of a step's mean."""
 
     def weights(self) -> dict[str, float]:

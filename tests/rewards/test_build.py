@@ -76,7 +76,7 @@ def test_build_gives_ocr_its_options() -> None:
 def test_build_gives_every_term_its_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "resting.py").write_text("import time\ndef late(*arguments): time.sleep(2)\n")
+    (tmp_path / "resting.py").write_text("import time\ndef late(*arguments): time.sleep(9)\n")
     monkeypatch.chdir(tmp_path)
     values = {"kind": "custom", "weight": 1.0, "function": "resting:late", "timeout_seconds": 0.125}
     scorer = build_scorer(RewardConfig.model_validate({"terms": {"late": values}}), CPU)

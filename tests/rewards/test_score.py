@@ -132,6 +132,24 @@ def test_scorer_says_where_only_the_whole_group_fails() -> None:
         scorer.score([WITHOUT_TEXT], grey([1, 2]))
 
 
+def test_scorer_does_not_ask_a_term_again_that_says_itself_what_failed() -> None:
+    calls = []
+
+    def refuse(pixels: Tensor) -> Tensor:
+        calls.append(len(pixels))
+        raise RewardError("http://scores.example answered 500: out of memory")
+
+    pixels = grey([1, 2])
+    with pytest.raises(RewardError) as caught:
+        make_scorer([FakeReward("remote", refuse)], [1.0]).score([WITHOUT_TEXT], pixels)
+    assert str(caught.value) == (
+        "term remote, prompt dog: http://scores.example answered 500: out of memory"
+    )
+    assert caught.value.pictures is not None
+    assert torch.equal(caught.value.pictures, pixels[0])
+    assert calls == [2]
+
+
 def test_scorer_turns_an_exit_of_a_term_into_an_error() -> None:
     def leave(pixels: Tensor) -> Tensor:
         raise SystemExit("no licence")

@@ -140,7 +140,10 @@ def test_scoring_keeps_to_one_thread_a_term() -> None:
     assert threads[0][1] != threading.get_ident()
 
 
-def test_scoring_names_term_and_prompt_that_took_too_long(gate: Gate) -> None:
+def test_scoring_names_term_and_prompt_that_took_too_long(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rewards.score._GRACE_SECONDS", 0.0)
     gate.holds = lambda prompt: prompt.prompt_id == "cat"
     scoring = begin(gate_of(), gate, timeout_seconds=0.25)
     pictures = [group(1, 2), group(3, 4), group(5, 6)]
@@ -156,7 +159,21 @@ def test_scoring_names_term_and_prompt_that_took_too_long(gate: Gate) -> None:
     assert torch.equal(caught.value.pictures, pictures[1])
 
 
-def test_scoring_limits_the_time_of_each_group_not_of_all() -> None:
+def test_scoring_gives_a_term_that_keeps_its_limit_itself_time_to_say_so() -> None:
+    def give_up(prompt: Prompt) -> bool:
+        time.sleep(0.5)
+        raise RewardError("the scorer did not answer within 0.125 seconds")
+
+    scoring = begin(Gate(holds=give_up), timeout_seconds=0.125)
+    for level in (1, 2, 3):
+        scoring.add(group(level))
+    with pytest.raises(RewardError, match="term term_0, prompt dog: the scorer did not answer"):
+        scoring.finish()
+
+
+def test_scoring_limits_the_time_of_each_group_not_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.score._GRACE_SECONDS", 0.0)
+
     def rest(prompt: Prompt) -> bool:
         time.sleep(0.5)
         return False

@@ -81,7 +81,7 @@ def test_tokens_come_from_the_models_own_tower_and_tell_cells_apart(embedded):
     tokens = embedded.own_tokens()
 
     # Equal cells have equal tokens, different ones different tokens: STOP and SHOP differ in one.
-    words = [sign_prompt.text for sign_prompt in embedded.prompts]
+    words = [sign_prompt.texts[0] for sign_prompt in embedded.prompts]
     assert len({tuple(row.tolist()) for row in tokens}) == len(words)
 
 

@@ -75,6 +75,8 @@ def test_confusing_replaces_letters_at_the_stated_rate():
 def test_tiny_prompts_have_text_and_target_and_a_fixed_order():
     prompts = tiny_prompts("heldout", height=128, width=128)
 
-    assert [prompts[i].text for i in range(len(prompts))] == list(world.HELD_OUT_WORDS)
+    assert [prompts[i].texts for i in range(len(prompts))] == [
+        (word,) for word in world.HELD_OUT_WORDS
+    ]
     assert prompts[0].target is not None
     assert torch.equal(prompts[0].target, world.draw_sign(prompts.signs[0]))

@@ -135,7 +135,14 @@ def test_draw_and_score_scores_after_the_last_picture_where_nothing_may_overlap(
 
 def test_draw_and_score_lets_networks_wait_until_they_are_moved_in(events: list[str]) -> None:
     term = Brightness(events, nn.Linear(1, 1))
-    draw(term, events, parts=("decoder", "rewards"))
+    is_early = []
+    draw(
+        term,
+        events,
+        pause=lambda: is_early.append(term.has_scored.wait(0.25)),
+        parts=("decoder", "rewards"),
+    )
+    assert is_early == [False, False]
     assert events == [
         *("load decoder", "draw 0", "draw 1"),
         *("evict decoder", "load rewards", "score dog", "score cat"),
