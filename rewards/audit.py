@@ -69,7 +69,7 @@ class Conflict:
     Attributes:
         first: Name of the term that comes first in the table.
         second: Name of the other.
-        correlation: Inside groups, -1..0.
+        correlation: Of the weighed scores inside groups, -1..0.
     """
 
     first: str
@@ -200,19 +200,28 @@ def decoder_fractions(
 
 
 def find_conflicts(
-    audit: RewardAudit, *, threshold: float = CONFLICT_THRESHOLD
+    audit: RewardAudit,
+    weights: Float32[Tensor, " R"],
+    *,
+    threshold: float = CONFLICT_THRESHOLD,
 ) -> tuple[Conflict, ...]:
-    """Pairs of terms whose correlation inside groups is below a threshold, the worst first.
+    """Pairs of weighed terms that pull against each other inside groups, the worst first.
+
+    What pulls is a score times its weight: where one of the two weights is negative, it is terms
+    that rise together that are in conflict. A term of weight 0 pulls at nothing.
 
     Args:
         audit: Of a reward; an undefined correlation is no conflict.
-        threshold: Correlation, -1..0.
+        weights: Of its terms.
+        threshold: Correlation of the weighed scores, -1..0.
     """
     names = [term.name for term in audit.terms]
+    signs = weights.sign().double()
+    pulls = audit.correlations * torch.outer(signs, signs)
     # NaN compares as False.
-    is_conflict = (audit.correlations < threshold).triu(diagonal=1)
+    is_conflict = (pulls < threshold).triu(diagonal=1)
     conflicts = [
-        Conflict(names[first], names[second], audit.correlations[first, second].item())
+        Conflict(names[first], names[second], pulls[first, second].item())
         for first, second in is_conflict.nonzero().tolist()
     ]
     return tuple(sorted(conflicts, key=lambda conflict: conflict.correlation))

@@ -172,7 +172,7 @@ def report_probe(
     return ProbeReport(
         terms=tuple(ProbedTerm(*figures) for figures in terms),
         audit=audit,
-        conflicts=find_conflicts(audit),
+        conflicts=find_conflicts(audit, table.weights),
         prompts=len(samples.prompts),
         group_size=samples.totals.shape[1],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ MOSTLY_TIED = 0.5
 above which a term is said to be at its ceiling."""
 NOISY_DECODER = 0.5
 """Decoder's part of the variance inside groups above which a term is said to reward its chance."""
+SAME = 0.95
+"""Correlation of two weighed terms inside groups above which they are said to ask for the same."""
 LITTLE_HEADROOM = 0.05
 """Headroom, relative to the room to the targets' own tokens (without it, to the std), below which
 there is said to be nothing to reinforce."""
@@ -109,7 +112,18 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
         findings.append(Finding("", what, remedy))
     for term, weight_share in zip(report.terms, report.weight_shares(), strict=True):
         findings += _examine(term, weight_share, report)
-    return tuple(findings)
+    return (*findings, *_examine_pairs(report))
+
+
+def _examine_pairs(report: ProbeReport) -> Iterator[Finding]:
+    for (row, first), (column, second) in itertools.combinations(enumerate(report.terms), 2):
+        correlation = report.audit.correlations[row, column].item()
+        if correlation > SAME and first.weight * second.weight > 0:
+            yield Finding(
+                f"{first.audit.name}, {second.audit.name}",
+                f"ask for the same: their scores correlate by {correlation:.2f} inside groups",
+                "one of them, with the weights of both, would train alike and cost less to score",
+            )
 
 
 def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iterator[Finding]:

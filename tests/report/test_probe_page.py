@@ -257,6 +257,16 @@ def test_findings_let_a_single_term_drive_the_training() -> None:
     assert list_findings(make_report(make_term(advantage_share=1.0), watched)) == ()
 
 
+def test_findings_name_terms_that_ask_for_the_same() -> None:
+    alike = torch.tensor([[1.0, 0.97], [0.97, 1.0]], dtype=torch.float64)
+    (finding,) = list_findings(make_report(make_term(), make_term(name="ocr"), correlations=alike))
+    assert (finding.term, "0.97" in finding.what) == ("lpips, ocr", True)
+    # One is pushed down, or only watched: they do not ask for the same.
+    for weight in (-0.5, 0.0):
+        other = make_term(name="ocr", weight=weight, advantage_share=0.5 if weight else 0.0)
+        assert list_findings(make_report(make_term(), other, correlations=alike)) == ()
+
+
 def test_findings_refer_to_proposed_weights_where_there_are_some() -> None:
     (finding,) = list_findings(with_other(advantage_share=0.9, proposed_weight=0.123456))
     assert finding.remedy.startswith("set the proposed weights, all of them")

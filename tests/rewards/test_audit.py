@@ -213,5 +213,11 @@ def test_conflicts_are_pairs_below_the_threshold_the_worst_first() -> None:
         ),
         headroom=0.0,
     )
-    assert find_conflicts(audit) == (Conflict("b", "c", -0.9), Conflict("a", "b", -0.4))
-    assert find_conflicts(audit, threshold=-0.5) == (Conflict("b", "c", -0.9),)
+    weights = torch.ones(4)
+    assert find_conflicts(audit, weights) == (Conflict("b", "c", -0.9), Conflict("a", "b", -0.4))
+    assert find_conflicts(audit, weights, threshold=-0.5) == (Conflict("b", "c", -0.9),)
+    # Pushed down, b goes with a and c; it is d, which rises with it, that it is at odds with.
+    pushed = torch.tensor([1.0, -0.5, 1.0, 1.0])
+    assert find_conflicts(audit, pushed) == (Conflict("b", "d", -0.8),)
+    # What is only watched pulls at nothing.
+    assert find_conflicts(audit, torch.tensor([1.0, 0.0, 1.0, 1.0])) == ()
