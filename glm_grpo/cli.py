@@ -3,6 +3,10 @@
 glm-grpo check | probe | eval | gallery | rescore | compare | export | serve-reward
 """
 
+# Each command imports what it needs: the libraries of the models take seconds, and reading tables
+# or printing a help text needs none of them.
+# ruff: noqa: PLC0415
+
 from __future__ import annotations
 
 import argparse
@@ -10,29 +14,15 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from glm_grpo.analysis.compare import compare, parse_weights
-from glm_grpo.analysis.rescore import rescore
-from glm_grpo.commands import (
-    check_config,
-    evaluate_run,
-    export_run,
-    probe_config,
-    serve_term,
-    summary_table,
-)
-from glm_grpo.config import Config, compose_config
 from glm_grpo.present import expected_errors_explained
-from glm_grpo.report.compare_page import comparison_tables, write_comparison
-from glm_grpo.report.contact_sheet import write_contact_sheet
-from glm_grpo.report.gallery import write_gallery
-from glm_grpo.report.rescore_page import rescoring_tables, write_rescoring_sheet
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.evaluate import summarise
-from glm_grpo.training.resume import read_config
+
+if TYPE_CHECKING:
+    from glm_grpo.config import Config
 
 _SHEET_COLUMNS = 8
 
@@ -135,15 +125,22 @@ def _add_config(command: argparse.ArgumentParser) -> None:
 
 
 def _compose(options: argparse.Namespace) -> Config:
+    from glm_grpo.config import compose_config
+
     return compose_config(options.config_dir.absolute(), options.config_name, options.overrides)
 
 
 def _check(options: argparse.Namespace) -> None:
+    from glm_grpo.commands import check_config
+
     for line in check_config(_compose(options)):
         _print(f"ok  {line}")
 
 
 def _probe(options: argparse.Namespace) -> None:
+    from glm_grpo.analysis.compare import parse_weights
+    from glm_grpo.commands import probe_config
+
     tables, page = probe_config(
         _compose(options),
         num_prompts=options.prompts,
@@ -156,12 +153,20 @@ def _probe(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
+    from glm_grpo.commands import evaluate_run, summary_table
+
     step, rows = evaluate_run(options.run)
     console = Console()
     console.print(summary_table(rows, title=f"held-out prompts, untrained and at step {step}"))
 
 
 def _gallery(options: argparse.Namespace) -> None:
+    from glm_grpo.report.contact_sheet import write_contact_sheet
+    from glm_grpo.report.gallery import write_gallery
+    from glm_grpo.storage import RunFolder
+    from glm_grpo.training.resume import read_config
+    from glm_grpo.training.summaries import summarise
+
     folder = RunFolder(options.run)
     read_config(folder)
     _print(str(write_gallery(folder, summarise(folder))))
@@ -171,6 +176,10 @@ def _gallery(options: argparse.Namespace) -> None:
 
 
 def _rescore(options: argparse.Namespace) -> None:
+    from glm_grpo.analysis.rescore import rescore
+    from glm_grpo.report.rescore_page import rescoring_tables, write_rescoring_sheet
+    from glm_grpo.storage import RunFolder
+
     folder = RunFolder(options.run)
     rescoring = rescore(folder, options.overrides)
     _print_tables(rescoring_tables(rescoring))
@@ -180,6 +189,9 @@ def _rescore(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
+    from glm_grpo.analysis.compare import compare, parse_weights
+    from glm_grpo.report.compare_page import comparison_tables, write_comparison
+
     yardstick = options.yardstick
     comparison = compare(
         options.runs,
@@ -190,6 +202,8 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _serve_reward(options: argparse.Namespace) -> None:
+    from glm_grpo.commands import serve_term
+
     serve_term(
         _compose(options), options.name, host=options.host, port=options.port, announce=_announce
     )
@@ -207,6 +221,8 @@ def _print_tables(tables: Sequence[Table]) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    from glm_grpo.commands import export_run
+
     _print(export_run(options.run, options.directory, kind=options.format))
 
 

@@ -35,8 +35,9 @@ from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import storage_errors
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import collect
-from glm_grpo.training.evaluate import compare_evaluations, evaluate
+from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.resume import find_checkpoint, open_run
+from glm_grpo.training.summaries import compare_evaluations
 from rewards.build import build_reward
 from rewards.serve import serve
 

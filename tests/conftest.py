@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 # Before anything imports the packages: only modules that are loaded afterwards are checked.
 install_import_hook(["glm_grpo", "rewards"], "beartype.beartype")
+
+# A busy machine makes no example wrong.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -37,7 +37,7 @@ class Reading:
     """What OCR makes of pictures.
 
     Attributes:
-        similarity: Mean of 1 - normalised edit distance to the text.
+        similarity: Mean score of the `ocr` term.
         exact: Share of pictures read without a mistake.
     """
 

@@ -28,7 +28,7 @@ from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import prune_checkpoints, save_checkpoint
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import Stage, collect
-from glm_grpo.training.evaluate import evaluate, summarise
+from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.metrics import evaluation_metrics, step_metrics
@@ -37,6 +37,7 @@ from glm_grpo.training.progress import Progress
 from glm_grpo.training.progression import LoopSettings, Progression
 from glm_grpo.training.recorder import Recorder
 from glm_grpo.training.sentinel import Sentinel
+from glm_grpo.training.summaries import summarise
 from glm_grpo.types import Evaluation, LossReport, PromptBatch
 from rewards.canaries import Departure
 from rewards.types import RewardError
