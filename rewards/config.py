@@ -19,23 +19,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from rewards.terms_config import KINDS, OCR_ENGINES, OcrConfig, Options, TermConfig
-
-RELATION = "relation"
-"""Type of the errors below that carry `rule` and `remedy` in their context."""
+from rewards.options import Options, problem_at
+from rewards.terms_config import KINDS, OCR_ENGINES, OcrConfig, TermConfig
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
-
-
-def _problem(rule: str, remedy: str) -> PydanticCustomError:
-    return PydanticCustomError(RELATION, "{rule}; {remedy}", {"rule": rule, "remedy": remedy})
-
-
-def _problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> ValidationError:
-    details = InitErrorDetails(type=_problem(rule, remedy), loc=keys, input=value)
-    return ValidationError.from_exception_data("reward", [details])
 
 
 def _read_terms(value: object) -> object:
@@ -47,7 +35,7 @@ def _read_terms(value: object) -> object:
         if options is None:
             continue
         if not isinstance(options, Mapping):
-            raise _problem_at(
+            raise problem_at(
                 (str(name),),
                 options,
                 "must be a section with keys of its own",
@@ -61,17 +49,17 @@ def _read_terms(value: object) -> object:
 def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
     if not _USABLE_NAME.fullmatch(name):
         rule = "the name of a term is made of small letters, digits and _, at most 40"
-        raise _problem_at((name,), options, rule, "rename it")
+        raise problem_at((name,), options, rule, "rename it")
     kind = options.get("kind", name)
     if kind in KINDS:
         return {"kind": kind, **options}
     nearest = difflib.get_close_matches(str(kind), KINDS, n=1)
     if "kind" in options:
         remedy = f"did you mean {nearest[0]}?" if nearest else "set kind=custom for your own"
-        raise _problem_at((name, "kind"), kind, f"must be one of {', '.join(KINDS)}", remedy)
+        raise problem_at((name, "kind"), kind, f"must be one of {', '.join(KINDS)}", remedy)
     rule = f"{name!r} is not a reward term ({', '.join(KINDS)})"
     remedy = f"did you mean {nearest[0]}?" if nearest else "give it a kind: kind=custom, say"
-    raise _problem_at((name,), dict(options), rule, remedy)
+    raise problem_at((name,), dict(options), rule, remedy)
 
 
 def _read_term(value: object) -> object:
@@ -86,7 +74,7 @@ def _read_term(value: object) -> object:
         if engine not in OCR_ENGINES:
             rule = f"must be one of {', '.join(OCR_ENGINES)}"
             remedy = "set engine=rapidocr, which needs no download"
-            raise _problem_at(("engine",), engine, rule, remedy)
+            raise problem_at(("engine",), engine, rule, remedy)
         kind, label = OCR_ENGINES[str(engine)], f"engine {engine}"
     for name in value:
         if name not in kind.model_fields:
@@ -105,7 +93,7 @@ def _foreign_option(
         remedy = f"did you mean {nearest[0]}?"
     else:
         remedy = f"use some of {', '.join(kind.model_fields)}"
-    return _problem_at((name,), value, f"is not an option of {label}", remedy)
+    return problem_at((name,), value, f"is not an option of {label}", remedy)
 
 
 Term = Annotated[SerializeAsAny[InstanceOf[TermConfig]], BeforeValidator(_read_term)]
@@ -140,11 +128,11 @@ class RewardConfig(Options):
         weights = self.weights()
         if not weights:
             rule = "no term is used, so there is no reward"
-            raise _problem_at(("terms",), {}, rule, f"use some of {', '.join(KINDS)}")
+            raise problem_at(("terms",), {}, rule, f"use some of {', '.join(KINDS)}")
         if not any(weights.values()):
             rule = f"the weights of all terms ({', '.join(weights)}) are 0, so every reward is 0"
             remedy = f"set one of them, say {next(iter(weights))}.weight=1"
-            raise _problem_at(("terms",), weights, rule, remedy)
+            raise problem_at(("terms",), weights, rule, remedy)
         tied = [name for name, term in self.terms.items() if term.needs() and term.weight != 0]
         if not tied and not self.allow_untied:
             weighed = ", ".join(name for name, weight in weights.items() if weight)
@@ -153,7 +141,7 @@ class RewardConfig(Options):
                 "picture alone): one picture that pleases them would answer every prompt"
             )
             remedy = "add a tied term (ocr, clip_score, lpips, ...), or set allow_untied=true"
-            raise _problem_at(("terms",), weights, rule, remedy)
+            raise problem_at(("terms",), weights, rule, remedy)
         for name in self.watch:
             self._check_watched(name)
         return self
@@ -163,8 +151,8 @@ class RewardConfig(Options):
             known = [term for term, weight in self.weights().items() if weight == 0]
             rule = f"{name!r} is not a term of reward.terms"
             remedy = f"add it there with weight 0{f', or use {known}' if known else ''}"
-            raise _problem_at(("watch",), self.watch, rule, remedy)
+            raise problem_at(("watch",), self.watch, rule, remedy)
         if self.terms[name].weight != 0:
             rule = f"{name!r} has weight {self.terms[name].weight}: what is trained on cannot watch"
             remedy = f"set terms.{name}.weight=0, or use another instance of the kind"
-            raise _problem_at(("watch",), self.watch, rule, remedy)
+            raise problem_at(("watch",), self.watch, rule, remedy)

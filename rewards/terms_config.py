@@ -8,22 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
+
+from rewards.options import Options, problem_at
 
 Need = Literal["prompt", "text", "target"]
 """What a term compares a picture with."""
-
-
-class Options(BaseModel):
-    """What all sections share: unknown keys, lax types and non-finite numbers are refused."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
 
 
 class TermConfig(Options):
@@ -203,6 +193,14 @@ class VlmJudgeConfig(TermConfig):
     """Further tries after a time-out, a broken connection, or an answer of status 429 or 5xx."""
     requests_at_once: int = Field(default=8, ge=1)
     """Requests in flight at a time."""
+
+    @model_validator(mode="after")
+    def _check_range(self) -> VlmJudgeConfig:
+        if self.lowest >= self.highest:
+            rule = f"must be below highest = {self.highest}: scores between them become 0 to 1"
+            remedy = f"set lowest={self.highest - 1} or less, or a higher highest"
+            raise problem_at(("lowest",), self.lowest, rule, remedy)
+        return self
 
     def needs(self) -> tuple[Need, ...]:
         """What the question is about."""

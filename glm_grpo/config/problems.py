@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from rewards.config import RELATION, RewardConfig
+from rewards.config import RewardConfig
+from rewards.options import RELATION
 from rewards.terms_config import KINDS, OCR_ENGINES, OcrConfig
 
 NOT_GIVEN = "(not given)"

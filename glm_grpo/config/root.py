@@ -20,7 +20,8 @@ from glm_grpo.config.sections import (
     Section,
     TrainSection,
 )
-from rewards.config import RELATION, RewardConfig
+from rewards.config import RewardConfig
+from rewards.options import RELATION
 
 
 class Config(Section):

@@ -93,6 +93,7 @@ def test_terms_have_usual_limits() -> None:
         ("vlm_judge", {"url": "file:///x"}),
         ("vlm_judge", {"retries": -1}),
         ("vlm_judge", {"requests_at_once": 0}),
+        ("vlm_judge", {"lowest": 10}),
     ],
 )
 def test_terms_refuse_bad_values_and_name_the_key(name: str, options: dict[str, Any]) -> None:
