@@ -1,6 +1,6 @@
 """Pictures a second of each reward term, and what a step waits for them.
 
-python benchmarks/rewards.py [--side 128] [--group 8] [--repeats 3] [--json FILE]
+python benchmarks/reward_terms.py [--side 128] [--group 8] [--repeats 3] [--json FILE]
 
 First every term that needs no download scores the same pictures in groups and one by one, in turns.
 Terms on published CLIP weights run on random weights of ViT-B/32, for their speed does not depend
