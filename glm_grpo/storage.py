@@ -65,6 +65,11 @@ class RunFolder:
         return self.path / "gallery" / "index.html"
 
     @property
+    def rescore_dir(self) -> Path:
+        """What other weights would have done, in pictures."""
+        return self.path / "rescore"
+
+    @property
     def tensorboard_dir(self) -> Path:
         """Event files of TensorBoard and files of any other tracker."""
         return self.path / "tensorboard"
@@ -98,6 +103,11 @@ class RunFolder:
     def targets_dir(self) -> Path:
         """Target pictures of the evaluation prompts."""
         return self.images_dir / "targets"
+
+    @property
+    def train_targets_dir(self) -> Path:
+        """Target pictures of the prompts trained on, whose ids may be those of others."""
+        return self.images_dir / "train-targets"
 
     def rollout_path(self, step: int) -> Path:
         """The table of what was sampled, scored and learnt from in `step`."""

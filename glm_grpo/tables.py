@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ MetricsRow = dict[str, int | float | None]
 """One line of `metrics.jsonl`: `step` and the metrics; None was not finite."""
 
 METADATA_KEY = b"glm_grpo"
-"""Key in the schema metadata of a table; its JSON holds the fields of `Weighing`."""
+"""Key in the schema metadata of a table; its JSON holds `schema` and the fields of `Weighing`."""
+
+SCHEMA = 2
+"""Version of the columns; a table of another version is refused."""
 
 
 @dataclass(frozen=True)
@@ -67,34 +71,59 @@ def read_metrics(folder: RunFolder) -> list[MetricsRow]:
     return rows
 
 
-def read_table(path: Path) -> pyarrow.Table:
+def read_table(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
     """A stored rollout or evaluation, one row an image; `schema.metadata` holds the weights.
 
+    Args:
+        path: Of the table.
+        columns: Those to be read; None for all.
+
     Raises:
-        StorageError: The file is missing or is not a whole Parquet file.
+        StorageError: The file is missing, is not a whole Parquet file, or was not written by this
+            version.
     """
     with storage_errors("read", path):
         try:
-            return pyarrow.parquet.read_table(path)
+            table = pyarrow.parquet.read_table(path, columns=columns)
         except pyarrow.ArrowInvalid as error:
             raise StorageError(
                 f"{path} is not a whole Parquet file ({error}). Remove it, or restore a copy."
             ) from error
+    check_schema(table.schema, path)
+    return table
+
+
+def weighing_metadata(weighing: Weighing) -> dict[bytes, bytes]:
+    """What the schema of a table carries, so that its totals can be computed again."""
+    values = {"schema": SCHEMA, **dataclasses.asdict(weighing)}
+    return {METADATA_KEY: json.dumps(values).encode()}
+
+
+def check_schema(schema: pyarrow.Schema, path: Path) -> None:
+    """Refuse a table that this version did not write.
+
+    Raises:
+        StorageError: The table is of another version, or not of this project.
+    """
+    metadata = schema.metadata or {}
+    if METADATA_KEY not in metadata:
+        raise StorageError(
+            f"{path} has no glm_grpo metadata, so its weights are unknown. Use a table as the run "
+            "wrote it."
+        )
+    version = json.loads(metadata[METADATA_KEY]).get("schema", 1)
+    if version != SCHEMA:
+        raise StorageError(
+            f"{path} has schema {version}, and this version reads {SCHEMA}. Use the version of "
+            "glm-grpo that wrote the run."
+        )
 
 
 def read_weighing(table: pyarrow.Table) -> Weighing:
-    """How the totals of a table that `read_table` returned were weighed.
-
-    Raises:
-        StorageError: The table was not written by this project.
-    """
-    metadata = table.schema.metadata or {}
-    if METADATA_KEY not in metadata:
-        raise StorageError(
-            "The table has no glm_grpo metadata, so its weights are unknown. Use a table as the "
-            "run wrote it."
-        )
-    return Weighing(**json.loads(metadata[METADATA_KEY]))
+    """How the totals of a table that `read_table` returned were weighed."""
+    values = json.loads(table.schema.metadata[METADATA_KEY])
+    del values["schema"]
+    return Weighing(**values)
 
 
 def evaluation_steps(folder: RunFolder) -> list[int]:

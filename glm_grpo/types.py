@@ -144,7 +144,6 @@ class Evaluation:
         images: G samples per prompt.
         rewards: Raw scores of every term.
         totals: The weighed rewards.
-        recognised: The text that OCR read in each image, P tuples of G; None without an OCR term.
         entropy: Minus the mean log-probability of the tokens sampled for each prompt, nats: an
             unbiased estimate of the entropy a token of the sampling distribution has.
     """
@@ -154,5 +153,4 @@ class Evaluation:
     images: ImageBatch
     rewards: RewardTable
     totals: Float32[Tensor, "P G"]
-    recognised: tuple[tuple[str, ...], ...] | None
     entropy: Float32[Tensor, " P"]

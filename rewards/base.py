@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.types import Prompt
+from rewards.terms_config import Need
+from rewards.types import Prompt, RewardError, Scores
+
+
+class InvalidScoresError(RewardError):
+    """A term returned something else than one finite number per picture."""
 
 
 @runtime_checkable
@@ -46,6 +51,53 @@ class Reward(Protocol):
         ...
 
 
+@runtime_checkable
+class NotingReward(Reward, Protocol):
+    """A term that can also say what it found in each picture."""
+
+    def score_with_notes(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """As `score`, which returns the values alone."""
+        ...
+
+
+def score_with_notes(
+    reward: Reward, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+) -> Scores:
+    """Score N pictures, with notes where the term takes them, and check what it returns.
+
+    Returns:
+        Scores on the CPU, without gradient.
+
+    Raises:
+        InvalidScoresError: Not one finite float32 number per picture, or not one note.
+    """
+    # Gradients are a matter of the thread, and a function of the user's own may keep them.
+    with torch.no_grad():
+        if isinstance(reward, NotingReward):
+            scores = reward.score_with_notes(prompts, pixels)
+        else:
+            scores = Scores(_check_values(reward.score(prompts, pixels), count=len(prompts)))
+    values = _check_values(scores.values, count=len(prompts))
+    if len(scores.notes) not in (0, len(prompts)):
+        raise InvalidScoresError(
+            f"{_images(len(prompts))}: returned {len(scores.notes)} notes; there must be one per "
+            "picture, or none"
+        )
+    return Scores(values.detach().cpu(), scores.notes)
+
+
+def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
+    """Whether a prompt has all that a scorer looks at: a text that is not blank, a target."""
+    has = {
+        "prompt": True,
+        "text": any(text.strip() for text in prompt.texts),
+        "target": prompt.target is not None,
+    }
+    return all(has[need] for need in needs)
+
+
 def stack_targets(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
 ) -> UInt8[Tensor, "N 3 H W"]:
@@ -80,3 +132,26 @@ def to_unit_range(
 def _size(pixels: Tensor) -> str:
     height, width = pixels.shape[-2:]
     return f"{width} x {height}"
+
+
+def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
+    if not isinstance(values, Tensor):
+        raise InvalidScoresError(
+            f"{_images(count)}: returned a {type(values).__name__}; a term must return a "
+            "torch.float32 tensor with one number per picture, such as torch.tensor(scores)"
+        )
+    if (values.shape, values.dtype) != ((count,), torch.float32):
+        raise InvalidScoresError(
+            f"{_images(count)}: returned {values.dtype} of shape {tuple(values.shape)}; a term must "
+            f"return torch.float32 of shape ({count},), one number per picture"
+        )
+    for index in (~torch.isfinite(values)).nonzero().flatten().tolist():
+        raise InvalidScoresError(
+            f"image {index}: returned {values[index].item()}; a score must be a finite number. A "
+            "term that cannot score must raise"
+        )
+    return values
+
+
+def _images(count: int) -> str:
+    return f"images 0 to {count - 1}"

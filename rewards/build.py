@@ -151,7 +151,8 @@ def build_reward(options: TermConfig, device: torch.device) -> Reward:
 
 
 def _build_judge(options: VlmJudgeConfig) -> Reward:
-    from rewards.vlm_judge import Endpoint, Question, VlmJudgeReward
+    from rewards.vlm_judge import Endpoint, VlmJudgeReward
+    from rewards.vlm_question import Question
 
     endpoint = Endpoint(
         url=options.url,

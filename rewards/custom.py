@@ -15,9 +15,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from rewards.base import has_needs
 from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError
-from rewards.wire import has_needs
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
 """Gets N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""

@@ -12,7 +12,7 @@ from jaxtyping import Float32, Float64, UInt8
 from torch import Tensor, nn
 
 from rewards.text_matching import fold_text, match_texts
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, Scores
 
 
 @runtime_checkable
@@ -82,27 +82,30 @@ class OcrReward:
         Raises:
             ValueError: A prompt asks for no text.
         """
+        return self.score_with_notes(prompts, pixels).values
+
+    @torch.no_grad()
+    def score_with_notes(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """As `score`; the notes are what the engine read."""
         for prompt in prompts:
             if not prompt.texts:
                 raise ValueError(
                     f"prompt {prompt.prompt_id} asks for no text; score only prompts to which the "
                     "term applies"
                 )
-        return torch.tensor(
-            [
-                match_texts(
-                    read,
-                    prompt.texts,
-                    is_case_sensitive=self._is_case_sensitive,
-                    extra_text_penalty=self._extra_text_penalty,
-                )
-                for read, prompt in zip(self.read(pixels), prompts, strict=True)
-            ]
-        )
-
-    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read N pictures as the engine returns them, for people to look at."""
-        return self._reader.read(pixels)
+        readings = tuple(self._reader.read(pixels))
+        values = [
+            match_texts(
+                reading,
+                prompt.texts,
+                is_case_sensitive=self._is_case_sensitive,
+                extra_text_penalty=self._extra_text_penalty,
+            )
+            for reading, prompt in zip(readings, prompts, strict=True)
+        ]
+        return Scores(torch.tensor(values, dtype=torch.float32), readings)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The engine's networks."""

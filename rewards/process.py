@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rewards.remote import LostScorerError, RemoteReward
 from rewards.terms_config import Need
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, Scores
 
 READY_SECONDS = 600.0
 """Longest wait for a child to load its libraries and weights, downloads included."""
@@ -94,8 +94,14 @@ class ProcessReward:
             RewardError: The term failed, with its own words; or the child ended, or gave no answer
                 in time and was ended, with its last words.
         """
+        return self.score_with_notes(prompts, pixels).values
+
+    def score_with_notes(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """As `score`; the notes are the term's."""
         try:
-            return self._remote.score(prompts, pixels)
+            return self._remote.score_with_notes(prompts, pixels)
         except LostScorerError as error:
             # A connection breaks a moment before the process that held it is gone.
             with suppress(subprocess.TimeoutExpired):

@@ -3,74 +3,32 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 import httpx
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
+from rewards.base import has_needs
+from rewards.http import RetryRules, describe, uses_environment
 from rewards.terms_config import Need
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, Scores
 from rewards.wire import (
-    EXCERPT,
     ScorerInfo,
     WireError,
     decode_failure,
     decode_info,
     decode_scores,
     encode_request,
-    has_needs,
 )
 
-_FIRST_WAIT = 0.5
-_LONGEST_WAIT = 120.0
 _CONNECT_SECONDS = 10.0
 _INFO_SECONDS = 30.0
 
 
 class LostScorerError(RewardError):
     """The connection to a scorer broke, or it gave no answer in time."""
-
-
-@dataclass(frozen=True)
-class RetryRules:
-    """When a request is tried again, and after how long.
-
-    Attributes:
-        retries: Further tries, >= 0.
-        statuses: Of answers after which it is tried again.
-        errors: Failures after which it is tried again.
-    """
-
-    retries: int
-    statuses: frozenset[int]
-    errors: tuple[type[httpx.RequestError], ...]
-
-    def wait_after(self, outcome: httpx.Response | httpx.RequestError, tries: int) -> float | None:
-        """Seconds to wait before the next try; None where there is none.
-
-        The waits are 0.5, 1, 2, ... seconds, or what the answer's Retry-After asks for. One that
-        asks for more than two minutes is not tried again.
-
-        Args:
-            outcome: Of the last try.
-            tries: How many there were, >= 1.
-        """
-        if tries > self.retries or not self._is_passing(outcome):
-            return None
-        asked = None if isinstance(outcome, Exception) else _read_retry_after(outcome)
-        wait = _FIRST_WAIT * 2 ** (tries - 1) if asked is None else asked
-        return wait if wait <= _LONGEST_WAIT else None
-
-    def _is_passing(self, outcome: httpx.Response | httpx.RequestError) -> bool:
-        if isinstance(outcome, httpx.Response):
-            return outcome.status_code in self.statuses
-        return isinstance(outcome, self.errors)
 
 
 class RemoteReward:
@@ -119,6 +77,12 @@ class RemoteReward:
             RewardError: The scorer failed, with its own words, or answered something else than one
                 finite number per picture.
         """
+        return self.score_with_notes(prompts, pixels).values
+
+    def score_with_notes(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """As `score`; the notes are the scorer's."""
         body = encode_request(prompts, pixels, has_targets="target" in self._needs)
         answer = self._send("POST", "/score", body, seconds=self._timeout_seconds)
         try:
@@ -197,52 +161,6 @@ class RemoteReward:
         return RewardError(
             f"the scorer at {self._url} failed (status {answer.status_code}): {failure}"
         )
-
-
-def uses_environment(url: str) -> bool:
-    """Whether proxies that the environment names are used: not for this machine's own addresses.
-
-    Raises:
-        RewardError: The URL is none.
-    """
-    try:
-        host = httpx.URL(url).host
-    except httpx.InvalidURL as error:
-        raise RewardError(f"url {url!r} is none ({error}); write http://host:port") from error
-    return not (host in {"localhost", "::1"} or host.startswith("127."))
-
-
-def describe(outcome: httpx.Response | httpx.RequestError, *, secret: str = "") -> str:
-    """What came of a request, for an error: the failure, or the status and how the text begins.
-
-    Args:
-        outcome: Of the request.
-        secret: Is left out, wherever it stands; "" for none.
-    """
-    if isinstance(outcome, httpx.RequestError):
-        return hide(f"{type(outcome).__name__}: {outcome}", secret)
-    asked = outcome.headers.get("Retry-After")
-    patience = "" if asked is None else f", Retry-After {asked}"
-    return f"status {outcome.status_code}{patience}: {hide(outcome.text, secret)[:EXCERPT]!r}"
-
-
-def hide(text: str, secret: str) -> str:
-    """The text without a secret; to be called before a text is cut, which could cut the secret."""
-    return text.replace(secret, "[key]") if secret else text
-
-
-def _read_retry_after(answer: httpx.Response) -> float | None:
-    """Seconds from now, whether the header holds a number or a date; None without a usable one."""
-    text = answer.headers.get("Retry-After", "")
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
-        # A date without a zone has no difference to one with a zone.
-        except (ValueError, TypeError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def _list(needs: Sequence[Need] | frozenset[Need]) -> str:

@@ -13,12 +13,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float32, UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor, nn
 
-from rewards.base import Reward
-from rewards.ocr import OcrReward
-from rewards.types import Prompt, RewardError, RewardTable
+from rewards.base import InvalidScoresError, Reward, score_with_notes
+from rewards.types import Prompt, RewardError, RewardTable, Scores
 
 _GRACE_SECONDS = 2.0
 """Beyond a term's time limit: terms that keep the limit themselves can say more when it is over."""
@@ -128,13 +127,6 @@ class Scorer:
         """
         return Scoring(self._terms, self._workers, prompts, is_resident=is_resident)
 
-    def recognise(self, pixels: UInt8[Tensor, "P G 3 H W"]) -> tuple[tuple[str, ...], ...] | None:
-        """The text that the first OCR term reads in every picture; None without such a term."""
-        for term in self._terms:
-            if isinstance(term.reward, OcrReward):
-                return tuple(tuple(term.reward.read(group)) for group in pixels)
-        return None
-
 
 class Scoring:
     """Groups on their way through the terms; made by `Scorer.begin`."""
@@ -154,7 +146,7 @@ class Scoring:
         rows = [[term.reward.applies_to(prompt) for term in terms] for prompt in prompts]
         self._is_applicable: Bool[Tensor, "P R"] = torch.tensor(rows, dtype=torch.bool)
         self._groups: list[UInt8[Tensor, "G 3 H W"]] = []
-        self._futures: dict[tuple[int, int], Future[Float32[Tensor, " G"]]] = {}
+        self._futures: dict[tuple[int, int], Future[Scores]] = {}
 
     def add(self, group: UInt8[Tensor, "G 3 H W"]) -> None:
         """Hand the pictures of the next prompt to the terms that can begin; does not wait."""
@@ -180,14 +172,20 @@ class Scoring:
                 if not is_early:
                     self._submit(row, column)
         raw = torch.zeros(len(self._groups), self._groups[0].shape[0], len(self._terms))
+        notes: dict[str, list[tuple[str, ...]]] = {}
         for (row, column), future in self._futures.items():
-            raw[row, :, column] = self._wait(row, column, future)
+            scores = self._wait(row, column, future)
+            raw[row, :, column] = scores.values
+            if scores.notes:
+                name = self._terms[column].name
+                notes.setdefault(name, [()] * len(self._groups))[row] = scores.notes
         return RewardTable(
             names=tuple(term.name for term in self._terms),
             raw=raw,
             is_applicable=self._is_applicable,
             weights=torch.tensor([term.weight for term in self._terms], dtype=torch.float32),
             std_floors=torch.tensor([term.std_floor for term in self._terms], dtype=torch.float32),
+            notes={name: tuple(groups) for name, groups in notes.items()},
         )
 
     def _submit(self, row: int, column: int) -> None:
@@ -195,9 +193,7 @@ class Scoring:
             future = self._workers[column].submit(self._prompts[row], self._groups[row])
             self._futures[row, column] = future
 
-    def _wait(
-        self, row: int, column: int, future: Future[Float32[Tensor, " G"]]
-    ) -> Float32[Tensor, " G"]:
+    def _wait(self, row: int, column: int, future: Future[Scores]) -> Scores:
         term, prompt = self._terms[column], self._prompts[row]
         try:
             # Groups of a term are scored in order, so this one began before the wait for it did,
@@ -217,19 +213,17 @@ class _Worker:
 
     def __init__(self, term: Term) -> None:
         self._term = term
-        self._jobs: queue.SimpleQueue[
-            tuple[Prompt, UInt8[Tensor, "G 3 H W"], Future[Float32[Tensor, " G"]]]
-        ] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Prompt, UInt8[Tensor, "G 3 H W"], Future[Scores]]] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
 
-    def submit(
-        self, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]
-    ) -> Future[Float32[Tensor, " G"]]:
+    def submit(self, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> Future[Scores]:
         if self._thread is None:
             # A daemon: a term that hangs must not keep the process from ending.
             self._thread = threading.Thread(target=self._work, daemon=True, name=self._term.name)
             self._thread.start()
-        future: Future[Float32[Tensor, " G"]] = Future()
+        future: Future[Scores] = Future()
         self._jobs.put((prompt, pixels, future))
         return future
 
@@ -243,52 +237,25 @@ class _Worker:
                 future.set_exception(error)
 
 
-def _score_group(
-    term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]
-) -> Float32[Tensor, " G"]:
-    group_size = pixels.shape[0]
+def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> Scores:
+    where = f"term {term.name}, prompt {prompt.prompt_id}"
     try:
-        # Gradients are a matter of the thread, and a function of the user's own may keep them.
-        with torch.no_grad():
-            scores = term.reward.score([prompt] * group_size, pixels)
+        return score_with_notes(term.reward, [prompt] * pixels.shape[0], pixels)
+    except InvalidScoresError as error:
+        raise RewardError(f"{where}, {error}", pictures=pixels) from error
     except RewardError as error:
         # It says itself what failed; asking again picture by picture can cost minutes, or money.
-        raise RewardError(
-            f"term {term.name}, prompt {prompt.prompt_id}: {error}", pictures=pixels
-        ) from error
+        raise RewardError(f"{where}: {error}", pictures=pixels) from error
     # Terms wrap libraries that raise whatever they like, or exit, and each such failure ends the
     # step; an exit would end this thread alone, without a word.
     except (Exception, SystemExit) as error:
         image = _find_failing_image(term, prompt, pixels)
         raise RewardError(
-            f"term {term.name}, prompt {prompt.prompt_id}, {image}: scoring failed with "
-            f"{type(error).__name__}: {error}. A failure is never counted as a score; remove the "
-            f"cause, or the term {term.name} from reward.terms",
+            f"{where}, {image}: scoring failed with {type(error).__name__}: {error}. A failure is "
+            f"never counted as a score; remove the cause, or the term {term.name} from "
+            "reward.terms",
             pictures=pixels,
         ) from error
-    if not isinstance(scores, Tensor):
-        raise RewardError(
-            f"term {term.name}, prompt {prompt.prompt_id}: returned a {type(scores).__name__}; a "
-            "term must return a torch.float32 tensor with one number per picture, such as "
-            "torch.tensor(scores)",
-            pictures=pixels,
-        )
-    if (scores.shape, scores.dtype) != ((group_size,), torch.float32):
-        raise RewardError(
-            f"term {term.name}, prompt {prompt.prompt_id}, images 0 to {group_size - 1}: returned "
-            f"{scores.dtype} of shape {tuple(scores.shape)}; a term must return torch.float32 of "
-            f"shape ({group_size},), one number per picture",
-            pictures=pixels,
-        )
-    scores = scores.detach().cpu()
-    for image_index in (~torch.isfinite(scores)).nonzero().flatten().tolist():
-        raise RewardError(
-            f"term {term.name}, prompt {prompt.prompt_id}, image {image_index}: returned "
-            f"{scores[image_index].item()}; a score must be a finite number. A term that cannot "
-            "score must raise",
-            pictures=pixels,
-        )
-    return scores
 
 
 def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:

@@ -5,7 +5,8 @@ Axes: P prompts, G images per prompt, R reward terms, H W pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from jaxtyping import Bool, Float32, UInt8
 from torch import Tensor
@@ -42,6 +43,20 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """What a term says of N pictures.
+
+    Attributes:
+        values: Higher is better.
+        notes: What the term found in each picture, for people to look at: the text that OCR read,
+            the answer of a judge. Empty where it has nothing to say.
+    """
+
+    values: Float32[Tensor, " N"]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RewardTable:
     """Raw scores of every term; weights stay beside them, so that weighing can be redone offline.
 
@@ -52,6 +67,9 @@ class RewardTable:
         weights: One weight per term.
         std_floors: Smallest divisor of each term under `normalize_then_sum`, in units of its
             score, > 0.
+        notes: What a term found in each picture, by its name: a tuple for each prompt, with one
+            note a picture, or empty where the term does not apply. Terms that say nothing have no
+            entry.
     """
 
     names: tuple[str, ...]
@@ -59,3 +77,4 @@ class RewardTable:
     is_applicable: Bool[Tensor, "P R"]
     weights: Float32[Tensor, " R"]
     std_floors: Float32[Tensor, " R"]
+    notes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)

@@ -7,7 +7,6 @@ import base64
 import itertools
 import os
 import re
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,91 +16,15 @@ from jaxtyping import Float32, UInt8
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from rewards.remote import RetryRules, describe, hide, uses_environment
-from rewards.terms_config import Need
-from rewards.types import Prompt, RewardError
-from rewards.wire import EXCERPT, encode_png, has_needs
+from rewards.base import has_needs
+from rewards.http import RetryRules, describe, hide, uses_environment
+from rewards.png import encode_png
+from rewards.types import Prompt, RewardError, Scores
+from rewards.vlm_question import Question
+from rewards.wire import EXCERPT
 
-_PLACEHOLDERS = ("prompt", "text", "lowest", "highest")
-_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _KEY = re.compile("[!-~]+")
 _PROBE_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the model is asked about a picture, and how its answer is read.
-
-    Attributes:
-        template: With the placeholders {prompt}, {text} (the prompt's texts, each in quotation
-            marks, separated by commas), {lowest} and {highest}; a brace that is meant is doubled.
-        lowest: Lowest score that the model may answer; becomes 0.
-        highest: Highest score that the model may answer; becomes 1.
-
-    Raises:
-        RewardError: The template has another placeholder or a single brace, or lowest is not below
-            highest.
-    """
-
-    template: str
-    lowest: int
-    highest: int
-
-    def __post_init__(self) -> None:
-        if self.lowest >= self.highest:
-            raise RewardError(
-                f"vlm_judge.lowest {self.lowest} is not below vlm_judge.highest {self.highest}; "
-                "scores from lowest to highest become 0 to 1"
-            )
-        self._placeholders()
-
-    def needs(self) -> tuple[Need, ...]:
-        """What of a prompt the question is about."""
-        used = self._placeholders()
-        return tuple(need for need in ("prompt", "text") if need in used)
-
-    def ask(self, prompt: Prompt) -> str:
-        """The question about a picture for this prompt."""
-        return self.template.format(
-            prompt=prompt.prompt,
-            text=", ".join(f'"{text}"' for text in prompt.texts),
-            lowest=self.lowest,
-            highest=self.highest,
-        )
-
-    def read(self, answer: str) -> float:
-        """The score in an answer, mapped to 0..1.
-
-        Raises:
-            ValueError: The answer is not exactly one number from lowest to highest.
-        """
-        text = answer.strip()
-        if not _NUMBER.fullmatch(text) or not self.lowest <= float(text) <= self.highest:
-            raise ValueError(
-                f"it must be one number from {self.lowest} to {self.highest} and nothing else"
-            )
-        return (float(text) - self.lowest) / (self.highest - self.lowest)
-
-    def _placeholders(self) -> set[str]:
-        try:
-            parts = list(string.Formatter().parse(self.template))
-        except ValueError as error:
-            raise RewardError(
-                f"vlm_judge.question {self.template!r} cannot be filled in ({error}); double the "
-                "braces that are meant: {{ and }}"
-            ) from error
-        used = set()
-        for _, field, format_spec, conversion in parts:
-            if field is None:
-                continue
-            if field not in _PLACEHOLDERS or format_spec or conversion:
-                raise RewardError(
-                    f"vlm_judge.question has the placeholder {{{field}}}; there are "
-                    f"{', '.join(f'{{{each}}}' for each in _PLACEHOLDERS)}, as they stand here, "
-                    "and braces that are meant are doubled: {{ and }}"
-                )
-            used.add(field)
-        return used
 
 
 @dataclass(frozen=True)
@@ -123,6 +46,14 @@ class Endpoint:
     request_timeout_seconds: float = 60.0
     retries: int = 3
     requests_at_once: int = 8
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What the model says of one picture."""
+
+    value: float
+    answer: str
 
 
 class _Message(BaseModel):
@@ -182,8 +113,15 @@ class VlmJudgeReward:
             RewardError: The endpoint failed, or an answer is no score; names prompt and image. The
                 other requests are given up.
         """
-        scores = asyncio.run(self._ask_about_all(prompts, pixels))
-        return torch.tensor(scores, dtype=torch.float32)
+        return self.score_with_notes(prompts, pixels).values
+
+    def score_with_notes(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """As `score`; the notes are the model's answers, without the white space around them."""
+        verdicts = asyncio.run(self._ask_about_all(prompts, pixels))
+        values = torch.tensor([verdict.value for verdict in verdicts], dtype=torch.float32)
+        return Scores(values, tuple(verdict.answer for verdict in verdicts))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """None: the model is the endpoint's."""
@@ -191,19 +129,19 @@ class VlmJudgeReward:
 
     async def _ask_about_all(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> list[float]:
+    ) -> list[_Verdict]:
         free = asyncio.Semaphore(self._endpoint.requests_at_once)
         # No time limit of its own: httpx counts each read and write, and we the whole request.
         async with httpx.AsyncClient(
             headers=self._headers, timeout=None, trust_env=uses_environment(self._url)
         ) as client:
 
-            async def ask_about(index: int) -> float:
+            async def ask_about(index: int) -> _Verdict:
                 async with free:
                     payload = self._payload(prompts[index], pixels[index])
                     outcome = await self._request(client, payload)
                 name = f"vlm_judge: prompt {prompts[index].prompt_id}, image {index}"
-                return self._read_score(outcome, name)
+                return self._read_verdict(outcome, name)
 
             # The first failure ends asyncio.run, which gives up what is still under way.
             return await asyncio.gather(*map(ask_about, range(len(prompts))))
@@ -239,7 +177,7 @@ class VlmJudgeReward:
             "temperature": 0,
         }
 
-    def _read_score(self, outcome: httpx.Response | httpx.RequestError, name: str) -> float:
+    def _read_verdict(self, outcome: httpx.Response | httpx.RequestError, name: str) -> _Verdict:
         if isinstance(outcome, httpx.RequestError) or outcome.status_code != httpx.codes.OK:
             raise RewardError(
                 f"{name}: {self._url} failed with {self._describe(outcome)}. Time-outs, broken "
@@ -256,12 +194,13 @@ class VlmJudgeReward:
                 "completion with a text; set vlm_judge.url to an OpenAI-compatible endpoint"
             ) from None
         try:
-            return self._question.read(answer)
+            value = self._question.read(answer)
         except ValueError as error:
             raise RewardError(
                 f"{name}: {self._endpoint.model} answered {hide(answer, self._key)[:EXCERPT]!r}; "
                 f"{error}. Say so in vlm_judge.question, or use a model that follows it"
             ) from error
+        return _Verdict(value, hide(answer.strip(), self._key))
 
     def _probe(self) -> None:
         trust_env = uses_environment(self._url)

@@ -6,20 +6,18 @@ Messages are JSON; pictures are PNG, which keeps every value, in base64. Nothing
 from __future__ import annotations
 
 import base64
-import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, TypeVar
 
-import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
-from PIL import Image
+from jaxtyping import UInt8
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from rewards.png import decode_png, encode_png
 from rewards.terms_config import Need
-from rewards.types import Prompt
+from rewards.types import Prompt, Scores
 
 PROTOCOL: Final = 1
 """Version of the format: what a peer of another version says cannot be understood."""
@@ -28,8 +26,6 @@ EXCERPT = 200
 """Characters of a foreign text that are quoted in an error."""
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
-_FAST = 1  # of zlib's levels: pictures are read once, and time counts more than size
-_PNG_DEPTH_BYTE = 24  # after signature, chunk length, IHDR, width and height
 
 
 class WireError(ValueError):
@@ -58,6 +54,7 @@ class ScorerInfo(_Answer):
 
 class _Scores(_Answer):
     scores: tuple[Annotated[float, Field(ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)], ...]
+    notes: tuple[str, ...] = ()
 
 
 class _Failure(_Answer):
@@ -89,16 +86,6 @@ class _Request(_Section):
 
 
 _Message = TypeVar("_Message", bound=BaseModel)
-
-
-def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
-    """Whether a prompt has all that a scorer looks at: a text that is not blank, a target."""
-    has = {
-        "prompt": True,
-        "text": any(text.strip() for text in prompt.texts),
-        "target": prompt.target is not None,
-    }
-    return all(has[need] for need in needs)
 
 
 def encode_info(info: ScorerInfo) -> bytes:
@@ -148,50 +135,58 @@ def decode_request(body: bytes) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]
     request = _parse(_Request, body)
     prompts = []
     for number, sent in enumerate(request.prompts):
-        target = sent.target
+        target, place = sent.target, f"prompts.{number}.target"
         prompts.append(
             Prompt(
                 prompt_id=sent.prompt_id,
                 prompt=sent.prompt,
                 texts=sent.texts,
-                target=None if target is None else _read_png(target, f"prompts.{number}.target"),
+                target=None if target is None else _read_picture(target, place),
             )
         )
     pictures = [
-        _read_png(picture.png, f"pictures.{number}.png")
+        _read_picture(picture.png, f"pictures.{number}.png")
         for number, picture in enumerate(request.pictures)
     ]
     sizes = sorted({f"{picture.shape[2]} x {picture.shape[1]}" for picture in pictures})
     if len(sizes) > 1:
         raise WireError(f"pictures of several sizes ({', '.join(sizes)}); send one size a request")
-    places = [picture.prompt for picture in request.pictures]
-    for number, place in enumerate(places):
-        if place >= len(prompts):
+    indices = [picture.prompt for picture in request.pictures]
+    for number, index in enumerate(indices):
+        if index >= len(prompts):
             raise WireError(
-                f"pictures.{number}.prompt is {place}, but there are {len(prompts)} prompts; "
+                f"pictures.{number}.prompt is {index}, but there are {len(prompts)} prompts; "
                 "it must be the place of one, counted from 0"
             )
-    return [prompts[place] for place in places], torch.stack(pictures)
+    return [prompts[index] for index in indices], torch.stack(pictures)
 
 
-def encode_scores(scores: Float32[Tensor, " N"]) -> bytes:
-    """Finite scores as JSON, in as many digits as give the same float32 back."""
-    return json.dumps({"scores": scores.tolist()}, allow_nan=False).encode()
+def encode_scores(scores: Scores) -> bytes:
+    """Finite scores as JSON, in as many digits as give the same float32 back; notes too."""
+    message: dict[str, object] = {"scores": scores.values.tolist()}
+    if scores.notes:
+        message["notes"] = scores.notes
+    return json.dumps(message, allow_nan=False).encode()
 
 
-def decode_scores(body: bytes, *, count: int) -> Float32[Tensor, " {count}"]:
-    """Read the scores of `count` pictures.
+def decode_scores(body: bytes, *, count: int) -> Scores:
+    """Read the scores of `count` pictures, and the notes where there are any.
 
     Raises:
-        WireError: Not one finite number for each picture.
+        WireError: Not one finite number for each picture, or not one note for each.
     """
-    scores = _parse(_Scores, body).scores
-    if len(scores) != count:
+    answer = _parse(_Scores, body)
+    if len(answer.scores) != count:
         raise WireError(
-            f"{len(scores)} scores for {count} pictures; there must be one number per picture, in "
-            "the order of the pictures"
+            f"{len(answer.scores)} scores for {count} pictures; there must be one number per "
+            "picture, in the order of the pictures"
         )
-    return torch.tensor(scores, dtype=torch.float32)
+    if len(answer.notes) not in (0, count):
+        raise WireError(
+            f"{len(answer.notes)} notes for {count} pictures; there must be one text per picture, "
+            "in the order of the pictures, or no notes at all"
+        )
+    return Scores(torch.tensor(answer.scores, dtype=torch.float32), answer.notes)
 
 
 def encode_failure(text: str) -> bytes:
@@ -206,14 +201,6 @@ def decode_failure(body: bytes) -> str:
         WireError: The body does not say.
     """
     return _parse(_Failure, body).error
-
-
-def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:
-    """A picture as an 8-bit RGB PNG, without loss."""
-    stream = io.BytesIO()
-    array = picture.cpu().permute(1, 2, 0).contiguous().numpy()
-    Image.fromarray(array).save(stream, format="PNG", compress_level=_FAST)
-    return stream.getvalue()
 
 
 def _encode_base64(picture: UInt8[Tensor, "3 H W"]) -> str:
@@ -231,22 +218,14 @@ def _describe_prompt(prompt: Prompt, *, has_target: bool) -> dict[str, object]:
     return described
 
 
-def _read_png(text: str, place: str) -> UInt8[Tensor, "3 H W"]:
+def _read_picture(text: str, place: str) -> UInt8[Tensor, "3 H W"]:
     try:
-        data = base64.b64decode(text, validate=True)
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            mode, array = image.mode, np.array(image)
-    # Pillow reports a damaged file in each of these ways, and one that would fill the memory.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise WireError(f"{place} is no PNG in base64 ({error}); send a whole file") from error
-    # Pillow calls 16 bits a channel RGB too, and drops the lower ones.
-    depth = data[_PNG_DEPTH_BYTE]
-    if (mode, depth) != ("RGB", 8):
+        return decode_png(base64.b64decode(text, validate=True))
+    except ValueError as error:  # base64's own is one too
         raise WireError(
-            f"{place} is a PNG of mode {mode} with {depth} bits a channel; it must be RGB with 8: "
-            "convert it before it is sent"
-        )
-    return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+            f"{place} is no 8-bit RGB PNG in base64 ({error}); convert the picture, and send the "
+            "whole file"
+        ) from error
 
 
 def _parse(kind: type[_Message], body: bytes) -> _Message:

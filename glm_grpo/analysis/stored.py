@@ -16,7 +16,7 @@ from torch import Tensor
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
 from glm_grpo.storage import RunFolder, step_of, storage_errors
-from glm_grpo.tables import evaluation_steps
+from glm_grpo.tables import check_schema, evaluation_steps
 from rewards.types import RewardTable
 
 _RAW = "raw/"
@@ -207,6 +207,7 @@ def _read_columns(path: Path, columns: Sequence[str]) -> pyarrow.Table:
     with storage_errors("read", path):
         try:
             file = pyarrow.parquet.ParquetFile(path)
+            check_schema(file.schema_arrow, path)
             stored = set(file.schema_arrow.names)
             missing = [name for name in columns if name not in stored]
             if missing:

@@ -20,6 +20,7 @@ from glm_grpo.storage import RunFolder, storage_errors, write_atomically
 from glm_grpo.tables import evaluation_steps, read_evaluation, read_metrics
 
 _RAW = "raw/"
+_NOTE = "note/"
 _SMALL_WIDTH = 256
 """Pictures narrower than this (pixels) are enlarged on the page, with their pixels kept sharp."""
 
@@ -32,13 +33,13 @@ class Sample:
         image: Path relative to the page; None when the file is gone.
         total: The weighed reward.
         scores: By term; None where a term does not apply.
-        recognised: What OCR read; None without an OCR term.
+        notes: What terms found in it, by their name.
     """
 
     image: str | None
     total: float
     scores: Mapping[str, float | None]
-    recognised: str | None
+    notes: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,11 @@ def _sample(folder: RunFolder, row: Mapping[str, Any]) -> Sample:
         image=_link(folder, row["image"]),
         total=row["total"],
         scores=scores,
-        recognised=row["recognised"],
+        notes={
+            name.removeprefix(_NOTE): value
+            for name, value in row.items()
+            if name.startswith(_NOTE) and value is not None
+        },
     )
 
 

@@ -144,10 +144,19 @@ def draw_and_score(
 
 def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
     """Tables of the same terms and weights, prompts after prompts."""
+    noting = dict.fromkeys(name for table in tables for name in table.notes)
     return replace(
         tables[0],
         raw=torch.cat([table.raw for table in tables]),
         is_applicable=torch.cat([table.is_applicable for table in tables]),
+        notes={
+            name: tuple(
+                group
+                for table in tables
+                for group in table.notes.get(name, ((),) * len(table.is_applicable))
+            )
+            for name in noting
+        },
     )
 
 

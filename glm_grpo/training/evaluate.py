@@ -35,16 +35,14 @@ def evaluate(
         images.append(drawn)
         tables.append(scored)
     table = join_tables(tables)
-    pixels = torch.cat([image.pixels for image in images])
     return Evaluation(
         step=step,
         prompts=tuple(prompt for batch in batches for prompt in batch.prompts),
         images=ImageBatch(
-            pixels=pixels,
+            pixels=torch.cat([image.pixels for image in images]),
             decode_seeds=tuple(seed for image in images for seed in image.decode_seeds),
         ),
         rewards=table,
         totals=combine(table, mode=settings.combine),
-        recognised=stage.scorer.recognise(pixels),
         entropy=torch.cat(entropies),
     )

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from glm_grpo.storage import (
     step_of,
     write_atomically,
 )
-from glm_grpo.tables import METADATA_KEY, Weighing, read_metrics
+from glm_grpo.tables import Weighing, read_metrics, weighing_metadata
 from glm_grpo.training.trackers import Trackers
 from glm_grpo.types import Evaluation, Experience, ImageBatch
 from rewards.reweigh import Mode
@@ -78,6 +77,8 @@ class Recorder:
     def record_rollout(self, experience: Experience, step: int) -> None:
         """Store all that was sampled, scored and learnt from in `step`, one row an image.
 
+        Target pictures are stored if not yet there.
+
         Raises:
             StorageError: The disk is full, read-only or otherwise refuses.
         """
@@ -87,6 +88,8 @@ class Recorder:
         tokens = experience.rollout.token_ids.flatten(0, 1).cpu().numpy()
         log_probs = experience.rollout.log_probs.flatten(0, 1).cpu().numpy()
         columns = _identity_columns(step, prompts, experience.images.decode_seeds, size)
+        targets = self._write_targets(self._folder.train_targets_dir, prompts)
+        columns["target"] = _string_column(targets, size)
         columns["token_ids"] = pyarrow.array(list(tokens), pyarrow.list_(pyarrow.int32()))
         columns["log_probs"] = pyarrow.array(list(log_probs), pyarrow.list_(pyarrow.float32()))
         columns |= _score_columns(experience.rewards)
@@ -107,17 +110,11 @@ class Recorder:
         prompts, size = evaluation.prompts, evaluation.totals.shape[1]
         image_dir = self._folder.evaluation_image_dir(evaluation.step)
         images = self._write_images(image_dir, prompts, evaluation.images)
-        targets = [self._write_target(prompt) for prompt in prompts]
-        recognised = evaluation.recognised or [(None,) * size] * len(prompts)
         columns = _identity_columns(evaluation.step, prompts, evaluation.images.decode_seeds, size)
-        texts = _repeat([list(prompt.texts) for prompt in prompts], size)
-        columns["texts"] = pyarrow.array(texts, pyarrow.list_(pyarrow.string()))
+        targets = self._write_targets(self._folder.targets_dir, prompts)
+        columns["target"] = _string_column(targets, size)
         columns |= _score_columns(evaluation.rewards)
         columns["total"] = _float_column(evaluation.totals)
-        columns["recognised"] = pyarrow.array(
-            [text for group in recognised for text in group], pyarrow.string()
-        )
-        columns["target"] = _string_column(targets, size)
         columns["image"] = pyarrow.array(images, pyarrow.string())
         path = self._folder.evaluation_path(evaluation.step)
         self._write_table(path, columns, evaluation.rewards)
@@ -172,13 +169,15 @@ class Recorder:
                     paths.append(self._relative(directory / name))
         return paths
 
-    def _write_target(self, prompt: Prompt) -> str | None:
-        if prompt.target is None:
-            return None
-        path = self._folder.targets_dir / f"{safe_name(prompt.prompt_id)}.png"
-        if not path.exists():
-            write_atomically(path, _png(prompt.target))
-        return self._relative(path)
+    def _write_targets(self, directory: Path, prompts: tuple[Prompt, ...]) -> list[str | None]:
+        """Write the targets that are not there yet; their paths, None for prompts without one."""
+        paths: list[str | None] = []
+        for prompt in prompts:
+            path = directory / f"{safe_name(prompt.prompt_id)}.png"
+            if prompt.target is not None and not path.exists():
+                write_atomically(path, _png(prompt.target))
+            paths.append(None if prompt.target is None else self._relative(path))
+        return paths
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._folder.path).as_posix()
@@ -191,8 +190,7 @@ class Recorder:
             std_floors=dict(zip(rewards.names, rewards.std_floors.tolist(), strict=True)),
             combine=self._combine,
         )
-        metadata = json.dumps(dataclasses.asdict(weighing))
-        table = pyarrow.table(dict(columns)).replace_schema_metadata({METADATA_KEY: metadata})
+        table = pyarrow.table(dict(columns)).replace_schema_metadata(weighing_metadata(weighing))
         content = io.BytesIO()
         pyarrow.parquet.write_table(table, content)
         write_atomically(path, content.getvalue())
@@ -208,17 +206,19 @@ def _identity_columns(
     step: int, prompts: tuple[Prompt, ...], decode_seeds: tuple[int, ...], size: int
 ) -> dict[str, pyarrow.Array]:
     count = len(prompts) * size
+    texts = _repeat([list(prompt.texts) for prompt in prompts], size)
     return {
         "step": pyarrow.array([step] * count, pyarrow.int32()),
         "prompt_id": _string_column([prompt.prompt_id for prompt in prompts], size),
         "prompt": _string_column([prompt.prompt for prompt in prompts], size),
+        "texts": pyarrow.array(texts, pyarrow.list_(pyarrow.string())),
         "sample": pyarrow.array(list(range(size)) * len(prompts), pyarrow.int32()),
         "decode_seed": pyarrow.array(_repeat(decode_seeds, size), pyarrow.int64()),
     }
 
 
 def _score_columns(rewards: RewardTable) -> dict[str, pyarrow.Array]:
-    """One column a term, null where the term does not apply."""
+    """One column a term, and one for its notes; null where the term does not apply."""
     columns = {}
     for index, name in enumerate(rewards.names):
         scores = rewards.raw[:, :, index].tolist()
@@ -229,6 +229,10 @@ def _score_columns(rewards: RewardTable) -> dict[str, pyarrow.Array]:
             for score in group
         ]
         columns[f"raw/{name}"] = pyarrow.array(values, pyarrow.float32())
+    size = rewards.raw.shape[1]
+    for name, groups in rewards.notes.items():
+        notes = [note for group in groups for note in group or (None,) * size]
+        columns[f"note/{name}"] = pyarrow.array(notes, pyarrow.string())
     return columns
 
 
@@ -236,7 +240,7 @@ def _repeat(values: Any, size: int) -> list[Any]:
     return [value for value in values for _ in range(size)]
 
 
-def _string_column(values: list[str] | list[str | None], size: int) -> pyarrow.Array:
+def _string_column(values: Sequence[str | None], size: int) -> pyarrow.Array:
     return pyarrow.array(_repeat(values, size), pyarrow.string())
 
 

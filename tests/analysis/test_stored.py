@@ -11,6 +11,7 @@ from glm_grpo.analysis.stored import read_evaluated_run, read_rollouts
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import StorageError
 from glm_grpo.storage import RunFolder, write_atomically
+from glm_grpo.tables import Weighing, weighing_metadata
 
 NAMES = ("lpips", "ocr")
 FLOATS = ("raw/lpips", "raw/ssim", "raw/ocr", "raw/aesthetic", "penalty", "total", "advantage")
@@ -23,7 +24,8 @@ def store(path: Path, rows: list[dict[str, Any]]) -> None:
         name: pyarrow.array([row[name] for row in rows], types.get(name)) for name in rows[0]
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    metadata = weighing_metadata(Weighing({}, {}, "weighted_sum"))
+    pyarrow.parquet.write_table(pyarrow.table(columns).replace_schema_metadata(metadata), path)
 
 
 def make_rows(step: int, *prompt_ids: str, **scores: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from glm_grpo.errors import StorageError
 from glm_grpo.report.gallery import write_gallery
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder, write_atomically
+from glm_grpo.tables import Weighing, weighing_metadata
 
 VOID = {"meta", "link", "img", "br", "polyline"}
 HOSTILE = '"><script>alert(1)</script>\' onerror="x" {{ 7 * 7 }} & שלום 🙂 ' + "w" * 5000
@@ -85,7 +86,7 @@ def store_evaluation(
             "raw/ocr": 0.5,
             "raw/lpips": None,
             "total": total,
-            "recognised": "CAT",
+            "note/ocr": "CAT",
             "target": None,
             "image": store_picture(folder, f"images/eval-{step:06d}/{index}-{sample}.png"),
             **overrides,
@@ -95,7 +96,9 @@ def store_evaluation(
     ]
     path = folder.evaluation_path(step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    table = pyarrow.Table.from_pylist(rows)
+    metadata = weighing_metadata(Weighing({}, {}, "weighted_sum"))
+    pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), path)
 
 
 def test_gallery_shows_the_first_and_the_last_samples_with_their_change(tmp_path: Path) -> None:
@@ -120,7 +123,7 @@ def test_gallery_shows_scores_text_read_and_what_does_not_apply(tmp_path: Path) 
     store_evaluation(folder, 0, {"a": [0.625]}, texts=["DOG"])
     texts = Page(write_gallery(folder, ())).texts
     start = texts.index("total")
-    expected = ["total", "0.625", "ocr", "0.500", "lpips", "not scored", "read", "CAT"]
+    expected = ["total", "0.625", "ocr", "0.500", "lpips", "not scored", "ocr found", "CAT"]
     assert texts[start : start + 8] == expected
     assert texts[texts.index("Text to appear:") + 1] == "DOG"
 
@@ -137,14 +140,14 @@ def test_gallery_quotes_each_text_that_should_appear(wanted: list[str], tmp_path
         assert page.texts[start : start + len(wanted)] == wanted
 
 
-@pytest.mark.parametrize(("recognised", "shown"), [("", ["read", "nothing"]), (None, [])])
+@pytest.mark.parametrize(("note", "shown"), [("", ["ocr found", "nothing"]), (None, [])])
 def test_gallery_tells_no_text_from_no_ocr(
-    recognised: str | None, shown: list[str], tmp_path: Path
+    note: str | None, shown: list[str], tmp_path: Path
 ) -> None:
     folder = RunFolder(tmp_path)
-    store_evaluation(folder, 0, {"a": [0.5]}, recognised=recognised)
+    store_evaluation(folder, 0, {"a": [0.5]}, **{"note/ocr": note})
     texts = Page(write_gallery(folder, ())).texts
-    assert [text for text in texts if text in {"read", "nothing"}] == shown
+    assert [text for text in texts if text in {"ocr found", "nothing"}] == shown
 
 
 def test_gallery_shows_the_summary_and_colours_only_what_is_certain(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_gallery_refers_to_existing_files_of_the_run_and_to_nothing_else(tmp_pat
 
 def test_gallery_keeps_hostile_text_as_text(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    store_evaluation(folder, 0, {HOSTILE: [0.5]}, texts=[HOSTILE], recognised=HOSTILE)
+    store_evaluation(folder, 0, {HOSTILE: [0.5]}, texts=[HOSTILE], **{"note/ocr": HOSTILE})
     folder.config_path.write_text(f"data: {HOSTILE}")
     page = Page(write_gallery(folder, [SummaryRow(HOSTILE, 0.0, 0.0, 0.0, 0.0, 0.0)]))
     names = {name for _, attributes in page.elements for name in attributes}

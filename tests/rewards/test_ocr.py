@@ -126,5 +126,8 @@ def test_ocr_refuses_prompts_without_text_and_readers_that_lose_pictures() -> No
 
 def test_ocr_hands_on_what_was_read_and_the_networks() -> None:
     reader = FakeReader("What it Says")
-    assert OcrReward(reader).read(blank(1)) == ["What it Says"]
+    wanted = Prompt("a", "a", texts=("says",))
+    scores = OcrReward(reader).score_with_notes([wanted], blank(1))
+    assert scores.notes == ("What it Says",)
+    assert scores.values.tolist() == [1.0]
     assert OcrReward(reader).modules() == (reader.network,)

@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from rewards.process import ProcessReward
 from rewards.score import Scorer, Term
@@ -95,6 +96,32 @@ def test_process_scores_in_a_process_of_its_own(reward: ProcessReward) -> None:
     (process_id,) = reward.score([Prompt("a", "process")], PIXELS[:1]).tolist()
     assert process_id == reward.process_id != os.getpid()
     assert reward.modules() == ()
+
+
+def test_process_brings_no_notes_of_a_term_that_takes_none(reward: ProcessReward) -> None:
+    scores = reward.score_with_notes([Prompt("dog", "a dog")] * 2, PIXELS)
+    assert scores.notes == ()
+    assert torch.equal(scores.values, torch.tensor([0.0, 1.0]) / 3)
+
+
+def test_process_brings_what_the_term_notes_of_each_picture(
+    draw_word: Callable[[str], Tensor],
+) -> None:
+    # The plain colour has no text to be read, which is a note too: an empty one.
+    pixels = torch.stack([draw_word("OPEN"), torch.full((3, 128, 128), 90, dtype=torch.uint8)])
+    reward = ProcessReward(
+        {"kind": "ocr", "engine": "rapidocr", "weight": 0.3, "run_in": "process"},
+        name="ocr",
+        needs=("text",),
+        device=CPU,
+        timeout_seconds=60.0,
+    )
+    table = Scorer([Term("ocr", reward, 1.0)]).score(
+        [Prompt("sign", "a sign", texts=("OPEN",))], pixels[None]
+    )
+    reward.close()
+    assert table.notes == {"ocr": (("OPEN", ""),)}
+    assert table.raw.flatten().tolist() == [1.0, 0.0]
 
 
 def test_process_passes_on_why_the_term_failed_and_lives_on(reward: ProcessReward) -> None:

@@ -10,21 +10,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.remote import LostScorerError, RemoteReward, RetryRules, uses_environment
-from rewards.serve import RewardServer
+from rewards.remote import LostScorerError, RemoteReward
+from rewards.server import RewardServer
 from rewards.terms_config import Need
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, Scores
 from rewards.wire import ScorerInfo
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "remote_rewards.md"
@@ -54,6 +51,17 @@ class FakeReward:
 
     def modules(self) -> tuple[nn.Module, ...]:
         return ()
+
+
+class NotingFakeReward(FakeReward):
+    """Notes the prompt and the grey of each picture."""
+
+    def score_with_notes(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        greys = pixels[:, 0, 0, 0].tolist()
+        notes = tuple(f"{each.prompt}\n{grey}" for each, grey in zip(prompts, greys, strict=True))
+        return Scores(self.score(prompts, pixels), notes)
 
 
 @contextmanager
@@ -136,6 +144,19 @@ def test_remote_returns_what_the_scorer_returns_to_the_bit() -> None:
         single = [reward.score([DOG], picture[None]) for picture in PIXELS]
         assert torch.equal(torch.cat(single), score(reward))
         assert reward.modules() == ()
+
+
+def test_remote_returns_what_the_scorer_notes_in_the_order_of_the_pictures() -> None:
+    prompts = [Prompt("b", 'says "Ünï" ☂'), DOG, DOG]
+    with serving(NotingFakeReward()) as url:
+        scores = connect(url).score_with_notes(prompts, PIXELS)
+    assert scores.notes == ('says "Ünï" ☂\n0', "a dog\n1", "a dog\n2")
+    assert torch.equal(scores.values, torch.tensor([0.0, 1.0, 2.0]) / 3)
+
+
+def test_remote_returns_no_notes_of_a_scorer_that_takes_none() -> None:
+    with serving(FakeReward()) as url:
+        assert connect(url).score_with_notes([DOG] * 3, PIXELS).notes == ()
 
 
 @pytest.mark.parametrize(("needs", "is_sent"), [(("text", "target"), True), (("text",), False)])
@@ -221,6 +242,8 @@ def test_remote_asks_a_scorer_that_hangs_once() -> None:
     [
         (scores(1, 2), "2 scores for 3 pictures; there must be one number per picture"),
         (scores(1, 2, 3, 4), "4 scores for 3 pictures"),
+        (b'{"scores": [1, 2, 3], "notes": ["a", "b"]}', "2 notes for 3 pictures; there must be"),
+        (b'{"scores": [1, 2, 3], "notes": ["a", "b", 5]}', "notes.2 is '5': .* valid string"),
         (b'{"scores": [1, 2, NaN]}', "scores.2 is 'nan': Input should be a finite number"),
         (scores(1, "2", 3), "scores.1 is '2': Input should be a valid number"),
         (scores(1, None, 3), "scores.1 is 'None'"),
@@ -270,51 +293,6 @@ def test_remote_reaches_this_machine_past_the_proxy_of_the_environment(
     monkeypatch.delenv("NO_PROXY", raising=False)
     with serving(FakeReward()) as url:
         assert score(connect(url)).shape == (3,)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://127.0.0.1:1/v1", False),
-        ("http://localhost", False),
-        ("http://[::1]:80", False),
-        ("http://scores.example:8700", True),
-        ("http://128.0.0.1", True),
-    ],
-)
-def test_uses_environment_for_other_machines_alone(url: str, expected: bool) -> None:
-    assert uses_environment(url) is expected
-
-
-RULES = RetryRules(retries=3, statuses=frozenset({503}), errors=(httpx.NetworkError,))
-
-
-@pytest.mark.parametrize(
-    ("outcome", "waits"),
-    [
-        (httpx.Response(503), [0.5, 1.0, 2.0, None]),
-        (httpx.ConnectError("refused"), [0.5, 1.0, 2.0, None]),
-        (httpx.ReadTimeout("late"), [None]),
-        (httpx.Response(500), [None]),
-        (httpx.Response(200), [None]),
-        (httpx.Response(503, headers={"Retry-After": "7"}), [7.0, 7.0, 7.0, None]),
-        (httpx.Response(503, headers={"Retry-After": "0"}), [0.0]),
-        (httpx.Response(503, headers={"Retry-After": "121"}), [None]),
-        (httpx.Response(503, headers={"Retry-After": "soon"}), [0.5, 1.0]),
-        (httpx.Response(503, headers={"Retry-After": "nan"}), [0.5, 1.0]),
-        (httpx.Response(503, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), [0.0]),
-    ],
-)
-def test_retry_rules_wait_longer_each_time_or_as_asked(
-    outcome: httpx.Response | httpx.RequestError, waits: list[float | None]
-) -> None:
-    assert [RULES.wait_after(outcome, tries) for tries in range(1, len(waits) + 1)] == waits
-
-
-def test_retry_rules_read_a_date() -> None:
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-    wait = RULES.wait_after(httpx.Response(503, headers={"Retry-After": date}), 1)
-    assert 57 < wait <= 60
 
 
 def test_remote_talks_to_the_scorer_of_the_documentation(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rewards.ocr import OcrReward
 from rewards.score import Scorer, Term
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, Scores
 
 
 def brightness(pixels: Tensor) -> Tensor:
@@ -257,15 +257,22 @@ def test_check_prompts_lets_a_term_that_is_only_watched_refuse() -> None:
         make_scorer([FakeReward("any"), watched], [1.0, 0.0]).check_prompts([WITHOUT_TEXT])
 
 
-def test_scorer_reads_text_by_its_first_ocr_term() -> None:
-    upper, lower = OcrReward(FakeReader(str.upper)), OcrReward(FakeReader(str.lower))
+def test_scorer_keeps_the_notes_of_terms_that_take_them() -> None:
     terms = [
         Term("bright", FakeReward("bright"), 1.0),
-        Term("watched", upper, 0.0),
-        Term("ocr", lower, 1.0),
+        Term("ocr", OcrReward(FakeReader(str.lower)), 1.0),
     ]
-    assert Scorer(terms).recognise(grey([1, 2], [3, 4])) == (("P1", "P2"), ("P3", "P4"))
-    assert Scorer(terms[:1]).recognise(grey([1, 2])) is None
+    table = Scorer(terms).score([WITHOUT_TEXT, WITH_TEXT], grey([1, 2], [3, 4]))
+    assert table.notes == {"ocr": ((), ("p3", "p4"))}
+
+
+def test_scorer_refuses_a_wrong_number_of_notes() -> None:
+    class Chatty(FakeReward):
+        def score_with_notes(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+            return Scores(self.score(prompts, pixels), ("only one",))
+
+    with pytest.raises(RewardError, match=r"term t, prompt dog, images 0 to 1: returned 1 notes"):
+        make_scorer([Chatty("t")], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"]])

@@ -1,221 +1,28 @@
 from __future__ import annotations
 
-import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import torch
-from jaxtyping import UInt8
-from torch import Tensor, nn
 
 from rewards import wire
-from rewards.serve import RewardServer, main
-from rewards.types import Prompt, RewardError
-from rewards.wire import ScorerInfo
+from rewards.serve import main
+from rewards.types import Prompt
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
 REQUEST = wire.encode_request([DOG, DOG], PIXELS, has_targets=False)
 
 
-def level(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
-    return pixels.float().mean(dim=(1, 2, 3))
-
-
-@dataclass
-class FakeReward:
-    """Scores by a function; applies to prompts that are not called nobody."""
-
-    function: Callable[[Sequence[Prompt], Tensor], Any] = level
-
-    def applies_to(self, prompt: Prompt) -> bool:
-        return prompt.prompt_id != "nobody"
-
-    def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
-        return self.function(prompts, pixels)
-
-    def modules(self) -> tuple[nn.Module, ...]:
-        return ()
-
-
-@contextmanager
-def serving(
-    function: Callable[[Sequence[Prompt], Tensor], Any] = level, *, limit: int = 2**20
-) -> Iterator[str]:
-    """A real server on loopback; its URL."""
-    info = ScorerInfo(protocol=1, name="level", needs=("prompt",))
-    with RewardServer(
-        FakeReward(function), info, ("127.0.0.1", 0), max_request_bytes=limit
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.url
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving() as address:
-        yield address
-
-
-def post(url: str, body: bytes = REQUEST) -> httpx.Response:
-    return httpx.post(f"{url}/score", content=body, trust_env=False, timeout=10)
-
-
-def test_server_says_what_it_is(url: str) -> None:
-    answer = httpx.get(f"{url}/info", trust_env=False)
-    assert answer.status_code == 200
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.json() == {"protocol": 1, "name": "level", "needs": ["prompt"]}
-
-
-def test_server_scores(url: str) -> None:
-    answer = post(url)
-    assert answer.status_code == 200
-    assert answer.json() == {"scores": [0.0, 1.0]}
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "error"),
-    [
-        ("GET", "/", 404, "no /; use GET /info or POST /score"),
-        ("GET", "/info/", 404, "no /info/"),
-        ("GET", "/../etc/passwd", 404, "use GET /info"),
-        ("POST", "/", 404, "use GET /info or POST /score"),
-        ("GET", "/score", 405, "/score is for POST"),
-        ("POST", "/info", 405, "/info is for GET"),
-        ("PUT", "/score", 501, "Unsupported method ('PUT')"),
-        ("DELETE", "/info", 501, "Unsupported method ('DELETE')"),
-    ],
-)
-def test_server_refuses_other_paths_and_methods(
-    url: str, method: str, path: str, status: int, error: str
-) -> None:
-    answer = httpx.request(method, url + path, trust_env=False)
-    assert answer.status_code == status
-    assert error in answer.json()["error"]
-
-
-class _Explosive:
-    """Ends the process that unpickles it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (__import__("os")._exit, (1,))
-
-
-@pytest.mark.parametrize(
-    ("body", "error"),
-    [
-        (b"", "the request the message is '': Invalid JSON"),
-        (pickle.dumps(_Explosive()), "Invalid JSON"),
-        (REQUEST.replace(b'"protocol": 1', b'"protocol": 9'), "speaks protocol 9, and this side 1"),
-    ],
-)
-def test_server_refuses_what_is_no_request(url: str, body: bytes, error: str) -> None:
-    answer = post(url, body)
-    assert answer.status_code == 400
-    assert error in answer.json()["error"]
-
-
-def test_server_refuses_a_request_that_does_not_say_its_length(url: str) -> None:
-    def parts() -> Iterator[bytes]:
-        yield REQUEST
-
-    answer = httpx.post(f"{url}/score", content=parts(), trust_env=False)
-    assert answer.status_code == 411
-    assert "Content-Length is ''" in answer.json()["error"]
-
-
-def test_server_reads_requests_over_its_limit_to_the_end_and_refuses_them() -> None:
-    with serving(limit=2**22) as url:
-        # Sends the whole body before it listens, unlike httpx, and so would lose the answer.
-        connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
-        connection.request("POST", "/score", b"x" * 2**24)
-        answer = connection.getresponse()
-        assert answer.status == 413
-        error = wire.decode_failure(answer.read())
-        assert error.startswith(f"the request has {2**24} bytes; at most {2**22} are read")
-        connection.close()
-        assert post(url).status_code == 200
-
-
-def test_server_scores_one_request_at_a_time_and_says_meanwhile_what_it_is() -> None:
-    running, most = [], []
-
-    def slow(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
-        running.append(1)
-        most.append(len(running))
-        time.sleep(0.1)
-        running.pop()
-        return level(prompts, pixels)
-
-    with serving(slow) as url, ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(post, url) for _ in range(3)]
-        while not running:
-            time.sleep(0.001)
-        assert httpx.get(f"{url}/info", trust_env=False).status_code == 200
-        assert not all(answer.done() for answer in answers)
-        assert [answer.result().status_code for answer in answers] == [200, 200, 200]
-    assert most == [1, 1, 1]
-
-
-def raise_no_room(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
-    raise MemoryError("no room")
-
-
-def raise_reward_error(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
-    raise RewardError("weights are missing; download them")
-
-
-@pytest.mark.parametrize(
-    ("function", "error"),
-    [
-        (raise_no_room, "MemoryError: no room"),
-        (raise_reward_error, "weights are missing; download them"),
-        (lambda prompts, pixels: [0.5, 0.5], "the term returned a list; it must return a torch"),
-        (lambda prompts, pixels: torch.zeros(3), r"returned torch.float32 of shape (3,); it must"),
-        (lambda prompts, pixels: torch.zeros(2).double(), "returned torch.float64 of shape (2,)"),
-        (lambda prompts, pixels: torch.tensor([0.0, torch.nan]), "returned nan for picture 1 of"),
-    ],
-)
-def test_server_tells_why_the_scorer_failed_and_goes_on(
-    function: Callable[..., Any], error: str
-) -> None:
-    with serving(function) as url:
-        for _ in range(2):
-            answer = post(url)
-            assert answer.status_code == 500
-            assert error in answer.json()["error"]
-
-
-def test_server_refuses_prompts_to_which_the_term_does_not_apply(url: str) -> None:
-    prompts = [DOG, Prompt("nobody", "a")]
-    answer = post(url, wire.encode_request(prompts, PIXELS, has_targets=False))
-    assert answer.status_code == 500
-    assert answer.json()["error"].startswith("prompt nobody lacks what level compares a picture")
-
-
-def test_server_refuses_a_port_that_is_taken(url: str) -> None:
-    info = ScorerInfo(protocol=1, name="level", needs=())
-    port = int(url.rpartition(":")[2])
-    with pytest.raises(RewardError, match=f"cannot listen at 127.0.0.1 port {port} .*another port"):
-        RewardServer(FakeReward(), info, ("127.0.0.1", port))
+def post(url: str) -> httpx.Response:
+    return httpx.post(f"{url}/score", content=REQUEST, trust_env=False, timeout=10)
 
 
 @contextmanager

@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rewards.terms_config import VlmJudgeConfig
 from rewards.types import Prompt, RewardError
-from rewards.vlm_judge import Endpoint, Question, VlmJudgeReward
+from rewards.vlm_judge import Endpoint, VlmJudgeReward
+from rewards.vlm_question import Question
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(10, dtype=torch.uint8)[:, None, None, None].expand(10, 3, 2, 2)
@@ -174,29 +174,11 @@ def test_judge_scores_in_the_order_of_the_pictures_with_a_bound_on_requests_in_f
     assert judge.most_in_flight == 2
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [("0", 0.0), ("10", 1.0), (" 7\n", 0.7), ("7.5", 0.75), ("007", 0.7), ("-0", 0.0)],
-)
-def test_question_maps_an_answer_to_the_unit_range(answer: str, expected: float) -> None:
-    assert QUESTION.read(answer) == pytest.approx(expected)
-
-
-def test_question_maps_its_own_range() -> None:
-    question = Question("?", lowest=-5, highest=5)
-    assert [question.read(answer) for answer in ("-5", "-2.5", "0", "5")] == [0, 0.25, 0.5, 1]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *("", " ", "seven", "7/10", "about 7", "7.", ".5", "7 8", "7\n8", "**7**", "+7", "7,5"),
-        *("1e1", "nan", "inf", "0x7", "\u0667", "11", "10.01", "-1", "9" * 400),
-    ],
-)
-def test_question_refuses_what_is_not_one_number_in_range(answer: str) -> None:
-    with pytest.raises(ValueError, match="must be one number from 0 to 10 and nothing else"):
-        QUESTION.read(answer)
+def test_judge_notes_the_answer_for_each_picture() -> None:
+    with judging(lambda request: says(f" {request.level}.5\n")) as judge:
+        scores = connect(judge).score_with_notes([DOG] * 3, PIXELS[:3])
+    assert scores.notes == ("0.5", "1.5", "2.5")
+    torch.testing.assert_close(scores.values, torch.tensor([0.05, 0.15, 0.25]))
 
 
 @pytest.mark.parametrize(
@@ -323,6 +305,15 @@ def test_judge_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert judge.requests[0].headers["Authorization"] == "Bearer sk-secret"
 
 
+def test_key_is_in_no_note_even_if_the_endpoint_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "7.25")  # of all keys, only a number can be a valid answer
+    with judging(lambda request: says("7.25")) as judge:
+        reward = connect(judge, api_key_variable="JUDGE_KEY")
+        scores = reward.score_with_notes([DOG], PIXELS[:1])
+    assert scores.notes == ("[key]",)
+    torch.testing.assert_close(scores.values, torch.tensor([0.725]))
+
+
 @pytest.mark.parametrize(
     ("value", "error"),
     [
@@ -368,51 +359,6 @@ def test_key_is_in_no_error_and_no_log_even_if_the_endpoint_repeats_it(
                 score(reward, 1)
             keep(caught.value)
     assert not any("sk-se" in text for text in [*texts, repr(reward), caplog.text])
-
-
-@pytest.mark.parametrize(
-    ("template", "error"),
-    [
-        ("{promt}", "has the placeholder {promt}; there are {prompt}, {text}, {lowest}, {highest}"),
-        ("{}", "has the placeholder {}"),
-        ("{0}", "has the placeholder {0}"),
-        ("{prompt.prompt_id}", "has the placeholder {prompt.prompt_id}"),
-        ("{prompt!r}", "as they stand here"),
-        ("{lowest:3}", "as they stand here"),
-        ('Answer {"score": 1}', "braces that are meant are doubled"),
-        ("a } b", "cannot be filled in"),
-        ("a { b", "cannot be filled in"),
-    ],
-)
-def test_question_refuses_templates_that_cannot_be_filled_in(template: str, error: str) -> None:
-    with pytest.raises(RewardError) as caught:
-        Question(template, lowest=0, highest=10)
-    assert error in str(caught.value)
-
-
-@pytest.mark.parametrize("highest", [0, -1])
-def test_question_refuses_a_range_that_is_none(highest: int) -> None:
-    with pytest.raises(RewardError, match=f"lowest 0 is not below vlm_judge.highest {highest}"):
-        Question("{prompt}", lowest=0, highest=highest)
-
-
-@pytest.mark.parametrize(
-    ("template", "needs"),
-    [
-        ("How fine is it?", ()),
-        ("{prompt}?", ("prompt",)),
-        ("{text}?", ("text",)),
-        ("{text} in {prompt}?", ("prompt", "text")),
-        ("{{text}} in {prompt}?", ("prompt",)),
-        ("{{{text}}}?", ("text",)),
-    ],
-)
-def test_question_needs_what_it_asks_about_as_the_config_says(
-    template: str, needs: tuple[str, ...]
-) -> None:
-    assert Question(template, lowest=0, highest=10).needs() == needs
-    values = {"kind": "vlm_judge", "weight": 1.0, "url": "http://a", "model": "b"}
-    assert VlmJudgeConfig.model_validate({**values, "question": template}).needs() == needs
 
 
 def test_judge_applies_to_prompts_that_have_what_the_question_is_about() -> None:

@@ -217,9 +217,7 @@ def test_step_metrics_shares_follow_the_way_terms_are_combined() -> None:
 
 def make_evaluation(table: RewardTable) -> Evaluation:
     totals = torch.tensor([[0.5, 0.25], [1.0, 0.25]])
-    return Evaluation(
-        3, PROMPTS, make_images(), table, totals, recognised=None, entropy=torch.ones(2)
-    )
+    return Evaluation(3, PROMPTS, make_images(), table, totals, entropy=torch.ones(2))
 
 
 def test_evaluation_metrics_are_those_worked_out_by_hand() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -75,9 +76,8 @@ def make_evaluation(step: int) -> Evaluation:
         step=step,
         prompts=make_prompts(),
         images=make_images(),
-        rewards=make_table(),
+        rewards=replace(make_table(), notes={"lpips": (("CAT", ""), ())}),
         totals=torch.tensor([[0.1, 0.2], [0.3, 0.4]]),
-        recognised=(("CAT", ""), ("x", "y")),
         entropy=torch.tensor([1.0, 2.0]),
     )
 
@@ -105,8 +105,10 @@ def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> No
         "step": "int32",
         "prompt_id": "string",
         "prompt": "string",
+        "texts": "list<element: string>",
         "sample": "int32",
         "decode_seed": "int64",
+        "target": "string",
         "token_ids": "list<element: int32>",
         "log_probs": "list<element: float>",
         "raw/lpips": "float",
@@ -123,8 +125,10 @@ def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> No
         "step": [10] * 4,
         "prompt_id": ["plain", "plain", HOSTILE, HOSTILE],
         "prompt": ["a red sign", "a red sign", HOSTILE, HOSTILE],
+        "texts": [["CAT", "OPEN 24"]] * 2 + [[]] * 2,
         "sample": [0, 1, 0, 1],
         "decode_seed": [2**63 - 1, 2**63 - 1, 7, 7],
+        "target": ["images/train-targets/plain.png"] * 2 + [None] * 2,
         "token_ids": [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]],
         "log_probs": [[0, -1, -2], [-3, -4, -5], [-6, -7, -8], [-9, -10, -11]],
         "raw/lpips": [0.25, 0.75, None, None],
@@ -188,7 +192,7 @@ def test_record_evaluation_stores_scores_texts_and_targets(tmp_path: Path) -> No
     columns = table.to_pydict()
     assert columns["texts"] == [["CAT", "OPEN 24"]] * 2 + [[]] * 2
     assert str(table.schema.field("texts").type) == "list<element: string>"
-    assert columns["recognised"] == ["CAT", "", "x", "y"]
+    assert columns["note/lpips"] == ["CAT", "", None, None]
     assert columns["raw/lpips"] == [0.25, 0.75, None, None]
     assert columns["total"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert columns["target"] == ["images/targets/plain.png"] * 2 + [None] * 2
@@ -209,11 +213,29 @@ def test_record_evaluation_is_what_the_gallery_reads(tmp_path: Path) -> None:
     assert len(stored) == 2 * 4 + 1
 
 
-def test_record_evaluation_without_ocr_has_read_nothing(tmp_path: Path) -> None:
-    make_recorder(tmp_path).record_evaluation(replace(make_evaluation(5), recognised=None))
-    recognised = read_evaluation(RunFolder(tmp_path), 5)["recognised"]
-    assert recognised.to_pylist() == [None] * 4
-    assert str(recognised.type) == "string"
+def test_targets_of_training_and_of_evaluation_may_share_an_id(tmp_path: Path) -> None:
+    recorder = make_recorder(tmp_path)
+    experience = make_experience()
+    recorder.record_rollout(experience, 1)
+    other = replace(experience.prompts.prompts[0], target=torch.zeros(3, 4, 4, dtype=torch.uint8))
+    evaluation = make_evaluation(1)
+    recorder.record_evaluation(replace(evaluation, prompts=(other, evaluation.prompts[1])))
+    trained = np.asarray(Image.open(tmp_path / "images/train-targets/plain.png"))
+    assert trained[1, 2].tolist() == [6, 22, 38]
+    assert np.asarray(Image.open(tmp_path / "images/targets/plain.png")).max() == 0
+
+
+def test_tables_of_another_version_or_project_are_refused(tmp_path: Path) -> None:
+    make_recorder(tmp_path).record_evaluation(make_evaluation(5))
+    path = RunFolder(tmp_path).evaluation_path(5)
+    table = read_table(path)
+    for metadata, message in (
+        ({"glm_grpo": '{"weights": {}}'}, "has schema 1, and this version reads 2"),
+        (None, "has no glm_grpo metadata"),
+    ):
+        pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), path)
+        with pytest.raises(StorageError, match=message):
+            read_table(path)
 
 
 def record_steps(recorder: Recorder, first: int, last: int) -> None:
@@ -238,7 +260,7 @@ def test_truncate_after_makes_a_resumed_run_equal_to_an_uninterrupted_one(tmp_pa
     assert all_files(tmp_path / "resumed" / "rollouts") == ["step-000001.parquet"]
     assert all_files(tmp_path / "resumed" / "evaluations") == ["step-000001.parquet"]
     images = {path.name for path in (tmp_path / "resumed" / "images").iterdir()}
-    assert images == {"step-000001", "eval-000001", "targets"}
+    assert images == {"step-000001", "eval-000001", "targets", "train-targets"}
 
     record_steps(resumed, 2, 3)
     assert all_files(tmp_path / "resumed") == all_files(tmp_path / "whole")

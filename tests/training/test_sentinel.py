@@ -46,7 +46,6 @@ def evaluation(images, rewards, entropy=(1.0, 1.1, 0.9, 1.0)):
         images,
         rewards,
         torch.zeros(4, 2),
-        recognised=None,
         entropy=torch.tensor(entropy),
     )
 

@@ -27,7 +27,6 @@ def evaluation(step, ssim, ocr, totals):
             torch.full((2,), 1e-4),
         ),
         torch.tensor(totals),
-        recognised=None,
         entropy=torch.ones(2),
     )
 
