@@ -142,8 +142,8 @@ def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
         )
     if (values.shape, values.dtype) != ((count,), torch.float32):
         raise InvalidScoresError(
-            f"{_images(count)}: returned {values.dtype} of shape {tuple(values.shape)}; a term must "
-            f"return torch.float32 of shape ({count},), one number per picture"
+            f"{_images(count)}: returned {values.dtype} of shape {tuple(values.shape)}; a term "
+            f"must return torch.float32 of shape ({count},), one number per picture"
         )
     for index in (~torch.isfinite(values)).nonzero().flatten().tolist():
         raise InvalidScoresError(

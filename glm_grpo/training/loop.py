@@ -127,6 +127,7 @@ class Trainer:
                 self._recorder.record_step(0, evaluation_metrics(untrained))
             else:
                 self._sentinel.restore()
+                self._make_up_for_evaluation()
             is_checked = False
             while self._at.step < self._settings.steps and not stop.is_set:
                 with self._failure_kept(self._at.step + 1):
@@ -151,8 +152,7 @@ class Trainer:
             yield
         except RewardError as error:
             done = self._at.step
-            # A failure of the evaluation after a step leaves that step without its metrics.
-            if 0 < done < step and not self._folder.checkpoint_dir(done).exists():
+            if done > 0 and not self._folder.checkpoint_dir(done).exists():
                 self.save()
             if error.pictures is None:
                 raise
@@ -200,16 +200,33 @@ class Trainer:
         watched = self._sentinel.look(experience)
         metrics |= watched.metrics
         self._recorder.record_rollout(experience, step)
+        self._recorder.record_step(step, metrics)
         self._at.step = step
         is_best = False
-        if step % self._settings.eval_every == 0 or step == self._settings.steps:
-            metrics |= evaluation_metrics(self._evaluate())
-            is_best = self._note_best(metrics["eval/total"])
-        self._recorder.record_step(step, metrics)
+        if self._is_evaluation_due():
+            evaluated = evaluation_metrics(self._evaluate())
+            self._recorder.amend_step(step, evaluated)
+            is_best = self._note_best(evaluated["eval/total"])
+            metrics |= evaluated
         self._progress.end(step, metrics)
         self._refuse_non_finite(reports)
         self._checkpoint_if_due(is_best)
         self._stop_if_gamed(watched.departures)
+
+    def _make_up_for_evaluation(self) -> None:
+        """Evaluates the step a run resumes from, where a term failed in that evaluation."""
+        step = self._at.step
+        if not self._is_evaluation_due() or self._folder.evaluation_path(step).exists():
+            return
+        with self._failure_kept(step):
+            evaluated = evaluation_metrics(self._evaluate())
+        self._recorder.amend_step(step, evaluated)
+        if self._note_best(evaluated["eval/total"]):
+            self.save()
+
+    def _is_evaluation_due(self) -> bool:
+        step = self._at.step
+        return step % self._settings.eval_every == 0 or step == self._settings.steps
 
     def _evaluate(self) -> Evaluation:
         self._progress.phase("evaluation")

@@ -71,7 +71,19 @@ class Recorder:
         Raises:
             StorageError: The disk is full, read-only or otherwise refuses; earlier lines stay.
         """
-        append_line(self._folder.metrics_path, _json_line(step, metrics))
+        append_line(self._folder.metrics_path, json.dumps({"step": step, **_finite(metrics)}))
+        self._trackers.log(step, metrics)
+
+    def amend_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the line of the last step recorded, which must be `step`.
+
+        Raises:
+            StorageError: As `record_step`; the line stays as it was.
+        """
+        *rows, last = read_metrics(self._folder)
+        lines = [json.dumps(row) for row in rows]
+        lines.append(json.dumps(last | {"step": step} | _finite(metrics)))
+        write_atomically(self._folder.metrics_path, "".join(f"{line}\n" for line in lines).encode())
         self._trackers.log(step, metrics)
 
     def record_rollout(self, experience: Experience, step: int) -> None:
@@ -196,10 +208,9 @@ class Recorder:
         write_atomically(path, content.getvalue())
 
 
-def _json_line(step: int, metrics: Mapping[str, float]) -> str:
-    # JSON has neither NaN nor infinity.
-    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    return json.dumps({"step": step, **finite})
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Metrics as JSON has them, which knows neither NaN nor infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _identity_columns(

@@ -162,3 +162,41 @@ def test_a_term_that_fails_on_held_out_prompts_leaves_the_pictures(make_run):
 
     assert len(pictures_in(run_dir / "failures" / "step-000000")) == 1
     assert evaluation_steps(RunFolder(run_dir)) == []
+
+
+class FailsOnHeldOut(Brightness):
+    """Fails in the evaluation after one step."""
+
+    def __init__(self, fails_at):
+        super().__init__()
+        self._fails_at_evaluation = fails_at
+        self._held_out = set()
+
+    def score(self, prompts, pixels):
+        prompt_id = prompts[0].prompt_id
+        if self._step == 0:
+            self._held_out.add(prompt_id)
+        elif self._step == self._fails_at_evaluation and prompt_id in self._held_out:
+            raise ConnectionError("the scorer is gone")
+        return super().score(prompts, pixels)
+
+
+@pytest.mark.parametrize("fails_at", [2, 4])
+def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evaluation(
+    make_run, fails_at
+):
+    often = "train.eval_every=2"
+    trainer, _, run_dir = make_run(FailsOnHeldOut(fails_at), often)
+    with pytest.raises(RewardError, match="the scorer is gone"):
+        trainer.run()
+    folder = RunFolder(run_dir)
+    assert load_checkpoint(newest_checkpoint(folder)).step == fails_at
+    assert [row["step"] for row in read_metrics(folder)] == list(range(fails_at + 1))
+    assert "eval/total" not in read_metrics(folder)[-1]
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto", often)
+    assert resumed.run() is not None
+    whole, _, whole_dir = make_run(Brightness(), often, folder="whole")
+    whole.run()
+    assert compared(run_dir) == compared(whole_dir)
+    assert evaluation_steps(folder) == [0, 2, 4]

@@ -51,7 +51,7 @@ class FakeReader:
         return [self.change(f"p{picture[0, 0, 0].item()}") for picture in pixels]
 
     def alphabet(self) -> frozenset[str]:
-        return frozenset("pP0123456789")
+        return frozenset("aApP0123456789")
 
     def modules(self) -> tuple[nn.Module, ...]:
         return ()
@@ -186,7 +186,8 @@ def test_scorer_refuses_scores_that_are_not_finite(value: float) -> None:
 def test_scorer_refuses_what_is_no_tensor(scores: Any, found: str) -> None:
     term = FakeReward("broken", lambda pixels: scores)
     message = (
-        f"term broken, prompt dog: returned {found}; a term must return a torch.float32 tensor"
+        f"term broken, prompt dog, images 0 to 1: returned {found}; a term must return a "
+        "torch.float32 tensor"
     )
     with pytest.raises(RewardError, match=message):
         make_scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
