@@ -138,7 +138,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _probe(options: argparse.Namespace) -> None:
-    from glm_grpo.analysis.compare import parse_weights
+    from glm_grpo.analysis.term_weights import parse_weights
     from glm_grpo.commands import probe_config
 
     tables, page = probe_config(
@@ -189,7 +189,8 @@ def _rescore(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from glm_grpo.analysis.compare import compare, parse_weights
+    from glm_grpo.analysis.compare import compare
+    from glm_grpo.analysis.term_weights import parse_weights
     from glm_grpo.report.compare_page import comparison_tables, write_comparison
 
     yardstick = options.yardstick

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from jaxtyping import Bool, Float32, Int8
+from jaxtyping import Float32
 from torch import Tensor
 
+from glm_grpo.analysis.group_order import rank_correlations, winner_changes
 from glm_grpo.analysis.stored import StoredGroups, StoredRollouts, read_rollouts
-from glm_grpo.config import Config, override_error, validate_config
-from glm_grpo.config.problems import Problem, describe_problems
+from glm_grpo.analysis.weighing_overrides import list_changes, override_weighing
+from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.report.rescore_page import MovedImage, Rescoring, SettingChange, TermChange
+from glm_grpo.report.rescoring import MovedImage, Rescoring, TermChange
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.resume import read_config
-from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
+from rewards.reweigh import advantage_shares, combine, is_flat
 from rewards.types import RewardTable
 
 _MOVED_IMAGES = 8
 """Images shown of those that gain most, and of those that lose most."""
-_CHANGEABLE = re.compile(
-    r"reward\.combine|reward\.terms\.(?P<term>\w+)\.(weight|std_floor)|advantage\.\w+"
-)
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
     ranked = ranks[~ranks.isnan()]
     gaining, losing = _find_moved(stored.groups, before.advantages, after.advantages)
     return Rescoring(
-        changes=_list_changes(config, other, overrides),
+        changes=list_changes(config, other, overrides),
         steps=len(stored.groups.steps.unique()),
         groups=len(stored.groups.steps),
         images=len(stored.groups.images),
@@ -81,105 +75,6 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
         gaining=gaining,
         losing=losing,
     )
-
-
-def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
-    """The config of a run with other weights, another combination or other advantages.
-
-    Args:
-        config: Of the run.
-        overrides: `key=value` with the keys `reward.terms.<name>.weight`,
-            `reward.terms.<name>.std_floor`, `reward.combine` and `advantage.*`, written as for
-            train.py.
-
-    Raises:
-        ConfigError: A key is another one, names a term the run did not score, or a value is
-            refused.
-    """
-    values: dict[str, Any] = config.model_dump(mode="json")
-    # What is only tried out harms no policy: a watched term may be weighed, and one that looks at
-    # the picture alone may stand by itself.
-    values["reward"] |= {"watch": [], "allow_untied": True}
-    problems = []
-    for override in overrides:
-        key, value = _parse_override(override)
-        problem = _find_problem(key, value, config)
-        if problem is not None:
-            problems.append(problem)
-            continue
-        *sections, name = key.split(".")
-        section = values
-        for part in sections:
-            section = section[part]
-        section[name] = value
-    if problems:
-        raise ConfigError(describe_problems(problems))
-    return validate_config(values)
-
-
-def winner_changes(
-    before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
-) -> Bool[Tensor, " P"]:
-    """Whether none of a group's best images is among its best any more.
-
-    Totals within `FLAT_TOLERANCE` of the highest count as best: a flat group has no winner to lose.
-    """
-    return ~(_is_best(before) & _is_best(after)).any(dim=1)
-
-
-def rank_correlations(
-    before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
-) -> Float32[Tensor, " P"]:
-    """Kendall's tau-b of each group; NaN where a group is flat before or after.
-
-    With C pairs in the same order, D in the opposite one, N all pairs and T those tied:
-
-        tau_b = (C - D) / sqrt((N - T_before) (N - T_after))
-
-    Source: Kendall, The treatment of ties in ranking problems, Biometrika 33 (1945). Totals that
-    differ by no more than `FLAT_TOLERANCE` of the group's largest are tied.
-    """
-    order_before, order_after = _pair_orders(before), _pair_orders(after)
-    agreement = (order_before * order_after).sum(dim=1, dtype=torch.float64)
-    untied = order_before.abs().sum(dim=1, dtype=torch.float64)
-    untied *= order_after.abs().sum(dim=1, dtype=torch.float64)
-    return (agreement / untied.sqrt()).float()
-
-
-def _parse_override(override: str) -> tuple[str, object]:
-    """Key and value, read as train.py reads them."""
-    try:
-        (parsed,) = OverridesParser.create().parse_overrides([override])
-    except HydraException as error:
-        raise override_error(error) from error
-    if parsed.is_delete() or parsed.is_sweep_override():
-        raise ConfigError(
-            f"{override!r} gives no value; rescore tries one value a key: write "
-            "reward.terms.ocr.weight=0.5, say"
-        )
-    return parsed.key_or_group, parsed.value()
-
-
-def _find_problem(key: str, value: object, config: Config) -> Problem | None:
-    match = _CHANGEABLE.fullmatch(key)
-    if match is None:
-        rule = (
-            "is not a key that rescore can change: images and raw scores are what the run stored. "
-            "It can change reward.terms.<name>.weight and .std_floor, reward.combine, advantage.*"
-        )
-        return Problem(key, value, rule, f"train a run with it: python train.py {key}={value}")
-    name = match["term"]
-    if name is None or name in config.reward.terms:
-        return None
-    rule = (
-        f"the run did not score {name!r}, so no table holds its scores; it scored "
-        f"{', '.join(config.reward.terms)}"
-    )
-    remedy = (
-        f"use one of those, or train a run that scores {name} too, with weight 0 if it is only to "
-        f"be watched: python train.py +reward.terms.{name}.weight=0"
-    )
-    return Problem(key, value, rule, remedy)
 
 
 def _score(stored: StoredRollouts, config: Config) -> _Scored:
@@ -237,22 +132,6 @@ def _check_every_prompt_has_a_total(groups: StoredGroups, config: Config) -> Non
         )
 
 
-def _list_changes(
-    config: Config, other: Config, overrides: Sequence[str]
-) -> tuple[SettingChange, ...]:
-    before, after = config.model_dump(mode="json"), other.model_dump(mode="json")
-    keys = dict.fromkeys(_parse_override(override)[0] for override in overrides)
-    changes = (SettingChange(key, _look_up(before, key), _look_up(after, key)) for key in keys)
-    return tuple(change for change in changes if change.before != change.after)
-
-
-def _look_up(values: Mapping[str, Any], key: str) -> object:
-    found: Any = values
-    for part in key.split("."):
-        found = found[part]
-    return found
-
-
 def _term_changes(before: _Scored, after: _Scored) -> tuple[TermChange, ...]:
     columns = zip(
         before.table.names,
@@ -293,19 +172,3 @@ def _describe_image(
         advantage_before=before[group, sample].item(),
         advantage_after=after[group, sample].item(),
     )
-
-
-def _is_best(totals: Float32[Tensor, "P G"]) -> Bool[Tensor, "P G"]:
-    return totals >= totals.amax(dim=1, keepdim=True) - _tolerance(totals)
-
-
-def _pair_orders(totals: Float32[Tensor, "P G"]) -> Int8[Tensor, "P pairs"]:
-    """1, -1 or 0 for every pair of a group: which of the two is higher, or neither."""
-    first, second = torch.triu_indices(totals.shape[1], totals.shape[1], offset=1)
-    differences = totals[:, first] - totals[:, second]
-    is_tied = differences.abs() <= _tolerance(totals)
-    return differences.sign().to(torch.int8).masked_fill(is_tied, 0)
-
-
-def _tolerance(totals: Float32[Tensor, "P G"]) -> Float32[Tensor, "P 1"]:
-    return FLAT_TOLERANCE * totals.abs().amax(dim=1, keepdim=True)

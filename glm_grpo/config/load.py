@@ -189,7 +189,7 @@ def config_differences(stored: Config, given: Config) -> list[str]:
     may_change = set(_MAY_CHANGE_ON_RESUME)
     if stored.optim.schedule == given.optim.schedule == "constant":
         may_change.add("train.steps")
-    before, after = _flatten(stored.model_dump()), _flatten(given.model_dump())
+    before, after = flatten(stored.model_dump()), flatten(given.model_dump())
     return sorted(
         key
         for key in before.keys() | after.keys()
@@ -197,11 +197,17 @@ def config_differences(stored: Config, given: Config) -> list[str]:
     )
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested sections by dotted key; a section that is absent has none.
+
+    Args:
+        values: The sections.
+        prefix: Of every key.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
+            flat |= flatten(value, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = value
     return flat

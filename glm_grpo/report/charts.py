@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-_WIDTH, _HEIGHT = 4.4, 3.0
-"""Inches, the legend aside: scaled to the width of a phone, the text can still be read."""
+from glm_grpo.report.chart_style import (
+    DARK,
+    FONT_SIZE,
+    LIGHT,
+    Theme,
+    begin_figure,
+    style_axes,
+    to_png,
+)
+
+_HEIGHT = 3.0
+"""Inches, the legend aside."""
 _LEGEND_LINE = 0.22
 """Inches."""
-_DOTS_PER_INCH = 200
 _MOST_TICKS = 6
 _MARKERS = "osD^v"
 """Five of them beside six colours: thirty lines before two look alike."""
@@ -57,29 +63,6 @@ class Point:
     is_marked: bool = False
 
 
-@dataclass(frozen=True)
-class _Theme:
-    ground: str
-    ink: str
-    grid: str
-    colours: tuple[str, ...]
-
-
-_LIGHT = _Theme(
-    ground="#ffffff",
-    ink="#1c1d21",
-    grid="#dcdde2",
-    # Okabe and Ito's colours for all kinds of sight, the yellow ones darkened.
-    colours=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#3a9bd0"),
-)
-_DARK = _Theme(
-    ground="#1e2026",
-    ink="#ececf0",
-    grid="#363943",
-    colours=("#6db3f2", "#ff9d5c", "#4fd1a5", "#f0a6cb", "#e6c35a", "#a8d8f5"),
-)
-
-
 def draw_lines(lines: Sequence[Line], *, x_label: str, y_label: str, is_dark: bool) -> bytes:
     """Draw lines over a horizontal axis of whole numbers.
 
@@ -92,7 +75,7 @@ def draw_lines(lines: Sequence[Line], *, x_label: str, y_label: str, is_dark: bo
     Returns:
         A PNG.
     """
-    theme = _DARK if is_dark else _LIGHT
+    theme = DARK if is_dark else LIGHT
     figure, axes = _begin(theme, x_label, y_label, entries=len(lines))
     axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
     handles: list[Artist] = []
@@ -116,7 +99,7 @@ def draw_points(
     Returns:
         A PNG.
     """
-    theme = _DARK if is_dark else _LIGHT
+    theme = DARK if is_dark else LIGHT
     figure, axes = _begin(theme, x_label, y_label, entries=len(points) + 2)
     axes.margins(0.12)
     axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))
@@ -138,50 +121,35 @@ def draw_points(
     return _finish(figure, theme, handles, labels)
 
 
-def _style(index: int, theme: _Theme) -> dict[str, Any]:
+def _style(index: int, theme: Theme) -> dict[str, Any]:
     return {
-        "color": theme.colours[index % len(theme.colours)],
+        "color": theme.series[index % len(theme.series)],
         "marker": _MARKERS[index % len(_MARKERS)],
         "markersize": 6.0,
     }
 
 
-def _begin(theme: _Theme, x_label: str, y_label: str, *, entries: int) -> tuple[Figure, Axes]:
-    size = (_WIDTH, _HEIGHT + _LEGEND_LINE * entries)
-    figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, layout="constrained", facecolor=theme.ground)
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(facecolor=theme.ground)
-    axes.set_xlabel(_drawable(x_label), color=theme.ink, parse_math=False)
-    axes.set_ylabel(_drawable(y_label), color=theme.ink, parse_math=False)
-    axes.tick_params(colors=theme.ink, labelsize=9.0)
-    axes.grid(color=theme.grid, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(theme.grid)
+def _begin(theme: Theme, x_label: str, y_label: str, *, entries: int) -> tuple[Figure, Axes]:
+    figure = begin_figure(theme, height=_HEIGHT + _LEGEND_LINE * entries)
+    axes = figure.add_subplot()
+    style_axes(axes, theme)
+    axes.set_xlabel(_drawable(x_label), color=theme.ink)
+    axes.set_ylabel(_drawable(y_label), color=theme.ink)
     return figure, axes
 
 
 def _finish(
-    figure: Figure, theme: _Theme, handles: Sequence[Artist], labels: Sequence[str]
+    figure: Figure, theme: Theme, handles: Sequence[Artist], labels: Sequence[str]
 ) -> bytes:
-    legend = figure.legend(
+    figure.legend(
         handles,
         [_drawable(label) for label in labels],
         loc="outside lower left",
         frameon=False,
-        fontsize=9.0,
+        fontsize=FONT_SIZE,
         labelcolor=theme.ink,
     )
-    for text in legend.get_texts():
-        # A dollar sign in a name begins no formula.
-        text.set_parse_math(False)
-    content = io.BytesIO()
-    with warnings.catch_warnings():
-        # A sign that the font lacks is drawn as a box.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()
+    return to_png(figure)
 
 
 def _drawable(text: str) -> str:

@@ -1,104 +1,17 @@
-"""Runs held against one yardstick: for the terminal, and as a page with pictures."""
+"""Runs held against one yardstick, for the terminal and as a page with pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.table import Table
 from rich.text import Text
 
+from glm_grpo.report import pages
 from glm_grpo.report.charts import Line, Point, draw_lines, draw_points
+from glm_grpo.report.comparison import Comparison, Gain, TradeOff
 from glm_grpo.storage import write_atomically
-
-_LONGEST_LABEL = 44
-"""Characters that fit into the legend of a picture."""
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A mean difference, paired by prompt, with its 95 % interval.
-
-    Attributes:
-        difference: Mean over the prompts.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-    """
-
-    difference: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run on the held-out prompts.
-
-    Attributes:
-        name: The shortest end of its path that no other run's path has.
-        settings: What of its config differs between the runs, by dotted key, as text.
-        steps: Policy steps of its evaluations, in order, at least two.
-        totals: Mean total by the yardstick at each of `steps`.
-        gain: Of the yardstick total, from the first evaluation to the last.
-        over_first: The last total less that of the first run; None for the first run itself.
-        terms: Mean raw score of each term at the last evaluation.
-    """
-
-    name: str
-    settings: Mapping[str, str]
-    steps: tuple[int, ...]
-    totals: tuple[float, ...]
-    gain: Gain
-    over_first: Gain | None
-    terms: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class TradeOff:
-    """Two terms against each other.
-
-    Attributes:
-        x: Name of one term.
-        y: Name of the other.
-        is_optimal: For each run, whether neither another run nor the untrained model is at least
-            as good in both terms and better in one (Pareto).
-    """
-
-    x: str
-    y: str
-    is_optimal: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Runs judged by one yardstick on the same held-out prompts.
-
-    Attributes:
-        yardstick: Weight by name of the term; totals are weighted sums of raw scores.
-        prompts: Number of held-out prompts.
-        samples_per_prompt: Images of each.
-        runs: In the order they were named.
-        untrained: Mean raw score of each term at the first evaluation of the first run.
-        trade_offs: Pairs of terms; empty with a single term.
-        left_out: Terms that not every run scored in the same way.
-    """
-
-    yardstick: Mapping[str, float]
-    prompts: int
-    samples_per_prompt: int
-    runs: tuple[ComparedRun, ...]
-    untrained: Mapping[str, float]
-    trade_offs: tuple[TradeOff, ...]
-    left_out: tuple[str, ...]
-
-    def labels(self) -> tuple[str, ...]:
-        """A short name for each run: what differs where that is short, else the run's own name."""
-        texts = [_short_settings(run.settings) for run in self.runs]
-        if not all(0 < len(text) <= _LONGEST_LABEL for text in texts):
-            texts = [run.name for run in self.runs]
-        return tuple(f"{number}: {text}" for number, text in enumerate(texts, start=1))
 
 
 @dataclass(frozen=True)
@@ -134,19 +47,14 @@ def write_comparison(comparison: Comparison, directory: Path) -> Path:
     pictures += [
         _write_trade_off(comparison, trade_off, directory) for trade_off in comparison.trade_offs
     ]
-    environment = Environment(
-        loader=PackageLoader("glm_grpo.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("compare.html.j2").render(
-        comparison=comparison, yardstick=_describe_yardstick(comparison), pictures=pictures
+    page = pages.render(
+        "compare.html.j2",
+        comparison=comparison,
+        yardstick=_describe_yardstick(comparison),
+        pictures=pictures,
     )
     path = directory / "index.html"
-    # A lone surrogate in the name of a folder has no UTF-8 form.
-    write_atomically(path, page.encode("utf-8", "replace"))
+    write_atomically(path, page)
     return path
 
 
@@ -200,11 +108,6 @@ def _file_name(name: str, *, is_dark: bool) -> str:
 
 def _axis(comparison: Comparison, term: str) -> str:
     return f"{term} (lower is better)" if comparison.yardstick.get(term, 0.0) < 0 else term
-
-
-def _short_settings(settings: Mapping[str, str]) -> str:
-    """`ocr.weight=0.3` for reward.terms.ocr.weight."""
-    return ", ".join(f"{'.'.join(key.split('.')[-2:])}={value}" for key, value in settings.items())
 
 
 def _describe_yardstick(comparison: Comparison) -> str:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float64
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-_WIDTH = 4.4
-"""Inches: scaled to the width of a phone, the text can still be read."""
+from glm_grpo.report.chart_style import (
+    DARK,
+    FONT_SIZE,
+    LIGHT,
+    Theme,
+    begin_figure,
+    style_axes,
+    to_png,
+)
+
 _FRAME = 0.75
 """Inches of height taken by axis and legend."""
-_DOTS_PER_INCH = 200
-_FONT_SIZE = 9.0
 _NAME_WIDTH, _NAME_LINES = 20, 2
 """Names of terms have 40 characters at the most: two lines of 20."""
 _MANY_TERMS = 6
@@ -61,22 +63,6 @@ class Range:
     own_tokens: float
 
 
-@dataclass(frozen=True)
-class _Theme:
-    ground: str
-    ink: str
-    grid: str
-    soft: str
-    low: str
-    high: str
-    third: str
-
-
-# Okabe and Ito's vermilion, blue and green, for all kinds of sight.
-_LIGHT = _Theme("#ffffff", "#1c1d21", "#dcdde2", "#b9bbc4", "#d55e00", "#0072b2", "#009e73")
-_DARK = _Theme("#1e2026", "#ececf0", "#363943", "#666a76", "#ff9d5c", "#6db3f2", "#4fd1a5")
-
-
 def draw_bars(
     names: Sequence[str], groups: Sequence[Bars], *, mark: float | None, is_dark: bool
 ) -> bytes:
@@ -91,8 +77,8 @@ def draw_bars(
     Returns:
         A PNG.
     """
-    theme = _DARK if is_dark else _LIGHT
-    figure = _begin(theme, height=_FRAME + 0.28 * len(names) * (0.5 + len(groups)))
+    theme = DARK if is_dark else LIGHT
+    figure = begin_figure(theme, height=_FRAME + 0.28 * len(names) * (0.5 + len(groups)))
     axes = _add_axes(figure, theme, row=0, rows=1)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), [_drawable(name) for name in names])
@@ -100,7 +86,7 @@ def draw_bars(
     thickness = 0.8 / len(groups)
     handles: list[Artist] = []
     for index, group in enumerate(groups):
-        colour = theme.high if index == len(groups) - 1 else theme.soft
+        colour = theme.blue if index == len(groups) - 1 else theme.soft
         places = [row - 0.4 + thickness * (index + 0.5) for row in range(len(names))]
         lengths = [0.0 if math.isnan(value) else value for value in group.values]
         handles.append(axes.barh(places, lengths, height=0.9 * thickness, color=colour)[0])
@@ -108,7 +94,7 @@ def draw_bars(
             _write_value(axes, theme, value, place)
     axes.margins(x=0.16)
     if mark is not None:
-        axes.axvline(mark, color=theme.low, linewidth=1.2, linestyle="--")
+        axes.axvline(mark, color=theme.vermilion, linewidth=1.2, linestyle="--")
     return _finish(figure, theme, handles, [group.label for group in groups])
 
 
@@ -123,12 +109,12 @@ def draw_ranges(ranges: Sequence[Range], *, best_label: str, is_dark: bool) -> b
     Returns:
         A PNG.
     """
-    theme = _DARK if is_dark else _LIGHT
-    figure = _begin(theme, height=_FRAME + 0.62 * len(ranges))
+    theme = DARK if is_dark else LIGHT
+    figure = begin_figure(theme, height=_FRAME + 0.62 * len(ranges))
     styles = (
         ("mean", "|", theme.ink),
-        (best_label, "o", theme.high),
-        ("targets' own tokens", "D", theme.third),
+        (best_label, "o", theme.blue),
+        ("targets' own tokens", "D", theme.green),
     )
     handles: list[Artist] = []
     for row, scores in enumerate(ranges):
@@ -138,7 +124,7 @@ def draw_ranges(ranges: Sequence[Range], *, best_label: str, is_dark: bool) -> b
         axes.spines["left"].set_visible(False)
         axes.ticklabel_format(axis="x", useOffset=False)
         values = (scores.mean, scores.best, scores.own_tokens)
-        axes.plot([scores.mean, scores.best], [0.0, 0.0], color=theme.high, linewidth=3.0)
+        axes.plot([scores.mean, scores.best], [0.0, 0.0], color=theme.blue, linewidth=3.0)
         # A score that is not there leaves the mark out, and keeps the entry of the legend.
         handles = [
             axes.plot(
@@ -169,11 +155,11 @@ def draw_matrix(names: Sequence[str], values: Float64[Tensor, "R R"], *, is_dark
     Returns:
         A PNG.
     """
-    theme = _DARK if is_dark else _LIGHT
-    figure = _begin(theme, height=1.3 + 0.5 * len(names))
+    theme = DARK if is_dark else LIGHT
+    figure = begin_figure(theme, height=1.3 + 0.5 * len(names))
     axes = _add_axes(figure, theme, row=0, rows=1)
     axes.grid(visible=False)
-    colours = LinearSegmentedColormap.from_list("", [theme.low, theme.ground, theme.high])
+    colours = LinearSegmentedColormap.from_list("", [theme.vermilion, theme.ground, theme.blue])
     axes.imshow(values.numpy(), cmap=colours, vmin=-1.0, vmax=1.0, aspect="auto")
     labels = [_drawable(name) for name in names]
     axes.set_yticks(range(len(names)), labels)
@@ -185,33 +171,23 @@ def draw_matrix(names: Sequence[str], values: Float64[Tensor, "R R"], *, is_dark
                 row,
                 _format(value),
                 color=theme.ink if math.isnan(value) else _readable_on(colours((value + 1.0) / 2)),
-                fontsize=_FONT_SIZE if len(names) <= _MANY_TERMS else 0.75 * _FONT_SIZE,
+                fontsize=FONT_SIZE if len(names) <= _MANY_TERMS else 0.75 * FONT_SIZE,
                 ha="center",
                 va="center",
             )
     return _finish(figure, theme, [], [])
 
 
-def _begin(theme: _Theme, *, height: float) -> Figure:
-    size = (_WIDTH, height)
-    figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, layout="constrained", facecolor=theme.ground)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _add_axes(figure: Figure, theme: _Theme, *, row: int, rows: int) -> Axes:
-    axes = figure.add_subplot(rows, 1, row + 1, facecolor=theme.ground)
-    axes.tick_params(colors=theme.ink, labelsize=_FONT_SIZE, length=0.0)
+def _add_axes(figure: Figure, theme: Theme, *, row: int, rows: int) -> Axes:
+    axes = figure.add_subplot(rows, 1, row + 1)
+    style_axes(axes, theme)
+    axes.tick_params(length=0.0)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.grid(color=theme.grid, linewidth=0.6, axis="x")
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(theme.grid)
+    axes.yaxis.grid(visible=False)
     return axes
 
 
-def _write_value(axes: Axes, theme: _Theme, value: float, place: float) -> None:
+def _write_value(axes: Axes, theme: Theme, value: float, place: float) -> None:
     """Write a value at the end of its bar, away from zero."""
     is_missing = math.isnan(value)
     is_negative = value < 0
@@ -222,7 +198,7 @@ def _write_value(axes: Axes, theme: _Theme, value: float, place: float) -> None:
         textcoords="offset points",
         ha="right" if is_negative else "left",
         va="center",
-        fontsize=_FONT_SIZE,
+        fontsize=FONT_SIZE,
         color=theme.ink,
     )
 
@@ -235,11 +211,11 @@ def _format(value: float) -> str:
 def _readable_on(colour: tuple[float, float, float, float]) -> str:
     red, green, blue, _ = colour
     is_light = 0.3 * red + 0.6 * green + 0.1 * blue > 0.5
-    return _LIGHT.ink if is_light else _LIGHT.ground
+    return LIGHT.ink if is_light else LIGHT.ground
 
 
 def _finish(
-    figure: Figure, theme: _Theme, handles: Sequence[Artist], labels: Sequence[str]
+    figure: Figure, theme: Theme, handles: Sequence[Artist], labels: Sequence[str]
 ) -> bytes:
     if handles:
         figure.legend(
@@ -248,20 +224,12 @@ def _finish(
             loc="outside lower left",
             ncols=len(labels),
             frameon=False,
-            fontsize=_FONT_SIZE,
+            fontsize=FONT_SIZE,
             labelcolor=theme.ink,
             handletextpad=0.4,
             columnspacing=1.0,
         )
-    for text in figure.findobj(Text):
-        # A dollar sign in a name begins no formula.
-        text.set_parse_math(False)
-    content = io.BytesIO()
-    with warnings.catch_warnings():
-        # A sign that the font lacks is drawn as a box.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()
+    return to_png(figure)
 
 
 def _drawable(name: str) -> str:

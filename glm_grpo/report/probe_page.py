@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,30 +10,26 @@ from pathlib import Path
 from typing import Literal
 
 from jaxtyping import Float32, UInt8
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from glm_grpo.report import pages
 from glm_grpo.report.probe_charts import Bars, Range, draw_bars, draw_matrix, draw_ranges
-from glm_grpo.report.probe_findings import (
-    NO_VALUE,
-    NOISY_DECODER,
-    ProbedTerm,
-    ProbeReport,
-    list_findings,
-    render,
+from glm_grpo.report.probe_findings import NOISY_DECODER, ProbeReport, list_findings, render
+from glm_grpo.report.probe_listings import (
+    Listing,
+    describe_conflict,
+    list_figures,
+    render_share,
 )
 from glm_grpo.storage import write_atomically
-from rewards.audit import Conflict
 from rewards.types import Prompt
 
 _SHOWN_PROMPTS = 8
 _SMALLEST_SHARP = 256
 """Pixels: narrower pictures are enlarged with sharp edges."""
-_NO_VALUES = (NO_VALUE,) * 4
-"""Of what has no value for the total."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +52,6 @@ class ProbedPrompt:
 
 
 @dataclass(frozen=True)
-class _Listing:
-    """A table for both terminal and page; cells are text as it is."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str
-
-
-@dataclass(frozen=True)
 class _Tile:
     """A picture on the page; `total` is None where one would say nothing."""
 
@@ -77,16 +62,16 @@ class _Tile:
 
 def probe_tables(report: ProbeReport) -> list[Table]:
     """What there is to say of a probe, for the terminal: terms, correlations, findings."""
-    conflicts = tuple((_describe(conflict),) for conflict in report.conflicts)
+    conflicts = tuple((describe_conflict(conflict),) for conflict in report.conflicts)
     findings = tuple(
         (finding.term, finding.what, finding.remedy) for finding in list_findings(report)
     )
     if not findings:
         findings = (("", "nothing stands out", ""),)
     listings = (
-        *_listings(report),
-        _Listing("conflicts", ("inside groups, these pull against each other",), conflicts, ""),
-        _Listing("findings", ("term", "what was found", "what to do"), findings, ""),
+        *list_figures(report),
+        Listing("conflicts", ("inside groups, these pull against each other",), conflicts, ""),
+        Listing("findings", ("term", "what was found", "what to do"), findings, ""),
     )
     tables = []
     for listing in listings:
@@ -119,25 +104,19 @@ def write_probe(report: ProbeReport, prompts: Sequence[ProbedPrompt], directory:
     Raises:
         StorageError: A file cannot be written.
     """
-    alternatives = {}
-    for name, alternative, draw in _drawings(report):
-        alternatives[name] = alternative
+    descriptions = {}
+    for name, description, draw in _drawings(report):
+        descriptions[name] = description
         write_atomically(directory / f"{name}.png", draw(is_dark=False))
         write_atomically(directory / f"{name}-dark.png", draw(is_dark=True))
     shown = prompts[:_SHOWN_PROMPTS]
-    environment = Environment(
-        loader=PackageLoader("glm_grpo.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("probe.html.j2").render(
+    page = pages.render(
+        "probe.html.j2",
         report=report,
         findings=list_findings(report),
-        conflicts=[_describe(conflict) for conflict in report.conflicts],
-        listings=_listings(report),
-        alternatives=alternatives,
+        conflicts=list(map(describe_conflict, report.conflicts)),
+        listings=list_figures(report),
+        descriptions=descriptions,
         shown=[
             (prompt.prompt.prompt, _write_tiles(prompt, number, directory))
             for number, prompt in enumerate(shown, start=1)
@@ -145,8 +124,7 @@ def write_probe(report: ProbeReport, prompts: Sequence[ProbedPrompt], directory:
         is_small=any(prompt.pixels.shape[-1] < _SMALLEST_SHARP for prompt in shown),
     )
     path = directory / "index.html"
-    # A lone surrogate in a prompt has no UTF-8 form.
-    write_atomically(path, page.encode("utf-8", "replace"))
+    write_atomically(path, page)
     return path
 
 
@@ -179,7 +157,7 @@ def _drawings(report: ProbeReport) -> Iterator[tuple[str, str, Callable[..., byt
     )
     if len(names) > 1:
         pairs = [
-            f"{names[first]} and {names[second]} {_share(value)}"
+            f"{names[first]} and {names[second]} {render_share(value)}"
             for first, line in enumerate(report.audit.correlations.tolist())
             for second, value in enumerate(line)
             if first < second
@@ -215,75 +193,8 @@ def _write_tiles(prompt: ProbedPrompt, number: int, directory: Path) -> list[_Ti
     return tiles
 
 
-def _listings(report: ProbeReport) -> list[_Listing]:
-    groups = f"{report.prompts} prompts, {report.group_size} samples each"
-    listings = [
-        _Listing(
-            f"what drives the advantage: {groups}",
-            (
-                *("term", "weight", "share"),
-                *(("proposed\nweight",) if report.terms[0].proposed_weight is not None else ()),
-                *("mean", "std", "std\ninside\ngroups", "flat\ngroups"),
-            ),
-            tuple(map(_drive_row, report.terms)),
-            "share: of the variance of the advantage; std inside groups: the part of the std that "
-            "training sees; flat groups: fraction whose images all score the same"
-            + _advice(report),
-        ),
-        _Listing(
-            "what is left to gain, and what is chance",
-            ("term", "headroom", "own tokens", "room", "tied at best", "decoder's part"),
-            (*map(_gain_row, report.terms), ("total", render(report.audit.headroom), *_NO_VALUES)),
-            f"headroom: best of {report.group_size} less mean; own tokens: score of the decoded "
-            "tokens of the targets; room: that less mean; decoder's part: variance under other "
-            "noises, relative to that inside groups",
-        ),
-    ]
-    names = report.names()
-    if len(names) > 1:
-        rows = zip(names, report.audit.correlations.tolist(), strict=True)
-        cells = tuple((name, *map(_share, line)) for name, line in rows)
-        listings.append(_Listing("correlation inside groups", ("", *names), cells, ""))
-    return listings
-
-
-def _drive_row(term: ProbedTerm) -> tuple[str, ...]:
-    audit, proposed = term.audit, term.proposed_weight
-    return (
-        *(audit.name, f"{term.weight:g}", _share(audit.advantage_share)),
-        *(() if proposed is None else (f"{proposed:.4g}",)),
-        *(render(audit.mean), render(audit.std), render(audit.std_within)),
-        _share(audit.flat_fraction),
-    )
-
-
-def _gain_row(term: ProbedTerm) -> tuple[str, ...]:
-    return (
-        *(term.audit.name, render(term.audit.headroom), render(term.own_tokens), render(term.room)),
-        *(_share(term.audit.saturation), _share(term.decoder_fraction)),
-    )
-
-
-def _advice(report: ProbeReport) -> str:
-    proposals = [
-        f"reward.terms.{term.audit.name}.weight={term.proposed_weight:.4g}"
-        for term in report.terms
-        if term.proposed_weight is not None
-    ]
-    return f"; to use the proposed weights: {' '.join(proposals)}" if proposals else ""
-
-
-def _describe(conflict: Conflict) -> str:
-    return f"{conflict.first} and {conflict.second}: correlation {conflict.correlation:.3f}"
-
-
 def _tell(names: Sequence[str], form: str, *values: Sequence[float]) -> str:
     return "; ".join(
         f"{name}: {form.format(*map(render, figures))}"
         for name, *figures in zip(names, *values, strict=True)
     )
-
-
-def _share(value: float) -> str:
-    # 0 is added as a rounded negative number would show as -0.000.
-    return NO_VALUE if math.isnan(value) else f"{round(value, 3) + 0.0:.3f}"

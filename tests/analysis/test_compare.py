@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,12 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
-from glm_grpo.analysis.compare import compare, pareto_optimal, parse_weights
+from glm_grpo.analysis.compare import compare
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
-from glm_grpo.report.compare_page import comparison_tables, write_comparison
 from glm_grpo.storage import RunFolder, write_atomically
+from glm_grpo.tables import Weighing, weighing_metadata
 from glm_grpo.training.statistics import paired_bootstrap
 
 TERMS = ("lpips", "ssim", "ocr", "aesthetic")
@@ -54,7 +51,8 @@ def store_evaluation(path: Path, step: int, groups: Mapping[str, Group], **colum
         pyarrow.field(field.name, types.get(field.name, field.type)) for field in table.schema
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(table.cast(pyarrow.schema(schema)), path)
+    metadata = weighing_metadata(Weighing({}, {}, "weighted_sum"))
+    pyarrow.parquet.write_table(table.cast(pyarrow.schema(schema, metadata)), path)
 
 
 @pytest.fixture(scope="module")
@@ -199,17 +197,6 @@ def test_compare_names_runs_by_the_shortest_end_of_their_paths(make_run: MakeRun
     assert names == ["monday/0", "tuesday/0", "sweep/1"]
 
 
-def test_labels_are_the_settings_where_they_are_short(make_run: MakeRun) -> None:
-    short = "reward.terms.ocr.weight=0.6"
-    runs = [make_run("a", FIRST), make_run("b", SECOND, short)]
-    assert compare(runs, YARDSTICK).labels() == ("1: ocr.weight=0.3", "2: ocr.weight=0.6")
-    many = ("train.seed=7", "train.steps=80", "optim.learning_rate=1e-5")
-    runs = [make_run("c", FIRST), make_run("d", SECOND, short, *many)]
-    assert compare(runs, YARDSTICK).labels() == ("1: c", "2: d")
-    runs = [make_run("e", FIRST), make_run("f", SECOND)]
-    assert compare(runs, YARDSTICK).labels() == ("1: e", "2: f")
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -323,25 +310,6 @@ def test_compare_refuses_a_yardstick_of_nothing(make_run: MakeRun) -> None:
         compare(runs, {"ocr": 0.0})
 
 
-def test_parse_weights_reads_terms_and_numbers() -> None:
-    words = ["lpips=0.4", "ocr=-1e-1"]
-    assert parse_weights(words, option="--yardstick") == {"lpips": 0.4, "ocr": -0.1}
-    assert parse_weights([], option="--share") == {}
-
-
-@pytest.mark.parametrize("word", ["ocr", "ocr=", "=0.5", "ocr=much", "ocr=nan", "ocr=inf", "a=1"])
-def test_parse_weights_refuses_other_words(word: str) -> None:
-    rule = rf"--share '{word}': must be the name of a term.*write --share lpips=0.4"
-    with pytest.raises(ConfigError, match=rule):
-        parse_weights(["a=1", word], option="--share")
-
-
-def test_pareto_optimal_keeps_what_no_other_point_beats() -> None:
-    # (2, 2) beats (1, 2) and (1, 1); (0, 3) is higher in the second; (2, 2) twice beats neither.
-    points = torch.tensor([[2, 2], [1, 2], [1, 1], [0, 3], [2, 2]], dtype=torch.float64)
-    assert pareto_optimal(points).tolist() == [True, False, False, True, True]
-
-
 def test_compare_marks_optimal_runs_of_every_pair(make_run: MakeRun) -> None:
     # lpips, ocr: untrained (0.375, 0.25); a (0.75, 0.375), b (0.25, 0.875) and c (0.25, 0.25).
     third = {0: UNTRAINED, 20: lpips_and_ocr((0.25, 0.25), (0.25, 0.25))}
@@ -363,111 +331,3 @@ def test_compare_does_not_call_a_run_optimal_that_the_untrained_model_beats(
     worse = {0: UNTRAINED, 20: lpips_and_ocr((0.25, 0.125), (0.25, 0.125))}
     runs = [make_run("a", worse), make_run("b", worse)]
     assert compare(runs, YARDSTICK).trade_offs[0].is_optimal == (False, False)
-
-
-class Page(HTMLParser):
-    """A strict reading of the page: every element that is opened is closed, in order."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self._open: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in {"meta", "link", "img", "source"}:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.texts.append(" ".join(data.split()))
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-
-def test_write_comparison_shows_every_figure_and_picture(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run("a", FIRST), make_run("b", SECOND, "reward.terms.ocr.weight=0.6")]
-    path = write_comparison(compare(runs, YARDSTICK), tmp_path / "compare")
-    page = Page(path)
-    assert "lpips 0.5, ocr 0.5" in page.texts
-    assert "reward.terms.ocr.weight = 0.6" in page.texts
-    start = page.texts.index("20")
-    assert page.texts[start : start + 5] == ["20", "0.312", "0.562", "+0.250", "+0.250 to +0.250"]
-    start = page.texts.index("untrained")
-    assert page.texts[start : start + 5] == ["untrained", "0.375", "0.250", "0.500", "0.500"]
-    # Two gains whose interval leaves out 0, and no difference between the runs.
-    classes = [cell["class"] for cell in page.all("td") if "class" in cell]
-    assert classes == ["better", "better", ""]
-    images, sources = page.all("img"), page.all("source")
-    assert [image["src"] for image in images][:2] == ["curves.png", "tradeoff-lpips-ocr.png"]
-    assert len(images) == len(sources) == 7
-    assert images[0]["alt"] is not None
-    assert "1: ocr.weight=0.3 from 0.312 to 0.562" in images[0]["alt"]
-    assert images[1]["alt"] is not None
-    assert "untrained at 0.375, 0.250; 1: ocr.weight=0.3 at 0.750, 0.375" in images[1]["alt"]
-    for image, source in zip(images, sources, strict=True):
-        assert source["media"] == "(prefers-color-scheme: dark)"
-        light, dark = (
-            Image.open(path.parent / str(name)) for name in (image["src"], source["srcset"])
-        )
-        assert light.size == dark.size
-        assert light.convert("L").getpixel((2, 2)) > 200 > 100 > dark.convert("L").getpixel((2, 2))
-
-
-def test_write_comparison_loads_nothing_from_elsewhere(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run("a", FIRST), make_run("b", SECOND)]
-    path = write_comparison(compare(runs, YARDSTICK), tmp_path / "compare")
-    source = path.read_text()
-    assert not re.search(r"https?:|//\w|@import|url\(|<script|<iframe", source)
-    names = {
-        value
-        for _, attributes in Page(path).elements
-        for key, value in attributes.items()
-        if key in {"src", "href", "srcset"} and value != "data:,"
-    }
-    assert names == {file.name for file in path.parent.glob("*.png")}
-
-
-def test_write_comparison_keeps_hostile_text_as_text(make_run: MakeRun, tmp_path: Path) -> None:
-    hostile = "<script>alert(1)<\\u002fscript> $x^2$ {{ 7 * 7 }} & [red]"
-    runs = [
-        make_run("a", FIRST),
-        make_run(hostile, SECOND, "data.path='<b>\" onload=x [red].jsonl'"),
-    ]
-    comparison = compare(runs, YARDSTICK)
-    page = Page(write_comparison(comparison, tmp_path / "compare"))
-    assert page.all("script") == page.all("b") == []
-    assert not [key for _, attributes in page.elements for key in attributes if key[:2] == "on"]
-    assert hostile in page.texts
-    assert r'data.path = "<b>\" onload=x [red].jsonl"' in page.texts
-    console = Console(width=200, file=io.StringIO())
-    for table in comparison_tables(comparison):
-        console.print(table)
-    assert hostile in console.file.getvalue()
-    assert "onload=x [red].jsonl" in console.file.getvalue()
-
-
-def test_comparison_tables_say_what_was_found(make_run: MakeRun) -> None:
-    runs = [make_run("a", FIRST), make_run("b", SECOND, "reward.terms.ocr.weight=0.6")]
-    console = Console(width=120, file=io.StringIO())
-    for table in comparison_tables(compare(runs, YARDSTICK)):
-        console.print(table)
-    text = console.file.getvalue()
-    for words in (
-        "reward.terms.ocr.weight",
-        "yardstick: lpips 0.5, ocr 0.5",
-        "2 held-out prompts, 2 images each",
-        "[+0.250, +0.250]",
-        "[+0.000, +0.000]",
-        "untrained",
-        "0.875",
-    ):
-        assert words in text, words

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from PIL import Image
-from rich.console import Console
-from scipy.stats import kendalltau
 from torch import Tensor
 
-from glm_grpo.analysis.rescore import (
-    override_weighing,
-    rank_correlations,
-    rescore,
-    winner_changes,
-)
+from glm_grpo.analysis.rescore import rescore
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.report.rescore_page import rescoring_tables, write_rescoring_sheet
 from glm_grpo.storage import RunFolder, write_atomically
 from glm_grpo.tables import read_table
 from glm_grpo.training.recorder import Recorder
@@ -264,96 +254,6 @@ def test_rescore_makes_advantages_step_by_step_as_training_would(
     assert len(rescoring.changes) == 6 - (normalization == "group_std")
 
 
-def test_rank_correlations_equal_those_of_scipy() -> None:
-    generator = torch.Generator().manual_seed(0)
-    # Whole numbers from 0 to 3 among 7 images: ties in every group.
-    before = torch.randint(4, (200, 7), generator=generator).float()
-    after = torch.randint(4, (200, 7), generator=generator).float()
-    expected = [kendalltau(*pair).statistic for pair in zip(before, after, strict=True)]
-    torch.testing.assert_close(rank_correlations(before, after), torch.tensor(expected).float())
-
-
-def test_rank_correlations_are_not_defined_where_a_group_is_flat() -> None:
-    # Flat before, flat but for rounding after, flat in both; then upside down.
-    nearly = 0.7 + 1e-7 * torch.arange(3.0)
-    before = torch.stack([torch.ones(3), torch.arange(3.0), torch.ones(3), torch.arange(3.0)])
-    after = torch.stack([torch.arange(3.0), nearly, torch.zeros(3), -torch.arange(3.0)])
-    correlations = rank_correlations(before, after)
-    assert correlations.isnan().tolist() == [True, True, True, False]
-    assert correlations[3] == -1
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "is_changed"),
-    [
-        ((1, 2, 0), (1, 3, 0), False),
-        ((1, 2, 0), (3, 2, 0), True),
-        # The winner is among the best, if not alone.
-        ((1, 2, 0), (2, 2, 0), False),
-        # One of two winners stays.
-        ((2, 2, 0), (1, 2, 0), False),
-        # Neither of two stays.
-        ((2, 2, 0), (1, 1, 3), True),
-        # No one won before.
-        ((1, 1, 1), (0, 0, 1), False),
-        # Within rounding of the best.
-        ((1.0000001, 1, 0), (0.5, 1, 0), False),
-        ((-1, -2, -3), (-3, -2, -1), True),
-    ],
-)
-def test_winner_changes_only_where_no_best_image_stays(
-    before: tuple[float, ...], after: tuple[float, ...], *, is_changed: bool
-) -> None:
-    changes = winner_changes(torch.tensor([before]).float(), torch.tensor([after]).float())
-    assert changes.tolist() == [is_changed]
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("reward.terms.ocr.weight", "'reward.terms.ocr.weight' is not of the form key=value"),
-        ("~reward.terms.ocr.weight", "'~reward.terms.ocr.weight' gives no value"),
-        ("reward.terms.ocr.weight=0.1,0.2", "weight=0.1,0.2' gives no value; rescore tries one"),
-        (
-            "reward.terms.clip_score.weight=0.5",
-            "the run did not score 'clip_score'.*it scored lpips, ssim, ocr, aesthetic"
-            r".*\+reward.terms.clip_score.weight=0",
-        ),
-        ("train.steps=3", "train.steps = 3.*not a key that rescore can change.*train.py train"),
-        ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3.*images and raw scores"),
-        ("reward.terms=null", "reward.terms = None.*not a key that rescore can change"),
-        ("reward.terms.ocr.weight=nan", "reward.terms.ocr.weight = nan.*must be a finite number"),
-        ("reward.terms.ocr.weight=much", "reward.terms.ocr.weight = 'much'.*must be a number"),
-        ("reward.terms.ocr.weight=[", r"'reward.terms.ocr.weight=\[' is not of the form"),
-        ("reward.terms.ocr.std_floor=0", "ocr.std_floor = 0.*must be greater than 0"),
-        ("reward.combine=sum", "reward.combine = 'sum'.*weighted_sum, normalize_then_sum"),
-        ("advantage.normalisation=mean_only", "did you mean advantage.normalization"),
-        ("advantage.std_floor=0", "must be greater than 0 where advantage.normalization is"),
-    ],
-)
-def test_override_weighing_refuses_what_cannot_be_tried(
-    override: str, message: str, configs_dir: Path
-) -> None:
-    config = make_config(configs_dir, prompts=2, images=2)
-    with pytest.raises(ConfigError, match=f"(?s){message}"):
-        override_weighing(config, [override])
-
-
-def test_override_weighing_refuses_a_reward_of_nothing(configs_dir: Path) -> None:
-    config = make_config(configs_dir, prompts=2, images=2)
-    zeros = [f"reward.terms.{name}.weight=0" for name in config.reward.terms]
-    with pytest.raises(ConfigError, match="every reward is 0"):
-        override_weighing(config, zeros)
-
-
-def test_override_weighing_tries_watched_and_untied_terms(configs_dir: Path) -> None:
-    watch = ("reward.terms.aesthetic.weight=0", "+reward.watch=[aesthetic]")
-    config = make_config(configs_dir, *watch, prompts=2, images=2)
-    weights = {"lpips": 0.0, "ssim": 0.0, "ocr": 0.0, "aesthetic": 1e-3}
-    overrides = [f"reward.terms.{name}.weight={weight}" for name, weight in weights.items()]
-    assert override_weighing(config, overrides).reward.weights() == weights
-
-
 def test_rescore_refuses_weights_that_leave_a_prompt_without_a_total(
     tmp_path: Path, configs_dir: Path
 ) -> None:
@@ -370,56 +270,3 @@ def test_rescore_refuses_weights_that_leave_a_prompt_without_a_total(
 def test_rescore_refuses_weights_beyond_float32(small_run: RunFolder) -> None:
     with pytest.raises(ConfigError, match="a total is not a finite float32 number"):
         rescore(small_run, ["reward.terms.ocr.weight=1e39"])
-
-
-def test_rescoring_sheet_shows_gaining_above_losing(small_run: RunFolder) -> None:
-    rescoring = rescore(small_run, ["reward.terms.ocr.weight=0"])
-    path = write_rescoring_sheet(small_run, rescoring)
-    assert path == small_run.path / "rescore" / "sheet.png"
-    sheet = Image.open(path).convert("RGB")
-    # Tiles are 160 wide, 6 apart, below a heading of 24; a row is 160 + 36 + 30 high. Picture s is
-    # grey of brightness 40 s.
-    for top, images in ((104, rescoring.gaining), (104 + 226, rescoring.losing)):
-        for left, image in zip((86, 86 + 166), images, strict=False):
-            assert sheet.getpixel((left, top)) == (40 * image.sample,) * 3
-    assert rescoring.gaining[0].sample == rescoring.losing[0].sample == 2
-    assert rescoring.losing[1].sample == 0
-    assert sheet.height == 2 * 226
-    # What is written below the first tile.
-    caption = sheet.crop((6, 24 + 160, 166, 24 + 196)).convert("L")
-    assert caption.getextrema()[0] < 100
-
-
-def test_rescoring_sheet_draws_a_grey_field_for_a_picture_that_is_gone(
-    small_run: RunFolder,
-) -> None:
-    rescoring = rescore(small_run, ["reward.terms.ocr.weight=0"])
-    (small_run.path / rescoring.gaining[0].image).unlink()
-    path = write_rescoring_sheet(small_run, rescoring)
-    assert Image.open(path).convert("RGB").getpixel((86, 104)) == (213, 214, 219)
-
-
-def test_rescoring_sheet_is_not_written_where_nothing_moves(small_run: RunFolder) -> None:
-    assert write_rescoring_sheet(small_run, rescore(small_run, [])) is None
-    assert not (small_run.path / "rescore").exists()
-
-
-def test_rescoring_tables_say_what_was_found(small_run: RunFolder) -> None:
-    rescoring = rescore(small_run, ["reward.terms.aesthetic.weight=0.4"])
-    console = Console(width=140, file=io.StringIO())
-    for table in rescoring_tables(rescoring):
-        console.print(table)
-    text = console.file.getvalue()
-    for words in (
-        "images 6, groups 2, steps 1",
-        "as stored, to the bit",
-        "0.1 to 0.4",
-        "1 (50.0%)",
-        "0.333",
-        "images that gain most advantage",
-        "images that lose most advantage",
-        # A user's text is no markup.
-        PROMPT[:20],
-        "images/step-000001/p0-1.png",
-    ):
-        assert words in text, words

@@ -3,8 +3,8 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rewards.audit import Conflict, RewardAudit, TermAudit
 from rewards.types import Prompt
 
 NAN = float("nan")
-VOID = {"meta", "link", "img", "source", "br"}
+ReadPage = Callable[[Path], Any]
 HOSTILE = '"><script>alert(1)</script>\' onerror="x" {{ 7 * 7 }} & [red] $x_1$ שלום 🙂'
 AUDITED = (
     *("name", "mean", "std", "std_within", "flat_fraction"),
@@ -96,42 +96,6 @@ def cells_of(text: str, first: str) -> list[list[str]]:
     """Cells of all rows that begin with a word."""
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
     return [row for row in rows if row and row[0] == first]
-
-
-class Page(HTMLParser):
-    """A strict reading of the page: every element that is opened is closed, in order."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self._open: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.texts.append(" ".join(data.split()))
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    def after(self, text: str, count: int) -> list[str]:
-        """The texts that follow the last occurrence of one."""
-        start = len(self.texts) - self.texts[::-1].index(text)
-        return self.texts[start : start + count]
-
-    def alternatives(self) -> dict[str | None, str]:
-        return {image["src"]: image["alt"] or "" for image in self.all("img")}
 
 
 def test_findings_are_none_for_a_reward_without_fault() -> None:
@@ -413,18 +377,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(path: Path) -> Page:
-    return Page(path)
+def page(path: Path, read_page: ReadPage) -> Any:
+    return read_page(path)
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Page:
+def quiet(tmp_path_factory: pytest.TempPathFactory, read_page: ReadPage) -> Any:
     """A page of which there is nothing to say, of one term and one prompt."""
     prompt = replace(
         make_prompt(has_target=False), pixels=torch.zeros(2, 3, 8, 256, dtype=torch.uint8)
     )
     report = make_report(make_term(advantage_share=1.0), prompts=1)
-    return Page(write_probe(report, [prompt], tmp_path_factory.mktemp("quiet")))
+    return read_page(write_probe(report, [prompt], tmp_path_factory.mktemp("quiet")))
 
 
 @pytest.fixture(scope="module")
@@ -438,7 +402,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_probe(report, [], tmp_path_factory.mktemp("empty"))
 
 
-def test_page_shows_the_figures_of_the_tables(page: Page) -> None:
+def test_page_shows_the_figures_of_the_tables(page: Any) -> None:
     start = page.texts.index("What drives the advantage: 24 prompts, 8 samples each")
     assert page.texts[start + 1 : start + 25] == [
         *("term", "weight", "share", "proposed weight", "mean", "std", "std inside groups"),
@@ -454,7 +418,7 @@ def test_page_shows_the_figures_of_the_tables(page: Page) -> None:
     ]
 
 
-def test_page_shows_findings_and_conflicts(page: Page) -> None:
+def test_page_shows_findings_and_conflicts(page: Any) -> None:
     start = page.texts.index("Findings")
     assert page.texts[start + 1 : start + 4] == [
         "lpips",
@@ -464,12 +428,12 @@ def test_page_shows_findings_and_conflicts(page: Page) -> None:
     assert f"lpips and {HOSTILE}: correlation -0.500" in page.texts
 
 
-def test_page_without_faults_says_so(quiet: Page) -> None:
+def test_page_without_faults_says_so(quiet: Any) -> None:
     assert "Nothing stands out." in quiet.texts
     assert "Conflicts" not in quiet.texts
 
 
-def test_page_describes_its_drawings(page: Page) -> None:
+def test_page_describes_its_drawings(page: Any) -> None:
     alternatives = page.alternatives()
     assert alternatives["shares.png"] == (
         "Share of the advantage. lpips: 0.750 of the weights, 0.875 of the advantage; "
@@ -486,7 +450,17 @@ def test_page_describes_its_drawings(page: Page) -> None:
     assert alternatives["decoder.png"] == f"Decoder's part. lpips: 0.125; {HOSTILE}: 0.125"
 
 
-def test_page_has_each_drawing_for_light_and_for_dark_ground(path: Path, page: Page) -> None:
+def test_page_says_below_each_drawing_how_to_read_it(page: Any) -> None:
+    # The drawings come before the tables, of which one has the same heading.
+    heading = page.texts.index("Correlation inside groups")
+    assert page.texts[heading + 1] == (
+        "Near 1: two terms ask for the same. Below 0: they pull against each other."
+    )
+    captions = [text for text in page.texts if text.startswith(("What tells", "Each term on"))]
+    assert len(captions) == 2
+
+
+def test_page_has_each_drawing_for_light_and_for_dark_ground(path: Path, page: Any) -> None:
     drawings = [image for image in page.all("img") if "prompt-" not in str(image["src"])]
     for image, source in zip(drawings, page.all("source"), strict=True):
         assert source["media"] == "(prefers-color-scheme: dark)"
@@ -517,12 +491,12 @@ def test_page_draws_the_figures_of_the_report(path: Path) -> None:
         assert (path.parent / name).read_bytes() == content, name
 
 
-def test_page_of_a_single_term_draws_no_correlation(quiet: Page) -> None:
+def test_page_of_a_single_term_draws_no_correlation(quiet: Any) -> None:
     drawings = {name for name in quiet.alternatives() if "prompt-" not in str(name)}
     assert drawings == {"shares.png", "headroom.png", "decoder.png"}
 
 
-def test_page_shows_target_own_tokens_best_and_worst_sample(path: Path, page: Page) -> None:
+def test_page_shows_target_own_tokens_best_and_worst_sample(path: Path, page: Any) -> None:
     assert page.after("a sign", 7) == [
         *("Target", "Target's own tokens", "0.875"),
         *("Best of 3", "0.750", "Worst of 3", "0.250"),
@@ -535,7 +509,7 @@ def test_page_shows_target_own_tokens_best_and_worst_sample(path: Path, page: Pa
         np.testing.assert_array_equal(np.asarray(picture), np.full((32, 64, 3), grey))
 
 
-def test_page_describes_its_pictures(page: Page) -> None:
+def test_page_describes_its_pictures(page: Any) -> None:
     alternatives = page.alternatives()
     assert alternatives["prompt-1-own.png"] == "Target's own tokens: a sign"
     assert alternatives["prompt-1-worst.png"] == "Worst of 3: a sign"
@@ -549,35 +523,37 @@ def test_page_shows_two_samples_of_a_flat_group(path: Path) -> None:
     assert best.getpixel((0, 0)) != worst.getpixel((0, 0))
 
 
-def test_page_shows_no_target_and_no_total_where_there_is_none(path: Path, page: Page) -> None:
+def test_page_shows_no_target_and_no_total_where_there_is_none(path: Path, page: Any) -> None:
     assert page.after("no target", 4) == ["Best of 2", "0.750", "Worst of 2", "0.250"]
     assert page.after("no total", 3) == ["Target", "Target's own tokens", "-"]
     assert not (path.parent / "prompt-3-target.png").exists()
 
 
-def test_page_shows_the_samples_of_eight_prompts(page: Page, quiet: Page, empty: Path) -> None:
+def test_page_shows_the_samples_of_eight_prompts(
+    page: Any, quiet: Any, empty: Path, read_page: ReadPage
+) -> None:
     assert "eighth" in page.texts
     assert "ninth" not in page.texts
     assert any("The first 8 of 24 prompts." in text for text in page.texts)
     assert not any("The first" in text for text in quiet.texts)
     assert "Samples" in quiet.texts
-    assert "Samples" not in Page(empty).texts
+    assert "Samples" not in read_page(empty).texts
 
 
-def test_page_keeps_the_pixels_of_small_pictures_sharp(page: Page, quiet: Page) -> None:
+def test_page_keeps_the_pixels_of_small_pictures_sharp(page: Any, quiet: Any) -> None:
     # 64 pixels wide and 256.
     assert page.all("body")[0].get("class") == "small"
     assert quiet.all("body")[0].get("class") is None
 
 
-def test_page_shows_a_dash_for_what_has_no_value(empty: Path) -> None:
-    page = Page(empty)
+def test_page_shows_a_dash_for_what_has_no_value(empty: Path, read_page: ReadPage) -> None:
+    page = read_page(empty)
     start = page.texts.index("What is left to gain, and what is chance")
     assert page.texts[start + 7 : start + 13] == ["lpips", *"-----"]
     assert not re.search(r"\bnan\b", empty.read_text(), re.IGNORECASE)
 
 
-def test_page_keeps_hostile_text_as_text(page: Page) -> None:
+def test_page_keeps_hostile_text_as_text(page: Any) -> None:
     assert page.all("script") == []
     names = {name for _, attributes in page.elements for name in attributes}
     assert not [name for name in names if name.startswith("on")]
@@ -590,19 +566,14 @@ def test_page_keeps_hostile_text_as_text(page: Page) -> None:
     assert "lone ?" in page.texts
 
 
-def test_page_lets_a_prompt_choose_its_direction(page: Page) -> None:
+def test_page_lets_a_prompt_choose_its_direction(page: Any) -> None:
     directed = [tag for tag, attributes in page.elements if attributes.get("dir") == "auto"]
     assert directed == ["p"] * 8
 
 
-def test_page_loads_nothing_but_the_files_beside_it(path: Path, page: Page) -> None:
+def test_page_loads_nothing_but_the_files_beside_it(path: Path, page: Any) -> None:
     assert not re.search(r"https?:|//\w|@import|url\(|<script|<iframe", path.read_text())
-    linked = {
-        value
-        for _, attributes in page.elements
-        for key, value in attributes.items()
-        if key in {"src", "href", "srcset"} and value != "data:,"
-    }
+    linked = page.linked()
     assert linked == {file.name for file in path.parent.glob("*.png")}
     # Four drawings twice, and four pictures of each prompt but the one without a target.
     assert len(linked) == 8 + 7 * 4 + 2
