@@ -20,6 +20,7 @@ from glm_grpo.glm_image.residency import ModulePart, Movable, OptimizerPart, Res
 from glm_grpo.glm_image.sampling import Truncation
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.seeds import derive_seed
+from glm_grpo.tables import read_metrics
 from glm_grpo.tiny.prompts import tiny_prompts
 from glm_grpo.training.checkpoint import Checkpoint, forget_checkpoints_after
 from glm_grpo.training.collect import CollectSettings, Stage
@@ -185,7 +186,12 @@ def build_trainer(
         sentinel=Sentinel(
             opened.folder, watch=config.reward.watch, margin=config.reward.canary_margin
         ),
-        progress=Progress(total=config.train.steps, done=progression.step, console=console),
+        progress=Progress(
+            total=config.train.steps,
+            done=progression.step,
+            console=console,
+            untrained=next(iter(read_metrics(opened.folder)), None),
+        ),
         progression=progression,
         backward=accelerator.backward,
     )

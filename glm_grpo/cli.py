@@ -23,6 +23,8 @@ from glm_grpo.present import expected_errors_explained
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config
+    from glm_grpo.report.summary import SummaryRow
+    from glm_grpo.storage import RunFolder
 
 _SHEET_COLUMNS = 8
 
@@ -67,7 +69,16 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.set_defaults(command=_evaluate)
 
     gallery = commands.add_parser("gallery", help="write a run's gallery again from its tables")
-    gallery.add_argument("run", type=Path, metavar="RUN")
+    gallery.add_argument("run", type=Path, metavar="RUN", help="run folder, also of a crashed run")
+    gallery.add_argument(
+        "--serve", action="store_true", help="show it to browsers on this machine until Ctrl-C"
+    )
+    gallery.add_argument(
+        "--port", type=int, default=8600, help="for --serve; 0: any that is free (8600)"
+    )
+    gallery.add_argument(
+        "--zip", type=Path, metavar="FILE", help="also pack gallery and pictures, to be sent"
+    )
     gallery.add_argument(
         "--sheet", type=Path, metavar="PNG", help="also one picture of target, before and after"
     )
@@ -92,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="TERM=WEIGHT",
         help="of the total all runs are judged by (the weights of the first run)",
+    )
+    compare.add_argument(
+        "--html", action="store_true", help="show the pictures of all runs side by side on the page"
     )
     compare.add_argument("--output", type=Path, default=Path("compare"), help="folder of the page")
     compare.set_defaults(command=_compare)
@@ -163,16 +177,45 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _gallery(options: argparse.Namespace) -> None:
     from glm_grpo.report.contact_sheet import write_contact_sheet
     from glm_grpo.report.gallery import write_gallery
+    from glm_grpo.report.gallery.archive import write_archive
+    from glm_grpo.report.gallery.server import serve_gallery
     from glm_grpo.storage import RunFolder
-    from glm_grpo.training.resume import read_config
-    from glm_grpo.training.summaries import summarise
 
     folder = RunFolder(options.run)
-    read_config(folder)
-    _print(str(write_gallery(folder, summarise(folder))))
+    _refuse_no_run(folder)
+    _print(str(write_gallery(folder, _summarise(folder))))
     if options.sheet is not None:
         write_contact_sheet(folder, options.sheet, columns=_SHEET_COLUMNS)
         _print(str(options.sheet))
+    if options.zip is not None:
+        write_archive(folder, options.zip)
+        _print(str(options.zip))
+    if options.serve:
+        serve_gallery(folder, port=options.port, announce=_announce)
+
+
+def _refuse_no_run(folder: RunFolder) -> None:
+    from glm_grpo.errors import CheckpointError
+
+    # Not its config.yaml alone: the gallery of a run that lost it shows the rest.
+    signs = (folder.config_path, folder.metrics_path, folder.rollouts_dir, folder.evaluations_dir)
+    if not any(path.exists() for path in signs):
+        raise CheckpointError(
+            f"{folder.path} holds no run (neither config.yaml nor metrics.jsonl, rollouts/ or "
+            "evaluations/); give the folder of a run, such as outputs/<date>/<time>"
+        )
+
+
+def _summarise(folder: RunFolder) -> list[SummaryRow]:
+    """Before against after; without, where an evaluation is damaged, of which the pages tell."""
+    from glm_grpo.errors import StorageError
+    from glm_grpo.training.summaries import summarise
+
+    try:
+        return summarise(folder)
+    except StorageError as error:
+        sys.stderr.write(f"no before and after: {error}\n")
+        return []
 
 
 def _rescore(options: argparse.Namespace) -> None:
@@ -199,7 +242,7 @@ def _compare(options: argparse.Namespace) -> None:
         None if yardstick is None else parse_weights(yardstick, option="--yardstick"),
     )
     _print_tables(comparison_tables(comparison))
-    _print(str(write_comparison(comparison, options.output)))
+    _print(str(write_comparison(comparison, options.output, has_samples=options.html)))
 
 
 def _serve_reward(options: argparse.Namespace) -> None:

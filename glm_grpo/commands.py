@@ -38,6 +38,7 @@ from glm_grpo.training.collect import collect
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.resume import find_checkpoint, open_run
 from glm_grpo.training.summaries import compare_evaluations
+from glm_grpo.training.trackers import check_trackers
 from rewards.build import build_reward
 from rewards.serve import serve
 
@@ -56,6 +57,7 @@ def run_training(config: Config) -> int:
             f"the run was started on {accelerator.num_processes} processes; this version trains "
             "on one; start it with `python train.py`"
         )
+    check_trackers(config.trackers)
     prompts = build_prompts(config)
     opened = open_run(config)
     console = Console(stderr=True)
@@ -84,6 +86,7 @@ def check_config(config: Config) -> Iterator[str]:
     Raises:
         GlmGrpoError, RewardError: The first check that fails.
     """
+    check_trackers(config.trackers)
     yield "config: every key is known and in range"
     prompts = build_prompts(config)
     yield f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"

@@ -71,7 +71,7 @@ class RunFolder:
 
     @property
     def tensorboard_dir(self) -> Path:
-        """Event files of TensorBoard and files of any other tracker."""
+        """Event files of TensorBoard."""
         return self.path / "tensorboard"
 
     @property

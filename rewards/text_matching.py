@@ -16,8 +16,15 @@ _WORD = re.compile(
 
 
 @dataclass(frozen=True)
-class _Span:
-    """Neighbouring words, from `start` up to `stop`, and how like a wanted text they are."""
+class Span:
+    """Neighbouring words that a wanted text takes.
+
+    Attributes:
+        text: What is wanted, folded.
+        start: The first of the words.
+        stop: One past the last; `start` where the text finds none.
+        similarity: 0..1, of the words, joined, to the text.
+    """
 
     text: str
     start: int
@@ -60,24 +67,41 @@ def match_texts(
         0..1, 1 where every text was read without a mistake (and, with a penalty, nothing else).
     """
     texts = [fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted]
+    words = split_words(read, is_case_sensitive=is_case_sensitive)
+    spans = take_words(words, texts)
+    score = sum(span.gain for span in spans) / sum(map(len, texts))
+    letters = sum(map(len, words))
+    taken = sum(len(word) for span in spans for word in words[span.start : span.stop])
+    if taken == letters:
+        return score
+    return score * (1 - extra_text_penalty * (letters - taken) / letters)
+
+
+def split_words(read: str, *, is_case_sensitive: bool) -> list[str]:
+    """The words of a reading, folded; joined, they are the whole reading folded."""
     # In compatibility form first: only then is a character with its marks one match of the rule.
     found = _WORD.findall(unicodedata.normalize("NFKC", read))
-    words = [fold_text(word, is_case_sensitive=is_case_sensitive) for word in found]
+    return [fold_text(word, is_case_sensitive=is_case_sensitive) for word in found]
+
+
+def take_words(words: Sequence[str], texts: Sequence[str]) -> list[Span]:
+    """The words that each wanted text takes, see `match_texts`; in the order of taking.
+
+    Args:
+        words: As `split_words` gives them.
+        texts: What is wanted, folded in the same way.
+    """
     is_free = [True] * len(words)
-    matched = 0.0
+    taken = []
     # Sorted: of texts that gain the same, it must not matter which was asked for first.
     waiting = sorted(texts)
     while waiting:
         spans = [_find_span(text, words, is_free) for text in waiting]
         best = max(spans, key=lambda span: (span.gain, span.similarity))
-        matched += best.gain
         waiting.remove(best.text)
         is_free[best.start : best.stop] = [False] * (best.stop - best.start)
-    score = matched / sum(map(len, texts))
-    extra = sum(len(word) for word, free in zip(words, is_free, strict=True) if free)
-    if extra == 0:
-        return score
-    return score * (1 - extra_text_penalty * extra / sum(map(len, words)))
+        taken.append(best)
+    return taken
 
 
 def fold_text(text: str, *, is_case_sensitive: bool = False) -> str:
@@ -89,16 +113,16 @@ def fold_text(text: str, *, is_case_sensitive: bool = False) -> str:
     return folded if is_case_sensitive else folded.casefold()
 
 
-def _find_span(text: str, words: Sequence[str], is_free: Sequence[bool]) -> _Span:
+def _find_span(text: str, words: Sequence[str], is_free: Sequence[bool]) -> Span:
     """The most similar words; of several such stretches the one of fewest words, then the first."""
-    best = _Span(text, 0, 0, 0.0)
+    best = Span(text, 0, 0, 0.0)
     for start in range(len(words)):
         joined = ""
         for stop in range(start, len(words)):
             if not is_free[stop]:
                 break
             joined += words[stop]
-            span = _Span(text, start, stop + 1, Levenshtein.normalized_similarity(joined, text))
+            span = Span(text, start, stop + 1, Levenshtein.normalized_similarity(joined, text))
             if _rank(span) > _rank(best):
                 best = span
             # Longer stretches cannot be more like the text than its share of their length.
@@ -107,6 +131,6 @@ def _find_span(text: str, words: Sequence[str], is_free: Sequence[bool]) -> _Spa
     return best
 
 
-def _rank(span: _Span) -> tuple[float, int]:
+def _rank(span: Span) -> tuple[float, int]:
     # Fewest words, because the pieces of a word may be texts that are wanted themselves.
     return span.similarity, span.start - span.stop

@@ -23,6 +23,11 @@ from glm_grpo.config.sections import (
 from rewards.config import RewardConfig
 from rewards.options import RELATION
 
+TrackerName = Literal[
+    "tensorboard", "wandb", "mlflow", "trackio", "aim", "clearml", "comet_ml", "dvclive", "swanlab"
+]
+"""Trackers as accelerate names them."""
+
 
 class Config(Section):
     """A validated run: what `train.py` and the commands work from."""
@@ -49,8 +54,8 @@ class Config(Section):
     """Evaluation on the held-out prompts."""
     offload: Literal["none", "modules", "modules_and_optimizer"]
     """What waits in CPU memory while a phase does not need it."""
-    trackers: Annotated[tuple[Literal["tensorboard"], ...], Field(strict=False)]
-    """Where metrics go besides metrics.jsonl; may be empty."""
+    trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)]
+    """Where metrics and evaluation prompts go besides the run folder; may be empty."""
     run_dir: str = Field(min_length=1)
     """Folder of the run: one for all its processes."""
 

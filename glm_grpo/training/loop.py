@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from glm_grpo.errors import HackingError, NonFiniteError
+from glm_grpo.errors import HackingError, NonFiniteError, StorageError
 from glm_grpo.glm_image.self_check import self_check
 from glm_grpo.grpo.update import update_policy
-from glm_grpo.report.gallery import write_gallery
+from glm_grpo.report.gallery import update_gallery, write_gallery
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import prune_checkpoints, save_checkpoint
@@ -125,8 +125,11 @@ class Trainer:
                     untrained = self._evaluate()
                 self._sentinel.learn(untrained)
                 self._recorder.record_step(0, evaluation_metrics(untrained))
+                update_gallery(self._folder, 0)
             else:
                 self._sentinel.restore()
+                # What was recorded after the checkpoint is gone, and goes from the pages too.
+                write_gallery(self._folder, ())
                 self._make_up_for_evaluation()
             is_checked = False
             while self._at.step < self._settings.steps and not stop.is_set:
@@ -141,7 +144,12 @@ class Trainer:
     def _close(self) -> list[SummaryRow]:
         """Ends the records with a gallery; before against after."""
         self._recorder.close()
-        summary = summarise(self._folder)
+        try:
+            summary = summarise(self._folder)
+        except StorageError:
+            # An evaluation is damaged: the pages say so, and show the rest.
+            write_gallery(self._folder, ())
+            raise
         write_gallery(self._folder, summary)
         return summary
 
@@ -202,10 +210,12 @@ class Trainer:
         self._recorder.record_rollout(experience, step)
         self._recorder.record_step(step, metrics)
         self._at.step = step
+        update_gallery(self._folder, step)
         is_best = False
         if self._is_evaluation_due():
             evaluated = evaluation_metrics(self._evaluate())
             self._recorder.amend_step(step, evaluated)
+            update_gallery(self._folder, step)
             is_best = self._note_best(evaluated["eval/total"])
             metrics |= evaluated
         self._progress.end(step, metrics)
@@ -221,6 +231,7 @@ class Trainer:
         with self._failure_kept(step):
             evaluated = evaluation_metrics(self._evaluate())
         self._recorder.amend_step(step, evaluated)
+        update_gallery(self._folder, step)
         if self._note_best(evaluated["eval/total"]):
             self.save()
 
@@ -234,6 +245,7 @@ class Trainer:
             self._stage, self._evaluation_batches, self._settings.collect, step=self._at.step
         )
         self._recorder.record_evaluation(evaluation)
+        self._progress.evaluated(self._at.step, evaluation_metrics(evaluation))
         return evaluation
 
     def _note_best(self, total: float) -> bool:

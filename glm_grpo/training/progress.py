@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Table
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = {
-    "reward": "reward/mean",
-    "kl": "kl/reference",
+_ON_BAR = {"reward": "reward/mean", "kl": "kl/reference"}
+"""Label beside the bar -> metric; narrow, for terminals of 80 columns."""
+_ON_LINE = {
+    **_ON_BAR,
     "clipped": "ratio/clip_fraction",
     "eval": "eval/total",
-    "ocr": "eval/ocr",
     "step s": "time/step",
 }
-"""Label on the terminal -> metric."""
+"""Label in a log -> metric."""
+_BAR_WIDTH = 16
+_EVALUATION = "eval/"
 
 
 class Progress:
@@ -31,25 +39,42 @@ class Progress:
         total: Training steps.
         done: Steps done before (of a run that resumes).
         console: Where to.
+        untrained: Metrics of step 0, with which evaluations are compared; None where the run has
+            yet to make them.
+        now: Seconds of a clock that never goes back.
     """
 
-    def __init__(self, *, total: int, done: int, console: Console) -> None:
+    def __init__(
+        self,
+        *,
+        total: int,
+        done: int,
+        console: Console,
+        untrained: Mapping[str, int | float | None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._total = total
+        self._untrained = untrained
+        self._time_left = _TimeLeft(total, now)
         self._bar: Bar | None = None
-        if console.is_terminal:
+        if _is_live(console):
             self._bar = Bar(
                 TextColumn("{task.description:<10}"),
-                BarColumn(),
+                BarColumn(_BAR_WIDTH),
                 MofNCompleteColumn(),
-                TimeRemainingColumn(),
                 TextColumn("{task.fields[figures]}"),
                 console=console,
+                # Output that goes to a file while the bar is on a terminal stays in the file.
+                redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=sys.stderr.isatty(),
             )
             self._task = self._bar.add_task("start", total=total, completed=done, figures="")
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
+            before = (sys.stdout, sys.stderr)
             self._bar.start()
+            _move_log(before, (sys.stdout, sys.stderr))
         return self
 
     def __exit__(
@@ -59,7 +84,9 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
+            before = (sys.stdout, sys.stderr)
             self._bar.stop()
+            _move_log(before, (sys.stdout, sys.stderr))
 
     def phase(self, name: str) -> None:
         """Says what is being done."""
@@ -68,12 +95,100 @@ class Progress:
 
     def end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Says how a step ended."""
-        figures = "  ".join(
-            f"{label} {metrics[name]:.3f}"
-            for label, name in _SHOWN.items()
-            if name in metrics and math.isfinite(metrics[name])
-        )
+        left = self._time_left.after(step)
         if self._bar is not None:
+            figures = _figures(_ON_BAR, metrics, left)
             self._bar.update(self._task, completed=step, figures=figures)
         else:
+            figures = _figures(_ON_LINE, metrics, left)
             logger.info("step %d/%d  %s", step, self._total, figures)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Says how the held-out prompts scored, and how that changed since step 0.
+
+        Args:
+            step: Of the policy.
+            metrics: Of the evaluation; only names that begin with `eval/` are shown.
+        """
+        rows = _compare(metrics, self._untrained or {})
+        if self._untrained is None:
+            self._untrained = dict(metrics)
+        if self._bar is not None:
+            self._bar.console.print(_table(step, rows))
+        else:
+            figures = "  ".join(
+                f"{name} {now} ({change})" if change else f"{name} {now}"
+                for name, now, change in rows
+            )
+            logger.info("evaluation at step %d  %s", step, figures)
+
+
+class _TimeLeft:
+    """Seconds to the last step, from the pace since the first step that was seen to end.
+
+    rich's own estimate forgets what is older than half a minute, which one step can be.
+    """
+
+    def __init__(self, total: int, now: Callable[[], float]) -> None:
+        self._total = total
+        self._now = now
+        self._first: tuple[int, float] | None = None
+
+    def after(self, step: int) -> float | None:
+        """None after the first step, which is slower than those to come: it has its self-check."""
+        now = self._now()
+        if self._first is None:
+            self._first = (step, now)
+            return None
+        first_step, first_time = self._first
+        return (now - first_time) / (step - first_step) * (self._total - step)
+
+
+def _is_live(console: Console) -> bool:
+    """Whether lines can be drawn again; FORCE_COLOR asks for colours in a log, not for that."""
+    return console.is_interactive and console.file.isatty()
+
+
+def _move_log(before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]) -> None:
+    """Makes log handlers follow stdout and stderr, so that their lines appear above the bar."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream in before:
+            handler.setStream(after[before.index(handler.stream)])
+
+
+def _figures(
+    labels: Mapping[str, str], metrics: Mapping[str, float], seconds_left: float | None
+) -> str:
+    parts = [
+        f"{label} {metrics[name]:.3f}"
+        for label, name in labels.items()
+        if name in metrics and math.isfinite(metrics[name])
+    ]
+    if seconds_left is not None:
+        parts.append(f"left {timedelta(seconds=round(seconds_left))}")
+    return "  ".join(parts)
+
+
+def _compare(
+    metrics: Mapping[str, float], untrained: Mapping[str, int | float | None]
+) -> list[tuple[str, str, str]]:
+    """Name, value and change; the change is empty where there is nothing to compare with."""
+    rows = []
+    for name, now in metrics.items():
+        if not name.startswith(_EVALUATION) or not math.isfinite(now):
+            continue
+        before = untrained.get(name)
+        change = ""
+        if before is not None and math.isfinite(before):
+            change = f"{now - before:+.3f}"
+        rows.append((name.removeprefix(_EVALUATION), f"{now:.3f}", change))
+    return rows
+
+
+def _table(step: int, rows: list[tuple[str, str, str]]) -> Table:
+    table = Table("", title=f"held-out prompts at step {step}")
+    table.add_column("now", justify="right")
+    table.add_column("since step 0", justify="right")
+    for name, now, change in rows:
+        table.add_row(escape(name), now, change, style="bold" if name == "total" else None)
+    return table

@@ -130,6 +130,7 @@ class Recorder:
         columns["image"] = pyarrow.array(images, pyarrow.string())
         path = self._folder.evaluation_path(evaluation.step)
         self._write_table(path, columns, evaluation.rewards)
+        self._trackers.log_evaluation(evaluation)
 
     def record_failure(self, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
         """Keep pictures that could not be scored, for whoever looks into it; returns their folder.
@@ -156,6 +157,7 @@ class Recorder:
             rows = [row for row in read_metrics(folder) if int(row["step"] or 0) <= step]
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             write_atomically(folder.metrics_path, lines.encode())
+        self._trackers.go_on_after(step)
         remove_leftovers(folder.path)
         for parent in (folder.rollouts_dir, folder.evaluations_dir, folder.images_dir):
             remove_leftovers(parent)

@@ -1,21 +1,49 @@
-"""Forwards metrics to TensorBoard and other trackers; none of them can stop a run."""
+"""Forwards metrics and evaluations to TensorBoard and other trackers; none of them stops a run.
+
+What is not covered: a tracker that neither answers nor fails makes the run wait, as long as its
+own time limits allow.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoardTracker
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import LoggerType
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.storage import RunFolder
+from glm_grpo.storage import RunFolder, write_atomically
+from glm_grpo.training.evaluation_table import tabulate
+from glm_grpo.training.tracker_starters import Start, Started, start_tracker
+from glm_grpo.types import Evaluation
 
-PROJECT_NAME = "glm-grpo"
+_RUN_IDS_NAME = "trackers.json"
+"""File of the run folder: what each tracker calls the run."""
 
 _logger = logging.getLogger(__name__)
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse a tracker that cannot work on this machine, before a run costs anything.
+
+    Raises:
+        ConfigError: accelerate knows no tracker of that name, or its package is not installed.
+    """
+    for name in names:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+            raise ConfigError(f"trackers: {name!r} is unknown. Choose from {known}.")
+        # Trackers that a user has registered with accelerate are no members of the enumeration.
+        if name in LoggerType.list() and LoggerType(name) not in get_available_trackers():
+            raise ConfigError(
+                f"trackers: {name!r} is not installed. Install it: pip install {name}. Or take it "
+                "out of trackers."
+            )
 
 
 class Trackers:
@@ -26,58 +54,85 @@ class Trackers:
     ) -> None:
         """Check the names; nothing is started yet.
 
+        Args:
+            names: As accelerate calls them.
+            folder: Of the run. A run that resumes goes on in the trackers' own runs, whose names
+                are kept there.
+            config: The resolved configuration.
+
         Raises:
-            ConfigError: accelerate knows no tracker of that name.
+            ConfigError: As `check_trackers`.
         """
-        for name in names:
-            if name not in LOGGER_TYPE_TO_CLASS:
-                known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-                raise ConfigError(f"trackers: {name!r} is unknown. Choose from {known}.")
-        self._waiting = names
+        check_trackers(names)
+        self._waiting = tuple(dict.fromkeys(names))
         self._folder = folder
         self._config = config
-        self._started: dict[str, GeneralTracker] = {}
+        self._started: dict[str, Started] = {}
         self._failed: set[str] = set()
+        self._goes_on_after: int | None = None
+
+    def go_on_after(self, step: int) -> None:
+        """Say that the run resumes: what was logged after `step` comes again.
+
+        Without it, that is taken to be all from the first step that is logged.
+        """
+        self._goes_on_after = step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Forward the finite values of a step."""
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._for_each(step, lambda started: started.tracker.log(finite, step=step))
+
+    def log_evaluation(self, evaluation: Evaluation) -> None:
+        """Show the evaluation prompts with their pictures, scores and notes.
+
+        TensorBoard, wandb, MLflow and trackio do; other trackers are given the metrics only.
+        """
+        if not (self._waiting or self._started):
+            return
+        table = tabulate(evaluation)
+        self._for_each(evaluation.step, lambda started: started.show(table, evaluation.step))
+
+    def close(self) -> None:
+        """Let every tracker finish its uploads and files."""
+        for name, started in self._started.items():
+            with self._only_warning(name):
+                started.close()
+        self._started = {}
+
+    def _for_each(self, step: int, act: Callable[[Started], object]) -> None:
         # Started here and not before, because TensorBoard needs the step from which to overwrite.
         for name in self._waiting:
             with self._only_warning(name):
                 self._started[name] = self._start(name, step)
         self._waiting = ()
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        for name, tracker in self._started.items():
+        for name, started in self._started.items():
             with self._only_warning(name):
-                tracker.log(finite, step=step)
+                act(started)
 
-    def close(self) -> None:
-        """Let every tracker finish its uploads and files."""
-        for name, tracker in self._started.items():
-            with self._only_warning(name):
-                tracker.finish()
-        self._started = {}
-
-    def _start(self, name: str, step: int) -> GeneralTracker:
-        tracker_class = LOGGER_TYPE_TO_CLASS[name]
-        if tracker_class is TensorBoardTracker:
-            directory = self._folder.tensorboard_dir
-            # A resumed run repeats steps: TensorBoard then hides what it had from `step` on.
-            tracker = TensorBoardTracker(directory.name, directory.parent, purge_step=step)
-        elif tracker_class.requires_logging_directory:
-            tracker = tracker_class(PROJECT_NAME, logging_dir=self._folder.path)
-        else:
-            tracker = tracker_class(PROJECT_NAME)
-        tracker.start()
-        tracker.store_init_configuration(_flatten(self._config))
-        return tracker
+    def _start(self, name: str, step: int) -> Started:
+        path = self._folder.path / _RUN_IDS_NAME
+        run_ids = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        run_id = run_ids.get(name)
+        with ExitStack() as stack:
+            first = step if self._goes_on_after is None else self._goes_on_after + 1
+            started = start_tracker(name, Start(self._folder, first, run_id))
+            stack.callback(started.close)
+            # A run that goes on has its configuration, and MLflow allows no value to change.
+            if run_id is None:
+                started.tracker.store_init_configuration(_flatten(self._config))
+            if started.run_id not in (None, run_id):
+                content = json.dumps({**run_ids, name: started.run_id}, indent=1)
+                write_atomically(path, content.encode())
+            stack.pop_all()
+        return started
 
     @contextmanager
     def _only_warning(self, name: str) -> Iterator[None]:
         try:
             yield
-        # A tracker may raise anything, from a missing package to a lost connection, and the
-        # metrics are safe in `metrics.jsonl`: no training run is worth losing over it.
+        # A tracker may raise anything, from a wrong key to a lost connection, and the metrics are
+        # safe in `metrics.jsonl`: no training run is worth losing over it.
         except Exception as error:
             if name not in self._failed:
                 _logger.warning(

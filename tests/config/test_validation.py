@@ -62,7 +62,7 @@ BAD_VALUES = [
     ("eval.samples_per_prompt", 0, "must be at least 1", "1 or more"),
     ("offload", "all", "must be one of none, modules", "offload=none"),
     ("trackers", "tensorboard", "must be a list", "correct trackers"),
-    ("trackers", ["wandb"], "must be one of tensorboard", "trackers.0=tensorboard"),
+    ("trackers", ["wandbb"], "must be one of tensorboard", "did you mean wandb?"),
     ("run_dir", "", "at least 1 character", "correct run_dir"),
     ("optim.learning_rte", 0.1, "is not a key of optim", "did you mean optim.learning_rate?"),
     ("learning_rate", 0.1, "is not a key of the config", "did you mean optim.learning_rate?"),

@@ -1,41 +1,404 @@
+"""Each tracker is read back with its own reader; nothing leaves the machine."""
+
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import json
 import logging
 import math
+import os
+import sqlite3
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from accelerate.utils import LoggerType
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_metrics
+from glm_grpo.training import trackers as trackers_module
 from glm_grpo.training.recorder import Recorder
+from glm_grpo.training.trackers import Trackers, check_trackers
+from glm_grpo.types import Evaluation
 
 CONFIG = {"train": {"seed": 1, "resume": None}, "trackers": ["tensorboard"], "offload": True}
+NAMES = ("reward/mean", "reward/ocr/advantage_share", "correlation/lpips/ssim")
+
+OPT_OUTS = {
+    "WANDB_MODE": "offline",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_SILENT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def local_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network, no account, and nothing outside the folder of the test."""
+    for name in os.environ:
+        if name.startswith(("WANDB_", "MLFLOW_", "TRACKIO_", "HF_TOKEN")):
+            monkeypatch.delenv(name)
+    for name, value in OPT_OUTS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    # Both read their variables once a process.
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()
+    for name in [name for name in sys.modules if name.split(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)
+    # As in a run, which has an Accelerator: accelerate's trackers ask it for the main process.
+    PartialState()
+
+
+def skip_without(package: str) -> None:
+    """Does not import it, which has effects of its own."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
 
 
 def make_recorder(path: Path, *trackers: str) -> Recorder:
     return Recorder(RunFolder(path), trackers=trackers, config=CONFIG, combine="weighted_sum")
 
 
-def test_tensorboard_receives_finite_values_and_a_resumed_run_overwrites(tmp_path: Path) -> None:
-    recorder = make_recorder(tmp_path, "tensorboard")
+def log_run(path: Path, name: str, evaluation: Evaluation) -> None:
+    """Evaluations at steps 0 and 2, a step between them, and an end."""
+    trackers = Trackers((name,), RunFolder(path), CONFIG)
+    trackers.log_evaluation(replace(evaluation, step=0))
+    for step in (0, 1):
+        trackers.log(step, values_of(step))
+    trackers.log_evaluation(replace(evaluation, step=2))
+    trackers.log(2, values_of(2))
+    trackers.close()
+
+
+def log_resumed_run(path: Path, name: str, evaluation: Evaluation) -> None:
+    """The same run, killed and resumed from its checkpoint of step 1: step 2 comes again."""
+    config = {**CONFIG, "train": {"seed": 1, "resume": "auto"}}
+    trackers = Trackers((name,), RunFolder(path), config)
+    trackers.log_evaluation(replace(evaluation, step=2))
+    for step in (2, 3):
+        trackers.log(step, values_of(step))
+    trackers.close()
+
+
+def values_of(step: int) -> dict[str, float]:
+    return {**dict.fromkeys(NAMES, step + 0.5), "loss/total": math.nan}
+
+
+def test_tensorboard_receives_finite_values_and_a_resumed_run_overwrites(
+    tmp_path: Path, make_evaluation
+) -> None:
+    log_run(tmp_path, "tensorboard", make_evaluation())
+    log_resumed_run(tmp_path, "tensorboard", make_evaluation())
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == list(NAMES)
+    for name in NAMES:
+        scalars = [(event.step, event.value) for event in events.Scalars(name)]
+        assert scalars == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5)]
+
+
+def test_tensorboard_keeps_a_step_whose_evaluation_alone_is_made_up_for(
+    tmp_path: Path, make_evaluation
+) -> None:
+    trackers = Trackers(("tensorboard",), RunFolder(tmp_path), CONFIG)
     for step in (1, 2, 3):
-        recorder.record_step(step, {"reward/mean": float(step), "loss/total": math.nan})
-    recorder.close()
-    resumed = make_recorder(tmp_path, "tensorboard")
-    resumed.truncate_after(1)
-    resumed.record_step(2, {"reward/mean": 20.0})
+        trackers.log(step, {"reward/mean": float(step)})
+    trackers.close()
+    resumed = Trackers(("tensorboard",), RunFolder(tmp_path), CONFIG)
+    resumed.go_on_after(2)
+    resumed.log_evaluation(replace(make_evaluation(), step=2))
+    resumed.log(2, {"eval/total": 0.5})
     resumed.close()
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert events.Tags()["scalars"] == ["reward/mean"]
-    scalars = [(event.step, event.value) for event in events.Scalars("reward/mean")]
-    assert scalars == [(1, 1.0), (2, 20.0)]
+    assert [event.step for event in events.Scalars("reward/mean")] == [1, 2]
+    assert [event.step for event in events.Scalars("eval/total")] == [2]
+
+
+def test_tensorboard_shows_a_strip_a_prompt_and_a_table_of_scores_and_notes(
+    tmp_path: Path, make_evaluation
+) -> None:
+    log_run(tmp_path, "tensorboard", make_evaluation())
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["images"] == ["evaluation/sign", "evaluation/field-1"]
+    strips = events.Images("evaluation/sign")
+    # Target and two samples of 8 pixels, two gaps of 4.
+    assert [(strip.step, strip.width, strip.height) for strip in strips] == [(0, 32, 4), (2, 32, 4)]
+    (text,) = events.Tensors("evaluation/table/text_summary")[0].tensor_proto.string_val
+    lines = text.decode().splitlines()
+    assert lines[0] == "| prompt_id | prompt | sample | total | clip | ocr | ocr note |"
+    assert lines[3] == '| sign | a sign "CAT" | 1 | 0.020 | 0.010 | 0.010 | word 1 |'
+    assert lines[5] == "| field-1 | a \\| field | 1 | 0.220 | 0.110 |  |  |"
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """Records of a run that wandb wrote offline: protocol buffers in a log of LevelDB's format."""
+    # Its process writes the last of them when it ends.
+    importlib.import_module("wandb").teardown()
+    record_class = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+    content = path.read_bytes()
+    position, record = 7, b""
+    while position + 7 <= len(content):
+        left_in_block = 32768 - position % 32768
+        if left_in_block < 7:
+            position += left_in_block
+            continue
+        length, kind = struct.unpack_from("<HB", content, position + 4)
+        record += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        # Whole records, and last parts of those that were split.
+        if kind in (1, 4):
+            yield record_class.FromString(record)
+            record = b""
+
+
+def wandb_history(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for record in wandb_records(path):
+        if record.HasField("history"):
+            items = record.history.item
+            rows.append({".".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return rows
+
+
+def test_wandb_goes_on_in_the_same_run_inside_the_run_folder(
+    tmp_path: Path, make_evaluation
+) -> None:
+    skip_without("wandb")
+    log_run(tmp_path / "run", "wandb", make_evaluation())
+    log_resumed_run(tmp_path / "run", "wandb", make_evaluation())
+
+    run_id = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
+    # Offline, each start has a file; `wandb sync` puts those of one id into one run.
+    first, second = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    assert first.name == second.name == f"run-{run_id}.wandb"
+    steps = [row["_step"] for row in wandb_history(first)]
+    assert steps == [0, 1, 2]
+    for row in wandb_history(first):
+        assert {name: row[name] for name in NAMES} == dict.fromkeys(NAMES, row["_step"] + 0.5)
+        assert "loss/total" not in row
+    assert [row["_step"] for row in wandb_history(second)] == [2, 3]
+    assert not (tmp_path / ".local").exists()
+    assert "WANDB_DATA_DIR" not in os.environ
+
+
+def test_wandb_receives_the_config_and_an_image_table(tmp_path: Path, make_evaluation) -> None:
+    skip_without("wandb")
+    log_run(tmp_path / "run", "wandb", make_evaluation())
+
+    (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    updates = [update for record in wandb_records(path) for update in record.config.update]
+    config = {update.key or ".".join(update.nested_key): update.value_json for update in updates}
+    assert (config["train.seed"], config["offload"]) == ("1", "true")
+    shown = [row for row in wandb_history(path) if "evaluation._type" in row]
+    assert [row["_step"] for row in shown] == [0, 2]
+    tables = [record.artifact for record in wandb_records(path) if record.HasField("artifact")]
+    files = {entry.path: Path(entry.local_path) for entry in tables[0].manifest.contents}
+    assert all(file.is_relative_to(tmp_path / "run") for file in files.values())
+    table = json.loads(files["evaluation.table.json"].read_text())
+    assert table["columns"][:5] == ["prompt_id", "prompt", "sample", "target", "image"]
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["ocr note"] for row in rows] == ["word 0", "word 1", None, None]
+    assert [row["ocr"] for row in rows] == [0.0, pytest.approx(0.01), None, None]
+    assert Image.open(files[rows[1]["image"]["path"]]).getpixel((0, 0)) == (1, 1, 1)
+    assert rows[2]["target"] is None
+
+
+@pytest.mark.parametrize("variable", ["WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_ID"])
+def test_wandb_does_as_the_environment_says(
+    variable: str, tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without("wandb")
+    value = {"WANDB_DIR": str(tmp_path), "WANDB_PROJECT": "signs", "WANDB_RUN_ID": "mine"}[variable]
+    monkeypatch.setenv(variable, value)
+    log_run(tmp_path / "run", "wandb", make_evaluation())
+
+    place = tmp_path if variable == "WANDB_DIR" else tmp_path / "run"
+    (path,) = (place / "wandb").glob("offline-run-*/*.wandb")
+    (run,) = [record.run for record in wandb_records(path) if record.HasField("run")]
+    assert run.project == ("signs" if variable == "WANDB_PROJECT" else "glm-grpo")
+    assert (run.run_id == "mine") == (variable == "WANDB_RUN_ID")
+
+
+@pytest.fixture
+def mlflow_client(monkeypatch: pytest.MonkeyPatch):
+    """A client of what `log_run` stored in a folder; asked for after it."""
+    skip_without("mlflow")
+
+    def connect(path):
+        # The slim package reads and writes plain files, where it is told to.
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        directory = path / "mlflow"
+        database = directory / "mlflow.db"
+        uri = f"sqlite:///{database}" if database.exists() else directory.as_uri()
+        return importlib.import_module("mlflow").MlflowClient(uri)
+
+    return connect
+
+
+def only_run(client):
+    (experiment,) = client.search_experiments(filter_string="name = 'glm-grpo'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def test_mlflow_goes_on_in_the_same_run_inside_the_run_folder(
+    tmp_path: Path, mlflow_client, make_evaluation
+) -> None:
+    log_run(tmp_path / "run", "mlflow", make_evaluation())
+    log_resumed_run(tmp_path / "run", "mlflow", make_evaluation())
+
+    assert "MLFLOW_TRACKING_URI" not in os.environ
+    assert "MLFLOW_ALLOW_FILE_STORE" not in os.environ
+    client = mlflow_client(tmp_path / "run")
+    run = only_run(client)
+    assert (run.info.status, run.data.params["train.seed"]) == ("FINISHED", "1")
+    assert set(run.data.metrics) == set(NAMES)
+    for name in NAMES:
+        history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
+        # The step that was repeated stands twice, with the same value.
+        assert history == [(0, 0.5), (1, 1.5), (2, 2.5), (2, 2.5), (3, 3.5)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_mlflow_shows_an_image_table_and_strips_once_an_evaluation(
+    tmp_path: Path, mlflow_client, make_evaluation
+) -> None:
+    log_run(tmp_path / "run", "mlflow", make_evaluation())
+    log_resumed_run(tmp_path / "run", "mlflow", make_evaluation())
+
+    client = mlflow_client(tmp_path / "run")
+    run_id = only_run(client).info.run_id
+    tables = [file.path for file in client.list_artifacts(run_id, "evaluation")]
+    assert tables == ["evaluation/step-000000.json", "evaluation/step-000002.json"]
+    table = json.loads(Path(client.download_artifacts(run_id, tables[1])).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["ocr note"] for row in rows] == ["word 0", "word 1", None, None]
+    assert rows[3]["total"] == pytest.approx(0.22)
+    image = Image.open(client.download_artifacts(run_id, rows[0]["image"]["filepath"]))
+    assert image.size == (8, 4)
+    strips = [Path(file.path).name for file in client.list_artifacts(run_id, "images")]
+    names = sorted(name.split("+timestamp")[0] for name in strips if name.endswith(".png"))
+    assert names == [
+        f"evaluation~{prompt}+step+{step}" for prompt in ("field-1", "sign") for step in (0, 2)
+    ]
+
+
+def test_mlflow_writes_where_the_environment_says(
+    tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    log_run(tmp_path / "run", "mlflow", make_evaluation())
+
+    assert (tmp_path / "elsewhere").is_dir()
+    assert not (tmp_path / "run" / "mlflow").exists()
+
+
+def trackio_rows(path: Path) -> list[tuple[tuple[str, str], int, dict[str, Any]]]:
+    """Run (name and id), step and values of every row."""
+    with sqlite3.connect(path) as database:
+        query = "SELECT run_name, run_id, step, metrics FROM metrics ORDER BY rowid"
+        rows = [((row[0], row[1]), *row[2:]) for row in database.execute(query)]
+        return [(run, step, json.loads(values)) for run, step, values in rows]
+
+
+def test_trackio_goes_on_in_the_same_run_inside_the_run_folder(
+    tmp_path: Path, make_evaluation
+) -> None:
+    skip_without("trackio")
+    folder = tmp_path / "2026-11-21" / "16-02-07"
+    log_run(folder, "trackio", make_evaluation())
+    log_resumed_run(folder, "trackio", make_evaluation())
+
+    rows = trackio_rows(folder / "trackio" / "glm-grpo.db")
+    ((name, _),) = {run for run, _, _ in rows}
+    assert name == "2026-11-21-16-02-07"
+    values = [(step, values) for _, step, values in rows if "evaluation" not in values]
+    assert [step for step, _ in values] == [0, 1, 2, 2, 3]
+    assert all(row == dict.fromkeys(NAMES, step + 0.5) for step, row in values)
+    assert "TRACKIO_DIR" not in os.environ
+
+
+def test_trackio_receives_the_config_and_an_image_table(tmp_path: Path, make_evaluation) -> None:
+    skip_without("trackio")
+    log_run(tmp_path / "run", "trackio", make_evaluation())
+
+    database = tmp_path / "run" / "trackio" / "glm-grpo.db"
+    with sqlite3.connect(database) as connection:
+        ((config,),) = connection.execute("SELECT config FROM configs").fetchall()
+    assert json.loads(config)["train.seed"] == 1
+    shown = [(step, row) for _, step, row in trackio_rows(database) if "evaluation" in row]
+    assert [step for step, _ in shown] == [0, 2]
+    cells = shown[1][1]["evaluation"]["_value"]
+    assert [cell["ocr note"] for cell in cells] == ["word 0", "word 1", None, None]
+    path = tmp_path / "run" / "trackio" / "media" / cells[1]["image"]["file_path"]
+    assert Image.open(path).convert("RGB").getpixel((0, 0)) == (1, 1, 1)
+
+
+def test_trackio_speaks_through_the_log_without_control_characters(
+    tmp_path: Path, make_evaluation, caplog, capfd
+) -> None:
+    skip_without("trackio")
+    with caplog.at_level(logging.INFO):
+        log_run(tmp_path / "run", "trackio", make_evaluation())
+
+    said = [record.getMessage() for record in caplog.records]
+    assert 'trackio: trackio show --project "glm-grpo"' in said
+    assert capfd.readouterr().out == ""
+
+
+def test_runs_of_a_sweep_do_not_mix(tmp_path: Path, mlflow_client, make_evaluation) -> None:
+    for name in ("wandb", "mlflow", "trackio"):
+        skip_without(name)
+        for run in ("0", "1"):
+            log_run(tmp_path / "sweep" / run, name, make_evaluation())
+
+    ids = [json.loads((tmp_path / "sweep" / run / "trackers.json").read_text()) for run in "01"]
+    for name in ("wandb", "mlflow", "trackio"):
+        assert ids[0][name] != ids[1][name]
+    for run in "01":
+        assert len(list((tmp_path / "sweep" / run / "wandb").glob("offline-run-*/*.wandb"))) == 1
+        only_run(mlflow_client(tmp_path / "sweep" / run))
+    # Trackio has one folder a process.
+    rows = trackio_rows(tmp_path / "sweep" / "0" / "trackio" / "glm-grpo.db")
+    assert {name for (name, _), _, _ in rows} == {"sweep-0", "sweep-1"}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
+def test_hostile_prompts_and_missing_targets_reach_every_tracker(
+    name: str, tmp_path: Path, make_evaluation, caplog: pytest.LogCaptureFixture
+) -> None:
+    skip_without(name)
+    evaluation = make_evaluation()
+    hostile = '<script>alert("x")</script>/../ 🙂 | שלום\n' * 200
+    prompts = (
+        replace(evaluation.prompts[0], prompt_id=hostile[:30], prompt=hostile, target=None),
+        evaluation.prompts[1],
+    )
+    with caplog.at_level(logging.WARNING, logger="glm_grpo"):
+        log_run(tmp_path / "run", name, replace(evaluation, prompts=prompts))
+
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 class BrokenTracker(GeneralTracker):  # type: ignore[misc]
@@ -59,14 +422,14 @@ class UnstartableTracker(BrokenTracker):
     name = "unstartable"
 
     def start(self) -> None:
-        raise ModuleNotFoundError("no such package")
+        raise PermissionError("no such key")
 
 
 @pytest.mark.parametrize(
     ("tracker", "reason"),
     [
         (BrokenTracker, "ConnectionError: unreachable"),
-        (UnstartableTracker, "ModuleNotFoundError: no such package"),
+        (UnstartableTracker, "PermissionError: no such key"),
     ],
 )
 def test_a_failing_tracker_warns_once_and_stops_nothing(
@@ -88,6 +451,55 @@ def test_a_failing_tracker_warns_once_and_stops_nothing(
     assert len(read_metrics(RunFolder(tmp_path))) == 2
 
 
+class PlainTracker(BrokenTracker):
+    """Of a user's own, registered with accelerate: takes metrics, knows no pictures."""
+
+    name = "plain"
+    logged: list[int | None] = []  # noqa: RUF012 - one list for all that are made
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        self.logged.append(step)
+
+
+def test_other_trackers_get_metrics_and_no_pictures(
+    tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "plain", PlainTracker)
+    log_run(tmp_path, "plain", make_evaluation())
+
+    assert PlainTracker.logged == [0, 1, 2]
+
+
+class ForgetfulTracker(PlainTracker):
+    """Refuses its configuration."""
+
+    finished: list[str] = []  # noqa: RUF012 - one list for all that are made
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        raise ValueError("too long")
+
+    def finish(self) -> None:
+        self.finished.append(self.name)
+
+
+def test_a_tracker_that_fails_while_it_starts_is_finished(
+    tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "plain", ForgetfulTracker)
+    log_run(tmp_path, "plain", make_evaluation())
+
+    assert ForgetfulTracker.finished == ["plain"]
+
+
 def test_recorder_refuses_an_unknown_tracker_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'tensorbord' is unknown\. Choose from .*tensorboard"):
         make_recorder(tmp_path, "tensorbord")
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trackers_module, "get_available_trackers", lambda: [LoggerType.TENSORBOARD])
+    check_trackers(["tensorboard"])
+    with pytest.raises(ConfigError, match="'wandb' is not installed.*pip install wandb"):
+        check_trackers(["tensorboard", "wandb"])

@@ -1,0 +1,161 @@
+"""Serves a run's gallery to browsers on this machine, for where no page can be opened from disk.
+
+What is not covered: other machines. There is no password, so no address but the loopback listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import socketserver
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from glm_grpo.errors import ConfigError
+from glm_grpo.storage import RunFolder
+
+LOOPBACK = "127.0.0.1"
+"""The address that only this machine can reach."""
+
+_SERVED = ("gallery", "images")
+"""Folders of a run; what else lies there, checkpoints for one, is nothing for a browser."""
+_PAGE = "/gallery/index.html"
+_OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".png": "image/png",
+    ".txt": "text/plain; charset=utf-8",
+    ".webp": "image/webp",
+}
+
+_logger = logging.getLogger(__name__)
+
+
+def serve_gallery(folder: RunFolder, *, port: int, announce: Callable[[str], None]) -> None:
+    """Serve a gallery until Ctrl-C.
+
+    Args:
+        folder: The run. Files are read when they are asked for, so a reload shows a new step.
+        port: 0 for any that is free.
+        announce: Is told the address of the page once requests are taken.
+
+    Raises:
+        ConfigError: The port cannot be listened at.
+    """
+    with GalleryServer(folder, port) as server, contextlib.suppress(KeyboardInterrupt):
+        announce(server.url)
+        server.serve_forever()
+
+
+class GalleryServer(ThreadingHTTPServer):
+    """Answers with the files of a run's `gallery/` and `images/`, and with nothing else.
+
+    Args:
+        folder: The run.
+        port: 0 for any that is free.
+
+    Raises:
+        ConfigError: The port cannot be listened at.
+    """
+
+    def __init__(self, folder: RunFolder, port: int) -> None:
+        self._root = folder.path
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"cannot listen at {LOOPBACK} port {port} ({error}); choose another port, or 0 for "
+                "any that is free"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{LOOPBACK}:{self.server_address[1]}{_PAGE}"
+
+    def find(self, address: str) -> Path | None:
+        """The file at an address such as `/images/step-000001/x-0.png`; None where none is served.
+
+        Neither `..` nor a link leads out of the two folders.
+        """
+        parts = unquote(address).split("/")[1:]
+        is_plain = all(part and not part.startswith(".") and "\0" not in part for part in parts)
+        if not is_plain or parts[:1] not in [[name] for name in _SERVED]:
+            return None
+        path = Path(os.path.realpath(self._root.joinpath(*parts)))
+        top = Path(os.path.realpath(self._root / parts[0]))
+        # Not Path.is_file, which raises where a name is too long.
+        return path if path.is_relative_to(top) and os.path.isfile(path) else None
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server for the host's name, which can take long."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what went wrong, unless the browser merely went away."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: GalleryServer
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def end_headers(self) -> None:
+        # The pages grow while the run goes on.
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        _logger.debug(format, *args)
+
+    def _answer(self) -> None:
+        address = urlsplit(self.path).path
+        if not _OWN_HOSTS.fullmatch(self.headers.get("Host", "")):
+            # A name that someone else made lead here, so that their page may read the answer.
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif address in ("/", "/gallery", "/gallery/"):
+            self._redirect(_PAGE)
+        elif (path := self.server.find(address)) is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            self._send(path)
+
+    def _redirect(self, address: str) -> None:
+        self.send_response(HTTPStatus.FOUND)
+        self.send_header("Location", address)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _send(self, path: Path) -> None:
+        try:
+            file = path.open("rb")
+        except OSError:
+            # Replaced or removed since it was found.
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        with file:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", _TYPES.get(path.suffix, "application/octet-stream"))
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
+            self.end_headers()
+            if self.command == "GET":
+                shutil.copyfileobj(file, self.wfile)

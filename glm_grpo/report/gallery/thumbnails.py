@@ -1,0 +1,68 @@
+"""Small versions of a run's pictures, made once, for pages that show thousands of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+from PIL import Image
+
+from glm_grpo.storage import RunFolder, write_atomically
+
+LONGER_SIDE = 384
+"""Pixels of the longer side of a thumbnail, at most."""
+_WHOLE_SIDE = 256
+"""Pixels up to which a picture is kept as it is: small ones are shown enlarged, pixel by pixel."""
+_QUALITY = 80
+_METHOD = 1
+"""Of WebP, 0 (fastest) to 6: training waits."""
+_DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What pillow raises over a file that holds no whole picture."""
+
+
+def thumbnail_name(image: str) -> str:
+    """Path below `thumbs/` of the thumbnail of a picture, whose path is relative to `images/`."""
+    return f"{image.removesuffix('.png')}.webp"
+
+
+def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
+    """Write the thumbnails that are missing, or older than their pictures.
+
+    A picture that is missing or damaged gets none, and keeps one that was made before.
+
+    Args:
+        folder: The run.
+        images: Paths relative to `images/`.
+
+    Raises:
+        StorageError: The disk is full, read-only or otherwise refuses.
+    """
+    thumbs = folder.gallery_path.parent / "thumbs"
+    for image in dict.fromkeys(images):
+        source, target = folder.images_dir / image, thumbs / thumbnail_name(image)
+        if not source.is_file() or _is_fresh(target, source):
+            continue
+        content = _shrink(source)
+        if content is not None:
+            write_atomically(target, content)
+
+
+def _is_fresh(target: Path, source: Path) -> bool:
+    return target.is_file() and target.stat().st_mtime_ns >= source.stat().st_mtime_ns
+
+
+def _shrink(path: Path) -> bytes | None:
+    """The thumbnail of a picture as WebP; None where the file holds no whole picture."""
+    content = io.BytesIO()
+    try:
+        with Image.open(path) as image:
+            picture = image.convert("RGB")
+    except _DAMAGED:
+        return None
+    if max(picture.size) <= _WHOLE_SIDE:
+        picture.save(content, format="WEBP", lossless=True, quality=0, method=0)
+    else:
+        picture.thumbnail((LONGER_SIDE, LONGER_SIDE), reducing_gap=2.0)
+        picture.save(content, format="WEBP", quality=_QUALITY, method=_METHOD)
+    return content.getvalue()

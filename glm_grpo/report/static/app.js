@@ -1,0 +1,196 @@
+/* The page around the views: header, navigation, problems of the run, help on keys. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html, link, parts, views } = gallery;
+  const { Dialog, Problem, keys, useKeys } = parts;
+  const { useEffect, useReducer, useRef, useState } = preactHooks;
+
+  const TITLES = {
+    progress: "Progress",
+    groups: "Groups",
+    weights: "Weights",
+    curves: "Curves",
+    find: "Find",
+  };
+  const COMMON_KEYS = [
+    ["?", "This help"],
+    ["1 to 5", "The views, in the order of the navigation"],
+  ];
+
+  function App() {
+    const { view, params } = gallery.useRoute();
+    const [isHelpOpen, setIsHelpOpen] = useState(false);
+    const main = useRef(null);
+    const toView = Object.keys(TITLES).map((name, index) => [
+      String(index + 1),
+      () => gallery.go(name),
+    ]);
+    useKeys({ "?": () => setIsHelpOpen(true), ...Object.fromEntries(toView) });
+    useTitle(view);
+    useFocusOnHeading(main, view);
+    return html`
+      <${Header} view=${view} main=${main} onHelp=${() => setIsHelpOpen(true)} />
+      <main ref=${main} id="main" tabindex="-1">
+        <${Boundary} key=${view}><${View} view=${view} params=${params} /></${Boundary}>
+      </main>
+      ${isHelpOpen && html`<${Help} view=${view} onClose=${() => setIsHelpOpen(false)} />`}`;
+  }
+
+  function useTitle(view) {
+    useEffect(() => {
+      document.title = `${TITLES[view] || "Unknown view"}: ${gallery.run.name}`;
+    }, [view]);
+  }
+
+  /* Where the view changed the reader starts at its heading; not on the first view, which the
+     browser starts at the top. */
+  function useFocusOnHeading(main, view) {
+    const isFirst = useRef(true);
+    useEffect(() => {
+      if (isFirst.current) {
+        isFirst.current = false;
+        return;
+      }
+      focusHeading(main.current);
+    }, [view]);
+  }
+
+  function focusHeading(main) {
+    const heading = main.querySelector("h2") || main;
+    heading.tabIndex = -1;
+    heading.focus();
+  }
+
+  function Header({ view, main, onHelp }) {
+    const [, update] = useReducer((count) => count + 1, 0);
+    useEffect(() => gallery.onProblem(update), []);
+    const problems = [...gallery.run.problems, ...gallery.problems()];
+    return html`<header class="page-head">
+      <button type="button" class="skip" onClick=${() => focusHeading(main.current)}>
+        Skip to the view
+      </button>
+      <h1 title=${gallery.run.name}>${gallery.run.name}</h1>
+      <p class="soft">${describeLength()}</p>
+      <nav aria-label="Views">
+        <ul>
+          ${Object.entries(TITLES).map(
+            ([name, title]) => html`<li key=${name}>
+            <a href=${link(name)} aria-current=${name === view ? "page" : undefined}>${title}</a>
+          </li>`,
+          )}
+          <li><a href="report.html">Before and after</a></li>
+        </ul>
+      </nav>
+      <button type="button" class="help" onClick=${onHelp} aria-haspopup="dialog">
+        Keys <kbd>?</kbd>
+      </button>
+      <div class="problems" aria-live="polite">
+        ${problems.map(
+          ({ where, message }) =>
+            html`<${Problem} key=${where + message} where=${where} message=${message} />`,
+        )}
+      </div>
+    </header>`;
+  }
+
+  function describeLength() {
+    const { chunks, steps_planned: planned } = gallery.run;
+    const last = Math.max(0, ...chunks.flatMap((chunk) => chunk.steps));
+    return planned === null ? `step ${last}` : `step ${last} of ${planned}`;
+  }
+
+  function View({ view, params }) {
+    if (!Object.hasOwn(TITLES, view)) return html`<${UnknownView} view=${view} />`;
+    const Shown = views[view];
+    if (!Shown)
+      return html`<${FailedView} where=${`assets/${view}.js`} message="is missing or damaged." />`;
+    return html`<${Shown} params=${params} />`;
+  }
+
+  function FailedView({ where, message }) {
+    return html`<h2>This view cannot be shown</h2>
+      <${Problem} where=${where} message=${message}>
+        <p>The other views work. Write the gallery again with: <code>glm-grpo gallery RUN</code></p>
+      </${Problem}>`;
+  }
+
+  function UnknownView({ view }) {
+    const nearest = nearestName(view, Object.keys(TITLES));
+    return html`<h2>Unknown view</h2>
+      <${Problem} where="Address" message=${`there is no view named "${view}".`}>
+        <p>The nearest is <a href=${link(nearest)}>${TITLES[nearest]}</a>.</p>
+      </${Problem}>`;
+  }
+
+  /* The name that shares the longest beginning; the first where none shares any. */
+  function nearestName(wrong, names) {
+    const shared = (name) => {
+      let length = 0;
+      while (length < name.length && name[length] === wrong[length]?.toLowerCase()) length += 1;
+      return length;
+    };
+    return names.reduce((best, name) => (shared(name) > shared(best) ? name : best));
+  }
+
+  class Boundary extends preact.Component {
+    componentDidCatch(error) {
+      console.error(error);
+      this.setState({ error });
+    }
+
+    render({ children }, { error }) {
+      if (!error) return children;
+      return html`<${FailedView} where="View" message=${`stopped with: ${error.message}`} />`;
+    }
+  }
+
+  function Help({ view, onClose }) {
+    const [areOn, setAreOn] = useState(keys.areOn);
+    const toggle = (event) => {
+      keys.areOn = event.currentTarget.checked;
+      setAreOn(keys.areOn);
+    };
+    const rows = [...COMMON_KEYS, ...((views[view] && views[view].keyHelp) || [])];
+    return html`<${Dialog} className="help-dialog" title="Keys" onClose=${onClose}>
+      <table>
+        <thead><tr><th scope="col">Key</th><th scope="col">Does</th></tr></thead>
+        <tbody>
+          ${rows.map(
+            ([key, effect]) =>
+              html`<tr key=${key}>
+                <th scope="row"><kbd>${key}</kbd></th>
+                <td>${effect}</td>
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+      <p>
+        <label>
+          <input type="checkbox" checked=${areOn} onChange=${toggle} />
+          ${" "}Keys that are one character work
+        </label>
+      </p>
+    </${Dialog}>`;
+  }
+
+  function NoRun() {
+    return html`<main>
+      <h1>This gallery cannot be shown</h1>
+      ${(gallery.problems().length
+        ? gallery.problems()
+        : [{ where: "data/run.js", message: "is missing or damaged" }]
+      ).map((problem) => html`<${Problem} where=${problem.where} message=${problem.message} />`)}
+      <p>Write it again with: <code>glm-grpo gallery RUN</code></p>
+    </main>`;
+  }
+
+  /* data/run.js comes after this script. */
+  window.addEventListener("DOMContentLoaded", () => {
+    preact.render(
+      gallery.run ? html`<${App} />` : html`<${NoRun} />`,
+      document.getElementById("app"),
+    );
+  });
+})();

@@ -1,0 +1,134 @@
+/* What is drawn for a chart: columns, lines, bands and axes as uPlot takes them. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { figure, hasGap, isNumber, smooth } = gallery.curveMetrics;
+
+  const FONT = "12px system-ui, sans-serif";
+  /* Of the first line, the second and so on: lines differ without their colours. */
+  const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [14, 4]];
+  const EVALUATION_DASH = [4, 4];
+  const GAP_DASH = [2, 4];
+  const COLOURS = 8;
+  const BAND_ALPHA = "2e";
+  const FAINT_ALPHA = "59";
+
+  const EVALUATION_STYLE = { colour: "--ink", dash: EVALUATION_DASH };
+
+  /**
+   * Colour, as the name of a CSS variable, and dash of a line.
+   *
+   * @param index Of the line in its chart.
+   * @param firstColour Of the first line, the others following.
+   */
+  function lineStyle(index, firstColour = 0) {
+    return { colour: `--term-${(firstColour + index) % COLOURS}`, dash: DASHES[index % DASHES.length] };
+  }
+
+  /**
+   * What uPlot draws for a chart: {columns, series, bands}, the first column being the steps.
+   *
+   * @param chart {lines: [{values, std, style}], evaluations: [{values}], band: {low, high} | null}.
+   * @param smoothing Weight of the past, 0 for none.
+   */
+  function layOut(steps, chart, smoothing) {
+    const colourOf = readColours();
+    const columns = [steps];
+    const series = [{}];
+    const bands = [];
+    const add = (values, options) => {
+      columns.push(values);
+      series.push({ points: { show: false }, ...options });
+      return series.length - 1;
+    };
+    const addBand = (low, high, colour) => {
+      const ends = [high, low].map((values) => add(values, { stroke: null, width: 0 }));
+      bands.push({ series: ends, fill: colour + BAND_ALPHA });
+    };
+    if (chart.band) addBand(chart.band.low, chart.band.high, colourOf("--soft"));
+    for (const { values, std, style } of chart.lines) {
+      const colour = colourOf(style.colour);
+      const shown = smooth(values, smoothing);
+      if (std) {
+        const spread = smooth(std, smoothing);
+        const end = (sign) => shown.map((value, index) => (isNumber(value) ? value + sign * (spread[index] ?? 0) : value));
+        addBand(end(-1), end(1), colour);
+      }
+      add(smoothing > 0 ? values : values.map(() => null), { stroke: colour + FAINT_ALPHA, width: 1 });
+      if (hasGap(values)) add(shown, { stroke: colour, width: 1.5, dash: GAP_DASH, spanGaps: true });
+      add(shown, { stroke: colour, width: 1.75, dash: style.dash, points: pointStyle(colour) });
+    }
+    for (const { values } of chart.evaluations) {
+      const colour = colourOf(EVALUATION_STYLE.colour);
+      const points = { show: true, size: 6, fill: colour, stroke: colour };
+      add(values, { stroke: colour, width: 1.25, dash: EVALUATION_DASH, spanGaps: true, points });
+    }
+    if (chart.band) {
+      const colour = colourOf("--worse");
+      add(outside(chart), { stroke: colour, width: 0, points: { show: true, size: 8, width: 2, fill: colourOf("--panel"), stroke: colour } });
+    }
+    return { columns, series, bands };
+  }
+
+  /* Where there is room for them. */
+  const pointStyle = (colour) => ({ size: 4, fill: colour, stroke: colour });
+
+  /* The values that lie outside the band. */
+  function outside({ lines, band }) {
+    return lines[0].values.map((value, index) =>
+      isNumber(value) && band.low[index] !== null && (value < band.low[index] || value > band.high[index])
+        ? value
+        : null,
+    );
+  }
+
+  /* A canvas knows no CSS variables. */
+  function readColours() {
+    const style = getComputedStyle(document.documentElement);
+    return (name) => style.getPropertyValue(name).trim();
+  }
+
+  function axes(unit) {
+    const colourOf = readColours();
+    const axis = {
+      stroke: colourOf("--soft"),
+      font: FONT,
+      grid: { stroke: colourOf("--line"), width: 1 },
+      ticks: { show: false },
+    };
+    return [
+      {
+        ...axis,
+        size: 24,
+        gap: 4,
+        space: 40,
+        incrs: wholeSteps(),
+        values: (plot, values) => values.map(String),
+        grid: { show: false },
+      },
+      {
+        ...axis,
+        gap: 4,
+        space: 28,
+        size: (plot, labels) => 12 + 7 * Math.max(...(labels || [""]).map((label) => label.length)),
+        values: (plot, values) => values.map((value) => figure(value, unit)),
+      },
+    ];
+  }
+
+  function wholeSteps() {
+    const incrs = [];
+    for (let power = 1; power < 1e9; power *= 10) incrs.push(power, 2 * power, 5 * power);
+    return incrs;
+  }
+
+  /** Ends of the axis of values: some room above and below, also where all of them are equal. */
+  function yRange(plot, low, high) {
+    if (low === null || (low === 0 && high === 0)) return [0, 1];
+    if (low === high) return [low - Math.abs(low) / 10, high + Math.abs(high) / 10];
+    return uPlot.rangeNum(low, high, 0.1, true);
+  }
+
+  gallery.curveLayout = { EVALUATION_STYLE, axes, layOut, lineStyle, yRange };
+})();

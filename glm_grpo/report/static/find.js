@@ -1,0 +1,285 @@
+/* The Find view: every image of the run in one table that is filtered and sorted. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html } = gallery;
+  const { BOUNDS, filterImages, isRanged, listCanaries, listColumns, loadImages, sortImages } = gallery.imageTable;
+  const { useEffect, useLayoutEffect, useMemo, useRef, useState } = preactHooks;
+  const { Picture, Problem, clip, memo, useKeys, useLoaded } = gallery.parts;
+
+  /* Height of a row in CSS pixels, as in find.css: rows that are not on the screen are not made. */
+  const ROW_HEIGHT = 68;
+  const PICTURE_SIDE = 60;
+  const SPARE_ROWS = 8;
+  /* Rows of a first rendering, before the height of the region is known. */
+  const FIRST_HEIGHT = 800;
+  const PROMPT_LIMIT = 200;
+  const ARROWS = { ascending: "\u25b2", descending: "\u25bc" };
+  const SOURCES = { training: "training steps", evaluations: "evaluations", both: "both" };
+
+  function addressOf({ shared, sample }) {
+    const { kind, step, group } = shared;
+    const view = kind === "training" ? "groups" : "progress";
+    return [view, { step, prompt: group.prompt_id, sample }];
+  }
+
+  function nameOf({ shared, sample }) {
+    const kind = shared.kind === "training" ? "step" : "evaluation at step";
+    return `${kind} ${shared.step}, prompt ${clip(shared.group.prompt_id)}, sample ${sample}`;
+  }
+
+  function Find({ params }) {
+    const source = Object.hasOwn(SOURCES, params.of) ? params.of : "training";
+    const { data, error, progress } = useLoaded((onProgress) => loadImages(source, onProgress), [source]);
+    const columns = useMemo(() => listColumns(gallery.run.reward.terms), []);
+    const set = (change) => gallery.replace("find", { ...params, ...change });
+    return html`<section class="find" aria-labelledby="find-title">
+      <h2 id="find-title">Find</h2>
+      <${Filters} params=${params} source=${source} columns=${columns} set=${set} />
+      ${error && html`<${Problem} where="Images" message=${error.message} />`}
+      ${data
+        ? html`<${Results} data=${data} params=${params} columns=${columns} set=${set} />`
+        : !error && html`<p role="status">
+            Loading images${progress ? ` (${progress.done} of ${progress.total} files)` : ""}
+          </p>`}
+    </section>`;
+  }
+
+  function Filters({ params, source, columns, set }) {
+    const canaries = listCanaries();
+    const ranged = columns.filter(isRanged);
+    const areRangesSet = ranged.some(({ id }) => BOUNDS.some((bound) => params[`${bound}.${id}`]));
+    const [areRangesOpen, setAreRangesOpen] = useState(areRangesSet);
+    const field = (name, type, label) => html`<label>${label}
+      <input type=${type} step="any" value=${params[name] ?? ""}
+        onInput=${(event) => set({ [name]: event.currentTarget.value })} />
+    </label>`;
+    const box = (name, label) => html`<label><input type="checkbox" checked=${Boolean(params[name])}
+      onChange=${(event) => set({ [name]: event.currentTarget.checked ? 1 : null })} /> ${label}</label>`;
+    const clear = () =>
+      gallery.replace("find", { of: params.of, sort: params.sort, order: params.order });
+    return html`<form role="search" aria-label="Images" class="find-filters"
+        onSubmit=${(event) => event.preventDefault()}>
+      <div class="toolbar">
+        <label>Images of <select value=${source}
+            onChange=${(event) => set({ of: event.currentTarget.value, at: null })}>
+          ${Object.entries(SOURCES).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}
+        </select></label>
+        ${field("text", "search", "Prompt contains")}
+        ${field("id", "search", "Prompt id is")}
+        ${field("from", "number", "Steps from")}
+        ${field("to", "number", "to")}
+      </div>
+      <div class="toolbar">
+        ${box("winners", "winners only")}
+        ${box("flat", "flat groups only")}
+        ${box("masked", "with masked terms only")}
+        <label>Canaries <select value=${canaries.length ? (params.canary ?? "") : ""} disabled=${canaries.length === 0}
+            onChange=${(event) => set({ canary: event.currentTarget.value })}>
+          <option value="">any step</option>
+          <option value="any">steps where one left its band</option>
+          ${canaries.map((name) => html`<option key=${name} value=${name}>
+            steps where ${name} left its band
+          </option>`)}
+        </select>${canaries.length === 0 && html`<span class="soft">no band to judge by</span>`}</label>
+        <button type="button" onClick=${clear}>Clear filters</button>
+      </div>
+      <details open=${areRangesOpen} onToggle=${(event) => setAreRangesOpen(event.currentTarget.open)}>
+        <summary>Ranges of scores${areRangesSet ? " (set)" : ""}</summary>
+        <div class="find-ranges">
+          ${ranged.map(({ id, title }) => html`<fieldset key=${id}>
+            <legend>${title}</legend>
+            ${field(`min.${id}`, "number", "at least")}
+            ${field(`max.${id}`, "number", "at most")}
+          </fieldset>`)}
+        </div>
+      </details>
+    </form>`;
+  }
+
+  function Results({ data, params, columns, set }) {
+    const { at, sort, order, ...filters } = params;
+    const filterKey = JSON.stringify(filters);
+    const found = useMemo(() => filterImages(data.images, params, columns), [data, columns, filterKey]);
+    const column = columns.find(({ id }) => id === sort);
+    const sorted = useMemo(
+      () => (column ? sortImages(found, column, order === "desc") : found),
+      [found, column, order],
+    );
+    const place = useMemo(() => sorted.findIndex(({ image }) => image === at), [sorted, at]);
+    const open = () => place >= 0 && gallery.go(...addressOf(sorted[place]));
+    function move(by) {
+      const next = Math.min(Math.max(place < 0 && by < 0 ? 0 : place + by, 0), sorted.length - 1);
+      if (sorted[next]) set({ at: sorted[next].image });
+    }
+    useKeys({ n: () => move(1), p: () => move(-1), o: open });
+    return html`
+      ${data.problems.map(({ kind, step, problem }) => html`<${Problem} key=${`${kind} ${step}`}
+        where=${`${kind === "training" ? "Step" : "Evaluation at step"} ${step} is left out`} message=${problem} />`)}
+      <div class="toolbar">
+        <p role="status" class="find-count">
+          <strong>${sorted.length.toLocaleString("en")}</strong> of ${data.images.length.toLocaleString("en")} images
+        </p>
+        <div class="buttons">
+          <button type="button" disabled=${place <= 0} onClick=${() => move(-1)}>
+            Previous <kbd>p</kbd>
+          </button>
+          <button type="button" disabled=${place === sorted.length - 1} onClick=${() => move(1)}>
+            Next <kbd>n</kbd>
+          </button>
+        </div>
+        <p role="status" class="find-chosen">
+          ${place >= 0 && html`${place + 1}: <a href=${gallery.link(...addressOf(sorted[place]))}>
+            ${nameOf(sorted[place])}
+          </a>`}
+        </p>
+      </div>
+      <${Table} images=${sorted} place=${place} columns=${columns} column=${column} order=${order} set=${set}
+        keys=${{ ArrowDown: () => move(1), ArrowUp: () => move(-1), Enter: open }} />`;
+  }
+
+  /** The rows on the screen out of all of them, between two rows as high as the others. */
+  function Table({ images, place, columns, column, order, set, keys }) {
+    const region = useRef(null);
+    const [view, setView] = useState({ top: 0, height: FIRST_HEIGHT });
+    function look() {
+      const { scrollTop, clientHeight } = region.current;
+      /* In whole rows: most movements need no other rows. */
+      const seen = { top: scrollTop - (scrollTop % ROW_HEIGHT), height: clientHeight };
+      setView((known) => (known.top === seen.top && known.height === seen.height ? known : seen));
+    }
+    useLayoutEffect(() => {
+      look();
+      const observer = new ResizeObserver(look);
+      observer.observe(region.current);
+      return () => observer.disconnect();
+    }, []);
+    useLayoutEffect(() => {
+      region.current.scrollTop = 0;
+    }, [images]);
+    useEffect(() => {
+      if (place >= 0) showRow(region.current, place);
+    }, [images, place]);
+    useEffect(() => {
+      /* Not when the images change: who types in a filter stays there. */
+      if (place >= 0) region.current.scrollIntoView({ block: "nearest" });
+    }, [images[place]]);
+    const first = Math.max(0, Math.floor(view.top / ROW_HEIGHT) - SPARE_ROWS);
+    const last = Math.min(images.length, Math.ceil((view.top + view.height) / ROW_HEIGHT) + 1 + SPARE_ROWS);
+    function onKeyDown(event) {
+      /* Links and buttons inside have their own use of these keys. */
+      if (event.target !== event.currentTarget || !Object.hasOwn(keys, event.key)) return;
+      event.preventDefault();
+      keys[event.key]();
+    }
+    return html`<div class="find-region" ref=${region} tabindex="0" role="region" aria-label="Images found"
+        onScroll=${look} onKeyDown=${onKeyDown}>
+      <table aria-rowcount=${images.length + 1}>
+        <thead>
+          <tr aria-rowindex="1">
+            <th scope="col" class="find-picture">Picture</th>
+            ${columns.map((each) => html`<${Head} key=${each.id} column=${each}
+              isSorted=${each === column} order=${order} set=${set} />`)}
+            <th scope="col" class="find-marks">Marks</th>
+          </tr>
+        </thead>
+        <tbody>
+          <${Spacer} rows=${first} columns=${columns} />
+          ${images.slice(first, last).map((image, index) => html`<${MemoRow} key=${image.image}
+            image=${image} columns=${columns} index=${first + index}
+            isChosen=${first + index === place} set=${set} />`)}
+          <${Spacer} rows=${images.length - last} columns=${columns} />
+        </tbody>
+      </table>
+    </div>`;
+  }
+
+  function showRow(region, index) {
+    const head = region.querySelector("thead").offsetHeight;
+    const [top, bottom] = [index * ROW_HEIGHT, (index + 1) * ROW_HEIGHT];
+    const lowest = bottom + head - region.clientHeight;
+    if (top < region.scrollTop) region.scrollTop = top;
+    else if (lowest > region.scrollTop) region.scrollTop = lowest;
+  }
+
+  function Spacer({ rows, columns }) {
+    if (rows <= 0) return null;
+    const style = { height: `${rows * ROW_HEIGHT}px` };
+    return html`<tr aria-hidden="true" class="find-spacer">
+      <td colspan=${columns.length + 2} style=${style}></td>
+    </tr>`;
+  }
+
+  /* Terms may have any name, those of other classes too. */
+  function classOf({ id, isText }) {
+    if (isText) return `find-${id}`;
+    return id.startsWith("raw.") ? "find-number" : `find-number find-${id}`;
+  }
+
+  function Head({ column, isSorted, order, set }) {
+    const { id, title, isText } = column;
+    /* The first click brings the highest numbers, or texts from A. */
+    const first = isText || id === "step" ? "asc" : "desc";
+    const other = order === "asc" ? "desc" : "asc";
+    const direction = { asc: "ascending", desc: "descending" }[order] ?? "ascending";
+    const sort = () => set({ sort: id, order: isSorted ? other : first });
+    return html`<th scope="col" class=${classOf(column)} aria-sort=${isSorted ? direction : undefined}>
+      <button type="button" title=${title} onClick=${sort}>
+        ${title}${isSorted && html`<span aria-hidden="true" class="find-arrow">${ARROWS[direction]}</span>`}
+      </button>
+    </th>`;
+  }
+
+  function Row({ image, columns, index, isChosen, set }) {
+    const { shared, isWinner } = image;
+    const href = gallery.link(...addressOf(image));
+    const { width, height } = gallery.run.picture ?? { width: 1, height: 1 };
+    const side = PICTURE_SIDE * Math.min(1, width / height);
+    const marks = [
+      shared.kind === "evaluation" && "evaluation",
+      isWinner && "winner",
+      shared.isFlat && "flat",
+      shared.isMasked && "masked",
+      shared.departures.length > 0 && "canary",
+    ];
+    function choose(event) {
+      set({ at: image.image });
+      const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey;
+      if (!isPlain || !event.target.closest("a")) return;
+      /* The address of this view first gets its choice, for the way back. */
+      event.preventDefault();
+      gallery.go(...addressOf(image));
+    }
+    return html`<tr aria-rowindex=${index + 2} aria-current=${isChosen ? "true" : undefined} onClick=${choose}>
+      <td class="find-picture">
+        <${Picture} image=${image.image} alt=${nameOf(image)} size=${side} attributes=${{ href, tabIndex: -1 }} />
+      </td>
+      ${columns.map((column) => html`<${Cell} key=${column.id} column=${column} image=${image}
+        href=${href} />`)}
+      <td class="find-marks">${marks.filter(Boolean).join(", ")}</td>
+    </tr>`;
+  }
+
+  /* While the table scrolls the rows that stay are not made again. */
+  const MemoRow = memo(Row);
+
+  function Cell({ column, image, href }) {
+    const value = column.value(image);
+    if (column.id === "prompt") {
+      return html`<td class=${classOf(column)}><a href=${href} dir="auto">${clip(value, PROMPT_LIMIT)}</a></td>`;
+    }
+    if (column.isText) return html`<td class=${classOf(column)}><span dir="auto">${clip(value)}</span></td>`;
+    return html`<td class=${classOf(column)}>
+      ${value == null ? html`<span class="soft">none</span>` : column.show(value)}
+    </td>`;
+  }
+
+  Find.keyHelp = [
+    ["n", "The next image found"],
+    ["p", "The previous image found"],
+    ["o", "Open the chosen image in its group"],
+    ["Arrows, Enter", "The same, while the table has the focus"],
+  ];
+  gallery.views.find = Find;
+})();

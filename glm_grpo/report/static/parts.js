@@ -1,0 +1,388 @@
+/* Hooks that the views share: keys of the page, what a promise brings, what is near the screen. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { useEffect, useRef, useState } = preactHooks;
+
+  const NEAR_MARGIN = "800px";
+
+  /* Whether keys that are one character do anything: readers who speak to the computer switch them
+     off, see WCAG 2.1.4. */
+  const keys = { areOn: true };
+
+  /** A component that is drawn again only when one of its props is another object or value. */
+  function memo(Component) {
+    return class extends preact.Component {
+      shouldComponentUpdate(next) {
+        return Object.keys(next).some((name) => next[name] !== this.props[name]);
+      }
+
+      render(props) {
+        return preact.h(Component, props);
+      }
+    };
+  }
+
+  /**
+   * Keys of the whole page while the component is shown: {key: handler}, keys as in
+   * KeyboardEvent.key. Silent in fields, in tables that scroll and, without isInDialog, while a
+   * dialog is open.
+   */
+  function useKeys(map, { isInDialog = false } = {}) {
+    const latest = useRef(map);
+    latest.current = map;
+    useEffect(() => {
+      function onKeyDown(event) {
+        if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+        if (event.key.length === 1 && !keys.areOn) return;
+        const handler = Object.hasOwn(latest.current, event.key) ? latest.current[event.key] : null;
+        if (!handler || isElsewhere(event.target, isInDialog)) return;
+        event.preventDefault();
+        handler(event);
+      }
+      document.addEventListener("keydown", onKeyDown);
+      return () => document.removeEventListener("keydown", onKeyDown);
+    }, [isInDialog]);
+  }
+
+  function isElsewhere(target, isInDialog) {
+    if (!isInDialog && document.querySelector("dialog[open]")) return true;
+    return target.closest("input, select, textarea, [role=grid], .scroll-region") !== null;
+  }
+
+  /**
+   * What a promise brings: {data, error, progress}. `start(onProgress)` is called again whenever
+   * `deps` change; progress is {done, total} or null.
+   */
+  function useLoaded(start, deps) {
+    const [state, setState] = useState({ data: undefined, error: null, progress: null });
+    useEffect(() => {
+      let isWanted = true;
+      const update = (change) => isWanted && setState((state) => ({ ...state, ...change }));
+      setState({ data: undefined, error: null, progress: null });
+      start((done, total) => update({ progress: { done, total } })).then(
+        (data) => update({ data }),
+        (error) => update({ error }),
+      );
+      return () => {
+        isWanted = false;
+      };
+    }, deps);
+    return state;
+  }
+
+  /** [ref, isNear]: isNear becomes and stays true once the element comes near the screen. */
+  function useNear() {
+    const ref = useRef(null);
+    const [isNear, setIsNear] = useState(false);
+    useEffect(() => {
+      if (isNear || !ref.current) return undefined;
+      const observer = new IntersectionObserver(
+        (entries) => entries.some((entry) => entry.isIntersecting) && setIsNear(true),
+        { rootMargin: NEAR_MARGIN },
+      );
+      observer.observe(ref.current);
+      return () => observer.disconnect();
+    }, [isNear]);
+    return [ref, isNear];
+  }
+
+  gallery.parts = { keys, memo, useKeys, useLoaded, useNear };
+})();
+/* Components that the views share, and how numbers are written. Prompts and notes are data: they
+   reach the page as text nodes only. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html } = gallery;
+  const { useState } = preactHooks;
+
+  const MINUS = "\u2212";
+  const PROMPT_LIMIT = 160;
+  /* Characters of an identifier in headings and names of pictures. */
+  const CLIP_LIMIT = 80;
+  /* Pictures narrower than this (pixels) keep their pixels sharp when they are enlarged. */
+  const SMALL_WIDTH = 256;
+  const TERM_COLOURS = 8;
+
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const mean = (values) => sum(values) / values.length;
+
+  /** The number of `numbers` (not empty) that is nearest to `wanted`; the first for no number. */
+  function nearest(wanted, numbers) {
+    const distance = (number) => Math.abs(number - wanted);
+    return numbers.reduce((best, number) => (distance(number) < distance(best) ? number : best));
+  }
+
+  /** A number with three decimals and a true minus sign; "none" for what is not finite. */
+  function fmt(value, digits = 3) {
+    if (typeof value !== "number" || !Number.isFinite(value)) return "none";
+    const text = Math.abs(value).toFixed(digits);
+    return value < 0 && Number(text) !== 0 ? MINUS + text : text;
+  }
+
+  /** As fmt, with a plus sign above zero. */
+  function signed(value, digits = 3) {
+    const text = fmt(value, digits);
+    return value > 0 && Number(text) !== 0 ? `+${text}` : text;
+  }
+
+  /** A fraction as "12.5 %". */
+  function percent(fraction, digits = 1) {
+    const text = fmt(fraction * 100, digits);
+    return text === "none" ? text : `${text} %`;
+  }
+
+  /** Class of a change: "better", "worse" or none where it rounds to zero. */
+  function changeClass(change) {
+    const text = signed(change);
+    return text.startsWith("+") ? "better" : text.startsWith(MINUS) ? "worse" : "";
+  }
+
+  /** The colour of a term, the same in every view, as a CSS value. */
+  function termColour(name) {
+    const index = gallery.run.reward.terms.findIndex((term) => term.name === name);
+    return `var(--term-${Math.max(index, 0) % TERM_COLOURS})`;
+  }
+
+  const encodePath = (path) => path.split("/").map(encodeURIComponent).join("/");
+  /** Addresses of a picture that is given relative to images/. */
+  const fullUrl = (image) => `../images/${encodePath(image)}`;
+  const thumbUrl = (image) => `thumbs/${encodePath(image.replace(/\.[^./]*$/, ""))}.webp`;
+
+  /**
+   * A picture in place: its thumbnail, or with `isFull` the stored picture, each standing in for
+   * the other; "picture missing" where both are gone.
+   *
+   * @param image Path relative to images/, or null.
+   * @param target Path of the target relative to images/; needed with isDiff.
+   * @param alt What the picture is, for those who do not see it.
+   * @param size Width in CSS pixels; without it the picture fills its place.
+   * @param isDiff Show the brightened difference to the target instead.
+   * @param isFull Prefer the stored picture to its thumbnail.
+   * @param onOpen Called by a click; without it the picture is a link to the stored file.
+   * @param attributes Of the button or link, for instance tabIndex.
+   */
+  function Picture({ image, target, alt, size, isDiff, isFull, onOpen, attributes }) {
+    const { width, height } = gallery.run.picture ?? { width: SMALL_WIDTH, height: SMALL_WIDTH };
+    const style = {
+      "--picture-width": size ? `${size}px` : "100%",
+      aspectRatio: `${width} / ${height}`,
+    };
+    const kind = width < SMALL_WIDTH ? "picture is-pixelated" : "picture";
+    const absence = !image
+      ? "picture missing"
+      : isDiff && !target
+        ? "no target to compare with"
+        : null;
+    if (absence) {
+      return html`<span class=${kind} style=${style} ...${attributes}>
+        <span class="is-missing">${absence}</span>
+      </span>`;
+    }
+    const layer = (path, text) =>
+      html`<${Layer} key=${`${path} ${isFull}`} path=${path} alt=${text} isFull=${isFull} />`;
+    const layers = isDiff
+      ? html`<span class="difference">
+          ${layer(target, "")}${layer(image, `Difference to the target: ${alt}`)}
+        </span>`
+      : layer(image, alt);
+    const shared = { class: kind, style, ...attributes };
+    return onOpen
+      ? html`<button type="button" onClick=${onOpen} ...${shared}>${layers}</button>`
+      : html`<a href=${fullUrl(image)} ...${shared}>${layers}</a>`;
+  }
+
+  function Layer({ path, alt, isFull }) {
+    const [failures, setFailures] = useState(0);
+    const sources = isFull ? [fullUrl(path), thumbUrl(path)] : [thumbUrl(path), fullUrl(path)];
+    if (failures >= sources.length) {
+      return html`<span class="is-missing">
+        picture missing<span class="visually-hidden">: ${alt}</span>
+      </span>`;
+    }
+    return html`<img key=${failures} src=${sources[failures]} alt=${alt} loading="lazy"
+      decoding="async" onError=${() => setFailures(failures + 1)} />`;
+  }
+
+  /**
+   * The range that bars of a group need: lowest and highest end of any sample's stack.
+   *
+   * @param parts As scoring.contributions gives them: {name: [G numbers] | null}.
+   */
+  function stackExtent(parts) {
+    const columns = Object.values(parts).filter(Boolean);
+    const count = columns.length ? columns[0].length : 0;
+    const extent = { low: 0, high: 0 };
+    for (let sample = 0; sample < count; sample++) {
+      const values = columns.map((column) => column[sample]);
+      extent.low = Math.min(extent.low, sum(values.filter((value) => value < 0)));
+      extent.high = Math.max(extent.high, sum(values.filter((value) => value > 0)));
+    }
+    return extent;
+  }
+
+  /**
+   * One picture's scores: a bar of the parts that add up to the total, and a row for each term.
+   *
+   * @param parts {name: number | null}: what each term adds; null where it does not apply.
+   * @param raw {name: number | null}: the score as the term gave it.
+   * @param total Of the parts.
+   * @param extent As stackExtent gives it, so that bars of a group share one scale.
+   */
+  function Scores({ parts, raw, total, extent }) {
+    const known = gallery.run.reward.terms.map((term) => term.name).filter((name) => name in raw);
+    const terms = [...known, ...Object.keys(raw).filter((name) => !known.includes(name))];
+    return html`
+      <${StackedBar} parts=${parts} terms=${terms} extent=${extent} />
+      <table class="scores">
+        <thead>
+          <tr><th scope="col">Term</th><th scope="col">Score</th><th scope="col">Part</th></tr>
+        </thead>
+        <tbody>
+          ${terms.map(
+            (name) =>
+              html`<${ScoreRow} key=${name} name=${name} raw=${raw[name]} part=${parts[name]} />`,
+          )}
+        </tbody>
+        <tfoot>
+          <tr><th scope="row">Total</th><td></td><td>${fmt(total)}</td></tr>
+        </tfoot>
+      </table>`;
+  }
+
+  function ScoreRow({ name, raw, part }) {
+    const swatch = html`<span class="swatch" style=${{ background: termColour(name) }}></span>`;
+    const head = html`<th scope="row" title=${name}>${swatch}${name}</th>`;
+    if (raw === null || raw === undefined) {
+      return html`<tr class="is-masked">
+        ${head}
+        <td colspan="2">does not apply</td>
+      </tr>`;
+    }
+    return html`<tr>
+      ${head}
+      <td>${fmt(raw)}</td>
+      <td>${part === undefined ? "" : fmt(part)}</td>
+    </tr>`;
+  }
+
+  function StackedBar({ parts, terms, extent }) {
+    const range = extent.high - extent.low || 1;
+    const ends = { below: 0, above: 0 };
+    const place = (value) => `${((value - extent.low) / range) * 100}%`;
+    const pieces = terms
+      .filter((name) => parts[name])
+      .map((name) => {
+        const side = parts[name] < 0 ? "below" : "above";
+        const start = Math.min(ends[side], ends[side] + parts[name]);
+        ends[side] += parts[name];
+        const style = {
+          left: place(start),
+          width: `${(Math.abs(parts[name]) / range) * 100}%`,
+          background: termColour(name),
+        };
+        const title = `${name} ${signed(parts[name])}`;
+        return html`<span key=${name} class="piece" style=${style} title=${title}></span>`;
+      });
+    return html`<div class="bar" aria-hidden="true">
+      ${pieces}<span class="zero" style=${{ left: place(0) }}></span>
+    </div>`;
+  }
+
+  /** What a term found in a picture: text, or an OCR reading with its wrong letters marked. */
+  function Note({ note }) {
+    if (note === null || note === undefined) return null;
+    const text = typeof note === "string" ? note : note.read;
+    if (!text) return html`<span class="note soft">nothing</span>`;
+    if (typeof note === "string") return html`<span class="note" dir="auto">${text}</span>`;
+    const wrong = note.marks.filter(([, isRight]) => !isRight).map(([piece]) => piece);
+    return html`<span class="note" dir="auto">
+      ${note.marks.map(([piece, isRight]) =>
+        isRight ? piece : html`<mark class="wrong">${piece}</mark>`,
+      )}
+      <span class="visually-hidden">
+        ${wrong.length ? ` (wrong: ${wrong.join(", ")})` : " (all right)"}
+      </span>
+    </span>`;
+  }
+
+  /** What the terms found in one sample of a group. */
+  function Notes({ notes, sample }) {
+    const found = Object.entries(notes).filter(([, group]) => (group[sample] ?? null) !== null);
+    return (
+      found.length > 0 &&
+      html`<dl class="notes">
+      ${found.map(
+        ([name, group]) => html`<div key=${name}>
+        <dt>${name} ${typeof group[sample] === "string" ? "found" : "read"}</dt>
+        <dd><${Note} note=${group[sample]} /></dd>
+      </div>`,
+      )}
+    </dl>`
+    );
+  }
+
+  /** The texts that a prompt wants to see in the picture. */
+  function Texts({ texts }) {
+    if (!texts.length) return null;
+    const quotes = texts.map((text) => html`<q dir="auto">${text}</q> `);
+    return html`<p class="soft">Text to appear: ${quotes}</p>`;
+  }
+
+  /** Something that is wrong with the run's data, shown where that data would have been. */
+  function Problem({ where, message, children }) {
+    return html`<div class="problem" role="note">
+      <p><strong>${where || "Problem"}:</strong> ${message}</p>
+      ${children}
+    </div>`;
+  }
+
+  /** The beginning of a text; by code points, so that no emoji is cut in two. */
+  function clip(text, limit = CLIP_LIMIT) {
+    const start = Array.from(text.slice(0, 2 * limit))
+      .slice(0, limit)
+      .join("");
+    return start.length < text.length ? `${start}\u2026` : text;
+  }
+
+  /** A prompt as text, whatever it holds; long ones are cut until their button is pressed. */
+  function PromptText({ text, limit = PROMPT_LIMIT }) {
+    const [isOpen, setIsOpen] = useState(false);
+    const start = clip(text, limit);
+    const isLong = start !== text;
+    return html`<span class="prompt-text">
+      <span dir="auto">${isOpen ? text : start}</span>
+      ${
+        isLong &&
+        html`<button type="button" class="more" aria-expanded=${isOpen}
+        onClick=${() => setIsOpen(!isOpen)}>
+        ${isOpen ? "less" : `more (${text.length.toLocaleString("en")} characters)`}
+      </button>`
+      }
+    </span>`;
+  }
+
+  Object.assign(gallery.parts, {
+    Notes,
+    Note,
+    Picture,
+    Problem,
+    PromptText,
+    Scores,
+    Texts,
+    changeClass,
+    clip,
+    fmt,
+    fullUrl,
+    mean,
+    nearest,
+    percent,
+    signed,
+    stackExtent,
+    sum,
+    termColour,
+  });
+})();

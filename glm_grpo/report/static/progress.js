@@ -1,0 +1,307 @@
+/* Every score of one picture of the Progress view: beside the table, and below it when large. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html, parts } = gallery;
+  const { Notes, PromptText, Texts, Viewer, changeClass, clip, fmt, signed } = parts;
+  const { baseOf, changeOf } = gallery.progressTable;
+
+  const LABEL = "Scores of the picture";
+
+  /* A place is {row, step, sample}. */
+  function describe({ row, step, sample }) {
+    return `${clip(row.id)}: step ${step}, sample ${sample}`;
+  }
+
+  /* Every term of one picture, with its change since the first evaluation. */
+  function Figures({ place: { row, step, sample } }) {
+    const group = row.bySteps[step];
+    const base = baseOf(row);
+    const before = step === base ? null : row.bySteps[base];
+    const line = (name, values, older) =>
+      html`<${Line} key=${name} name=${name} value=${values && values[sample]}
+        change=${before && changeOf(values, older, sample)} hasChange=${before !== null} />`;
+    return html`<table class="scores">
+        <thead>
+          <tr>
+            <th scope="col">Term</th>
+            <th scope="col">Score</th>
+            ${before && html`<th scope="col">Since step ${base}</th>`}
+          </tr>
+        </thead>
+        <tbody>
+          ${Object.keys(group.raw).map((name) => line(name, group.raw[name], before?.raw[name]))}
+        </tbody>
+        <tfoot>
+          ${line("Total", group.total, before?.total)}
+        </tfoot>
+      </table>
+      <${Notes} notes=${group.notes} sample=${sample} />
+      <${Texts} texts=${group.texts} />`;
+  }
+
+  function Line({ name, value, change, hasChange }) {
+    return html`<tr>
+      <th scope="row" title=${name}>${name}</th>
+      ${value === null ? html`<td class="soft">does not apply</td>` : html`<td>${fmt(value)}</td>`}
+      ${
+        hasChange &&
+        html`<td class=${changeClass(change)}>${change === null ? "" : signed(change)}</td>`
+      }
+    </tr>`;
+  }
+
+  /** The panel beside the table; `place` is null before anything was pointed at. */
+  function Details({ place, onLarge, onClose }) {
+    if (!place) {
+      return html`<aside class="details is-empty panel" aria-label=${LABEL}>
+        <p class="soft">
+          Point at a picture, tap it, or move to it with the arrow keys to see every score with its
+          change since the first evaluation.
+        </p>
+      </aside>`;
+    }
+    return html`<aside class="details panel" aria-label=${LABEL}>
+      <h3 dir="auto">${describe(place)}</h3>
+      <div class="buttons">
+        <button type="button" aria-haspopup="dialog" onClick=${onLarge}>Enlarge</button>
+        <button type="button" onClick=${onClose}>Close</button>
+      </div>
+      <${Figures} place=${place} />
+    </aside>`;
+  }
+
+  /** Pages through the evaluations of a prompt, sample by sample the same. */
+  function RowViewer({ place, onStep, onClose }) {
+    const { row, sample } = place;
+    const steps = Object.keys(row.bySteps).map(Number);
+    const shown = steps.filter((step) => row.bySteps[step].images[sample] !== undefined);
+    shown.sort((a, b) => a - b);
+    const items = shown.map((step) => ({
+      image: row.bySteps[step].images[sample],
+      target: row.bySteps[step].target,
+      alt: describe({ ...place, step }),
+      title: describe({ ...place, step }),
+      body: () => html`<${ViewerBody} place=${{ ...place, step }} />`,
+    }));
+    return html`<${Viewer} items=${items} index=${shown.indexOf(place.step)}
+      onIndex=${(next) => onStep(shown[next])} onClose=${onClose} />`;
+  }
+
+  function ViewerBody({ place }) {
+    const group = place.row.bySteps[place.step];
+    return html`<p><${PromptText} text=${group.prompt} /></p>
+      <${Figures} place=${place} />
+      <p class="soft">
+        Noise seed ${group.decode_seed}. <a href=${parts.fullUrl(group.images[place.sample])}>
+          Open the stored picture</a>
+      </p>`;
+  }
+
+  gallery.progressDetails = { Details, RowViewer };
+})();
+/* Progress: held-out prompts as rows, evaluations as columns, the same seeds along a row. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html, link, parts } = gallery;
+  const { Problem, mean } = parts;
+  const { Table } = gallery.progressTable;
+  const { Details, RowViewer } = gallery.progressDetails;
+  const { useCallback, useEffect, useMemo, useState } = preactHooks;
+
+  const SORTS = {
+    stored: ["As stored", () => 0],
+    gain: ["Largest gain first", (a, b) => order(b.change, a.change)],
+    loss: ["Largest loss first", (a, b) => order(a.change, b.change)],
+    best: ["Highest total first", (a, b) => order(b.total, a.total)],
+    worst: ["Lowest total first", (a, b) => order(a.total, b.total)],
+    id: ["Identifier", (a, b) => (a.id < b.id ? -1 : 1)],
+  };
+
+  /* What is not known comes last. */
+  function order(a, b) {
+    if (a === null || b === null) return (a === null) - (b === null);
+    return a - b;
+  }
+
+  function Progress({ params }) {
+    if (gallery.run.evaluations.length) return html`<${Evaluations} params=${params} />`;
+    return html`<h2>Progress</h2>
+      <p>
+        No evaluation is stored yet. After the first one this page shows every held-out prompt as a
+        row and every evaluation as a column, sampled with the same seeds, so that only the policy
+        changes along a row. Reload the page to see it.
+      </p>`;
+  }
+
+  /* {step: {groups} | {problem}}; grows while the files load, the ends of the run first. */
+  function useEvaluations() {
+    const [loaded, setLoaded] = useState({});
+    useEffect(() => {
+      let isWanted = true;
+      async function loadAll() {
+        const [first, ...others] = gallery.run.evaluations;
+        for (const { step, key } of [first, ...others.slice(-1), ...others.slice(0, -1)]) {
+          const failed = (error) => ({ step, problem: error.message });
+          const entry = await gallery.load(key).catch(failed);
+          if (!isWanted) return;
+          setLoaded((known) => ({ ...known, [step]: entry }));
+        }
+      }
+      loadAll();
+      return () => {
+        isWanted = false;
+      };
+    }, []);
+    return loaded;
+  }
+
+  /* One entry a prompt, in the order of its first appearance: {id, group, bySteps, total, change},
+     `group` of the first evaluation that has it, `total` the mean of the last, `change` since the
+     first. */
+  function makeRows(loaded) {
+    const rows = new Map();
+    for (const { step } of gallery.run.evaluations) {
+      for (const group of loaded[step]?.groups ?? []) {
+        const id = group.prompt_id;
+        if (!rows.has(id)) rows.set(id, { id, group, bySteps: {}, total: null, change: null });
+        const row = rows.get(id);
+        row.bySteps[step] = group;
+        row.total = mean(group.total);
+        if (group !== row.group) row.change = row.total - mean(row.group.total);
+      }
+    }
+    return [...rows.values()];
+  }
+
+  const set = (change) => gallery.replace("progress", { ...gallery.route().params, ...change });
+
+  function Evaluations({ params }) {
+    const loaded = useEvaluations();
+    const rows = useMemo(() => makeRows(loaded), [loaded]);
+    const sort = Object.hasOwn(SORTS, params.sort ?? "") ? params.sort : "stored";
+    const sorted = useMemo(() => [...rows].sort(SORTS[sort][1]), [rows, sort]);
+    const count = Math.max(1, ...rows.map((row) => row.group.images.length));
+    const wanted = params.samples ?? params.sample ?? "0";
+    const samples = useMemo(() => chooseSamples(wanted, count), [wanted, count]);
+    const pinned = useMemo(
+      () => findPlace(rows, params),
+      [rows, params.prompt, params.step, params.sample],
+    );
+    const [hovered, setHovered] = useState(null);
+    const place = hovered ?? pinned;
+    const pin = useCallback(({ row, step, sample }, others) => {
+      setHovered(null);
+      set({ prompt: row.id, step, sample, ...others });
+    }, []);
+    const unpin = () => {
+      setHovered(null);
+      set({ prompt: null, step: null, sample: null });
+    };
+    /* Made again for what it shows only: what is pointed at changes often. */
+    const table = useMemo(
+      () =>
+        html`<${Table} rows=${sorted} loaded=${loaded} samples=${samples}
+          isDiff=${Boolean(params.diff)} pinned=${pinned} onHover=${setHovered} onPin=${pin} />`,
+      [sorted, loaded, samples, params.diff, pinned],
+    );
+    const isWhole = gallery.run.evaluations.every(({ step }) => loaded[step]);
+    return html`<h2>Progress</h2>
+      <p class="lead">
+        Held-out prompts, sampled at every evaluation with the same seeds: along a row only the
+        policy changes. Higher scores are better.
+      </p>
+      <${Toolbar} params=${params} sort=${sort} count=${count} samples=${samples} />
+      <${TableProblems} loaded=${loaded} />
+      ${!isWhole && !rows.length && html`<p role="status">Loading evaluations</p>`}
+      ${isWhole && !pinned && html`<${UnknownPlace} rows=${rows} params=${params} />`}
+      ${
+        rows.length > 0 &&
+        html`<div class="progress">
+        ${table}
+        <${Details} place=${place} onLarge=${() => pin(place, { large: 1 })} onClose=${unpin} />
+      </div>`
+      }
+      ${
+        params.large &&
+        pinned &&
+        html`<${RowViewer} place=${pinned} onStep=${(step) => set({ step })}
+        onClose=${() => set({ large: null })} />`
+      }`;
+  }
+
+  /* Which samples are shown: "all", or the wanted one, the first where there is no such. */
+  function chooseSamples(wanted, count) {
+    const all = Array.from({ length: count }, (_, sample) => sample);
+    return wanted === "all" ? all : [all.includes(Number(wanted)) ? Number(wanted) : 0];
+  }
+
+  function findPlace(rows, { prompt, step, sample = "0" }) {
+    const row = rows.find(({ id }) => id === prompt);
+    const group = row && row.bySteps[step];
+    if (!group || group.images[sample] === undefined) return null;
+    return { row, step: Number(step), sample: Number(sample) };
+  }
+
+  function Toolbar({ params, sort, count, samples }) {
+    const option = (value, title) => html`<option key=${value} value=${value}>${title}</option>`;
+    const numbers = Array.from({ length: count }, (_, sample) => String(sample));
+    const toggle = () => set({ diff: params.diff ? null : 1 });
+    return html`<div class="toolbar">
+      <label>Order
+        <select value=${sort} onChange=${(event) => set({ sort: event.currentTarget.value })}>
+          ${Object.entries(SORTS).map(([name, [title]]) => option(name, title))}
+        </select>
+      </label>
+      ${
+        count > 1 &&
+        html`<label>Sample
+        <select value=${samples.length > 1 ? "all" : String(samples[0])}
+          onChange=${(event) => set({ samples: event.currentTarget.value })}>
+          ${[...numbers, "all"].map((sample) => option(sample, sample))}
+        </select>
+      </label>`
+      }
+      <label>
+        <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
+        Difference to the target, brightened
+      </label>
+    </div>`;
+  }
+
+  function TableProblems({ loaded }) {
+    return gallery.run.evaluations
+      .filter(({ step }) => loaded[step]?.problem)
+      .map(
+        ({ step }) =>
+          html`<${Problem} key=${step} where=${`Evaluation of step ${step}`}
+            message=${loaded[step].problem} />`,
+      );
+  }
+
+  /* Where the address names a picture that no evaluation has. */
+  function UnknownPlace({ rows, params }) {
+    if (params.prompt === undefined && params.step === undefined) return null;
+    const row = rows.find(({ id }) => id === params.prompt);
+    if (!row) {
+      const message = `no evaluation has the prompt "${params.prompt ?? ""}".`;
+      return html`<${Problem} where="Address" message=${message} />`;
+    }
+    const step = parts.nearest(Number(params.step), Object.keys(row.bySteps).map(Number));
+    const wanted = `step "${params.step ?? ""}", sample "${params.sample ?? 0}"`;
+    const message = `this prompt has no evaluation at ${wanted}.`;
+    const nearest = link("progress", { ...params, step, sample: 0 });
+    return html`<${Problem} where="Address" message=${message}>
+      <p>The nearest is <a href=${nearest}>step ${step}</a>.</p>
+    </${Problem}>`;
+  }
+
+  Progress.keyHelp = [
+    ["\u2190 \u2191 \u2192 \u2193", "From picture to picture, once the table has the focus"],
+    ["Enter", "Keep the scores of the picture on the page"],
+  ];
+  gallery.views.progress = Progress;
+})();

@@ -1,0 +1,220 @@
+/* The table of the Progress view: a grid with one tab stop, in which arrow keys move. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html, parts } = gallery;
+  const { Picture, PromptText, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
+  const { useEffect, useRef, useState } = preactHooks;
+
+  const PROMPT_LIMIT = 120;
+  const PAGE_ROWS = 5;
+
+  /** The evaluation that changes are counted from: the first that has the prompt. */
+  function baseOf(row) {
+    return Math.min(...Object.keys(row.bySteps).map(Number));
+  }
+
+  /** What a sample's number changed by; null where either is not there. */
+  function changeOf(values, older, sample) {
+    const [value, before] = [values?.[sample], older?.[sample]];
+    return value === undefined || before === undefined ? null : value - before;
+  }
+
+  /**
+   * @param rows In the order to show.
+   * @param loaded {step: {groups} | {problem}} of the evaluations that are there so far.
+   * @param samples Which samples of a prompt stand below one another.
+   * @param isDiff Show differences to the target.
+   * @param pinned {row, step, sample} or null.
+   * @param onHover Called with what is pointed at or has the focus, as `pinned`.
+   * @param onPin Called with what was chosen.
+   */
+  function Table({ rows, loaded, samples, isDiff, pinned, onHover, onPin }) {
+    const steps = gallery.run.evaluations.map(({ step }) => step);
+    const region = useRef(null);
+    const size = { lines: rows.length * samples.length, columns: steps.length + 1 };
+    const [active, setActive, onKeyDown] = useActive(region, size, samples.length);
+    const pick = (event) => {
+      const cell = event.target.closest("[data-place]");
+      if (!cell) return;
+      const [line, column] = cell.dataset.place.split(",").map(Number);
+      if (event.type === "focusin") setActive({ line, column });
+      const place = {
+        row: rows[Math.floor(line / samples.length)],
+        step: steps[column - 1],
+        sample: samples[line % samples.length],
+      };
+      if (hasPicture(place)) onHover(place);
+    };
+    const isOfRow = (index) => Math.floor(active.line / samples.length) === index;
+    const style = {
+      "--columns": size.columns,
+      "--lines": samples.length,
+      "--ratio": pictureRatio(),
+    };
+    return html`<div class="scroll-region" ref=${region} tabindex="-1">
+      <table role="grid" class="progress-table" aria-label="Held-out prompts by evaluation"
+        style=${style} onMouseOver=${pick} onFocusIn=${pick} onKeyDown=${onKeyDown}>
+        <${Head} steps=${steps} loaded=${loaded} />
+        <tbody role="rowgroup">
+          ${rows.map(
+            (row, index) =>
+              html`<${Row} key=${row.id} row=${row} first=${index * samples.length}
+                samples=${samples} isDiff=${isDiff} active=${isOfRow(index) ? active : null}
+                pinned=${pinned?.row.id === row.id ? pinned : null} onPin=${onPin} />`,
+          )}
+        </tbody>
+      </table>
+    </div>`;
+  }
+
+  function hasPicture({ row, step, sample }) {
+    return row.bySteps[step]?.images[sample] !== undefined;
+  }
+
+  function pictureRatio() {
+    const { width, height } = gallery.run.picture ?? { width: 1, height: 1 };
+    return height / width;
+  }
+
+  /* [active, setActive, onKeyDown]: the one cell that Tab leads to, {line, column}, a line being
+     one sample of one row and column 0 the target. */
+  function useActive(region, { lines, columns }, linesOfRow) {
+    const [active, setActive] = useState({ line: 0, column: 1 });
+    const onKeyDown = (event) => {
+      const move = moveOf(event, { lines, columns, page: PAGE_ROWS * linesOfRow });
+      if (!move) return;
+      event.preventDefault();
+      const next = {
+        line: clamp(active.line + move[0], lines),
+        column: clamp(active.column + move[1], columns),
+      };
+      setActive(next);
+      /* A row far away is drawn once it holds the active cell. */
+      requestAnimationFrame(() =>
+        region.current.querySelector(`[data-place="${next.line},${next.column}"]`).focus(),
+      );
+    };
+    return [active, setActive, onKeyDown];
+  }
+
+  const clamp = (value, count) => Math.min(Math.max(value, 0), count - 1);
+
+  /* How many [lines, columns] a key leads on, or null. */
+  function moveOf(event, { lines, columns, page }) {
+    if (event.metaKey || event.altKey) return null;
+    const jump = event.ctrlKey ? lines : 0;
+    const moves = {
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      PageUp: [-page, 0],
+      PageDown: [page, 0],
+      Home: [-jump, -columns],
+      End: [jump, columns],
+    };
+    return Object.hasOwn(moves, event.key) ? moves[event.key] : null;
+  }
+
+  function Head({ steps, loaded }) {
+    return html`<thead role="rowgroup">
+      <tr role="row">
+        <th role="columnheader" scope="col" class="prompt-column">Prompt</th>
+        <th role="columnheader" scope="col">Target</th>
+        ${steps.map(
+          (step) =>
+            html`<th role="columnheader" scope="col" key=${step}>
+              Step ${step} <span class="soft">${describe(loaded[step])}</span>
+            </th>`,
+        )}
+      </tr>
+    </thead>`;
+  }
+
+  function describe(entry) {
+    if (!entry) return "loading";
+    if (entry.problem) return "not readable";
+    return `mean ${fmt(mean(entry.groups.flatMap((group) => group.total)))}`;
+  }
+
+  const Row = memo(({ row, first, samples, isDiff, active, pinned, onPin }) => {
+    const [near, isNear] = useNear();
+    const place = (line, column) => ({
+      "data-place": `${first + line},${column}`,
+      tabIndex: active?.line === first + line && active.column === column ? 0 : -1,
+    });
+    const cell = (step, at) => (sample, line) =>
+      html`<${Cell} key=${sample} row=${row} step=${step} sample=${sample} isDiff=${isDiff}
+        isPinned=${pinned?.step === step && pinned.sample === sample}
+        attributes=${place(line, at + 1)} onPin=${onPin} />`;
+    return html`<tr role="row" ref=${near}>
+      <${RowHead} row=${row} />
+      ${
+        (isNear || active || pinned) &&
+        html`<td role="gridcell">
+          <${Target} row=${row} attributes=${place(active ? active.line - first : 0, 0)} />
+        </td>
+        ${gallery.run.evaluations.map(
+          ({ step }, at) =>
+            html`<td role="gridcell" key=${step}>${samples.map(cell(step, at))}</td>`,
+        )}`
+      }
+    </tr>`;
+  });
+
+  function RowHead({ row }) {
+    const { prompt } = row.group;
+    return html`<th role="rowheader" scope="row">
+      <div class="row-head">
+        <span class="row-id" dir="auto">${clip(row.id)}</span>
+        ${
+          row.change !== null &&
+          html`<span class="row-change">
+          mean total ${fmt(row.total)} <${Change} value=${row.change} />
+        </span>`
+        }
+        ${prompt !== clip(row.id) && html`<${PromptText} text=${prompt} limit=${PROMPT_LIMIT} />`}
+      </div>
+    </th>`;
+  }
+
+  function Change({ value }) {
+    return html`<span class=${changeClass(value)}>${signed(value)}</span>`;
+  }
+
+  /* One for all samples of a row: it goes with whichever of them is active. */
+  function Target({ row, attributes }) {
+    const { target } = row.group;
+    if (!target) return html`<span class="soft" ...${attributes}>no target</span>`;
+    return html`<${Picture} image=${target} alt=${`Target of ${clip(row.id)}`}
+      attributes=${attributes} />`;
+  }
+
+  function Cell({ row, step, sample, isDiff, isPinned, attributes, onPin }) {
+    const cell = useRef(null);
+    useEffect(() => {
+      if (isPinned) cell.current.scrollIntoView({ block: "nearest", inline: "nearest" });
+    }, [isPinned]);
+    if (!hasPicture({ row, step, sample })) {
+      return html`<span class="cell soft" ref=${cell} ...${attributes}>none</span>`;
+    }
+    const group = row.bySteps[step];
+    const base = baseOf(row);
+    const total = fmt(group.total[sample]);
+    const change = step === base ? null : changeOf(group.total, row.bySteps[base].total, sample);
+    const name = `${clip(row.id)}, step ${step}, sample ${sample}: total ${total}`;
+    return html`<div class=${isPinned ? "cell is-pinned" : "cell"} ref=${cell}>
+      <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
+        alt=${change === null ? name : `${name}, change ${signed(change)}`}
+        onOpen=${() => onPin({ row, step, sample })}
+        attributes=${{ ...attributes, "aria-pressed": isPinned }} />
+      <span class="cell-figures" aria-hidden="true">
+        <span>${total}</span> ${change !== null && html`<${Change} value=${change} />`}
+      </span>
+    </div>`;
+  }
+
+  gallery.progressTable = { Table, baseOf, changeOf };
+})();

@@ -1,0 +1,86 @@
+/* What stands before the page until it is left: dialogs, and a picture large with its figures. */
+(function () {
+  "use strict";
+
+  const { html, parts } = window.glmGallery;
+  const { Picture } = parts;
+  const { useEffect, useRef } = preactHooks;
+
+  /**
+   * A picture large, beside its target and the difference between them, with all its figures.
+   *
+   * @param items What can be paged through: [{image, target, alt, title, body}]; body() gives what
+   *     stands below the pictures.
+   * @param index Of the item shown.
+   * @param onIndex Called with the index to show next.
+   * @param onClose Called when the viewer was left; what had the focus before has it again.
+   */
+  function Viewer({ items, index, onIndex, onClose }) {
+    const show = (next) => items[next] && onIndex(next);
+    parts.useKeys(
+      { ArrowLeft: () => show(index - 1), ArrowRight: () => show(index + 1) },
+      { isInDialog: true },
+    );
+    const { image, target, alt, title, body } = items[index];
+    const step = (name, next) =>
+      html`<button type="button" disabled=${!items[next]} onClick=${() => show(next)}>
+        ${name}
+      </button>`;
+    const buttons = [step("Previous", index - 1), step("Next", index + 1)];
+    return html`<${Dialog} className="viewer" title=${title} buttons=${buttons} onClose=${onClose}>
+      <div class="viewer-pictures">
+        ${target && html`<${Plate} caption="Target" image=${target} alt="Target" />`}
+        <${Plate} caption="Sample" image=${image} alt=${alt} />
+        ${
+          target &&
+          html`<${Plate} caption="Difference, brightened" image=${image}
+          target=${target} alt=${alt} isDiff />`
+        }
+      </div>
+      ${body()}
+    </${Dialog}>`;
+  }
+
+  function Plate({ caption, ...picture }) {
+    return html`<figure>
+      <${Picture} ...${picture} isFull />
+      <figcaption>${caption}</figcaption>
+    </figure>`;
+  }
+
+  /**
+   * What stands before the page until it is left by Escape or its button; what had the focus
+   * before has it again.
+   *
+   * @param title Heading; announced when it changes.
+   * @param buttons Beside the button that closes.
+   * @param onClose Called when it was left.
+   */
+  function Dialog({ title, className, buttons, onClose, children }) {
+    const dialog = useRef(null);
+    const isShown = useRef(true);
+    useEffect(() => {
+      const opener = document.activeElement;
+      dialog.current.showModal();
+      return () => {
+        isShown.current = false;
+        dialog.current.close();
+        if (opener.isConnected) opener.focus();
+      };
+    }, []);
+    /* The browser closes a dialog by itself on Escape; the state follows. */
+    return html`<dialog ref=${dialog} class=${className} aria-labelledby="dialog-title"
+        onClose=${() => isShown.current && onClose()}>
+      <div class="dialog-head">
+        <h2 id="dialog-title" aria-live="polite">${title}</h2>
+        <div class="buttons">
+          ${buttons}
+          <button type="button" autofocus onClick=${onClose}>Close</button>
+        </div>
+      </div>
+      ${children}
+    </dialog>`;
+  }
+
+  Object.assign(parts, { Dialog, Viewer });
+})();

@@ -1,0 +1,139 @@
+/* The groups of the Weights view: their samples in the order that the weights on trial give. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html } = gallery;
+  const { useEffect, useMemo, useRef, useState } = preactHooks;
+  const { Picture, PromptText, clip, fmt, signed } = gallery.parts;
+
+  const PAGE_SIZE = 12;
+  /* Between two lists while a slider moves: figures and slider follow every move, a hundred pictures
+     would hold them up. */
+  const LIST_INTERVAL_MS = 80;
+  const SORTINGS = {
+    advantage: "largest change of an advantage",
+    order: "change of order (Kendall's tau)",
+    step: "step",
+  };
+
+  /** How much a group changes by each sorting; more comes first. */
+  const CHANGES = {
+    advantage: (group) => group.largestChange,
+    order: (group) => -(group.rankCorrelation ?? 1),
+    step: (group) => -group.step,
+  };
+
+  /** The value of at most an interval ago; values between are skipped. */
+  function useThrottled(value, interval) {
+    const [shown, setShown] = useState(value);
+    const latest = useRef(value);
+    const timer = useRef(null);
+    latest.current = value;
+    useEffect(() => {
+      if (timer.current !== null || value === shown) return;
+      timer.current = setTimeout(() => {
+        timer.current = null;
+        setShown(latest.current);
+      }, interval);
+    }, [value, shown]);
+    useEffect(() => () => clearTimeout(timer.current), []);
+    return shown;
+  }
+
+  /** All groups by pages. `comparison` as scoring.compare gives it; `params` of the address. */
+  function RankedGroups({ comparison: latest, params }) {
+    const comparison = useThrottled(latest, LIST_INTERVAL_MS);
+    /* They are not known where the run's config could not be read. */
+    const areAdvantagesKnown = gallery.run.advantage !== null;
+    const usual = areAdvantagesKnown ? "advantage" : "order";
+    const sorting = Object.hasOwn(SORTINGS, params.sort) ? params.sort : usual;
+    const listed = useMemo(() => {
+      const listed = comparison.perGroup.filter((group) => !params.changed || group.isWinnerChanged);
+      const change = CHANGES[sorting];
+      return listed.sort((one, other) => change(other) - change(one));
+    }, [comparison, sorting, params.changed]);
+    const pages = Math.max(1, Math.ceil(listed.length / PAGE_SIZE));
+    const page = Math.min(Math.max(Number.parseInt(params.page, 10) || 1, 1), pages);
+    const shown = listed.slice((page - 1) * PAGE_SIZE, page * PAGE_SIZE);
+    const set = (change) => gallery.replace("weights", { ...params, page: null, ...change });
+    const title = useRef(null);
+    function turn(to) {
+      set({ page: to === 1 ? null : to });
+      title.current.scrollIntoView();
+      title.current.focus({ preventScroll: true });
+    }
+    return html`<section aria-labelledby="weights-groups-title">
+      <h3 id="weights-groups-title" tabindex="-1" ref=${title}>Groups in their new order</h3>
+      <div class="weights-listing">
+        <label>Sorted by <select value=${sorting}
+            onChange=${(event) => set({ sort: event.currentTarget.value })}>
+          ${Object.entries(SORTINGS).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}
+        </select></label>
+        <label><input type="checkbox" checked=${Boolean(params.changed)}
+          onChange=${(event) => set({ changed: event.currentTarget.checked ? 1 : null })} /> only groups whose winner changes</label>
+      </div>
+      <p class="soft">
+        Below each picture: its rank,${areAdvantagesKnown && " its advantage in the run and now,"} its
+        total now. The winner has a frame.
+      </p>
+      ${listed.length === 0 && html`<p>No group changes its winner.</p>`}
+      <ol class="weights-groups">
+        ${shown.map((group) => html`<${Group} key=${`${group.step} ${group.group.prompt_id}`}
+          compared=${group} />`)}
+      </ol>
+      <${Pager} page=${page} pages=${pages} turn=${turn} />
+    </section>`;
+  }
+
+  function Pager({ page, pages, turn }) {
+    if (pages === 1) return null;
+    return html`<nav class="weights-pager" aria-label="Pages of groups">
+      <button type="button" disabled=${page === 1} onClick=${() => turn(page - 1)}>Previous</button>
+      <span>Page ${page} of ${pages}</span>
+      <button type="button" disabled=${page === pages} onClick=${() => turn(page + 1)}>Next</button>
+    </nav>`;
+  }
+
+  /** Samples from the best to the worst; of equal totals the first sample comes first. */
+  const byTotal = (totals) => [...totals.keys()].sort((one, other) => totals[other] - totals[one]);
+
+  function Group({ compared }) {
+    const { step, group, isFlatAfter, isWinnerChanged, rankCorrelation } = compared;
+    const orders = { before: byTotal(compared.totalsBefore), after: byTotal(compared.totalsAfter) };
+    const href = gallery.link("groups", { step, prompt: group.prompt_id });
+    return html`<li class="weights-group ${isWinnerChanged ? "is-changed" : ""}">
+      <h4><a href=${href}>Step ${step}, prompt <span dir="auto">${clip(group.prompt_id)}</span></a></h4>
+      <p class="weights-facts">
+        ${isWinnerChanged && html`<strong>
+          winner changes: sample ${orders.before[0]} to sample ${orders.after[0]}
+        </strong>`}
+        ${isFlatAfter && html`<span>flat</span>`}
+        <span class="soft">tau ${rankCorrelation === null ? "none (flat)" : fmt(rankCorrelation)}</span>
+      </p>
+      <p><${PromptText} text=${group.prompt} /></p>
+      <ol class="weights-samples">
+        ${orders.after.map((sample, rank) => html`<${Sample} key=${sample} compared=${compared} sample=${sample}
+          rank=${rank} rankBefore=${orders.before.indexOf(sample)} />`)}
+      </ol>
+    </li>`;
+  }
+
+  function Sample({ compared, sample, rank, rankBefore }) {
+    const { step, group, totalsAfter, advantagesBefore, advantagesAfter } = compared;
+    const href = gallery.link("groups", { step, prompt: group.prompt_id, sample });
+    const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
+    const moved = rank === rankBefore ? "" : ` (was ${rankBefore + 1})`;
+    const isWinner = rank === 0 && !compared.isFlatAfter;
+    return html`<li class=${isWinner ? "is-winner" : ""}>
+      <${Picture} image=${group.images[sample]} alt=${alt} attributes=${{ href }} />
+      <span class="weights-rank">${rank + 1}${moved}</span>
+      ${advantagesAfter && html`<span>
+        ${signed(advantagesBefore[sample], 2)} to ${signed(advantagesAfter[sample], 2)}
+      </span>`}
+      <span class="soft">total ${fmt(totalsAfter[sample])}</span>
+    </li>`;
+  }
+
+  gallery.RankedGroups = RankedGroups;
+})();

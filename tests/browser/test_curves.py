@@ -1,0 +1,434 @@
+"""The Curves view of the gallery."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Locator, Page, expect
+
+from glm_grpo.report.gallery import write_gallery
+from glm_grpo.storage import RunFolder
+from rewards.canaries import Band, find_departures
+
+OpenGallery = Callable[..., Page]
+LAST = 13
+# Steps 12 and 13 of the run have tables, step 6 has an evaluation and no rollout.
+ROWS: list[dict[str, int | float | None]] = [
+    {"step": 0, "eval/total": 0.25, "eval/ocr": 0.5, "eval/ocr_exact": 0.125},
+    {
+        "step": 1,
+        "reward/mean": 0.5,
+        "reward/std": 0.125,
+        "reward/ocr/mean": 0.1 + 0.2,
+        "reward/ocr/std": 0.25,
+        "reward/ocr/advantage_share": 0.75,
+        "reward/lpips/advantage_share": 0.25,
+        "correlation/lpips/ocr": -0.375,
+        "policy/entropy": 0.5,
+        "policy/replay_gap": 3.633211065334763e-08,
+        "memory/peak_bytes": 3419377664.0,
+        "canary/edge_density": 0.5,
+        "canary/departures": 0.0,
+        "custom/figure": 7.0,
+        "custom/empty": None,
+    },
+    {"step": 2, "reward/mean": 0.625, "reward/std": 0.25, "policy/entropy": None},
+    {"step": 3, "reward/mean": 0.75, "reward/std": 0.25, "policy/entropy": 0.25},
+    {"step": 6, "eval/total": 0.5, "eval/ocr": 0.75, "eval/ocr_exact": 0.25},
+    {"step": 12, "reward/mean": 0.875, "reward/std": 0.5, "eval/total": 0.75, "eval/ocr": 1.0},
+    {"step": LAST, "reward/mean": 0.8125, "reward/std": 0.5, "canary/edge_density": 0.9},
+]
+BAND = Band(mean=0.5, std=0.125, prompts=16)
+
+
+@pytest.fixture(scope="module")
+def run(gallery_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The common run with metrics and a band of its own."""
+    folder = RunFolder(tmp_path_factory.mktemp("curves") / "run")
+    shutil.copytree(gallery_run.path, folder.path)
+    folder.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    folder.canaries_path.write_text(json.dumps({"edge_density": asdict(BAND)}))
+    write_gallery(folder, ())
+    return folder
+
+
+@pytest.fixture
+def open_curves(open_gallery: OpenGallery, run: RunFolder) -> OpenGallery:
+    """Opens the curves, with what follows `?` in the address."""
+
+    def open_page(query: str = "", **options: Any) -> Page:
+        page = open_gallery(f"curves?{query}", run=run, **options)
+        page.wait_for_selector(".plot canvas")
+        return page
+
+    return open_page
+
+
+def chart(page: Page, title: str) -> Locator:
+    heading = page.get_by_role("heading", level=4, name=title, exact=True)
+    return page.locator("figure.chart").filter(has=heading)
+
+
+def slider(page: Page, title: str) -> Locator:
+    return page.get_by_role("slider", name=title, exact=True)
+
+
+def legend(page: Page, title: str) -> list[str]:
+    return chart(page, title).locator(".legend li").all_inner_texts()
+
+
+def place_of(page: Page, title: str, step: float) -> tuple[float, float]:
+    """Where a step lies in the drawing of a chart, half way up."""
+    chart(page, title).scroll_into_view_if_needed()
+    box = chart(page, title).locator(".u-over").bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] * step / LAST, box["y"] + box["height"] / 2
+
+
+def point_at(page: Page, title: str, step: float) -> None:
+    page.mouse.move(*place_of(page, title, step))
+
+
+def fragment(page: Page) -> str:
+    return str(page.evaluate("location.hash"))
+
+
+def test_every_value_is_that_of_the_metrics_file(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    for button in page.get_by_role("button", name="Values of").all():
+        button.click()
+    tables = page.locator(".values table").evaluate_all(
+        """tables => tables.map(table => ({
+            names: [...table.querySelectorAll("thead th")].map(cell => cell.textContent),
+            rows: [...table.querySelectorAll("tbody tr")].map(row => [...row.children].map(
+                cell => (cell.querySelector("data") || {}).value ?? cell.textContent)),
+        }))"""
+    )
+    shown: dict[int, dict[str, float | None]] = {}
+    for table in tables:
+        for step, *values in table["rows"]:
+            for name, value in zip(table["names"][1:], values, strict=True):
+                if value != "" or name in {"policy/entropy", "custom/empty"}:
+                    shown.setdefault(int(step), {})[name] = float(value) if value else None
+    # An empty cell of a metric that the step does not have tells nothing.
+    expected = {row["step"]: {k: v for k, v in row.items() if k != "step"} for row in ROWS}
+    assert shown == expected
+
+
+def test_charts_stand_under_the_question_they_answer(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    shown = {
+        question.locator("h3").inner_text(): question.locator("h4").all_inner_texts()
+        for question in page.locator("details.question").all()
+    }
+    assert shown == {
+        "Does the reward rise?": ["Total", "ocr", "Texts read without a mistake, as a fraction"],
+        "What does the policy learn from?": [
+            "Share of the advantage, by term",
+            "Correlation between terms, inside groups",
+        ],
+        "How far has the policy moved?": ["Entropy of the policy"],
+        "Are the updates sound?": ["Replay gap"],
+        "Does the policy game its reward?": ["Canaries outside their band", "Edge density"],
+        "Where do time and memory go?": ["Most memory in use"],
+        "Other": ["custom/figure", "custom/empty"],
+    }
+    assert "No finite value at any step" in chart(page, "custom/empty").inner_text()
+
+
+def test_legend_shows_the_last_values_and_those_under_the_pointer(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    assert legend(page, "Total") == ["reward/mean 0.8125 ± 0.5", "eval/total 0.75"]
+    point_at(page, "Total", 2.2)
+    assert legend(page, "Total") == ["reward/mean 0.625 ± 0.25", "eval/total none at this step"]
+    # All charts show the same step.
+    assert legend(page, "Entropy of the policy") == ["policy/entropy not finite"]
+    assert page.locator(".step-bar strong").inner_text() == "Step 2"
+    point_at(page, "Total", 6.4)
+    assert legend(page, "Total") == ["reward/mean none at this step", "eval/total 0.5"]
+
+
+def test_figures_have_their_unit(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    assert legend(page, "Most memory in use") == ["memory/peak_bytes 3.419 GB"]
+    assert legend(page, "Replay gap") == ["policy/replay_gap 3.633e\N{MINUS SIGN}8"]
+    assert legend(page, "Correlation between terms, inside groups") == [
+        "correlation/lpips/ocr \N{MINUS SIGN}0.375"
+    ]
+
+
+def test_a_click_leads_to_the_images_of_the_step(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    page.mouse.click(*place_of(page, "Total", 2))
+    expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
+    assert fragment(page) == "#groups?step=2"
+    page.go_back()
+    expect(page.locator(".step-bar strong")).to_have_text("Step 2")
+    assert fragment(page) == "#curves?step=2"
+
+
+def test_a_click_on_an_evaluation_leads_to_the_held_out_images(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    page.mouse.click(*place_of(page, "Texts read without a mistake, as a fraction", 6))
+    expect(page.get_by_role("heading", level=2)).to_have_text("Progress")
+    assert fragment(page) == "#progress?prompt=plain&step=6&sample=0"
+
+
+def test_a_finger_moves_the_cursor_and_stays_on_the_page(open_curves: OpenGallery) -> None:
+    page = open_curves(has_touch=True, viewport={"width": 390, "height": 800})
+    page.touchscreen.tap(*place_of(page, "Total", 12))
+    expect(page.locator(".step-bar strong")).to_have_text("Step 12")
+    assert fragment(page).startswith("#curves")
+    page.get_by_role("link", name="Held-out pictures").tap()
+    expect(page.get_by_role("heading", level=2)).to_have_text("Progress")
+
+
+def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    total, entropy = slider(page, "Total"), slider(page, "Entropy of the policy")
+    assert total.get_attribute("aria-valuetext") == (
+        "last values: reward/mean 0.8125 ± 0.5, eval/total 0.75"
+    )
+    total.press("Home")
+    assert total.get_attribute("aria-valuetext") == (
+        "step 0: reward/mean none at this step, eval/total 0.25"
+    )
+    for key, step in {
+        "ArrowRight": 1,
+        "ArrowUp": 2,
+        "ArrowDown": 1,
+        "End": LAST,
+        "PageDown": 0,
+    }.items():
+        total.press(key)
+        expect(total).to_have_attribute("aria-valuenow", str(step))
+    # Steps 1 and 3 have an entropy; the cursor comes from a step between or beside them.
+    total.press("PageUp")
+    entropy.press("ArrowLeft")
+    expect(entropy).to_have_attribute("aria-valuenow", "3")
+    entropy.press("ArrowLeft")
+    expect(entropy).to_have_attribute("aria-valuenow", "1")
+    total.press("ArrowRight")
+    entropy.press("ArrowRight")
+    expect(entropy).to_have_attribute("aria-valuenow", "3")
+    entropy.press("ArrowLeft")
+    entropy.press("Enter")
+    expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
+    assert fragment(page) == "#groups?step=1"
+
+
+def test_escape_takes_the_cursor_away(open_curves: OpenGallery) -> None:
+    page = open_curves("step=3")
+    expect(page.locator(".step-bar strong")).to_have_text("Step 3")
+    slider(page, "Total").press("Escape")
+    expect(page.locator(".step-bar strong")).to_have_text(f"Last step {LAST}")
+    page.wait_for_url(re.compile("#curves$"))
+
+
+def test_enter_on_an_evaluation_leads_to_the_held_out_images(open_curves: OpenGallery) -> None:
+    page = open_curves("step=6")
+    slider(page, "Total").press("Enter")
+    expect(page.get_by_role("heading", level=2)).to_have_text("Progress")
+
+
+def test_each_chart_tells_its_course_in_words(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    expect(slider(page, "Total")).to_have_accessible_description(
+        "reward/mean: first 0.5 at step 1, last 0.8125 at step 13, lowest 0.5 at step 1, "
+        "highest 0.875 at step 12. eval/total: first 0.25 at step 0, last 0.75 at step 12, "
+        "lowest 0.25 at step 0, highest 0.75 at step 12."
+    )
+
+
+def test_state_is_in_the_address(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    page.get_by_label("Metrics with").fill("reward/")
+    page.get_by_label("Smoothing").fill("0.5")
+    page.get_by_label("Steps from").fill("1")
+    page.get_by_label("Steps from").press("Enter")
+    page.get_by_role("button", name="Enlarge ocr").click()
+    page.locator("summary").nth(1).click()
+    page.wait_for_url(re.compile("closed=signal"))
+    page.reload()
+    page.wait_for_selector(".plot canvas")
+    assert page.locator("h4").all_text_contents() == [
+        "Total",
+        "ocr",
+        "Share of the advantage, by term",
+    ]
+    expect(page.get_by_label("Smoothing")).to_have_value("0.5")
+    expect(page.get_by_label("Steps from")).to_have_value("1")
+    expect(page.get_by_role("button", name="Enlarge ocr")).to_have_attribute("aria-pressed", "true")
+    assert page.locator("details.question").nth(1).get_attribute("open") is None
+    page.get_by_role("button", name="Whole run").click()
+    expect(page.get_by_label("Steps from")).to_have_value("0")
+
+
+@pytest.mark.parametrize(
+    "query", ["smooth=much&from=9&to=2&step=x&large=none&closed=none", "smooth=7"]
+)
+def test_an_address_that_makes_no_sense_shows_the_whole_run(
+    query: str, open_curves: OpenGallery
+) -> None:
+    page = open_curves(query)
+    expect(page.get_by_label("Smoothing")).to_have_value("0")
+    expect(page.get_by_label("to", exact=True)).to_have_value(str(LAST))
+    assert len(page.locator("h4").all()) == 12
+
+
+def test_dragging_shows_a_range_of_steps(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    page.mouse.move(*place_of(page, "Total", 1))
+    page.mouse.down()
+    page.mouse.move(*place_of(page, "Total", 6), steps=5)
+    page.mouse.up()
+    page.wait_for_url(re.compile("from=1&to=6"))
+    # The view is the same: no click came of it.
+    expect(page.get_by_role("heading", level=2)).to_have_text("Curves")
+    # A seventh of the width is now less than a step: 1 + 5 / 7 lies nearest to 2.
+    x, y = place_of(page, "Total", LAST / 7)
+    page.mouse.move(x, y)
+    expect(page.locator(".step-bar strong")).to_have_text("Step 2")
+
+
+def test_no_metric_of_that_name_is_said(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    page.get_by_label("Metrics with").fill("<b>nothing</b>")
+    expect(page.get_by_text('No metric has "<b>nothing</b>" in its name.')).to_be_visible()
+    expect(page.locator("p[role=status]")).to_have_text("0 charts")
+
+
+def test_lines_of_a_chart_differ_without_their_colours(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    lines = chart(page, "Share of the advantage, by term").locator(".legend line")
+    dashes = [line.get_attribute("stroke-dasharray") for line in lines.all()]
+    assert len(dashes) == len(set(dashes)) == 2
+
+
+def test_smoothing_is_not_drawn_towards_zero(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    smooth = "([values, weight]) => glmGallery.curveMetrics.smooth(values, weight)"
+    # Weights 1/2 of the past: (1/4 * 1 + 1/2 * 3) / (3/4) = 7/3.
+    assert page.evaluate(smooth, [[1, 3], 0.5]) == pytest.approx([1, 7 / 3])
+    assert page.evaluate(smooth, [[1, None, 3], 0.5]) == pytest.approx([1, None, 7 / 3])
+    assert page.evaluate(smooth, [[1, 3, 2], 0]) == [1, 3, 2]
+
+
+def test_smoothing_changes_the_drawing_and_not_the_figures(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    before = draw(page, "Total")
+    page.get_by_label("Smoothing").fill("0.9")
+    expect(page.get_by_text("Figures stay as they were recorded")).to_be_visible()
+    page.wait_for_timeout(200)
+    assert draw(page, "Total") != before
+    assert legend(page, "Total")[0] == "reward/mean 0.8125 ± 0.5"
+
+
+def test_values_that_are_not_finite_are_bridged_by_a_dotted_line(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    lay_out = """values => {
+        const line = { values, style: { colour: "--ink", dash: [] } };
+        const chart = { lines: [line], evaluations: [], band: null };
+        const { series, columns } = glmGallery.curveLayout.layOut([1, 2, 3], chart, 0);
+        return series.map(({ dash, spanGaps }, at) => spanGaps ? [dash, columns[at]] : null)
+            .filter(Boolean);
+    }"""
+    ((dash, column),) = page.evaluate(lay_out, [1, None, 3])
+    assert len(dash) == 2
+    assert column == [1, None, 3]
+    assert page.evaluate(lay_out, [None, 2, 3]) == page.evaluate(lay_out, [1, 2, 3]) == []
+
+
+@pytest.mark.parametrize("prompts", [1, 4, 100])
+def test_band_of_a_canary_is_that_of_the_run(prompts: int, open_curves: OpenGallery) -> None:
+    page = open_curves()
+    band = page.evaluate(
+        "([band, count]) => glmGallery.curveMetrics.canaryBand(band, 6, [count])",
+        [asdict(BAND), prompts],
+    )
+    half_width = BAND.half_width(prompts, 6.0)
+    assert band["low"] == pytest.approx([0.5 - half_width], abs=1e-12)
+    assert band["high"] == pytest.approx([0.5 + half_width], abs=1e-12)
+    tight = {**asdict(BAND), "std": 0.0}
+    found = page.evaluate("band => glmGallery.curveMetrics.canaryBand(band, 6, [0, 4])", tight)
+    assert found["low"][0] is None
+    assert found["low"][1] == pytest.approx(0.5 - Band(0.5, 0.0, 16).half_width(4, 6.0), abs=1e-12)
+
+
+def test_canary_outside_its_band_is_said(open_curves: OpenGallery) -> None:
+    page = open_curves("step=1")
+    # 6 * 0.125 * sqrt(1/4 + 1/16) = 0.419: four prompts a step. 0.9 lies inside, barely.
+    inside = "canary/edge_density 0.5, in the band 0.08074 to 0.9193"
+    expect(chart(page, "Edge density").locator(".legend li")).to_have_text(inside)
+    values = {"edge_density": torch.full((4,), 0.9)}
+    assert find_departures({"edge_density": BAND}, values, 6.0) == ()
+    # Half as wide with a margin of three.
+    page.evaluate("glmGallery.run.canary_margin = 3")
+    page.evaluate("glmGallery.go('find')")
+    page.evaluate("glmGallery.go('curves', {step: 13})")
+    outside = "canary/edge_density 0.9, outside the band 0.2904 to 0.7096"
+    expect(chart(page, "Edge density").locator(".legend li")).to_have_text(outside)
+    assert len(find_departures({"edge_density": BAND}, values, 3.0)) == 1
+
+
+def test_drawings_follow_the_colours_of_the_system(open_curves: OpenGallery) -> None:
+    page = open_curves(color_scheme="light")
+    light = draw(page, "Total")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(300)
+    dark = draw(page, "Total")
+    assert dark != light
+    page.emulate_media(color_scheme="light")
+    page.wait_for_timeout(300)
+    assert draw(page, "Total") == light
+
+
+def draw(page: Page, title: str) -> str:
+    drawing: str = chart(page, title).locator("canvas").evaluate("canvas => canvas.toDataURL()")
+    return drawing
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_curves_are_accessible(
+    scheme: str,
+    width: int,
+    open_curves: OpenGallery,
+    find_violations: Callable[[Page], list[str]],
+) -> None:
+    query = "step=12&smooth=0.5&large=reward%2Focr%2Fmean"
+    viewport = {"width": width, "height": 800}
+    # axe asks for the styles again, which the page's policy refuses.
+    page = open_curves(
+        query, color_scheme=scheme, viewport=viewport, allows="Content Security Policy"
+    )
+    page.get_by_role("button", name="Values of Total").click()
+    assert find_violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_run_without_metrics_says_so(open_gallery: OpenGallery, empty_run: RunFolder) -> None:
+    page = open_gallery("curves", run=empty_run)
+    expect(page.get_by_text("No metrics are recorded yet.")).to_be_visible()
+
+
+def test_run_of_one_step_is_drawn(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = RunFolder(tmp_path_factory.mktemp("one") / "run")
+    folder.path.mkdir()
+    shutil.copy(gallery_run.config_path, folder.config_path)
+    folder.metrics_path.write_text('{"step": 1, "reward/mean": 0.5}\n')
+    write_gallery(folder, ())
+    page = open_gallery("curves", run=folder)
+    text = "last values: reward/mean 0.5"
+    expect(slider(page, "Total")).to_have_attribute("aria-valuetext", text)
+    assert not math.isnan(float(chart(page, "Total").locator("canvas").evaluate("c => c.width")))

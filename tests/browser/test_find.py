@@ -1,0 +1,404 @@
+"""The Find view: every image in one table, filtered, sorted, stepped through."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import torch
+from playwright.sync_api import Locator, Page, expect
+
+from glm_grpo.report.gallery import write_gallery
+from glm_grpo.storage import RunFolder
+from rewards.canaries import Band, find_departures
+from tests.browser.conftest import HOSTILE, OpenGallery
+
+FindViolations = Callable[[Page], list[str]]
+
+# `gallery_run` has steps 1, 2, 3 and 12 of the prompts plain, masked, flat and hostile, three
+# samples each; see tests/browser/conftest.py for their scores.
+ALL = 4 * 4 * 3
+MANY_STEPS = 250
+MANY_GROUPS = 4
+MANY_IMAGES = 8
+
+
+def fragment(**params: object) -> str:
+    """Address of the view; a double underscore stands for a dot."""
+    named = {name.replace("__", "."): value for name, value in params.items()}
+    return f"find?{urlencode(named)}"
+
+
+def rows_of(page: Page) -> Locator:
+    return page.locator(".find-region tbody tr[aria-rowindex]")
+
+
+def read_column(page: Page, name: str) -> list[str]:
+    """The shown cells of a column, from the top."""
+    rows_of(page).first.wait_for()
+    cells = page.evaluate(
+        """(name) => {
+          const titles = [...document.querySelectorAll(".find-region thead th")];
+          const index = titles.findIndex((title) => title.textContent.startsWith(name));
+          const rows = [...document.querySelectorAll(".find-region tbody tr[aria-rowindex]")];
+          return rows.map((row) => row.cells[index].textContent);
+        }""",
+        name,
+    )
+    return list(cells)
+
+
+def expect_count(page: Page, found: int, of: int = ALL) -> None:
+    expect(page.locator(".find-count")).to_have_text(f"{found:,} of {of:,} images")
+
+
+@pytest.fixture
+def open_find(open_gallery: OpenGallery) -> OpenGallery:
+    """`open_gallery` for runs that lack pictures, as both runs here do."""
+    return partial(open_gallery, allows="ERR_FILE_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({}, ALL),
+        # As text, not as a pattern, and whatever the case: `plain` and `masked` have quotes.
+        ({"text": 'WORD "'}, 2 * 12),
+        ({"text": "[a-z]"}, 0),
+        ({"text": "<SCRIPT>"}, 12),
+        ({"id": "flat"}, 12),
+        ({"id": "fla"}, 0),
+        ({"from": 2, "to": 3}, 2 * 12),
+        ({"from": 4}, 12),
+        ({"flat": 1}, 12),
+        ({"masked": 1}, 12),
+        # One of `plain`, `masked` and `hostile` in each step; `flat` has no winner.
+        ({"winners": 1}, 4 * 3),
+        # lpips: 1 and 1 of plain, 1 of hostile; masked has none.
+        ({"min__raw__lpips": 1}, 4 * 3),
+        ({"max__raw__lpips": 0.25}, 4 * 1),
+        ({"min__raw__lpips": 0.5, "max__raw__lpips": 0.75}, 4 * (3 + 2)),
+        # Totals: 0.5, 0.25, 0.625; 0, 0.75, 0.375; 3 times 0.375; 0.5, 0.375, 0.25.
+        ({"min__total": 0.5}, 4 * 4),
+        ({"min__total": 0.375, "max__total": 0.375, "flat": 1}, 12),
+        # Of each varied group the samples above its mean; `hostile` and `masked` have one at it.
+        ({"min__advantage": 0.001}, 4 * (2 + 1 + 1)),
+        ({"text": "word", "winners": 1, "from": 12}, 2),
+        # What is no number is no bound.
+        ({"from": "x", "min__total": "x"}, ALL),
+    ],
+)
+def test_find_filters_by_what_the_address_says(
+    params: dict[str, object], found: int, open_find: OpenGallery
+) -> None:
+    expect_count(open_find(fragment(**params)), found)
+
+
+def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
+    open_find: OpenGallery,
+) -> None:
+    page = open_find("find")
+    page.get_by_label("Prompt contains").fill("sign")
+    expect_count(page, 12)
+    page.get_by_label("winners only").check()
+    expect_count(page, 4)
+    page.get_by_text("Ranges of scores").click()
+    page.get_by_role("group", name="ocr").get_by_label("at least").fill("0.25")
+    expect_count(page, 4)
+    page.get_by_role("group", name="ocr").get_by_label("at least").fill("0.75")
+    expect_count(page, 0)
+    page.wait_for_url(re.compile(r"text=sign&winners=1&min\.raw\.ocr=0\.75"))
+    page.reload()
+    expect_count(page, 0)
+    expect(page.get_by_role("group", name="ocr").get_by_label("at least")).to_have_value("0.75")
+    page.get_by_role("button", name="Clear filters").click()
+    expect_count(page, ALL)
+    page.wait_for_url(re.compile(r"#find$"))
+
+
+def test_find_shows_evaluations_when_asked_for(open_find: OpenGallery) -> None:
+    page = open_find("find")
+    expect_count(page, ALL)
+    # Three evaluations of four prompts, two samples each.
+    page.get_by_label("Images of").select_option("evaluations")
+    expect_count(page, 24, of=24)
+    assert set(read_column(page, "Advantage")) == {"none"}
+    link = rows_of(page).first.locator(".find-prompt a")
+    expect(link).to_have_attribute("href", "#progress?step=0&prompt=plain&sample=0")
+    page.get_by_label("Images of").select_option("both")
+    expect_count(page, ALL + 24, of=ALL + 24)
+
+
+def test_find_sorts_by_any_column_either_way(open_find: OpenGallery) -> None:
+    page = open_find(fragment(to=1))
+    head = page.get_by_role("columnheader", name="Total")
+    assert head.get_attribute("aria-sort") is None
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "descending")
+    falling = ["0.750", "0.625", "0.500", "0.500", "0.375", "0.375", "0.375", "0.375", "0.375"]
+    assert read_column(page, "Total") == [*falling, "0.250", "0.250", "0.000"]
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    assert read_column(page, "Total")[0] == "0.000"
+    page.wait_for_url(re.compile(r"sort=total&order=asc"))
+    page.get_by_role("columnheader", name="Prompt id").get_by_role("button").click()
+    expect(head).not_to_have_attribute("aria-sort", re.compile(".*"))
+    names = [name for name in ("flat", "masked", "plain") for _ in range(3)]
+    assert [name for name in read_column(page, "Prompt id") if name in names] == names
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_find_sorts_what_has_no_score_last(order: str, open_find: OpenGallery) -> None:
+    page = open_find(fragment(to=1, sort="raw.lpips", order=order))
+    scores = read_column(page, "lpips")
+    assert scores[9:] == ["none"] * 3
+    assert scores[:9] == sorted(scores[:9], reverse=order == "desc")
+
+
+def test_find_steps_through_by_keys_and_buttons(open_find: OpenGallery) -> None:
+    page = open_find(fragment(to=1, sort="total", order="desc"))
+    chosen = page.locator("tr[aria-current=true]")
+    rows_of(page).first.wait_for()
+    expect(chosen).to_have_count(0)
+    page.keyboard.press("n")
+    expect(chosen).to_have_attribute("aria-rowindex", "2")
+    page.keyboard.press("n")
+    page.get_by_role("button", name="Next").click()
+    expect(chosen).to_have_attribute("aria-rowindex", "4")
+    page.keyboard.press("p")
+    expect(chosen).to_have_attribute("aria-rowindex", "3")
+    # plain has the second highest total in its sample 2.
+    expect(page.locator(".find-chosen")).to_have_text("2: step 1, prompt plain, sample 2")
+    page.get_by_role("region", name="Images found").focus()
+    page.keyboard.press("ArrowDown")
+    expect(chosen).to_have_attribute("aria-rowindex", "4")
+    page.keyboard.press("ArrowUp")
+    # In a field a letter is a letter.
+    page.get_by_label("Prompt id is").press("n")
+    expect_count(page, 0)
+    page.get_by_label("Prompt id is").fill("")
+    page.wait_for_url(re.compile(r"at=step-000001%2Fplain-2\.png$"))
+    page.reload()
+    expect(chosen).to_have_attribute("aria-rowindex", "3")
+    page.keyboard.press("o")
+    page.wait_for_url(re.compile(r"#groups\?step=1&prompt=plain&sample=2$"))
+    page.go_back()
+    page.get_by_role("region", name="Images found").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"#groups\?step=1&prompt=plain&sample=2$"))
+
+
+def test_find_leads_to_the_group_and_back_to_the_image(open_find: OpenGallery) -> None:
+    page = open_find(fragment(to=2, text="sign", sort="step", order="desc"))
+    rows_of(page).nth(1).locator(".find-prompt a").click()
+    page.wait_for_url(re.compile(r"#groups\?step=2&prompt=plain&sample=1$"))
+    expect(page.get_by_role("heading", level=2)).to_be_visible()
+    page.go_back()
+    page.wait_for_url(re.compile(r"at=step-000002%2Fplain-1\.png"))
+    expect(page.locator("tr[aria-current=true]")).to_have_attribute("aria-rowindex", "3")
+
+
+def test_find_shows_prompts_as_text(open_find: OpenGallery) -> None:
+    page = open_find(fragment(text="<script>", to=1))
+    expect(rows_of(page)).to_have_count(3)
+    assert read_column(page, "Prompt") == [HOSTILE] * 3
+    assert page.title() != "taken over"
+    expect(page.locator("main img[src='x']")).to_have_count(0)
+
+
+def test_find_says_which_step_could_not_be_read(open_find: OpenGallery) -> None:
+    page = open_find("find")
+    expect(page.locator("main .problem")).to_contain_text(
+        "Step 13 is left out: rollouts/step-000013.parquet is not a whole Parquet file"
+    )
+
+
+def test_find_has_no_canaries_without_bands(open_find: OpenGallery) -> None:
+    page = open_find(fragment(canary="any"))
+    expect_count(page, ALL)
+    expect(page.get_by_label("Canaries")).to_be_disabled()
+    expect(page.get_by_text("no band to judge by")).to_be_visible()
+
+
+def test_find_an_empty_run_has_no_images(open_find: OpenGallery, empty_run: RunFolder) -> None:
+    expect_count(open_find("find", run=empty_run), 0, of=0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_find_is_accessible_at_any_width_in_both_schemes(
+    width: int, scheme: str, open_find: OpenGallery, find_violations: FindViolations
+) -> None:
+    page = open_find(
+        fragment(sort="total", order="desc", min__total=0.1, at="step-000002/plain-2.png"),
+        viewport={"width": width, "height": 800},
+        color_scheme=scheme,
+        bypass_csp=True,
+    )
+    page.locator("tr[aria-current=true]").wait_for()
+    assert find_violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+BANDS = {
+    "edge_density": Band(mean=0.08, std=0.01, prompts=40),
+    # A std below the floor of 1e-3 counts as 1e-3.
+    "token_entropy": Band(mean=0.5, std=0.0, prompts=40),
+    "aesthetic": Band(mean=0.5, std=0.1, prompts=40),
+}
+MARGIN = 3.0
+
+
+def canary_metrics(step: int) -> dict[str, float | None]:
+    """Values that go out of the bands at different steps, and are missing at one."""
+    return {
+        "canary/edge_density": 0.08 + 0.001 * step,
+        "canary/token_entropy": 0.5 - 0.0001 * step,
+        "canary/aesthetic": None if step == 17 else 0.5 + 0.01 * step,
+    }
+
+
+def make_group(step: int, row: int, generator: torch.Generator) -> dict[str, Any]:
+    ocr = torch.rand(MANY_IMAGES, generator=generator).tolist()
+    # In every second step aesthetic applies to one prompt alone.
+    applies = row == 0 or step % 2 == 0
+    name = f"w{(step * MANY_GROUPS + row) % 97}"
+    return {
+        "prompt_id": name,
+        "prompt": f'a sign with the word "{name}"',
+        "texts": [name],
+        "target": None,
+        "decode_seed": "1",
+        "images": [f"step-{step:06d}/{name}-{sample}.png" for sample in range(MANY_IMAGES)],
+        "raw": {"ocr": ocr, "aesthetic": [0.5] * MANY_IMAGES if applies else None},
+        "notes": {},
+        "total": ocr,
+        "penalty": [0.0] * MANY_IMAGES,
+        "advantage": ocr,
+        "is_flat": False,
+    }
+
+
+def write_data(folder: RunFolder, key: str, data: Mapping[str, Any]) -> None:
+    path = folder.gallery_path.parent / "data" / f"{key}.js"
+    path.write_text(f"glmGallery.receive({json.dumps(key)}, {json.dumps(data)});")
+
+
+@pytest.fixture(scope="module")
+def large_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The gallery alone of a run with canaries and 8,000 images, none of which is there."""
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "large")
+    folder.path.mkdir()
+    write_gallery(folder, ())
+    generator = torch.Generator().manual_seed(0)
+    chunks = []
+    for first in range(1, MANY_STEPS + 1, 10):
+        numbers = range(first, first + 10)
+        steps = [
+            {
+                "step": step,
+                "groups": [make_group(step, row, generator) for row in range(MANY_GROUPS)],
+            }
+            for step in numbers
+        ]
+        metrics = [{"step": step, **canary_metrics(step)} for step in numbers]
+        key = f"steps-{first:06d}"
+        chunks.append({"key": key, "steps": list(numbers)})
+        write_data(folder, key, {"metrics": metrics, "steps": steps})
+    terms = [
+        {"name": "ocr", "kind": "ocr", "weight": 1.0, "std_floor": 1e-4},
+        {"name": "aesthetic", "kind": "aesthetic", "weight": 0.0, "std_floor": 1e-4},
+    ]
+    run = {
+        "schema": 1,
+        "name": "large",
+        "reward": {"combine": "weighted_sum", "terms": terms, "watch": ["aesthetic"]},
+        "advantage": {"normalization": "group_std", "std_floor": 0.02, "clip": None},
+        "group_size": MANY_IMAGES,
+        "picture": {"width": 64, "height": 64},
+        "steps_planned": MANY_STEPS,
+        "evaluations": [],
+        "chunks": chunks,
+        "bands": {name: asdict(band) for name, band in BANDS.items()},
+        "canary_margin": MARGIN,
+        "config": None,
+        "problems": [],
+    }
+    write_data(folder, "run", run)
+    return folder
+
+
+def find_departed(step: int) -> set[str]:
+    """As the run itself judges: one value a prompt, NaN where a term does not apply."""
+    values = {}
+    for name in BANDS:
+        value = canary_metrics(step)[f"canary/{name}"]
+        column = torch.full((MANY_GROUPS,), math.nan if value is None else value).double()
+        if name == "aesthetic" and step % 2 == 1:
+            column[1:] = math.nan
+        values[name] = column
+    return {departure.name for departure in find_departures(BANDS, values, MARGIN)}
+
+
+@pytest.mark.parametrize("canary", ["any", *BANDS])
+def test_find_steps_where_a_canary_left_its_band(
+    canary: str, open_find: OpenGallery, large_run: RunFolder
+) -> None:
+    departed = {step: find_departed(step) for step in range(1, MANY_STEPS + 1)}
+    steps = [
+        step for step, names in departed.items() if canary in names or (canary == "any" and names)
+    ]
+    # Some, not all, and for aesthetic not simply those after the first.
+    assert 0 < len(steps) < MANY_STEPS
+    page = open_find(fragment(canary=canary), run=large_run)
+    expect_count(page, len(steps) * MANY_GROUPS * MANY_IMAGES, of=8000)
+    assert read_column(page, "Step")[0] == str(steps[0])
+
+
+def test_find_makes_the_rows_on_the_screen_alone(
+    open_find: OpenGallery, large_run: RunFolder
+) -> None:
+    page = open_find("find", run=large_run)
+    expect_count(page, 8000, of=8000)
+    table = page.locator(".find-region table")
+    expect(table).to_have_attribute("aria-rowcount", "8001")
+    region = page.get_by_role("region", name="Images found")
+    assert rows_of(page).count() < 60
+    region.evaluate("region => { region.scrollTop = region.scrollHeight; }")
+    expect(rows_of(page).last).to_have_attribute("aria-rowindex", "8001")
+    assert rows_of(page).count() < 60
+    assert read_column(page, "Step")[-1] == str(MANY_STEPS)
+    # A row stands where its number says, whatever was scrolled by.
+    tops = region.evaluate(
+        """region => [...region.querySelectorAll("tr[aria-rowindex]")].slice(1).map((row) => (
+          row.offsetTop - 68 * (row.getAttribute("aria-rowindex") - 2)))"""
+    )
+    assert len(set(tops)) == 1
+    # Another order starts at its top.
+    page.get_by_role("columnheader", name="ocr").get_by_role("button").click()
+    expect(rows_of(page).first).to_have_attribute("aria-rowindex", "2")
+    scores = [float(score) for score in read_column(page, "ocr")]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_find_brings_the_chosen_row_into_sight(
+    open_find: OpenGallery, large_run: RunFolder
+) -> None:
+    name = f"w{(200 * MANY_GROUPS + 1) % 97}"
+    at = f"step-000200/{name}-3.png"
+    page = open_find(fragment(at=at), run=large_run)
+    chosen = page.locator("tr[aria-current=true]")
+    # 199 steps of 32 images, one group and three images before it; the head is row 1.
+    expect(chosen).to_have_attribute("aria-rowindex", str(199 * 32 + 8 + 3 + 2))
+    expect(chosen).to_be_in_viewport()
+    for _ in range(20):
+        page.keyboard.press("n")
+    expect(chosen).to_have_attribute("aria-rowindex", str(199 * 32 + 8 + 3 + 2 + 20))
+    expect(chosen).to_be_in_viewport()

@@ -1,0 +1,314 @@
+"""The scoring of the pages against that of training: the same numbers, the same decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Error, Page
+from torch import Tensor
+
+from glm_grpo.analysis.group_order import rank_correlations, winner_changes
+from glm_grpo.grpo.advantages import group_advantages
+from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
+from rewards.types import RewardTable
+
+NAMES = ("lpips", "ssim", "ocr", "aesthetic")
+WEIGHTS = (0.4, 0.2, 0.3, 0.1)
+OTHER_WEIGHTS = (0.05, 0.0, -0.7, 0.9)
+ADVANTAGE = {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0}
+MODES: tuple[Mode, ...] = ("weighted_sum", "normalize_then_sum")
+PROMPTS, IMAGES, STEPS = 5, 6, 4
+SCRIPTS = ("scoring.js", "advantages.js", "comparing.js")
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page with nothing but the scoring on it."""
+    page = browser.new_page()
+    page.evaluate("window.glmGallery = {}")
+    for name in SCRIPTS:
+        source = resources.files("glm_grpo.report") / "static" / name
+        page.evaluate(source.read_text(encoding="utf-8"))
+    yield page
+    page.close()
+
+
+def make_table(seed: int) -> RewardTable:
+    """Groups of all steps, with masks, ties, groups that are flat and one that nearly is."""
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.rand(STEPS * PROMPTS, IMAGES, len(NAMES), generator=generator)
+    raw[::PROMPTS] = raw[::PROMPTS, :1]
+    raw[1::PROMPTS, :2] = raw[1::PROMPTS, 2:3]
+    # Less than a unit of rounding apart, and a little more than the tolerance.
+    raw[2, :, :] = 0.5 + 2.0**-24 * torch.arange(IMAGES)[:, None]
+    raw[3, :, :] = 0.5 + 2.0**-20 * torch.arange(IMAGES)[:, None]
+    is_applicable = torch.rand(STEPS * PROMPTS, len(NAMES), generator=generator) < 0.7
+    is_applicable[:, 3] = True
+    return RewardTable(
+        names=NAMES,
+        raw=raw * is_applicable[:, None, :],
+        is_applicable=is_applicable,
+        weights=torch.tensor(WEIGHTS),
+        std_floors=torch.tensor([1e-4, 1e-4, 0.2, 1e-4]),
+    )
+
+
+def take_groups(table: RewardTable, rows: slice) -> RewardTable:
+    return replace(table, raw=table.raw[rows], is_applicable=table.is_applicable[rows])
+
+
+def make_penalty(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 0.1 * torch.randn(STEPS * PROMPTS, IMAGES, generator=generator)
+
+
+def to_reward(table: RewardTable, mode: Mode, weights: tuple[float, ...]) -> dict[str, Any]:
+    """`run.reward` of the pages; the weights as the config has them, not yet in float32."""
+    terms = [
+        {"name": name, "weight": weight, "std_floor": floor}
+        for name, weight, floor in zip(table.names, weights, table.std_floors.tolist(), strict=True)
+    ]
+    return {"combine": mode, "terms": terms}
+
+
+def to_groups(table: RewardTable, penalty: Tensor) -> list[dict[str, Any]]:
+    totals = combine(table, mode="weighted_sum")
+    return [
+        {
+            "prompt_id": f"p{row}",
+            "images": [f"p{row}-{image}.png" for image in range(table.raw.shape[1])],
+            "raw": {
+                name: table.raw[row, :, column].tolist()
+                if table.is_applicable[row, column]
+                else None
+                for column, name in enumerate(table.names)
+            },
+            "penalty": penalty[row].tolist(),
+            "total": totals[row].tolist(),
+        }
+        for row in range(len(table.raw))
+    ]
+
+
+def to_steps(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"step": step + 1, "groups": groups[step * PROMPTS : (step + 1) * PROMPTS]}
+        for step in range(STEPS)
+    ]
+
+
+def call(page: Page, name: str, *arguments: Any) -> Any:
+    call = f"(values) => glmGallery.scoring.{name}(...values)"
+    return page.evaluate(call, list(arguments))
+
+
+def compare(page: Page, *arguments: Any) -> dict[str, Any]:
+    """What scoring.compare gives, with the columns of every group."""
+    return page.evaluate(
+        """(values) => {
+          const comparison = glmGallery.scoring.compare(...values);
+          const perGroup = comparison.perGroup.map((group) => ({
+            ...group,
+            totalsAfter: [...group.totalsAfter],
+            advantagesAfter: group.advantagesAfter && [...group.advantagesAfter],
+          }));
+          return { ...comparison, perGroup };
+        }""",
+        list(arguments),
+    )
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, OTHER_WEIGHTS])
+@pytest.mark.parametrize("mode", MODES)
+def test_scoring_weighs_a_group_as_training_does_to_the_bit(
+    page: Page, mode: Mode, weights: tuple[float, ...]
+) -> None:
+    table = replace(make_table(seed=1), weights=torch.tensor(weights))
+    expected, totals = contributions(table, mode=mode), combine(table, mode=mode)
+    reward = to_reward(table, mode, weights)
+    for row, group in enumerate(to_groups(table, make_penalty(1))):
+        parts = call(page, "contributions", group, reward)
+        for column, name in enumerate(NAMES):
+            if not table.is_applicable[row, column]:
+                assert parts[name] is None
+            else:
+                assert parts[name] == expected[row, :, column].tolist()
+        assert call(page, "totals", group, reward) == totals[row].tolist()
+
+
+def test_scoring_gives_the_weight_of_what_does_not_apply_to_the_rest(page: Page) -> None:
+    group = {
+        "prompt_id": "p",
+        "images": ["a", "b"],
+        "raw": {"lpips": None, "ssim": None, "ocr": [1.0, 0.5], "aesthetic": [0.0, 0.25]},
+    }
+    reward = to_reward(make_table(0), "weighted_sum", (4.0, 2.0, 3.0, 1.0))
+    # 10 / 4 of the weight is left: 3 * 2.5 = 7.5 and 1 * 2.5.
+    assert call(page, "contributions", group, reward) == {
+        "lpips": None,
+        "ssim": None,
+        "ocr": [7.5, 3.75],
+        "aesthetic": [0.0, 0.625],
+    }
+    assert call(page, "totals", group, reward) == [7.5, 4.375]
+
+
+@pytest.mark.parametrize("normalization", ["group_std", "mean_only", "batch_std"])
+@pytest.mark.parametrize("clip", [1.2, None])
+def test_scoring_gives_the_advantages_of_one_step(
+    page: Page, normalization: Any, clip: float | None
+) -> None:
+    table = take_groups(make_table(seed=2), slice(0, PROMPTS))
+    penalty = make_penalty(seed=2)[:PROMPTS]
+    # The first group is flat only where nothing was taken off.
+    penalty[0] = 0.0
+    totals = combine(table, mode="weighted_sum")
+    expected = group_advantages(
+        totals - penalty, normalization=normalization, std_floor=0.02, clip=clip
+    )
+    settings = {"normalization": normalization, "std_floor": 0.02, "clip": clip}
+    groups = to_groups(table, penalty)
+    found = torch.tensor(call(page, "advantages", groups, totals.tolist(), settings))
+    assert torch.allclose(found, expected.values, rtol=0, atol=1e-6)
+    assert not found[0].any()
+
+
+def test_scoring_gives_the_shares_of_a_group(page: Page) -> None:
+    table = replace(make_table(seed=3), weights=torch.tensor(OTHER_WEIGHTS))
+    reward = to_reward(table, "weighted_sum", OTHER_WEIGHTS)
+    groups = to_groups(table, make_penalty(3))
+    for row in (0, 1, 4):
+        one = take_groups(table, slice(row, row + 1))
+        expected = advantage_shares(one, mode="weighted_sum").tolist()
+        assert list(call(page, "shares", groups[row], reward).values()) == pytest.approx(
+            expected, abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", [4, 5])
+def test_scoring_compares_two_rewards_as_rescore_does(page: Page, mode: Mode, seed: int) -> None:
+    table, penalty = make_table(seed), make_penalty(seed)
+    other = replace(table, weights=torch.tensor(OTHER_WEIGHTS))
+    before, after = combine(table, mode="weighted_sum"), combine(other, mode=mode)
+    found = compare(
+        page,
+        to_steps(to_groups(table, penalty)),
+        to_reward(table, "weighted_sum", WEIGHTS),
+        to_reward(table, mode, OTHER_WEIGHTS),
+        ADVANTAGE,
+    )
+    taus = rank_correlations(before, after)
+    assert [group["rankCorrelation"] for group in found["perGroup"]] == [
+        None if tau != tau else pytest.approx(tau, abs=1e-6) for tau in taus.tolist()
+    ]
+    changes = winner_changes(before, after).tolist()
+    assert [group["isWinnerChanged"] for group in found["perGroup"]] == changes
+    assert [group["isFlatBefore"] for group in found["perGroup"]] == is_flat(before).tolist()
+    assert [group["isFlatAfter"] for group in found["perGroup"]] == is_flat(after).tolist()
+    assert found["rankCorrelation"] == pytest.approx(taus[~taus.isnan()].mean().item(), abs=1e-6)
+    assert [term["shareAfter"] for term in found["terms"]] == pytest.approx(
+        advantage_shares(other, mode=mode).tolist(), abs=1e-6
+    )
+    advantages = torch.cat(
+        [
+            group_advantages(returns, normalization="group_std", std_floor=0.02, clip=5.0).values
+            for returns in (after - penalty).split(PROMPTS)
+        ]
+    )
+    columns = torch.tensor([group["advantagesAfter"] for group in found["perGroup"]])
+    assert torch.allclose(columns, advantages, rtol=0, atol=1e-6)
+    assert (found["images"], found["groups"]) == (STEPS * PROMPTS * IMAGES, STEPS * PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("second", "is_tied"),
+    # The tolerance of a group whose largest total is 1 is 2^-20; 2^-24 is the next number down.
+    [(1 - 2.0**-20, True), (1 - 2.0**-20 - 2.0**-24, False)],
+)
+def test_scoring_ties_and_flattens_at_the_tolerance_of_training(
+    page: Page, second: float, is_tied: bool
+) -> None:
+    groups = [
+        {
+            "prompt_id": "p",
+            "images": ["a", "b"],
+            "raw": {"ocr": [1.0, second], "ssim": [0.0, 1.0]},
+            "penalty": [0.0, 0.0],
+            "total": [1.0, second],
+        }
+    ]
+
+    def weigh(ocr: float, ssim: float) -> dict[str, Any]:
+        terms = [
+            {"name": "ocr", "weight": ocr, "std_floor": 1e-4},
+            {"name": "ssim", "weight": ssim, "std_floor": 1e-4},
+        ]
+        return {"combine": "weighted_sum", "terms": terms}
+
+    steps = [{"step": 1, "groups": groups}]
+    found = compare(page, steps, weigh(1.0, 0.0), weigh(0.0, 1.0), ADVANTAGE)
+    assert found["flatBefore"] == is_tied
+    # Tied images both win, so that none of two others takes a win from them.
+    assert found["changedWinners"] == (not is_tied)
+    assert found["perGroup"][0]["rankCorrelation"] == (None if is_tied else -1)
+
+
+def test_scoring_counts_groups_that_hold_other_totals(page: Page) -> None:
+    table = make_table(seed=6)
+    groups = to_groups(table, make_penalty(6))
+    groups[7]["total"][2] += 1e-4
+    reward = to_reward(table, "weighted_sum", WEIGHTS)
+    assert compare(page, to_steps(groups), reward, reward, None)["differingGroups"] == 1
+
+
+def test_scoring_leaves_out_steps_that_could_not_be_read(page: Page) -> None:
+    table = make_table(seed=7)
+    steps = to_steps(to_groups(table, make_penalty(7)))
+    steps[1] = {"step": 2, "problem": "is not a whole Parquet file"}
+    reward = to_reward(table, "weighted_sum", WEIGHTS)
+    found = compare(page, steps, reward, reward, None)
+    assert (found["steps"], found["groups"]) == (STEPS - 1, (STEPS - 1) * PROMPTS)
+    assert [group["step"] for group in found["perGroup"]] == [
+        step for step in (1, 3, 4) for _ in range(PROMPTS)
+    ]
+    # Advantages are not known where the config cannot be read.
+    assert found["perGroup"][0]["advantagesAfter"] is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ((0, 0, 0, 0), "the weights of all terms .* are 0.*; set one of them"),
+        # A prompt has nothing but aesthetic.
+        (
+            (1, 1, 1, 0),
+            r"prompt p4 has no total: .*\(aesthetic\).*reward.terms.aesthetic.weight=0.1",
+        ),
+        ((1e39, 0, 0, 1), "a total is not a finite float32 number; use smaller ones"),
+        # 0 in float32, where training weighs.
+        ((1e-50, 0, 0, 0), "the weights of all terms"),
+    ],
+)
+def test_scoring_refuses_weights_that_give_no_total(
+    page: Page, weights: tuple[float, ...], message: str
+) -> None:
+    table = make_table(seed=8)
+    table.is_applicable[:] = True
+    table.is_applicable[4] = torch.tensor([False, False, False, True])
+    groups = to_groups(table, make_penalty(8))
+    own = to_reward(table, "weighted_sum", WEIGHTS)
+    with pytest.raises(Error, match=message):
+        compare(page, to_steps(groups), own, to_reward(table, "weighted_sum", weights), ADVANTAGE)
+
+
+def test_scoring_refuses_to_standardise_a_single_image(page: Page) -> None:
+    group = {"prompt_id": "p", "images": ["a"], "raw": {name: [0.5] for name in NAMES}}
+    reward = to_reward(make_table(0), "normalize_then_sum", WEIGHTS)
+    with pytest.raises(Error, match="group size 1: .* sample at least 2 per prompt"):
+        call(page, "totals", group, reward)

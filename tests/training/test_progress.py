@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from glm_grpo.training.progress import Progress
+
+ROOT = Path(__file__).parents[2]
+
+RUN = """
+import logging, sys
+from rich.console import Console
+from glm_grpo.training.progress import Progress
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+with Progress(total=3, done=0, console=Console(stderr=True)) as progress:
+    progress.phase("evaluation")
+    progress.evaluated(0, {"eval/total": 0.5})
+    for step in (1, 2, 3):
+        progress.phase("rollout")
+        logging.getLogger("glm_grpo").warning("canary of step %d", step)
+        progress.end(step, {"reward/mean": 0.25, "kl/reference": 0.125})
+    progress.evaluated(3, {"eval/total": 0.75})
+"""
+"""What a run does with its progress, in a process of its own."""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, without what says how to draw."""
+    unset = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "TERM")
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**kept, "TERM": "xterm-256color", **variables}
+
+
+def printed_to_a_pipe(**variables: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", RUN],
+        cwd=ROOT,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=True,
+    )
+    return ended.stdout.decode()
+
+
+def printed_to_a_terminal(**variables: str) -> str:
+    """Output of the same on a pseudo-terminal of 100 columns."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN],
+        cwd=ROOT,
+        env=environment(COLUMNS="100", **variables),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    content = b""
+    while chunk := read_chunk(ours):
+        content += chunk
+    os.close(ours)
+    assert process.wait() == 0
+    return content.decode()
+
+
+def read_chunk(descriptor: int) -> bytes:
+    """Empty at the end, which Linux reports as an error once the other side is closed."""
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("variables", [{}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}])
+def test_output_to_a_pipe_is_plain_lines(variables: dict[str, str]) -> None:
+    printed = printed_to_a_pipe(**variables)
+
+    assert "\x1b" not in printed
+    assert "\r" not in printed
+    lines = printed.splitlines()
+    assert lines[0] == "evaluation at step 0  total 0.500"
+    assert lines[1:3] == ["canary of step 1", "step 1/3  reward 0.250  kl 0.125"]
+    assert lines[4].startswith("step 2/3  reward 0.250  kl 0.125  left 0:00:0")
+    assert lines[-1] == "evaluation at step 3  total 0.750 (+0.250)"
+    assert len(lines) == 8
+
+
+def test_a_terminal_gets_a_bar_with_log_lines_and_tables_above_it() -> None:
+    printed = printed_to_a_terminal()
+
+    assert "3/3 reward 0.250  kl 0.125  left 0:00:00" in re.sub(r"\x1b\[[\d;?]*\w", "", printed)
+    assert "rollout" in printed
+    assert "held-out prompts at step 3" in printed
+    assert "+0.250" in printed
+    # A log line begins where the bar stood, not behind it.
+    for step in (1, 2, 3):
+        before, _ = printed.split(f"canary of step {step}")
+        assert before.endswith(("\r\x1b[2K", "\n"))
+
+
+def test_no_color_is_respected() -> None:
+    coloured, plain = printed_to_a_terminal(), printed_to_a_terminal(NO_COLOR="1")
+
+    assert "\x1b[38;5;" in coloured or "\x1b[3" in coloured
+    assert "\x1b[38;5;" not in plain
+    assert "\x1b[32m" not in plain
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    printed = printed_to_a_terminal(TERM="dumb")
+
+    assert "\x1b" not in printed
+    assert "step 3/3  reward 0.250  kl 0.125  left 0:00:00" in printed
+
+
+class Clock:
+    """Seconds that the test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What was logged so far."""
+    caplog.set_level(logging.INFO)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_time_left_is_the_pace_since_the_first_step_times_the_steps_to_come(lines) -> None:
+    clock = Clock()
+    progress = Progress(total=10, done=4, console=Console(file=io.StringIO()), now=clock)
+    # Steps 6 and 7 took 60 s each, with 3 to come; step 5 with its 500 s does not count.
+    for step, seconds in ((5, 500.0), (6, 560.0), (7, 620.0)):
+        clock.seconds = seconds
+        progress.end(step, {})
+
+    assert lines() == ["step 5/10  ", "step 6/10  left 0:04:00", "step 7/10  left 0:03:00"]
+
+
+def test_a_resumed_run_compares_with_the_metrics_it_is_given(lines) -> None:
+    progress = Progress(
+        total=40,
+        done=20,
+        console=Console(file=io.StringIO()),
+        untrained={"step": 0, "eval/total": 0.25, "eval/ocr": None},
+    )
+    progress.evaluated(30, {"eval/total": 0.75, "eval/ocr": 0.5, "reward/mean": 1.0})
+
+    # OCR had no value at step 0, and the reward is none of the evaluation.
+    assert lines() == ["evaluation at step 30  total 0.750 (+0.500)  ocr 0.500"]
+
+
+def test_terms_without_a_value_are_left_out(lines) -> None:
+    progress = Progress(total=2, done=0, console=Console(file=io.StringIO()))
+    progress.evaluated(0, {"eval/total": 0.5, "eval/ocr": float("nan")})
+    progress.end(1, {"reward/mean": float("nan"), "kl/reference": 0.0})
+
+    assert lines() == ["evaluation at step 0  total 0.500", "step 1/2  kl 0.000"]
