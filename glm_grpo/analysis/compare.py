@@ -16,6 +16,7 @@ from glm_grpo.analysis.comparability import (
     sort_terms,
 )
 from glm_grpo.analysis.settings import differing_settings
+from glm_grpo.analysis.side_by_side import picture_totals, place_side_by_side
 from glm_grpo.analysis.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
 from glm_grpo.analysis.trade_offs import find_trade_offs
 from glm_grpo.errors import ConfigError
@@ -23,7 +24,6 @@ from glm_grpo.report.comparison import ComparedRun, Comparison, Gain
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.resume import read_config
 from glm_grpo.training.statistics import paired_bootstrap
-from rewards.reweigh import combine
 
 _BOOTSTRAP_SEED = 0
 
@@ -69,6 +69,7 @@ def compare(run_dirs: Sequence[Path], yardstick: Mapping[str, float] | None) -> 
         untrained=untrained,
         trade_offs=find_trade_offs(compared, untrained, weights),
         left_out=left_out,
+        side_by_side=place_side_by_side(runs, weights, terms),
     )
 
 
@@ -127,6 +128,4 @@ def _prompt_totals(
     evaluation: StoredEvaluation, weights: Mapping[str, float]
 ) -> Float32[Tensor, " P"]:
     """The yardstick total of each prompt, mean over its samples."""
-    # A weighted sum reads no floor.
-    table = evaluation.groups.weigh(weights, dict.fromkeys(weights, 1.0))
-    return combine(table, mode="weighted_sum").mean(dim=1)
+    return picture_totals(evaluation, weights).mean(dim=1)

@@ -11,6 +11,7 @@ from rich.text import Text
 from glm_grpo.report import pages
 from glm_grpo.report.charts import Line, Point, draw_lines, draw_points
 from glm_grpo.report.comparison import Comparison, Gain, TradeOff
+from glm_grpo.report.side_by_side import write_side_by_side
 from glm_grpo.storage import write_atomically
 
 
@@ -28,14 +29,16 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     return [_settings_table(comparison), _totals_table(comparison), _terms_table(comparison)]
 
 
-def write_comparison(comparison: Comparison, directory: Path) -> Path:
-    """Write `index.html` and its pictures, each for light and for dark pages.
+def write_comparison(comparison: Comparison, directory: Path, *, has_samples: bool) -> Path:
+    """Write `index.html` and its drawings, each for light and for dark pages.
 
-    The page needs no network and no server. Files of the same names are replaced, others stay.
+    The page needs no network and no server, and nothing outside its folder. Files of the same
+    names are replaced, others stay.
 
     Args:
         comparison: The runs.
         directory: Made where it does not exist.
+        has_samples: Whether the pictures of all runs are shown side by side.
 
     Returns:
         The path of the page.
@@ -52,6 +55,8 @@ def write_comparison(comparison: Comparison, directory: Path) -> Path:
         comparison=comparison,
         yardstick=_describe_yardstick(comparison),
         pictures=pictures,
+        labels=comparison.labels(),
+        side_by_side=write_side_by_side(comparison, directory) if has_samples else (),
     )
     path = directory / "index.html"
     write_atomically(path, page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 _LONGEST_LABEL = 44
 """Characters that fit into the legend of a picture."""
@@ -64,6 +65,41 @@ class TradeOff:
 
 
 @dataclass(frozen=True)
+class ComparedPicture:
+    """One picture of a run, or of the untrained model.
+
+    Attributes:
+        path: Of the file, which may be gone.
+        total: By the yardstick.
+        scores: Raw score by term; None where the term does not apply.
+    """
+
+    path: Path
+    total: float
+    scores: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class ComparedPrompt:
+    """One held-out prompt with the pictures that all runs made of it.
+
+    Attributes:
+        prompt_id: As in the tables.
+        prompt: The caption.
+        texts: The texts that should appear.
+        target: File of the target picture, which may be gone; None for a prompt without one.
+        samples: One for each sample, drawn with the same seeds: the picture of the untrained
+            model, then that of each run at its last evaluation.
+    """
+
+    prompt_id: str
+    prompt: str
+    texts: tuple[str, ...]
+    target: Path | None
+    samples: tuple[tuple[ComparedPicture, ...], ...]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Runs judged by one yardstick on the same held-out prompts.
 
@@ -75,6 +111,7 @@ class Comparison:
         untrained: Mean raw score of each term at the first evaluation of the first run.
         trade_offs: Pairs of terms; empty with a single term.
         left_out: Terms that not every run scored in the same way.
+        side_by_side: Every held-out prompt with the pictures of all runs.
     """
 
     yardstick: Mapping[str, float]
@@ -84,6 +121,7 @@ class Comparison:
     untrained: Mapping[str, float]
     trade_offs: tuple[TradeOff, ...]
     left_out: tuple[str, ...]
+    side_by_side: tuple[ComparedPrompt, ...]
 
     def labels(self) -> tuple[str, ...]:
         """A short name for each run: what differs where that is short, else the run's own name."""

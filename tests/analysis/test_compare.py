@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from glm_grpo.analysis.compare import compare
+from glm_grpo.cli import main
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.storage import RunFolder, write_atomically
@@ -114,6 +115,36 @@ def test_compare_judges_every_evaluation_by_the_yardstick(make_run: MakeRun) -> 
     assert comparison.untrained == {"lpips": 0.375, "ocr": 0.25, "ssim": 0.5, "aesthetic": 0.5}
     assert (comparison.prompts, comparison.samples_per_prompt) == (2, 2)
     assert comparison.left_out == ()
+
+
+def test_compare_places_pictures_of_the_same_seeds_side_by_side(make_run: MakeRun) -> None:
+    before = {"p0": {"lpips": [0.25, 0.5], "ocr": [None, None]}, "p1": {"ocr": [0.0, 1.0]}}
+    after = {"p0": {"lpips": [0.75, 1.0], "ocr": [None, None]}, "p1": {"ocr": [0.5, 0.25]}}
+    runs = [make_run("a", {0: before, 5: before}), make_run("b", {0: before, 5: after, 10: after})]
+    first, second = compare(runs, {"lpips": 1.0, "ocr": 1.0}).side_by_side
+    assert (first.prompt_id, first.prompt, first.texts) == ("p0", "a sign, p0", ("CAT",))
+    assert first.target == runs[0] / "images/targets/p0.png"
+    # Columns: untrained, run 1, run 2. OCR does not apply, so LPIPS takes over its weight: twice.
+    totals = [[picture.total for picture in row] for row in first.samples]
+    assert totals == [[0.5, 0.5, 1.5], [1.0, 1.0, 2.0]]
+    # LPIPS is 0.5 where nothing else is said.
+    totals = [[picture.total for picture in row] for row in second.samples]
+    assert totals == [[0.5, 0.5, 1.0], [1.5, 1.5, 0.75]]
+    assert first.samples[1][2].scores == {"lpips": 1.0, "ocr": None, "ssim": 0.5, "aesthetic": 0.5}
+    paths = [picture.path for picture in second.samples[1]]
+    assert paths == [runs[index] / "images/p1-1.png" for index in (0, 0, 1)]
+
+
+@pytest.mark.parametrize("options", [[], ["--html"]])
+def test_command_shows_pictures_where_they_are_asked_for(
+    options: list[str], make_run: MakeRun, tmp_path: Path
+) -> None:
+    runs = [str(make_run("a", FIRST)), str(make_run("b", SECOND))]
+    main(["compare", *runs, "--output", str(tmp_path / "page"), *options])
+    page = (tmp_path / "page/index.html").read_text()
+    assert ("Held-out prompts, side by side" in page) == bool(options)
+    # Of two prompts with two samples in three columns, and two targets.
+    assert page.count("Picture missing") == (14 if options else 0)
 
 
 def test_compare_pairs_gains_by_prompt(make_run: MakeRun) -> None:

@@ -43,7 +43,14 @@ ROWS: list[dict[str, int | float | None]] = [
     {"step": 2, "reward/mean": 0.625, "reward/std": 0.25, "policy/entropy": None},
     {"step": 3, "reward/mean": 0.75, "reward/std": 0.25, "policy/entropy": 0.25},
     {"step": 6, "eval/total": 0.5, "eval/ocr": 0.75, "eval/ocr_exact": 0.25},
-    {"step": 12, "reward/mean": 0.875, "reward/std": 0.5, "eval/total": 0.75, "eval/ocr": 1.0},
+    {
+        "step": 12,
+        "reward/mean": 0.875,
+        "reward/std": 0.5,
+        "eval/total": 0.75,
+        "eval/ocr": 1.0,
+        "policy/entropy": 0.375,
+    },
     {"step": LAST, "reward/mean": 0.8125, "reward/std": 0.5, "canary/edge_density": 0.9},
 ]
 BAND = Band(mean=0.5, std=0.125, prompts=16)
@@ -210,12 +217,11 @@ def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGalle
     }.items():
         total.press(key)
         expect(total).to_have_attribute("aria-valuenow", str(step))
-    # Steps 1 and 3 have an entropy; the cursor comes from a step between or beside them.
+    # Steps 1, 3 and 12 have an entropy; the cursor comes from a step between or beside them.
     total.press("PageUp")
-    entropy.press("ArrowLeft")
-    expect(entropy).to_have_attribute("aria-valuenow", "3")
-    entropy.press("ArrowLeft")
-    expect(entropy).to_have_attribute("aria-valuenow", "1")
+    for step in (12, 3, 1):
+        entropy.press("ArrowLeft")
+        expect(entropy).to_have_attribute("aria-valuenow", str(step))
     total.press("ArrowRight")
     entropy.press("ArrowRight")
     expect(entropy).to_have_attribute("aria-valuenow", "3")
@@ -345,6 +351,20 @@ def test_values_that_are_not_finite_are_bridged_by_a_dotted_line(open_curves: Op
     assert len(dash) == 2
     assert column == [1, None, 3]
     assert page.evaluate(lay_out, [None, 2, 3]) == page.evaluate(lay_out, [1, 2, 3]) == []
+
+
+def test_band_of_a_mean_is_one_standard_deviation_to_either_side(open_curves: OpenGallery) -> None:
+    page = open_curves()
+    lay_out = """smoothing => {
+        const line = { values: [1, 3], std: [0.5, 0.25], style: { colour: "--ink", dash: [] } };
+        const chart = { lines: [line], evaluations: [], band: null };
+        const { bands, columns } = glmGallery.curveLayout.layOut([1, 2], chart, smoothing);
+        return bands[0].series.map(at => columns[at]);
+    }"""
+    assert page.evaluate(lay_out, 0) == [[1.5, 3.25], [0.5, 2.75]]
+    # Smoothed as the mean is, which becomes 7/3; the deviation 1/3.
+    high, low = page.evaluate(lay_out, 0.5)
+    assert (high, low) == (pytest.approx([1.5, 8 / 3]), pytest.approx([0.5, 2]))
 
 
 @pytest.mark.parametrize("prompts", [1, 4, 100])

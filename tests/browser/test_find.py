@@ -240,7 +240,6 @@ def test_find_is_accessible_at_any_width_in_both_schemes(
         fragment(sort="total", order="desc", min__total=0.1, at="step-000002/plain-2.png"),
         viewport={"width": width, "height": 800},
         color_scheme=scheme,
-        bypass_csp=True,
     )
     page.locator("tr[aria-current=true]").wait_for()
     assert find_violations(page) == []

@@ -444,7 +444,6 @@ def test_weights_are_accessible_at_any_width_in_both_schemes(
         run=sum_run,
         viewport={"width": width, "height": 800},
         color_scheme=scheme,
-        bypass_csp=True,
     )
     page.locator(".weights-group").first.wait_for()
     assert find_violations(page) == []

@@ -42,6 +42,7 @@ COMPARISON = Comparison(
     untrained={"ocr": 0.25, "lpips": 0.5},
     trade_offs=(TradeOff("ocr", "lpips", is_optimal=(False, True)),),
     left_out=("ssim", "hps"),
+    side_by_side=(),
 )
 
 
@@ -54,7 +55,9 @@ def print_tables(comparison: Comparison) -> str:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_comparison(COMPARISON, tmp_path_factory.mktemp("compare") / "page")
+    return write_comparison(
+        COMPARISON, tmp_path_factory.mktemp("compare") / "page", has_samples=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,7 @@ def test_page_speaks_of_no_trade_off_and_of_nothing_left_out_where_there_is_none
     tmp_path: Path, read_page: ReadPage
 ) -> None:
     comparison = replace(COMPARISON, trade_offs=(), left_out=(), samples_per_prompt=1)
-    page = read_page(write_comparison(comparison, tmp_path))
+    page = read_page(write_comparison(comparison, tmp_path, has_samples=False))
     assert set(page.alternatives()) == {"curves.png"}
     text = " ".join(page.texts)
     assert "Trade-offs" not in text
@@ -125,7 +128,7 @@ def test_page_speaks_of_no_trade_off_and_of_nothing_left_out_where_there_is_none
 
 def test_page_says_that_a_run_differs_in_nothing(tmp_path: Path, read_page: ReadPage) -> None:
     runs = tuple(replace(run, settings={}) for run in (FIRST, SECOND))
-    page = read_page(write_comparison(replace(COMPARISON, runs=runs), tmp_path))
+    page = read_page(write_comparison(replace(COMPARISON, runs=runs), tmp_path, has_samples=False))
     assert page.texts.count("nothing") == 2
 
 
@@ -138,7 +141,7 @@ def test_page_and_tables_keep_hostile_text_as_text(tmp_path: Path, read_page: Re
     path = '<b>" onload=x [red].jsonl'
     hostile = replace(SECOND, name=HOSTILE, settings={"data.path": path})
     comparison = replace(COMPARISON, runs=(FIRST, hostile))
-    page = read_page(write_comparison(comparison, tmp_path))
+    page = read_page(write_comparison(comparison, tmp_path, has_samples=False))
     assert page.all("script") == page.all("b") == []
     assert not [key for _, attributes in page.elements for key in attributes if key[:2] == "on"]
     assert HOSTILE in page.texts
@@ -150,7 +153,7 @@ def test_page_and_tables_keep_hostile_text_as_text(tmp_path: Path, read_page: Re
 
 def test_page_takes_a_folder_whose_name_is_no_utf8(tmp_path: Path, read_page: ReadPage) -> None:
     runs = (FIRST, replace(SECOND, name="lone \udcff"))
-    page = read_page(write_comparison(replace(COMPARISON, runs=runs), tmp_path))
+    page = read_page(write_comparison(replace(COMPARISON, runs=runs), tmp_path, has_samples=False))
     assert "lone ?" in page.texts
 
 

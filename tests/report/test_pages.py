@@ -10,8 +10,10 @@ from glm_grpo.report.pages import render
 
 RUN = ComparedRun("a", {}, (0, 1), (0.0, 1.0), Gain(1.0, 1.0, 1.0), None, {"ocr": 1.0})
 VALUES = {
-    "comparison": Comparison({"ocr": 1.0}, 1, 1, (RUN, RUN), {"ocr": 0.0}, (), ()),
+    "comparison": Comparison({"ocr": 1.0}, 1, 1, (RUN, RUN), {"ocr": 0.0}, (), (), ()),
     "pictures": [],
+    "labels": ("1: a", "2: a"),
+    "side_by_side": (),
 }
 
 

@@ -26,7 +26,7 @@
     for (let row = first; row < last; row += 1) {
       const values = centred.subarray(imageStarts[row] - begin, imageStarts[row + 1] - begin);
       const divisor = findDivisor(values, centred, settings);
-      // Scaled as a whole, so that the sum of the group stays zero.
+      /* Scaled as a whole, so that the sum of the group stays zero. */
       const largest = values.reduce((high, value) => Math.max(high, Math.abs(value)), 0) / divisor;
       const scale = settings.clip == null ? 1 : settings.clip / Math.max(largest, settings.clip);
       values.forEach((value, image) => {
@@ -39,7 +39,7 @@
     if (normalization === "mean_only") {
       return 1;
     }
-    // Centred already: the mean of the squares is the variance.
+    /* Centred already: the mean of the squares is the variance. */
     const values = normalization === "group_std" ? group : batch;
     const squares = values.reduce((sum, value) => sum + value * value, 0);
     const std = Math.sqrt(squares / (values.length - 1));

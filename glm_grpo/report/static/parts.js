@@ -355,6 +355,7 @@
     const isLong = start !== text;
     return html`<span class="prompt-text">
       <span dir="auto">${isOpen ? text : start}</span>
+      ${isLong && " "}
       ${
         isLong &&
         html`<button type="button" class="more" aria-expanded=${isOpen}

@@ -31,7 +31,7 @@
     const table = {
       groups,
       steps: whole.flatMap((step) => step.groups.map(() => step.step)),
-      // First group of each step and first image of each group, each with the end as last entry.
+      /* First group of each step and first image of each group, each with the end as last entry. */
       stepStarts: starts(whole.map((step) => step.groups.length)),
       imageStarts: starts(groups.map((group) => group.images.length)),
       isApplicable: Uint8Array.from(
@@ -48,7 +48,7 @@
   }
 
   function fillGroup(table, terms, group, start) {
-    // Evaluations have no penalty.
+    /* Evaluations have no penalty. */
     table.penalty.set(group.penalty ?? [], start);
     terms.forEach((term, column) => {
       const scores = group.raw[term.name] ?? [];
@@ -123,7 +123,7 @@
       if (present === 0) {
         throw new WeighingError(describeMissingTotal(table, terms, row));
       }
-      // Exactly 1 where every term applies.
+      /* Exactly 1 where every term applies. */
       const scale = round32(all / present);
       const end = table.imageStarts[row + 1] * terms.length;
       for (let place = table.imageStarts[row] * terms.length; place < end; place += 1) {
@@ -227,7 +227,7 @@
     const variance = totals.reduce((sum, total) => sum + (total - centre) ** 2, 0);
     for (let place = 0; place < parts.length; place += 1) {
       const total = totals[Math.floor(place / width)];
-      // The mean of the part drops out: centred totals add up to 0.
+      /* The mean of the part drops out: centred totals add up to 0. */
       sums[place % width] += (parts[place] * (total - centre)) / variance;
     }
   }

@@ -60,15 +60,14 @@
     const dialog = useRef(null);
     const isShown = useRef(true);
     useEffect(() => {
-      const opener = document.activeElement;
       dialog.current.showModal();
       return () => {
         isShown.current = false;
         dialog.current.close();
-        if (opener.isConnected) opener.focus();
       };
     }, []);
-    /* The browser closes a dialog by itself on Escape; the state follows. */
+    /* The browser closes a dialog by itself on Escape, and gives the focus back; the state
+       follows. */
     return html`<dialog ref=${dialog} class=${className} aria-labelledby="dialog-title"
         onClose=${() => isShown.current && onClose()}>
       <div class="dialog-head">

@@ -1,0 +1,89 @@
+"""The pictures that runs made of the same held-out prompts with the same seeds, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxtyping import Float32
+from torch import Tensor
+
+from glm_grpo.analysis.stored import EvaluatedRun, StoredEvaluation
+from glm_grpo.report.comparison import ComparedPicture, ComparedPrompt
+from glm_grpo.storage import RunFolder
+from rewards.reweigh import combine
+
+
+def picture_totals(
+    evaluation: StoredEvaluation, weights: Mapping[str, float]
+) -> Float32[Tensor, "P G"]:
+    """The yardstick total of each picture.
+
+    Args:
+        evaluation: Of the held-out prompts.
+        weights: Of the yardstick, by term; at least one applies to each prompt.
+    """
+    # A weighted sum reads no floor.
+    table = evaluation.groups.weigh(weights, dict.fromkeys(weights, 1.0))
+    return combine(table, mode="weighted_sum")
+
+
+def place_side_by_side(
+    runs: Sequence[EvaluatedRun], weights: Mapping[str, float], terms: Sequence[str]
+) -> tuple[ComparedPrompt, ...]:
+    """Each held-out prompt with the pictures of the untrained model and of every run.
+
+    Args:
+        runs: Of the same prompts in the same order, sampled with the same seeds; the untrained
+            model's pictures are those of the first.
+        weights: Of the yardstick.
+        terms: Whose scores are given.
+
+    Returns:
+        In stored order.
+    """
+    first = runs[0].evaluations[0]
+    ends = [run.evaluations[-1] for run in runs]
+    folders = [runs[0].folder, *(run.folder for run in runs)]
+    columns = [
+        _pictures(evaluation, folder, weights, terms)
+        for evaluation, folder in zip((first, *ends), folders, strict=True)
+    ]
+    groups, (rows, samples) = first.groups, first.groups.raw.shape[:2]
+    return tuple(
+        ComparedPrompt(
+            prompt_id=groups.prompt_ids[row],
+            prompt=groups.prompts[row],
+            texts=first.texts[row],
+            target=None if (target := first.targets[row]) is None else runs[0].folder.path / target,
+            samples=tuple(
+                tuple(column[row * samples + sample] for column in columns)
+                for sample in range(samples)
+            ),
+        )
+        for row in range(rows)
+    )
+
+
+def _pictures(
+    evaluation: StoredEvaluation,
+    folder: RunFolder,
+    weights: Mapping[str, float],
+    terms: Sequence[str],
+) -> list[ComparedPicture]:
+    """All pictures of an evaluation, in stored order."""
+    groups = evaluation.groups
+    totals = picture_totals(evaluation, weights).flatten().tolist()
+    samples = groups.raw.shape[1]
+    scores = {name: groups.raw[:, :, groups.names.index(name)].flatten().tolist() for name in terms}
+    applies = {name: evaluation.applies(name).tolist() for name in terms}
+    return [
+        ComparedPicture(
+            path=folder.path / image,
+            total=total,
+            scores={
+                name: scores[name][index] if applies[name][index // samples] else None
+                for name in terms
+            },
+        )
+        for index, (image, total) in enumerate(zip(groups.images, totals, strict=True))
+    ]
