@@ -61,7 +61,8 @@ _SCROLL = """async (selector) => {
 }"""
 """Scrolls for three seconds, and returns the milliseconds of each frame."""
 
-_HAS_PICTURE = "[...document.querySelectorAll('main img')].some(i => i.complete && i.naturalWidth)"
+_HAS_PICTURE = """[...document.querySelectorAll('main img')].some(i => i.complete && i.naturalWidth)
+  || document.querySelector('main canvas')"""
 
 _MOVE = """async (value) => {
   const slider = document.querySelector("main input[type=range]");
@@ -80,7 +81,7 @@ class ViewTimes:
     """What a view took.
 
     Attributes:
-        first_picture_ms: From the request to the first decoded picture.
+        first_picture_ms: From the request to the first decoded picture, or the first chart.
         median_frame_ms: While it scrolls.
         slow_frames: Share of frames that took longer than 50 ms.
     """
@@ -132,6 +133,7 @@ def _open(address: str, chromium: str, steps: int) -> dict[str, Any]:
         "groups": f"groups?step={steps}",
         "weights": "weights",
         "find": "find",
+        "curves": "curves",
     }
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

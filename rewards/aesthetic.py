@@ -30,8 +30,8 @@ class AestheticReward:
     open_clip's own transform, one by one, through Pillow: a batched one on tensors rounds
     differently.
 
-    Runs on `device`: 1.2 GB in fp32 for the image tower of ViT-L/14, which OpenAI published under the
-    MIT licence; LAION's heads are under MIT (linear) and Apache-2.0 (MLP).
+    Runs on `device`: 1.2 GB in fp32 for the image tower of ViT-L/14, which OpenAI published under
+    the MIT licence; LAION's heads are under MIT (linear) and Apache-2.0 (MLP).
 
     Args:
         clip_model: An architecture of open_clip, or the path of a model config in its JSON format.
