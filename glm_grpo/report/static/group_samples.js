@@ -1,0 +1,164 @@
+/* One prompt's group of samples, in order of reward, with what made up each reward. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html, parts } = gallery;
+  const { Notes, Picture, Problem, PromptText, Scores, Texts, clip, fmt, signed, useNear } = parts;
+  const { useEffect, useRef } = preactHooks;
+
+  /* The parts come from the weights of config.yaml; a total further away than this was weighed
+     with others. */
+  const PART_TOLERANCE = 1e-4;
+  const OTHER_WEIGHTS =
+    "the parts follow the weights of config.yaml, but these totals were weighed with others, so " +
+    "the parts do not add up to them.";
+
+  /**
+   * A group with its samples from the best to the worst, their ranks (equal totals share one) and
+   * the parts of their totals: {group, order, ranks, parts, extent, problem}.
+   */
+  function arrange(group) {
+    const { total } = group;
+    const order = total.map((_, sample) => sample);
+    order.sort((a, b) => total[b] - total[a] || a - b);
+    const ranks = total.map((own) => 1 + total.filter((other) => other > own).length);
+    try {
+      const weighed = gallery.scoring.contributions(group, gallery.run.reward);
+      const problem = addUp(weighed, total) ? null : OTHER_WEIGHTS;
+      return { group, order, ranks, parts: weighed, extent: parts.stackExtent(weighed), problem };
+    } catch (error) {
+      if (!(error instanceof gallery.scoring.WeighingError)) throw error;
+      const extent = { low: 0, high: 0 };
+      return { group, order, ranks, parts: {}, extent, problem: error.message };
+    }
+  }
+
+  /* Whether the parts of every sample give its total. */
+  function addUp(weighed, total) {
+    const columns = Object.values(weighed).filter(Boolean);
+    const partsOf = (sample) => parts.sum(columns.map((column) => column[sample]));
+    return total.every((own, sample) => Math.abs(partsOf(sample) - own) <= PART_TOLERANCE);
+  }
+
+  /**
+   * @param arranged As arrange gives it.
+   * @param reach The largest |advantage| of the step.
+   * @param isDiff Show differences to the target.
+   * @param chosen Sample that the address names, "" for none; null where it names another prompt.
+   */
+  function Group({ arranged, step, reach, isDiff, chosen }) {
+    const { group, order, problem } = arranged;
+    const [near, isNear] = useNear();
+    const heading = useRef(null);
+    const isChosen = chosen !== null;
+    useEffect(() => {
+      /* Not below the large view: who leaves it finds the page as it was. */
+      if (!isChosen || gallery.route().params.large) return;
+      heading.current.scrollIntoView({ block: "start" });
+    }, [isChosen]);
+    const masked = Object.keys(group.raw).filter((name) => group.raw[name] === null);
+    const id = `group-${group.images[0]}`;
+    return html`<section class="group panel" ref=${near} aria-labelledby=${id}>
+      <h3 ref=${heading} id=${id} tabindex="-1">
+        <span dir="auto">${clip(group.prompt_id)}</span>
+        ${group.is_flat && html` <strong class="badge">flat group</strong>`}
+      </h3>
+      <p><${PromptText} text=${group.prompt} /></p>
+      <${Texts} texts=${group.texts} />
+      ${
+        group.is_flat &&
+        html`<p>
+        Flat group: all its rewards are equal, so every advantage is 0 and nothing is learnt from
+        it.
+      </p>`
+      }
+      ${
+        masked.length > 0 &&
+        html`<p class="soft">Terms that do not apply to this prompt: ${masked.join(", ")}.</p>`
+      }
+      ${problem && html`<${Problem} where="Parts" message=${problem} />`}
+      ${
+        (isNear || isChosen) &&
+        html`<div class="group-pictures">
+        <${Target} group=${group} />
+        <ol class="samples" aria-label="Samples in order of reward">
+          ${order.map(
+            (sample) =>
+              html`<${Sample} key=${sample} arranged=${arranged} sample=${sample} step=${step}
+                reach=${reach} isDiff=${isDiff} isChosen=${chosen === String(sample)} />`,
+          )}
+        </ol>
+      </div>`
+      }
+    </section>`;
+  }
+
+  function Target({ group }) {
+    return html`<div class="target">
+      <h4>Target</h4>
+      ${
+        group.target
+          ? html`<${Picture} image=${group.target} alt=${`Target of ${clip(group.prompt_id)}`} />`
+          : html`<p class="soft">This prompt has no target picture.</p>`
+      }
+    </div>`;
+  }
+
+  /** What a sample is, in words. */
+  function sampleTitle({ group, ranks }, sample) {
+    const rank = `rank ${ranks[sample]} of ${group.images.length}`;
+    return `${clip(group.prompt_id)}, sample ${sample}, ${rank}`;
+  }
+
+  function Sample({ arranged, sample, step, reach, isDiff, isChosen }) {
+    const { group, ranks } = arranged;
+    const open = () => {
+      const place = { step, prompt: group.prompt_id, sample, large: 1 };
+      gallery.replace("groups", { ...gallery.route().params, ...place });
+    };
+    return html`<li class="sample" aria-current=${isChosen ? "true" : undefined}>
+      <h4>Rank ${ranks[sample]} <span class="soft">sample ${sample}</span></h4>
+      <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
+        alt=${sampleTitle(arranged, sample)} onOpen=${open}
+        attributes=${{ "aria-haspopup": "dialog" }} />
+      <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
+    </li>`;
+  }
+
+  /** Advantage, scores and notes of one sample. */
+  function SampleFigures({ arranged, sample, reach }) {
+    const { group, extent } = arranged;
+    const penalty = group.penalty[sample];
+    return html`<div class="figures">
+      <${Advantage} value=${group.advantage[sample]} reach=${reach} />
+      ${penalty !== 0 && html`<p class="line"><span>Penalty</span> ${fmt(penalty)}</p>`}
+      <${Scores} parts=${pick(arranged.parts, sample)} raw=${pick(group.raw, sample)}
+        total=${group.total[sample]} extent=${extent} />
+      <${Notes} notes=${group.notes} sample=${sample} />
+    </div>`;
+  }
+
+  /* {name: [G numbers] | null} -> {name: number | null} */
+  function pick(columns, sample) {
+    const entries = Object.entries(columns);
+    return Object.fromEntries(entries.map(([name, values]) => [name, values && values[sample]]));
+  }
+
+  /* A number with a bar to its side of the middle; `reach` is the length of half the bar. */
+  function Advantage({ value, reach }) {
+    const share = reach ? (Math.abs(value) / reach) * 50 : 0;
+    const style = { left: `${value < 0 ? 50 - share : 50}%`, width: `${share}%` };
+    const side = value < 0 ? "is-below" : "is-above";
+    return html`<p class="line">
+        <span>Advantage</span>
+        <strong class=${parts.changeClass(value)}>${signed(value)}</strong>
+      </p>
+      <div class="bar advantage" aria-hidden="true">
+        <span class=${`piece ${side}`} style=${style}></span>
+        <span class="zero" style=${{ left: "50%" }}></span>
+      </div>`;
+  }
+
+  gallery.groupSamples = { Group, SampleFigures, arrange, sampleTitle };
+})();
