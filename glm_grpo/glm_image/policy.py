@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from glm_grpo.errors import CheckpointError
 from glm_grpo.glm_image.prompt_inputs import PromptInputs, encode_prompts
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
+from glm_grpo.glm_image.token_scores import TokenScores, score_tokens
 from glm_grpo.grpo.update import Replay
 from glm_grpo.types import Experience, PromptBatch
 
@@ -110,13 +111,10 @@ class Policy:
             self._encoded = (batch, inputs)
         return self._encoded[1]
 
-    def codebook_logits(
-        self, hidden_states: Float[Tensor, "N L D"], head: nn.Linear | None = None
-    ) -> Float32[Tensor, "N L V"]:
+    def codebook_logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
         """Logits over the codebook alone, in fp32, divided by the temperature."""
-        weight = (self.model.lm_head if head is None else head).weight
-        logits = nn.functional.linear(hidden_states, weight[: self.codebook_size])
-        return logits.float() / self.temperature
+        weight = self.model.lm_head.weight[: self.codebook_size]
+        return nn.functional.linear(hidden_states, weight).float() / self.temperature
 
     def replay(self, experience: Experience, rows: Int64[Tensor, " N"]) -> Replay:
         """Scores sampled tokens under the present policy, with gradient.
@@ -128,11 +126,9 @@ class Policy:
         language_model = self.model.model.language_model
         # Only a module in training mode recomputes activations; there is no dropout to switch on.
         language_model.train()
-        logits, is_kept = self._logits(experience, rows, language_model, self.model.lm_head)
+        scores = self._score(experience, rows, language_model, self.model.lm_head)
         language_model.eval()
-        log_probs = support_log_probs(logits, is_kept)
-        entropy = -(log_probs.exp() * log_probs.masked_fill(log_probs.isinf(), 0.0)).sum(-1)
-        return Replay(log_probs=_chosen(log_probs, experience, rows), entropy=entropy)
+        return Replay(log_probs=scores.log_probs, entropy=scores.entropy)
 
     @torch.no_grad()
     def reference_log_probs(
@@ -152,8 +148,7 @@ class Policy:
         else:
             raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
         with without_adapters:
-            logits, is_kept = self._logits(experience, rows, model, head)
-        return _chosen(support_log_probs(logits, is_kept), experience, rows)
+            return self._score(experience, rows, model, head).log_probs
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What training changes: the adapters, or the language model and head."""
@@ -183,14 +178,14 @@ class Policy:
         language_model, head = self.modules()
         return nn.ModuleDict({"language_model": language_model, "lm_head": head})
 
-    def _logits(
+    def _score(
         self,
         experience: Experience,
         rows: Int64[Tensor, " N"],
         language_model: nn.Module,
         head: nn.Linear,
-    ) -> tuple[Float32[Tensor, "N T V"], Bool[Tensor, "N T V"] | None]:
-        """One forward pass over prompt and tokens; logits only where tokens were generated."""
+    ) -> TokenScores:
+        """One forward pass over prompt and tokens; scores only what was generated."""
         batch, rollout = experience.prompts, experience.rollout
         inputs = self.encode(batch).rows(rows // batch.group_size)
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
@@ -206,10 +201,16 @@ class Policy:
             position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
             use_cache=False,
         ).last_hidden_state
-        logits = self.codebook_logits(hidden_states[:, -layout.num_tokens :], head)
-        if rollout.is_kept is None:
-            return logits, None
-        return logits, rollout.is_kept.flatten(0, 1)[rows].to(self.device)
+        is_kept = None
+        if rollout.is_kept is not None:
+            is_kept = rollout.is_kept.flatten(0, 1)[rows].to(self.device)
+        return score_tokens(
+            hidden_states[:, -layout.num_tokens :],
+            head.weight[: self.codebook_size],
+            token_ids.to(self.device),
+            temperature=self.temperature,
+            is_kept=is_kept,
+        )
 
 
 def support_log_probs(
@@ -219,13 +220,6 @@ def support_log_probs(
     if is_kept is not None:
         logits = logits.masked_fill(~is_kept, -torch.inf)
     return logits.log_softmax(dim=-1)
-
-
-def _chosen(
-    log_probs: Float32[Tensor, "N T V"], experience: Experience, rows: Int64[Tensor, " N"]
-) -> Float32[Tensor, "N T"]:
-    token_ids = experience.rollout.token_ids.flatten(0, 1)[rows].to(log_probs.device)
-    return log_probs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def _adapt(model: nn.Module, *, rank: int, alpha: float, seed: int) -> PeftModel:

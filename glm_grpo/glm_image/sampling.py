@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
-from glm_grpo.glm_image.key_value_cache import group_cache
 from glm_grpo.glm_image.policy import Policy, support_log_probs
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
+from glm_grpo.glm_image.token_step import TokenStep
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import PromptBatch, Rollout
 
@@ -57,45 +58,31 @@ def sample_rollout(
     layout = token_layout(batch.height, batch.width)
     language_model = policy.model.model.language_model
     inputs = policy.encode(batch)
-    prompt_length = inputs.input_ids.shape[1]
-    cache = group_cache(
-        num_layers=language_model.config.num_hidden_layers,
-        capacity=prompt_length + layout.num_tokens,
-        group_size=group,
+    cache = DynamicCache()
+    hidden_states = (
+        language_model(
+            input_ids=inputs.input_ids.to(device),
+            attention_mask=inputs.attention_mask.to(device),
+            position_ids=inputs.position_ids.to(device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        .last_hidden_state[:, -1]
+        .repeat_interleave(group, dim=0)
     )
-    uniforms = _uniforms(batch, layout.num_tokens)
     positions = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
-    positions = positions.repeat_interleave(group, dim=1).to(device)
-    mask = torch.ones(
-        len(batch.prompts) * group, prompt_length + layout.num_tokens, dtype=torch.int64
-    )
-    mask[:, :prompt_length] = inputs.attention_mask.repeat_interleave(group, dim=0)
-    mask = mask.to(device)
-
-    hidden_states = language_model(
-        input_ids=inputs.input_ids.to(device),
-        attention_mask=inputs.attention_mask.to(device),
-        position_ids=inputs.position_ids.to(device),
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    logits = policy.codebook_logits(hidden_states[:, -1:]).repeat_interleave(group, dim=0)
+    step = TokenStep(language_model, inputs, cache, group_size=group, positions=positions)
+    uniforms = _uniforms(batch, layout.num_tokens).to(device)
     token_ids: list[Tensor] = []
     log_probs: list[Tensor] = []
     kept: list[Tensor] = []
     for index in range(layout.num_tokens):
         if index > 0:
-            hidden_states = language_model(
-                input_ids=token_ids[-1].unsqueeze(1),
-                attention_mask=mask[:, : prompt_length + index],
-                position_ids=positions[:, :, index - 1 : index],
-                past_key_values=cache,
-                use_cache=True,
-            ).last_hidden_state
-            logits = policy.codebook_logits(hidden_states)
-        is_kept = kept_entries(logits[:, 0], truncation) if truncation.is_active else None
-        every = support_log_probs(logits[:, 0], is_kept)
-        chosen = draw(every, uniforms[:, index].to(device))
+            hidden_states = step(token_ids[-1])
+        logits = policy.codebook_logits(hidden_states)
+        is_kept = kept_entries(logits, truncation) if truncation.is_active else None
+        every = support_log_probs(logits, is_kept)
+        chosen = draw(every, uniforms[:, index])
         token_ids.append(chosen)
         log_probs.append(every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1))
         if is_kept is not None:
