@@ -8,6 +8,8 @@ values suit head size 128 only).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -25,9 +27,6 @@ from transformers import (
 CODEBOOK = 512
 """Entries of the visual codebook; text token ids begin after it and its 16 special ids."""
 
-_IMAGE_START = CODEBOOK
-_IMAGE_END = CODEBOOK + 1
-_VISION_VOCABULARY = CODEBOOK + 16
 _SPECIAL_TOKENS = ("<|pad|>", "<|image|>", "<|grid_bos|>", "<|grid_eos|>")
 _VISION_WIDTH = 64
 _HEAD_SIZE = 32
@@ -39,15 +38,63 @@ _CHAT_TEMPLATE = (
 )
 
 
-def build_processor() -> GlmImageProcessor:
+@dataclass(frozen=True)
+class PolicySizes:
+    """Of the language model; the defaults are those of the embedded one.
+
+    Attributes:
+        codebook: Entries of the visual codebook.
+        reserved: Ids behind it: the first starts an image, the second ends one.
+        hidden_size: D.
+        intermediate_size: Of the gated layer in between.
+        layers: Decoder layers.
+        heads: Of attention, each of size D / heads.
+        key_value_heads: Divides heads.
+        rope_theta: Base of the rotary frequencies.
+        rope_section: Chunks of the frequencies, dealt to time, height and width in turn; their sum
+            is half the head size.
+    """
+
+    codebook: int = CODEBOOK
+    reserved: int = 16
+    hidden_size: int = 160
+    intermediate_size: int = 384
+    layers: int = 4
+    heads: int = 5
+    key_value_heads: int = 5
+    rope_theta: float = 20.0
+    rope_section: tuple[int, ...] = (2, 2, 2, 2, 2, 2, 2, 2)
+
+    @property
+    def image_start(self) -> int:
+        """Id of the token that starts an image."""
+        return self.codebook
+
+    @property
+    def image_end(self) -> int:
+        """Id of the token that ends an image."""
+        return self.codebook + 1
+
+    @property
+    def vision_vocabulary(self) -> int:
+        """Outputs of the head; ids of text begin here."""
+        return self.codebook + self.reserved
+
+
+TINY = PolicySizes()
+"""Of the embedded model."""
+
+
+def build_processor(sizes: PolicySizes = TINY) -> GlmImageProcessor:
     """A byte-level tokenizer behind the stock processor.
 
     Ids 0..511 are the codebook, 512 and 513 start and end an image (as 16384 and 16385 do in the
-    published model), then 14 unused ids, four special tokens and 256 bytes.
+    published model), then 14 unused ids, four special tokens and 256 bytes; with other sizes
+    likewise.
     """
-    names = [f"<|code_{index}|>" for index in range(CODEBOOK)]
+    names = [f"<|code_{index}|>" for index in range(sizes.codebook)]
     names += ["<|image_start|>", "<|image_end|>"]
-    names += [f"<|unused_{index}|>" for index in range(_VISION_VOCABULARY - len(names))]
+    names += [f"<|unused_{index}|>" for index in range(sizes.vision_vocabulary - len(names))]
     names += [*_SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(
         models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[])
@@ -77,26 +124,26 @@ def build_processor() -> GlmImageProcessor:
     )
 
 
-def build_policy_model(*, seed: int) -> GlmImageForConditionalGeneration:
-    """Vision tower, VQ and language model: 1.3 M parameters, sdpa attention, fp32."""
-    pad = _VISION_VOCABULARY + _SPECIAL_TOKENS.index("<|pad|>")
+def build_policy_model(*, seed: int, sizes: PolicySizes = TINY) -> GlmImageForConditionalGeneration:
+    """Vision tower, VQ and language model: 1.3 M parameters by default, sdpa attention, fp32."""
+    pad = sizes.vision_vocabulary + _SPECIAL_TOKENS.index("<|pad|>")
     config = GlmImageConfig(
         text_config={
-            "vocab_size": _VISION_VOCABULARY + len(_SPECIAL_TOKENS) + 256,
-            "hidden_size": 160,
-            "intermediate_size": 384,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 5,
-            "num_key_value_heads": 5,
+            "vocab_size": sizes.vision_vocabulary + len(_SPECIAL_TOKENS) + 256,
+            "hidden_size": sizes.hidden_size,
+            "intermediate_size": sizes.intermediate_size,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.key_value_heads,
             "max_position_embeddings": 4096,
             "rope_parameters": {
                 "rope_type": "default",
-                "rope_theta": 20.0,
-                "mrope_section": [2, 2, 2, 2, 2, 2, 2, 2],
+                "rope_theta": sizes.rope_theta,
+                "mrope_section": list(sizes.rope_section),
             },
             "pad_token_id": pad,
-            "eos_token_id": _IMAGE_END,
-            "vision_vocab_size": _VISION_VOCABULARY,
+            "eos_token_id": sizes.image_end,
+            "vision_vocab_size": sizes.vision_vocabulary,
         },
         vision_config={
             "depth": 1,
@@ -108,12 +155,12 @@ def build_policy_model(*, seed: int) -> GlmImageForConditionalGeneration:
         },
         vq_config={
             "embed_dim": _VISION_WIDTH,
-            "num_embeddings": CODEBOOK,
+            "num_embeddings": sizes.codebook,
             "latent_channels": _VISION_WIDTH,
         },
-        image_token_id=_VISION_VOCABULARY + _SPECIAL_TOKENS.index("<|image|>"),
-        image_start_token_id=_IMAGE_START,
-        image_end_token_id=_IMAGE_END,
+        image_token_id=sizes.vision_vocabulary + _SPECIAL_TOKENS.index("<|image|>"),
+        image_start_token_id=sizes.image_start,
+        image_end_token_id=sizes.image_end,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -123,7 +170,7 @@ def build_policy_model(*, seed: int) -> GlmImageForConditionalGeneration:
     generation.temperature = 1.0
     generation.top_k = 0
     generation.pad_token_id = pad
-    generation.eos_token_id = _IMAGE_END
+    generation.eos_token_id = sizes.image_end
     return model.eval()
 
 
