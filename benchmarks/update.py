@@ -4,7 +4,7 @@ python benchmarks/update.py [--repeats 3] [--side 1024] [--batch 4] [--json FILE
 
 A language model of hidden size 512 and 4 layers with the published head (16512 outputs) learns from
 one rollout of full grids. Plain: logits of every output for all rows at once, `log_softmax`,
-`gather`, and a deep copy as the reference. Ours: `update_policy` on a `Policy`, row by row. Both run
+`gather`, a deep copy as the reference. Ours: `update_policy` on a `Policy`, row by row. Both run
 in processes of their own, in turns; printed are the medians, their ratios, and how far loss and
 gradient norm of the two differ.
 """
