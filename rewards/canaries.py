@@ -8,7 +8,7 @@ and patterns that alternate from pixel to pixel, to which the Sobel operator is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -30,6 +30,9 @@ what differs in noise alone is not diverse."""
 STD_FLOOR = 1e-3
 """Smallest std of a band, in units of the canary: one that was constant on the untrained model,
 such as a fraction of 0, is not left by rounding or by a thousandth of the pixels."""
+
+COLLAPSE_FRACTION = 0.1
+"""Of the untrained model's mean: below it, a measure of variety says that nothing is left of it."""
 
 # Of red, green and blue. Source: ITU-R BT.601-7, section 2.5.1.
 _LUMA_WEIGHTS = (0.299, 0.587, 0.114)
@@ -58,6 +61,10 @@ class PictureMeasures:
     pixel_diversity: float
 
 
+VARIETIES = frozenset({"edge_density", "colour_entropy", "pixel_diversity"})
+"""Measures of pictures of which 0 means that nothing is left to see, or to choose from."""
+
+
 @dataclass(frozen=True)
 class Band:
     """What a canary is on the untrained model.
@@ -66,11 +73,25 @@ class Band:
         mean: Over prompts.
         std: Over prompts, the sample one (divided by n - 1).
         prompts: How many were measured, >= 2.
+        collapse_below: Lowest mean of a measure of variety, whatever the margin; None for others.
     """
 
     mean: float
     std: float
     prompts: int
+    collapse_below: float | None = None
+
+    def limits(self, prompts: int, margin: float) -> tuple[float, float]:
+        """Ends of the band for a mean over so many prompts; see `half_width`.
+
+        Where prompts differ much among themselves, the margin alone reaches below 0, and a
+        variety that vanishes would not be seen.
+        """
+        half_width = self.half_width(prompts, margin)
+        low = self.mean - half_width
+        if self.collapse_below is not None:
+            low = max(low, self.collapse_below)
+        return low, self.mean + half_width
 
     def half_width(self, prompts: int, margin: float) -> float:
         """How far the mean of other prompts may lie from that of the band.
@@ -157,12 +178,15 @@ def measure_groups(pixels: UInt8[Tensor, "P G 3 H W"]) -> dict[str, Float64[Tens
     }
 
 
-def make_bands(per_prompt_values: Mapping[str, Float[Tensor, " P"]]) -> dict[str, Band]:
+def make_bands(
+    per_prompt_values: Mapping[str, Float[Tensor, " P"]], *, varieties: Collection[str] = VARIETIES
+) -> dict[str, Band]:
     """Make the band of each canary from what the untrained model gives.
 
     Args:
         per_prompt_values: By name of the canary, one value per prompt; NaN for prompts to which
             it does not apply, which are left out.
+        varieties: Canaries of which 0 means that nothing is left; see `COLLAPSE_FRACTION`.
 
     Raises:
         ValueError: A value is infinite, or a canary has fewer than two values.
@@ -176,7 +200,9 @@ def make_bands(per_prompt_values: Mapping[str, Float[Tensor, " P"]]) -> dict[str
                 "have a value; a band needs at least 2: measure more prompts to which it applies, "
                 "or do not watch it"
             )
-        bands[name] = Band(present.mean().item(), present.std().item(), len(present))
+        mean = present.mean().item()
+        collapse_below = COLLAPSE_FRACTION * mean if name in varieties else None
+        bands[name] = Band(mean, present.std().item(), len(present), collapse_below)
     return bands
 
 
@@ -214,9 +240,8 @@ def find_departures(
         if len(present) == 0:
             continue
         mean = present.mean().item()
-        half_width = band.half_width(len(present), margin)
-        if abs(mean - band.mean) > half_width:
-            low, high = band.mean - half_width, band.mean + half_width
+        low, high = band.limits(len(present), margin)
+        if not low <= mean <= high:
             departures.append(Departure(name, mean, low, high))
     return tuple(departures)
 

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from glm_grpo.storage import RunFolder, storage_errors, write_atomically
 from glm_grpo.types import Evaluation, Experience
-from rewards.canaries import Band, Departure, find_departures, make_bands, measure_groups
+from rewards.canaries import (
+    VARIETIES,
+    Band,
+    Departure,
+    find_departures,
+    make_bands,
+    measure_groups,
+)
 from rewards.types import RewardTable
 
 logger = logging.getLogger(__name__)
@@ -78,7 +85,7 @@ class Sentinel:
         }
         for name in values.keys() - measured.keys():
             logger.warning("canary %s has no value on the held-out prompts: it is not judged", name)
-        self._bands = make_bands(measured)
+        self._bands = make_bands(measured, varieties=VARIETIES | {_ENTROPY})
         content = json.dumps({name: asdict(band) for name, band in self._bands.items()}, indent=1)
         write_atomically(self._folder.canaries_path, content.encode())
 

@@ -377,6 +377,9 @@ def test_band_of_a_canary_is_that_of_the_run(prompts: int, open_curves: OpenGall
     half_width = BAND.half_width(prompts, 6.0)
     assert band["low"] == pytest.approx([0.5 - half_width], abs=1e-12)
     assert band["high"] == pytest.approx([0.5 + half_width], abs=1e-12)
+    varied = {**asdict(BAND), "collapse_below": 0.05}
+    found = page.evaluate("band => glmGallery.curveMetrics.canaryBand(band, 60, [4])", varied)
+    assert found["low"] == [Band(**varied).limits(4, 60.0)[0]] == [0.05]
     tight = {**asdict(BAND), "std": 0.0}
     found = page.evaluate("band => glmGallery.curveMetrics.canaryBand(band, 6, [0, 4])", tight)
     assert found["low"][0] is None

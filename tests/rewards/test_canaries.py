@@ -276,3 +276,16 @@ def test_departures_refuse_other_names_and_margins_that_are_none() -> None:
         find_departures(bands, values, 4.0)
     with pytest.raises(ValueError, match="margin 0"):
         find_departures(bands, {"a": values["b"], "b": values["b"]}, 0.0)
+
+
+def test_departures_show_a_variety_that_vanishes_where_prompts_differ_much() -> None:
+    # Mean 0.25, sample std 0.289: six standard errors of four prompts reach down to -0.97.
+    names = ("pixel_diversity", "bright_fraction")
+    bands = make_bands(dict.fromkeys(names, torch.tensor([0.0, 0.5, 0.0, 0.5])))
+    assert bands["pixel_diversity"].collapse_below == pytest.approx(0.025)
+    assert bands["bright_fraction"].collapse_below is None
+    alike = dict.fromkeys(names, torch.full((4,), 0.024))
+    (departure,) = find_departures(bands, alike, margin=6.0)
+    assert departure.name == "pixel_diversity"
+    assert departure.low == pytest.approx(0.025)
+    assert find_departures(bands, dict.fromkeys(names, torch.full((4,), 0.026)), 6.0) == ()

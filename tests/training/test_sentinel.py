@@ -157,6 +157,7 @@ def test_sentinel_of_a_resumed_run_judges_as_before(sentinel, tmp_path):
         "mean",
         "std",
         "prompts",
+        "collapse_below",
     }
 
 

@@ -121,10 +121,10 @@
    * The band of a canary at each step: {low, high}, arrays of numbers; null where the number of
    * prompts is not known. A mean of few prompts has a wider one.
    *
-   * @param band Of the untrained model: {mean, std, prompts}.
+   * @param band Of the untrained model: {mean, std, prompts, collapse_below}.
    * @param margin Half width in standard errors.
    * @param prompts How many prompts the mean of each step is taken over.
-   * Source: Band.half_width of rewards/canaries.py.
+   * Source: Band.limits of rewards/canaries.py.
    */
   function canaryBand(band, margin, prompts) {
     const halves = prompts.map((count) =>
@@ -132,8 +132,9 @@
         ? margin * Math.max(band.std, BAND_STD_FLOOR) * Math.sqrt(1 / count + 1 / band.prompts)
         : null,
     );
+    const lowest = band.collapse_below ?? -Infinity;
     return {
-      low: halves.map((half) => (half === null ? null : band.mean - half)),
+      low: halves.map((half) => (half === null ? null : Math.max(band.mean - half, lowest))),
       high: halves.map((half) => (half === null ? null : band.mean + half)),
     };
   }
