@@ -188,9 +188,13 @@ def empty_run(tmp_path_factory: pytest.TempPathFactory, configs_dir: Path) -> Ru
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium: the one that `GLM_GRPO_CHROMIUM` names, or `chromium` on the path."""
+    """Chromium: the one that `GLM_GRPO_CHROMIUM` names, or `chromium` on the path.
+
+    Ends with the file: as long as it is there, an event loop runs in this thread, and tests of
+    other files that run one of their own would fail.
+    """
     path = os.environ.get("GLM_GRPO_CHROMIUM") or shutil.which("chromium")
     if path is None:
         reason = "no Chromium: install `chromium`, or set GLM_GRPO_CHROMIUM to its path"
