@@ -7,22 +7,22 @@ accelerate launch train.py [key=value ...]                  one run on several p
 
 from __future__ import annotations
 
-import sys
-
 import hydra
 from omegaconf import DictConfig
 
-from glm_grpo.commands import run_training
 from glm_grpo.config import load_config
-from glm_grpo.present import run_hydra_application
+from glm_grpo.present import job_errors_explained, run_hydra_application
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="tiny")
 def train(composed: DictConfig) -> None:
     """Validate what Hydra composed, and train."""
-    exit_code = run_training(load_config(composed))
-    if exit_code != 0:
-        sys.exit(exit_code)
+    with job_errors_explained():
+        config = load_config(composed)
+        # The libraries of the models take seconds, which a mistake in the config need not wait for.
+        from glm_grpo.commands import run_training  # noqa: PLC0415
+
+        run_training(config)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 glm-grpo check | probe | eval | gallery | rescore | compare | export | serve-reward
 """
 
-# Each command imports what it needs: the libraries of the models take seconds, and reading tables
-# or printing a help text needs none of them.
+# Each command imports what it needs: the libraries of the models take seconds, and reading tables,
+# printing a help text or refusing a config needs none of them.
 # ruff: noqa: PLC0415
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="glm-grpo", description="Beside train.py.")
+    parser = argparse.ArgumentParser(
+        prog="glm-grpo", description="Everything but training, which train.py does."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     check = commands.add_parser("check", help="everything that can be checked before a run")
@@ -145,18 +147,20 @@ def _compose(options: argparse.Namespace) -> Config:
 
 
 def _check(options: argparse.Namespace) -> None:
+    config = _compose(options)
     from glm_grpo.commands import check_config
 
-    for line in check_config(_compose(options)):
+    for line in check_config(config):
         _print(f"ok  {line}")
 
 
 def _probe(options: argparse.Namespace) -> None:
+    config = _compose(options)
     from glm_grpo.analysis.term_weights import parse_weights
     from glm_grpo.commands import probe_config
 
     tables, page = probe_config(
-        _compose(options),
+        config,
         num_prompts=options.prompts,
         noises=options.noises,
         shares=parse_weights(options.share, option="--share"),
@@ -220,12 +224,12 @@ def _summarise(folder: RunFolder) -> list[SummaryRow]:
 
 def _rescore(options: argparse.Namespace) -> None:
     from glm_grpo.analysis.rescore import rescore
-    from glm_grpo.report.rescore_page import rescoring_tables, write_rescoring_sheet
+    from glm_grpo.report.rescore_page import print_rescoring, write_rescoring_sheet
     from glm_grpo.storage import RunFolder
 
     folder = RunFolder(options.run)
     rescoring = rescore(folder, options.overrides)
-    _print_tables(rescoring_tables(rescoring))
+    print_rescoring(Console(), folder, rescoring)
     sheet = write_rescoring_sheet(folder, rescoring)
     if sheet is not None:
         _print(str(sheet))
@@ -246,11 +250,10 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _serve_reward(options: argparse.Namespace) -> None:
+    config = _compose(options)
     from glm_grpo.commands import serve_term
 
-    serve_term(
-        _compose(options), options.name, host=options.host, port=options.port, announce=_announce
-    )
+    serve_term(config, options.name, host=options.host, port=options.port, announce=_announce)
 
 
 def _announce(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,14 +43,17 @@ from glm_grpo.training.trackers import check_trackers
 from rewards.build import build_reward
 from rewards.serve import serve
 
+logger = logging.getLogger(__name__)
+
 _FEWEST_NOISES = 2
 
 
-def run_training(config: Config) -> int:
-    """Trains as the config says; prints before against after.
+def run_training(config: Config) -> None:
+    """Trains as the config says; prints where, and before against after.
 
-    Returns:
-        Exit code: 0, also when the run was asked to stop and saved.
+    Raises:
+        ConfigError: The run was started on several processes, or a tracker cannot be used.
+        GlmGrpoError, RewardError: What is needed cannot be read, loaded or written.
     """
     accelerator = Accelerator()
     if accelerator.num_processes > 1:
@@ -60,6 +64,11 @@ def run_training(config: Config) -> int:
     check_trackers(config.trackers)
     prompts = build_prompts(config)
     opened = open_run(config)
+    logger.info(
+        "run folder: %s (from the first evaluation on, gallery/index.html in it can be opened at "
+        "any time)",
+        opened.folder.path,
+    )
     console = Console(stderr=True)
     if not console.is_terminal:
         # Their bars redraw a line with control characters; a log has none.
@@ -77,7 +86,6 @@ def run_training(config: Config) -> int:
     else:
         Console().print(summary_table(summary, title="held-out prompts, before and after"))
     Console().print(f"gallery: {opened.folder.gallery_path}", soft_wrap=True)
-    return 0
 
 
 def check_config(config: Config) -> Iterator[str]:

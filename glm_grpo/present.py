@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
 from glm_grpo.config import COMPOSITION_ERRORS, override_error
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from rewards.types import RewardError
@@ -48,6 +51,23 @@ def expected_errors_explained() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
         raise SystemExit(_INTERRUPTED) from None
+
+
+@contextmanager
+def job_errors_explained() -> Iterator[None]:
+    """`expected_errors_explained` for the inside of a function decorated by `hydra.main`.
+
+    In a sweep the errors go on to Hydra: it names the run that failed, and runs the others.
+
+    Raises:
+        SystemExit: As `expected_errors_explained`, where there is one run.
+    """
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        yield
+        return
+    # Here, because Hydra heads whatever leaves its function with a line of its own.
+    with expected_errors_explained():
+        yield
 
 
 def run_hydra_application(application: Callable[[], None]) -> None:

@@ -55,10 +55,18 @@ def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
         return {"kind": kind, **options}
     nearest = difflib.get_close_matches(str(kind), KINDS, n=1)
     if "kind" in options:
-        remedy = f"did you mean {nearest[0]}?" if nearest else "set kind=custom for your own"
+        remedy = (
+            f"did you mean {nearest[0]}?"
+            if nearest
+            else f"set reward.terms.{name}.kind=custom for your own"
+        )
         raise problem_at((name, "kind"), kind, f"must be one of {', '.join(KINDS)}", remedy)
     rule = f"{name!r} is not a reward term ({', '.join(KINDS)})"
-    remedy = f"did you mean {nearest[0]}?" if nearest else "give it a kind: kind=custom, say"
+    remedy = (
+        f"did you mean {nearest[0]}?"
+        if nearest
+        else f"give it a kind: +reward.terms.{name}.kind=custom, or another of these"
+    )
     raise problem_at((name,), dict(options), rule, remedy)
 
 
@@ -131,7 +139,7 @@ class RewardConfig(Options):
             raise problem_at(("terms",), {}, rule, f"use some of {', '.join(KINDS)}")
         if not any(weights.values()):
             rule = f"the weights of all terms ({', '.join(weights)}) are 0, so every reward is 0"
-            remedy = f"set one of them, say {next(iter(weights))}.weight=1"
+            remedy = f"set one of them, say reward.terms.{next(iter(weights))}.weight=1"
             raise problem_at(("terms",), weights, rule, remedy)
         tied = [name for name, term in self.terms.items() if term.needs() and term.weight != 0]
         if not tied and not self.allow_untied:
@@ -140,7 +148,9 @@ class RewardConfig(Options):
                 f"no term with a weight looks at the prompt or its target ({weighed} look at the "
                 "picture alone): one picture that pleases them would answer every prompt"
             )
-            remedy = "add a tied term (ocr, clip_score, lpips, ...), or set allow_untied=true"
+            remedy = (
+                "add a tied term (ocr, clip_score, lpips, ...), or set reward.allow_untied=true"
+            )
             raise problem_at(("terms",), weights, rule, remedy)
         for name in self.watch:
             self._check_watched(name)
@@ -154,5 +164,5 @@ class RewardConfig(Options):
             raise problem_at(("watch",), self.watch, rule, remedy)
         if self.terms[name].weight != 0:
             rule = f"{name!r} has weight {self.terms[name].weight}: what is trained on cannot watch"
-            remedy = f"set terms.{name}.weight=0, or use another instance of the kind"
+            remedy = f"set reward.terms.{name}.weight=0, or watch another term of its kind"
             raise problem_at(("watch",), self.watch, rule, remedy)

@@ -23,7 +23,8 @@ class TermConfig(Options):
     """What of a prompt the term looks at; empty for a term that looks at the picture alone."""
 
     weight: float
-    """Factor of the term's score in the reward; negative to push the score down, 0 to watch it."""
+    """Factor of the term's score in the reward; negative to push the score down. At 0 the score is
+    shown and not rewarded; `reward.watch` makes such a term a canary."""
     std_floor: float = Field(default=1e-4, gt=0.0)
     """Smallest divisor when scores are standardised inside a group (`normalize_then_sum`), in units
     of the score: the spread below which differences are noise."""

@@ -13,8 +13,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python(folder, str(ROOT / "train.py"), *arguments)
+
+
+def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *arguments],
+        [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -41,4 +45,24 @@ def test_train_refuses_with_exit_code_2_and_no_traceback(
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+    # Which run of a sweep it was, Hydra says.
+    assert ("Error executing job" in result.stderr) == ("-m" in arguments)
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        (str(ROOT / "train.py"),),
+        ("-m", "glm_grpo.cli", "check", "--config-dir", str(ROOT / "configs")),
+    ],
+    ids=["train.py", "glm-grpo check"],
+)
+def test_a_mistake_in_the_config_waits_for_no_library_of_a_model(
+    tmp_path: Path, program: tuple[str, ...]
+) -> None:
+    result = run_python(tmp_path, "-X", "importtime", *program, "rollout.group_size=1")
+    assert "nothing to be compared with" in result.stderr
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "pydantic" in imported
+    assert not imported & {"accelerate", "diffusers", "peft", "transformers"}

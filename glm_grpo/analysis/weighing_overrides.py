@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +11,21 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from glm_grpo.config import Config, override_error, validate_config
-from glm_grpo.config.problems import Problem, describe_problems
+from glm_grpo.config import Config, flatten, override_error, validate_config
+from glm_grpo.config.problems import Problem, describe_problems, known_keys
 from glm_grpo.errors import ConfigError
 from glm_grpo.report.rescoring import SettingChange
+from rewards.terms_config import KINDS
 
+_TERM_OPTIONS = ("weight", "std_floor")
 _CHANGEABLE = re.compile(
-    r"reward\.combine|reward\.terms\.(?P<term>\w+)\.(weight|std_floor)|advantage\.\w+"
+    r"reward\.combine|advantage\.\w+"
+    rf"|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
 )
+_CHANGEABLE_IN_WORDS = "reward.terms.<name>.weight and .std_floor, reward.combine, advantage.*"
+_LEAST_SIMILARITY = 0.75
+"""Of two keys, by difflib, below which one is no misspelling of the other; most of a key is the
+sections it stands in, which many keys share."""
 
 
 def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
@@ -88,9 +97,9 @@ def _find_problem(key: str, value: object, config: Config) -> Problem | None:
     if match is None:
         rule = (
             "is not a key that rescore can change: images and raw scores are what the run stored. "
-            "It can change reward.terms.<name>.weight and .std_floor, reward.combine, advantage.*"
+            f"It can change {_CHANGEABLE_IN_WORDS}"
         )
-        return Problem(key, value, rule, f"train a run with it: python train.py {key}={value}")
+        return Problem(key, value, rule, _remedy_for_other_key(key, value, config))
     name = match["term"]
     if name is None or name in config.reward.terms:
         return None
@@ -98,11 +107,30 @@ def _find_problem(key: str, value: object, config: Config) -> Problem | None:
         f"the run did not score {name!r}, so no table holds its scores; it scored "
         f"{', '.join(config.reward.terms)}"
     )
-    remedy = (
-        f"use one of those, or train a run that scores {name} too, with weight 0 if it is only to "
-        f"be watched: python train.py +reward.terms.{name}.weight=0"
-    )
-    return Problem(key, value, rule, remedy)
+    return Problem(key, value, rule, _remedy_for_other_term(name, config))
+
+
+def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
+    if key in known_keys(Config) or key in flatten(config.model_dump(mode="json")):
+        return f"train a run with it: python train.py {key}={value}"
+    terms = itertools.product(config.reward.terms, _TERM_OPTIONS)
+    keys = [
+        "reward.combine",
+        *(f"reward.terms.{name}.{option}" for name, option in terms),
+        *(f"advantage.{option}" for option in type(config.advantage).model_fields),
+    ]
+    nearest = difflib.get_close_matches(key, keys, n=1, cutoff=_LEAST_SIMILARITY)
+    return f"did you mean {nearest[0]}?" if nearest else f"use one of {_CHANGEABLE_IN_WORDS}"
+
+
+def _remedy_for_other_term(name: str, config: Config) -> str:
+    if name in KINDS:
+        return (
+            f"use one of those, or train a run that scores {name} too, with weight 0 if it is only "
+            f"to be shown: python train.py +reward.terms.{name}.weight=0"
+        )
+    nearest = difflib.get_close_matches(name, config.reward.terms, n=1)
+    return f"did you mean reward.terms.{nearest[0]}?" if nearest else "use one of those"
 
 
 def _look_up(values: Mapping[str, Any], key: str) -> object:

@@ -100,7 +100,7 @@ def validate_config(values: object) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(describe_problems(find_problems(error, Config))) from error
+        raise ConfigError(describe_problems(find_problems(error, Config, values))) from error
 
 
 def compose_config(config_dir: Path, name: str, overrides: Sequence[str] = ()) -> Config:

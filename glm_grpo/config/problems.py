@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -75,10 +75,16 @@ def describe_problems(problems: Sequence[Problem]) -> str:
     return "\n".join(lines)
 
 
-def find_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """Translate pydantic's findings about `model` into problems, in the order of the keys."""
+def find_problems(error: ValidationError, model: type[BaseModel], values: object) -> list[Problem]:
+    """Translate pydantic's findings into problems, in the order of the keys.
+
+    Args:
+        error: What pydantic raised.
+        model: What was validated against.
+        values: What was validated.
+    """
     fields = dict(_walk_fields(model))
-    return [_translate(details, fields) for details in error.errors(include_url=False)]
+    return [_find_problem(details, fields, values) for details in error.errors(include_url=False)]
 
 
 def known_keys(model: type[BaseModel]) -> list[str]:
@@ -128,6 +134,17 @@ def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
             yield from _sections_in(argument)
 
 
+def _find_problem(
+    details: ErrorDetails, fields: Mapping[str, FieldInfo], values: object
+) -> Problem:
+    if not details["loc"] or not isinstance(details["loc"][-1], int):
+        return _translate(details, fields)
+    items: Any = values
+    for part in details["loc"][:-1]:
+        items = items[part]
+    return _item_problem(details, fields, items)
+
+
 def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Problem:
     key = ".".join(str(part) for part in details["loc"])
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
@@ -145,17 +162,44 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
             key, value, f"{rule.format(bound)}.{purpose}", f"set {key} to {remedy.format(bound)}"
         )
     if kind == "literal_error":
-        return _choice_problem(key, value, str(context["expected"]))
+        return _choice_problem(key, value, _choices(details))
     if kind in _TYPE_RULES:
         return Problem(key, value, f"{_TYPE_RULES[kind]}.{purpose}", _type_remedy(key, kind, value))
     return Problem(key, value, f"{details['msg']}.{purpose}", f"correct {key}")
 
 
-def _choice_problem(key: str, value: object, expected: str) -> Problem:
-    choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
-    nearest = difflib.get_close_matches(str(value), choices, n=1)
+def _item_problem(
+    details: ErrorDetails, fields: Mapping[str, FieldInfo], items: Sequence[object]
+) -> Problem:
+    """Refuse an item of a list; the remedy gives the whole list, as one types it."""
+    *place, last = details["loc"]
+    key, index = ".".join(map(str, place)), int(last)
+    written = [str(item) for item in items]
+    written[index : index + 1] = ["..."]
+    if details["type"] == "literal_error":
+        choices = _choices(details)
+        written[index : index + 1] = _nearest(details["input"], choices)
+        # Of a word that is near none, nothing is left; no choice is made twice.
+        written = list(dict.fromkeys(written)) or choices[:1]
+    # The input of an item that is missing is the list.
+    value = NOT_GIVEN if details["type"] == "missing" else details["input"]
+    rule = _translate(details, fields).rule
+    return Problem(f"{key}[{index}]", value, rule, f"write {key}=[{','.join(written)}]")
+
+
+def _choice_problem(key: str, value: object, choices: Sequence[str]) -> Problem:
+    nearest = _nearest(value, choices)
     remedy = f"did you mean {nearest[0]}?" if nearest else f"set {key}={choices[0]}"
     return Problem(key, value, f"must be one of {', '.join(choices)}", remedy)
+
+
+def _choices(details: ErrorDetails) -> list[str]:
+    expected = str(details["ctx"]["expected"])
+    return expected.replace("'", "").replace(" or ", ", ").split(", ")
+
+
+def _nearest(value: object, choices: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(str(value), choices, n=1)
 
 
 def _type_remedy(key: str, kind: str, value: object) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,16 +23,26 @@ _GAP = 6
 _INK, _GROUND, _NO_PICTURE = "#1c1d21", "#ffffff", "#d5d6db"
 
 
-def rescoring_tables(rescoring: Rescoring) -> list[Table]:
-    """What there is to say of a rescoring, for the terminal: groups, terms and images."""
-    tables = [_groups_table(rescoring), _terms_table(rescoring)]
+def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -> None:
+    """Print what there is to say of a rescoring: groups, terms and images.
+
+    Args:
+        console: Where to.
+        folder: The run.
+        rescoring: Of that run.
+    """
+    console.print(_groups_table(rescoring))
+    console.print(_terms_table(rescoring))
     for title, images in (
         ("images that gain most advantage", rescoring.gaining),
         ("images that lose most advantage", rescoring.losing),
     ):
-        if images:
-            tables.append(_images_table(title, images))
-    return tables
+        if not images:
+            continue
+        console.print(_images_table(title, images))
+        # Beside the table, and whole however narrow the terminal: a path is there to be copied.
+        for number, image in enumerate(images, start=1):
+            console.print(Text(f"{number}  {folder.path / image.image}"), soft_wrap=True)
 
 
 def write_rescoring_sheet(folder: RunFolder, rescoring: Rescoring) -> Path | None:
@@ -111,8 +122,7 @@ def _images_table(title: str, images: Sequence[MovedImage]) -> Table:
     table = Table(title=title)
     for name in ("", "step", "advantage", "new advantage"):
         table.add_column(name, justify="right")
-    table.add_column("prompt", max_width=30)
-    table.add_column("image", overflow="fold")
+    table.add_column("prompt")
     for number, image in enumerate(images, start=1):
         table.add_row(
             str(number),
@@ -121,7 +131,6 @@ def _images_table(title: str, images: Sequence[MovedImage]) -> Table:
             f"{image.advantage_after:+.2f}",
             # Text, not str: what a user wrote is no markup.
             Text(image.prompt, overflow="ellipsis", no_wrap=True),
-            Text(image.image),
         )
     return table
 

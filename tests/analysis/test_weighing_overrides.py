@@ -26,6 +26,13 @@ def config(configs_dir: Path) -> Config:
             "the run did not score 'clip_score'.*it scored lpips, ssim, ocr, aesthetic"
             r".*\+reward.terms.clip_score.weight=0",
         ),
+        ("reward.terms.ocrr.weight=1", r"did not score 'ocrr'.*mean reward.terms.ocr\?$"),
+        ("reward.terms.zebra.weight=1", "did not score 'zebra'.*remedy: use one of those$"),
+        ("reward.terms.ocr.wieght=1", r"remedy: did you mean reward.terms.ocr.weight\?$"),
+        ("rewards.terms.ocr.wieght=1", r"remedy: did you mean reward.terms.ocr.weight\?$"),
+        ("advantages.clip=1", r"remedy: did you mean advantage.clip\?$"),
+        ("zebra=1", "remedy: use one of reward.terms.<name>.weight and"),
+        ("train.stps=3", "remedy: use one of reward.terms.<name>.weight and"),
         ("train.steps=3", "train.steps = 3.*not a key that rescore can change.*train.py train"),
         ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3.*images and raw scores"),
         ("reward.terms=null", "reward.terms = None.*not a key that rescore can change"),
@@ -43,6 +50,17 @@ def test_override_weighing_refuses_what_cannot_be_tried(
 ) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         override_weighing(config, [override])
+
+
+@pytest.mark.parametrize("option", ["kind", "network"])
+def test_override_weighing_knows_the_keys_of_a_term_of_the_users_own_name(
+    option: str, configs_dir: Path
+) -> None:
+    near = "+reward.terms.near={kind: lpips, weight: 0.1, network: squeeze, pretrained: false}"
+    config = compose_config(configs_dir, "tiny", [near])
+    key = f"reward.terms.near.{option}"
+    with pytest.raises(ConfigError, match=f"train a run with it: python train.py {key}=alex"):
+        override_weighing(config, [f"{key}=alex"])
 
 
 def test_override_weighing_refuses_a_reward_of_nothing(config: Config) -> None:

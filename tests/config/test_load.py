@@ -115,6 +115,24 @@ def test_compose_config_adds_terms_and_options_by_a_plus(configs_dir: Path) -> N
     assert terms["ssim"].std_floor == 0.5
 
 
+REFUSED_WITH_A_REMEDY = [
+    (["trackers=[nope]"], "write "),
+    (["+reward.terms.foo={weight: 0.1, function: 'a:b'}"], "give it a kind: "),
+]
+
+
+@pytest.mark.parametrize(("overrides", "before"), REFUSED_WITH_A_REMEDY)
+def test_a_remedy_is_accepted_on_the_same_command_line(
+    configs_dir: Path, overrides: list[str], before: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config(configs_dir, "tiny", overrides)
+    _, _, remedy = str(caught.value).rpartition(f"remedy: {before}")
+    typed = remedy.split(", ")[0]
+    assert "=" in typed
+    compose_config(configs_dir, "tiny", [*overrides, typed])
+
+
 def test_compose_config_refuses_an_unknown_name(configs_dir: Path) -> None:
     with pytest.raises(ConfigError, match="Cannot find primary config 'small'"):
         compose_config(configs_dir, "small")

@@ -50,8 +50,8 @@ BAD_VALUES = [
     ("optim.schedule", "linear", "must be one of cosine, constant", "set optim.schedule=cosine"),
     ("optim.warmup_steps", 10_000, "must not exceed train.steps", "optim.warmup_steps="),
     ("optim.betas", 0.9, "must be a list", "correct optim.betas"),
-    ("optim.betas", [0.9], "is needed", "write optim.betas.1="),
-    ("optim.betas", [0.9, 1.0], "must be less than 1", "set optim.betas.1 to less than 1"),
+    ("optim.betas", [0.9], "is needed", "write optim.betas=[0.9,...]"),
+    ("optim.betas", [1.0, 0.99], "must be less than 1", "write optim.betas=[...,0.99]"),
     ("optim.max_grad_norm", float("inf"), "must be a finite number", "correct"),
     ("train.steps", 0, "must be at least 1", "1 or more"),
     ("train.seed", -1, "must be at least 0", "0 or more"),
@@ -62,7 +62,11 @@ BAD_VALUES = [
     ("eval.samples_per_prompt", 0, "must be at least 1", "1 or more"),
     ("offload", "all", "must be one of none, modules", "offload=none"),
     ("trackers", "tensorboard", "must be a list", "correct trackers"),
-    ("trackers", ["wandbb"], "must be one of tensorboard", "did you mean wandb?"),
+    ("trackers", ["aim", "wandbb"], "must be one of tensorboard", "write trackers=[aim,wandb]"),
+    ("trackers", ["nope"], "must be one of tensorboard", "write trackers=[tensorboard]"),
+    ("trackers", ["aim", "nope"], "must be one of tensorboard", "write trackers=[aim]"),
+    ("trackers", ["aims", "aim"], "must be one of tensorboard", "write trackers=[aim]"),
+    ("reward.watch", [1, "psnr"], "must be text", "write reward.watch=[...,psnr]"),
     ("run_dir", "", "at least 1 character", "correct run_dir"),
     ("optim.learning_rte", 0.1, "is not a key of optim", "did you mean optim.learning_rate?"),
     ("learning_rate", 0.1, "is not a key of the config", "did you mean optim.learning_rate?"),
@@ -72,7 +76,7 @@ BAD_VALUES = [
     ("reward.combine", "sum", "must be one of weighted_sum", "set reward.combine=weighted_sum"),
     ("reward.on_hacking", "halt", "must be one of warn, stop", "set reward.on_hacking=warn"),
     ("reward.canary_margin", 0.0, "must be greater than 0", "more than 0"),
-    ("reward.watch", ["ssim"], "what is trained on cannot watch", "terms.ssim.weight=0"),
+    ("reward.watch", ["ssim"], "what is trained on cannot watch", "set reward.terms.ssim.weight=0"),
     ("reward.terms.ssim", 0.2, "must be a section", "write ssim: {weight: 1.0}"),
     ("reward.terms.ssim.weight", float("nan"), "must be a finite number", "correct reward."),
     ("reward.terms.ssim.weight", "0.2", "must be a number. Factor of", "without quotation marks"),
@@ -81,7 +85,12 @@ BAD_VALUES = [
     ("reward.terms.ssim.window", 11, "is not an option of kind ssim", "did you mean kind?"),
     ("reward.terms.ocr.threads", 0, "must be at least 1. Pictures read", "threads to 1 or more"),
     ("reward.terms.ocr.engine", "tesseract", "must be one of easyocr", "set engine=rapidocr"),
-    ("reward.terms.near", {"weight": 0.1}, "'near' is not a reward term", "give it a kind"),
+    (
+        "reward.terms.near",
+        {"weight": 0.1},
+        "'near' is not a reward term",
+        "+reward.terms.near.kind=custom",
+    ),
     ("reward.terms.lpip", {"weight": 0.1}, "'lpip' is not a reward term", "did you mean lpips?"),
     ("reward.terms.Near", {"kind": "ssim"}, "is made of small letters", "rename it"),
 ]
@@ -171,3 +180,17 @@ def test_a_missing_section_is_named(values: dict[str, Any]) -> None:
     del values["decode"]
     with pytest.raises(ConfigError, match=r"decode \(not given\)"):
         validate_config(values)
+
+
+def test_the_key_of_a_list_item_names_the_list_and_its_place(bend: Bend) -> None:
+    with pytest.raises(ConfigError, match=r"(?m)^  trackers\[1\] = 'nope'$"):
+        validate_config(bend("trackers", ["tensorboard", "nope"]))
+    bend("trackers", [])
+    with pytest.raises(ConfigError, match=r"(?m)^  optim.betas\[1\] \(not given\)$"):
+        validate_config(bend("optim.betas", [0.9]))
+
+
+def test_a_weight_that_is_no_number_is_not_said_to_watch(bend: Bend) -> None:
+    with pytest.raises(ConfigError, match=r"`reward.watch` makes such a term a canary") as caught:
+        validate_config(bend("reward.terms.ocr.weight", float("nan")))
+    assert "0 to watch" not in str(caught.value)

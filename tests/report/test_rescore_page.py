@@ -9,7 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 from glm_grpo.errors import StorageError
-from glm_grpo.report.rescore_page import rescoring_tables, write_rescoring_sheet
+from glm_grpo.report.rescore_page import print_rescoring, write_rescoring_sheet
 from glm_grpo.report.rescoring import MovedImage, Rescoring, SettingChange, TermChange
 from glm_grpo.storage import RunFolder
 
@@ -49,10 +49,9 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def print_tables(rescoring: Rescoring) -> str:
-    console = Console(width=140, file=io.StringIO())
-    for table in rescoring_tables(rescoring):
-        console.print(table)
+def printed(rescoring: Rescoring, folder: RunFolder, width: int = 140) -> str:
+    console = Console(width=width, file=io.StringIO())
+    print_rescoring(console, folder, rescoring)
     return console.file.getvalue()
 
 
@@ -90,8 +89,8 @@ def test_sheet_is_not_written_where_nothing_moves(folder: RunFolder) -> None:
     assert not folder.rescore_dir.exists()
 
 
-def test_tables_say_what_was_found() -> None:
-    text = print_tables(RESCORING)
+def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
+    text = printed(RESCORING, folder)
     for words in (
         "images 32, groups 8, steps 1",
         "as stored, to the bit",
@@ -106,14 +105,27 @@ def test_tables_say_what_was_found() -> None:
         "-0.50",
         "+1.25",
         # A user's text is no markup.
-        PROMPT[:20],
-        "images/step-000003/p0-3.png",
+        PROMPT,
     ):
         assert words in text, words
 
 
-def test_tables_leave_out_what_is_not_there() -> None:
-    text = print_tables(replace(NOTHING_MOVES, rank_correlation=None, ranked_groups=0))
+def test_print_rescoring_leaves_out_what_is_not_there(folder: RunFolder) -> None:
+    unranked = replace(NOTHING_MOVES, rank_correlation=None, ranked_groups=0)
+    text = printed(unranked, folder)
     assert "most advantage" not in text
     (line,) = [line for line in text.splitlines() if "tau-b" in line]
     assert line.split("│")[2].strip() == "-"
+
+
+def test_paths_are_whole_on_a_line_of_a_narrow_terminal(folder: RunFolder) -> None:
+    long = replace(moved(4, 0.0, 1.0), prompt=9 * "word ", image=f"images/{30 * 'a '}p-[red].png")
+    lines = printed(replace(RESCORING, gaining=(long,)), folder, width=80).splitlines()
+    for number, image in ((1, long), (1, RESCORING.losing[0])):
+        assert f"{number}  {folder.path / image.image}" in lines
+    # Figures stay beside their prompt, cut where there is no room for it.
+    (row,) = [line for line in lines if "+1.00" in line]
+    assert row.startswith("│ 1 │    3 │")
+    assert "word word word" in row
+    assert "…" in row
+    assert len(row) <= 80

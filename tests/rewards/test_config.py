@@ -111,7 +111,10 @@ def test_config_refuses_unknown_terms_and_names_the_nearest() -> None:
         "did you mean lpips?",
     )
     place, _, remedy = problem_of_terms({"zebra": {"weight": 1.0}})
-    assert (place, remedy) == ("terms.zebra", "give it a kind: kind=custom, say")
+    assert (place, remedy) == (
+        "terms.zebra",
+        "give it a kind: +reward.terms.zebra.kind=custom, or another of these",
+    )
 
 
 @pytest.mark.parametrize("name", ["mine", "ssim"])
@@ -119,15 +122,15 @@ def test_config_refuses_unknown_terms_and_names_the_nearest() -> None:
     ("kind", "remedy"),
     [
         ("lpip", "did you mean lpips?"),
-        ("zebra", "set kind=custom for your own"),
-        (None, "set kind=custom for your own"),
+        ("zebra", "set reward.terms.NAME.kind=custom for your own"),
+        (None, "set reward.terms.NAME.kind=custom for your own"),
     ],
 )
 def test_config_refuses_unknown_kinds(name: str, kind: object, remedy: str) -> None:
     assert problem_of_terms({name: {"kind": kind, "weight": 1.0}}) == (
         f"terms.{name}.kind",
         f"must be one of {', '.join(KINDS)}",
-        remedy,
+        remedy.replace("NAME", name),
     )
 
 
@@ -168,7 +171,7 @@ def test_config_refuses_weights_that_are_all_zero() -> None:
     details = problem({"terms": {"ssim": {"weight": 0.0}, "lpips": {"weight": 0}}})
     assert details["loc"] == ("terms",)
     assert "(lpips, ssim) are 0" in details["msg"]
-    assert "set one of them, say lpips.weight=1" in details["msg"]
+    assert "set one of them, say reward.terms.lpips.weight=1" in details["msg"]
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), "0.5", None])
@@ -222,7 +225,9 @@ def test_config_refuses_a_reward_that_looks_at_the_picture_alone() -> None:
     place, rule, remedy = problem_of_terms({"aesthetic": AESTHETIC})
     assert place == "terms"
     assert "(aesthetic look at the picture alone)" in rule
-    assert remedy == ("add a tied term (ocr, clip_score, lpips, ...), or set allow_untied=true")
+    assert remedy == (
+        "add a tied term (ocr, clip_score, lpips, ...), or set reward.allow_untied=true"
+    )
 
 
 def test_config_does_not_count_a_tied_term_of_weight_zero() -> None:
@@ -267,7 +272,7 @@ def test_config_takes_terms_of_weight_zero_to_watch() -> None:
         (
             "ssim",
             "'ssim' has weight 1.0: what is trained on cannot watch",
-            "set terms.ssim.weight=0, or use another instance of the kind",
+            "set reward.terms.ssim.weight=0, or watch another term of its kind",
         ),
     ],
 )
