@@ -19,12 +19,16 @@ from glm_grpo.report import pages
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder, storage_errors, write_atomically
 from glm_grpo.tables import evaluation_steps, read_evaluation
+from rewards.terms_config import AestheticConfig, LpipsConfig, TermConfig
 
 _COLUMNS = ("prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image")
 _RAW = "raw/"
 _IMAGES = "images/"
 _SMALL_WIDTH = 256
 """Pictures narrower than this (pixels) are enlarged on the page, with their pixels kept sharp."""
+
+_EMBEDDED_MODEL = "tiny"
+_EMBEDDED_WEIGHTS = "pkg://glm_grpo/tiny/"
 
 _Row = dict[str, Any]
 
@@ -107,6 +111,8 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         config=config,
         reward=None if config is None else _describe_reward(config),
         terms=None if config is None else _describe_terms(config),
+        cautions={} if config is None else _caution_terms(config),
+        is_miniature=config is not None and config.model.path == _EMBEDDED_MODEL,
         rows=[(row, _verdict(row, config)) for row in summary],
         total=next((row for row in summary if row.name == "total"), None),
         cases=cases,
@@ -257,6 +263,23 @@ def _describe_terms(config: Config) -> dict[str, str]:
         name: (type(term).__doc__ or "").split("\n")[0]
         for name, term in config.reward.terms.items()
     }
+
+
+def _caution_terms(config: Config) -> dict[str, str]:
+    """What a term's score does not say, by its name; terms that need no such word are left out."""
+    cautions = {name: _caution(term) for name, term in config.reward.terms.items()}
+    return {name: caution for name, caution in cautions.items() if caution}
+
+
+def _caution(term: TermConfig) -> str:
+    if isinstance(term, LpipsConfig) and not term.pretrained:
+        return (
+            "The features are untrained: these distances compare structure but do not measure "
+            "human perception."
+        )
+    if isinstance(term, AestheticConfig) and term.head.startswith(_EMBEDDED_WEIGHTS):
+        return "Here by the embedded miniature of a CLIP, made for demonstration."
+    return ""
 
 
 def _verdict(row: SummaryRow, config: Config | None) -> str:

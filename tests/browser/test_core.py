@@ -5,10 +5,12 @@ The numbers are those of `RAW` in conftest.py, worked out there.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -21,6 +23,25 @@ NOT_FOUND = "ERR_FILE_NOT_FOUND"
 
 def group_of(page: Page, prompt_id: str) -> Locator:
     return page.locator(".group").filter(has=page.get_by_role("heading", name=prompt_id, level=3))
+
+
+def change_data(run: RunFolder, key: str, change: Callable[[Any], None]) -> None:
+    """Changes what a data file hands over."""
+    path = run.gallery_path.parent / "data" / f"{key}.js"
+    call, separator, text = path.read_text(encoding="utf-8").partition(", ")
+    data, end = json.JSONDecoder().raw_decode(text)
+    change(data)
+    path.write_text(call + separator + json.dumps(data) + text[end:], encoding="utf-8")
+
+
+def change_totals(run: RunFolder, prompt_id: str, totals: list[float]) -> None:
+    """Other totals for a prompt of step 1."""
+
+    def change(data: Any) -> None:
+        groups = data["steps"][0]["groups"]
+        next(group for group in groups if group["prompt_id"] == prompt_id)["total"] = totals
+
+    change_data(run, "steps-000001", change)
 
 
 def cells(rows: Locator) -> list[list[str]]:
@@ -40,6 +61,19 @@ def test_groups_stand_in_order_of_reward(open_gallery: OpenGallery) -> None:
     expect(headings).to_have_text(["Rank 1 sample 2", "Rank 2 sample 0", "Rank 3 sample 1"])
     headings = group_of(page, "flat").locator(".sample h4")
     expect(headings).to_have_text(["Rank 1 sample 0", "Rank 1 sample 1", "Rank 1 sample 2"])
+
+
+def test_groups_and_find_call_all_images_best_that_share_the_highest_total(
+    open_gallery: OpenGallery, copied_run: RunFolder
+) -> None:
+    # Of `plain` samples 0 and 2 differ by 2^-22: less than the tolerance, 2^-20 times the highest.
+    change_totals(copied_run, "plain", [0.625 - 2.0**-22, 0.25, 0.625])
+    page = open_gallery("groups?step=1", run=copied_run)
+    headings = group_of(page, "plain").locator(".sample h4")
+    expect(headings).to_have_text(["Rank 1 sample 0", "Rank 1 sample 2", "Rank 3 sample 1"])
+    page.evaluate("location.hash = '#find?best=1&id=plain&to=1'")
+    expect(page.locator(".find-count")).to_have_text("2 of 48 images")
+    expect(page.locator("td.find-marks")).to_have_text(["best", "best"])
 
 
 def test_groups_show_scores_and_the_parts_of_the_total(open_gallery: OpenGallery) -> None:
@@ -210,7 +244,7 @@ def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGal
             re.compile(r"^0\.625\s+\+0\.125$"),
         ]
     )
-    expect(row.locator(".row-change")).to_have_text("mean total 0.500 +0.125")
+    expect(row.locator(".row-change")).to_have_text("mean of 2 samples 0.500 +0.125")
     expect(row.get_by_role("button").nth(1)).to_have_accessible_name(
         "plain, step 6, sample 0: total 0.750, change +0.250"
     )
@@ -225,9 +259,9 @@ def test_progress_sorts_rows(open_gallery: OpenGallery, hostile: str) -> None:
     # Mean totals at step 12: plain 0.5, masked 0.375, flat 0.375, hostile 0.4375.
     page.get_by_label("Order").select_option("Highest total first")
     expect(names).to_have_text(["plain", re.compile("^<script>"), "masked", "flat"])
-    page.get_by_label("Order").select_option("Largest loss first")
+    page.get_by_label("Order").select_option("Largest fall first")
     expect(names.last).to_have_text("plain")
-    assert page.evaluate("glmGallery.route().params.sort") == "loss"
+    assert page.evaluate("glmGallery.route().params.sort") == "fall"
 
 
 def test_progress_shows_every_score_of_what_is_pointed_at(open_gallery: OpenGallery) -> None:
@@ -402,13 +436,102 @@ def test_help_lists_keys_and_switches_them_off(open_gallery: OpenGallery) -> Non
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Next and previous prompt")
-    dialog.get_by_label("Keys that are one character").uncheck()
+    dialog.get_by_label("Use single-character shortcuts").uncheck()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     page.keyboard.press("d")
     expect(page.get_by_label("Difference to the target")).not_to_be_checked()
     page.get_by_role("button", name="Keys").click()
     expect(dialog).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("fragment", "role", "name"),
+    [
+        ("groups?step=1", "checkbox", "Difference to the target, brightened"),
+        ("groups?step=1", "button", "Next step"),
+        ("weights", "radio", "weighted_sum"),
+        ("weights", "slider", "lpips"),
+        ("progress", "button", "plain, step 0, sample 0"),
+    ],
+)
+def test_keys_work_while_a_control_has_the_focus(
+    open_gallery: OpenGallery, fragment: str, role: Any, name: str
+) -> None:
+    page = open_gallery(fragment, allows=NOT_FOUND)
+    page.get_by_role(role, name=name).first.focus()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("The pages, in the order of the navigation")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role(role, name=name).first).to_be_focused()
+    page.keyboard.press("4")
+    expect(page.get_by_role("heading", level=2)).to_have_text("Curves")
+
+
+def test_keys_leave_a_control_what_it_needs_itself(open_gallery: OpenGallery) -> None:
+    page = open_gallery("groups?step=2")
+    page.get_by_label("Difference to the target").focus()
+    page.keyboard.press("ArrowLeft")
+    choice = page.get_by_label("Training step")
+    expect(choice).to_have_value("1")
+    # Digits choose a step.
+    choice.focus()
+    page.keyboard.press("4")
+    expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    # This view has neither; others do.
+    page.evaluate(
+        """() => document.querySelector("main").insertAdjacentHTML("beforeend",
+          `<input type="range" value="5" aria-label="range">
+           <input type="number" aria-label="number"><input type="search" aria-label="search">`)"""
+    )
+    page.get_by_label("range").press("ArrowRight")
+    expect(page.get_by_label("range")).to_have_value("6")
+    expect(choice).to_have_value("1")
+    for field in ("number", "search"):
+        for key in ("4", "?", "ArrowRight"):
+            page.get_by_label(field).press(key)
+    expect(page.get_by_label("number")).to_have_value("4")
+    expect(page.get_by_label("search")).to_have_value("4?")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(choice).to_have_value("1")
+
+
+def test_last_key_leads_to_before_and_after(open_gallery: OpenGallery) -> None:
+    page = open_gallery()
+    page.keyboard.press("6")
+    page.wait_for_url("**/gallery/report.html")
+
+
+def test_dialogs_take_the_focus_without_a_word_in_the_console(open_gallery: OpenGallery) -> None:
+    page = open_gallery("groups?step=1")
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.get_by_role("button", name="Keys").click()
+    expect(page.get_by_role("dialog").get_by_role("button", name="Close")).to_be_focused()
+    page.keyboard.press("Escape")
+    group_of(page, "plain").get_by_role("button", name=re.compile("sample 0")).click()
+    expect(page.get_by_role("dialog").get_by_role("button", name="Close")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert said == []
+
+
+def test_phones_show_the_end_of_the_name_of_the_run(
+    open_gallery: OpenGallery, copied_run: RunFolder
+) -> None:
+    change_data(copied_run, "run", lambda run: run.update(name="2026-11-21 / 18-28-54"))
+    page = open_gallery(run=copied_run, viewport={"width": 360, "height": 740})
+    heading = page.get_by_role("heading", level=1)
+    expect(heading).to_have_text("2026-11-21 / 18-28-54")
+    assert heading.evaluate("heading => heading.scrollWidth <= heading.clientWidth")
+    # The time stands in one line.
+    lines = page.locator(".run-name").evaluate(
+        "name => name.clientHeight / Number.parseFloat(getComputedStyle(name).lineHeight)"
+    )
+    assert lines == pytest.approx(1, abs=0.2)
 
 
 def test_failed_scripts_and_files_leave_the_rest_working(

@@ -153,9 +153,9 @@ def test_charts_stand_under_the_question_they_answer(open_curves: OpenGallery) -
 
 def test_legend_shows_the_last_values_and_those_under_the_pointer(open_curves: OpenGallery) -> None:
     page = open_curves()
-    assert legend(page, "Total") == ["reward/mean 0.8125 ± 0.5", "eval/total 0.75"]
+    assert legend(page, "Total") == ["reward/mean 0.8125 ± 0.5000", "eval/total 0.75"]
     point_at(page, "Total", 2.2)
-    assert legend(page, "Total") == ["reward/mean 0.625 ± 0.25", "eval/total none at this step"]
+    assert legend(page, "Total") == ["reward/mean 0.6250 ± 0.2500", "eval/total none at this step"]
     # All charts show the same step.
     assert legend(page, "Entropy of the policy") == ["policy/entropy not finite"]
     assert page.locator(".step-bar strong").inner_text() == "Step 2"
@@ -170,6 +170,24 @@ def test_figures_have_their_unit(open_curves: OpenGallery) -> None:
     assert legend(page, "Correlation between terms, inside groups") == [
         "correlation/lpips/ocr \N{MINUS SIGN}0.375"
     ]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [
+        (0.98212, 0.029621, "0.9821 ± 0.0296"),
+        (-0.01, 0.3, "\N{MINUS SIGN}0.0100 ± 0.3000"),
+        (1, 0.05, "1.000 ± 0.050"),
+        (12345.6, 1.25, "12346 ± 1"),
+        (0, 0, "0 ± 0"),
+        (2e-5, 1e-6, "2e\N{MINUS SIGN}5 ± 1e\N{MINUS SIGN}6"),
+    ],
+)
+def test_a_mean_and_its_spread_have_the_same_digits(
+    open_gallery: OpenGallery, mean: float, std: float, text: str
+) -> None:
+    call = "([mean, std]) => glmGallery.curveMetrics.figureWithSpread(mean, std)"
+    assert open_gallery().evaluate(call, [mean, std]) == text
 
 
 def test_a_click_leads_to_the_images_of_the_step(open_curves: OpenGallery) -> None:
@@ -202,7 +220,7 @@ def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGalle
     page = open_curves()
     total, entropy = slider(page, "Total"), slider(page, "Entropy of the policy")
     assert total.get_attribute("aria-valuetext") == (
-        "last values: reward/mean 0.8125 ± 0.5, eval/total 0.75"
+        "last values: reward/mean 0.8125 ± 0.5000, eval/total 0.75"
     )
     total.press("Home")
     assert total.get_attribute("aria-valuetext") == (
@@ -335,7 +353,7 @@ def test_smoothing_changes_the_drawing_and_not_the_figures(open_curves: OpenGall
     expect(page.get_by_text("Figures stay as they were recorded")).to_be_visible()
     page.wait_for_timeout(200)
     assert draw(page, "Total") != before
-    assert legend(page, "Total")[0] == "reward/mean 0.8125 ± 0.5"
+    assert legend(page, "Total")[0] == "reward/mean 0.8125 ± 0.5000"
 
 
 def test_values_that_are_not_finite_are_bridged_by_a_dotted_line(open_curves: OpenGallery) -> None:

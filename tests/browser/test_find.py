@@ -79,8 +79,8 @@ def open_find(open_gallery: OpenGallery) -> OpenGallery:
         ({"from": 4}, 12),
         ({"flat": 1}, 12),
         ({"masked": 1}, 12),
-        # One of `plain`, `masked` and `hostile` in each step; `flat` has no winner.
-        ({"winners": 1}, 4 * 3),
+        # One of `plain`, `masked` and `hostile` in each step; `flat` has none.
+        ({"best": 1}, 4 * 3),
         # lpips: 1 and 1 of plain, 1 of hostile; masked has none.
         ({"min__raw__lpips": 1}, 4 * 3),
         ({"max__raw__lpips": 0.25}, 4 * 1),
@@ -90,7 +90,7 @@ def open_find(open_gallery: OpenGallery) -> OpenGallery:
         ({"min__total": 0.375, "max__total": 0.375, "flat": 1}, 12),
         # Of each varied group the samples above its mean; `hostile` and `masked` have one at it.
         ({"min__advantage": 0.001}, 4 * (2 + 1 + 1)),
-        ({"text": "word", "winners": 1, "from": 12}, 2),
+        ({"text": "word", "best": 1, "from": 12}, 2),
         # What is no number is no bound.
         ({"from": "x", "min__total": "x"}, ALL),
     ],
@@ -107,14 +107,14 @@ def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
     page = open_find("find")
     page.get_by_label("Prompt contains").fill("sign")
     expect_count(page, 12)
-    page.get_by_label("winners only").check()
+    page.get_by_label("best of their group only").check()
     expect_count(page, 4)
     page.get_by_text("Ranges of scores").click()
     page.get_by_role("group", name="ocr").get_by_label("at least").fill("0.25")
     expect_count(page, 4)
     page.get_by_role("group", name="ocr").get_by_label("at least").fill("0.75")
     expect_count(page, 0)
-    page.wait_for_url(re.compile(r"text=sign&winners=1&min\.raw\.ocr=0\.75"))
+    page.wait_for_url(re.compile(r"text=sign&best=1&min\.raw\.ocr=0\.75"))
     page.reload()
     expect_count(page, 0)
     expect(page.get_by_role("group", name="ocr").get_by_label("at least")).to_have_value("0.75")
@@ -152,6 +152,31 @@ def test_find_sorts_by_any_column_either_way(open_find: OpenGallery) -> None:
     expect(head).not_to_have_attribute("aria-sort", re.compile(".*"))
     names = [name for name in ("flat", "masked", "plain") for _ in range(3)]
     assert [name for name in read_column(page, "Prompt id") if name in names] == names
+
+
+def test_find_heads_are_buttons_from_edge_to_edge_with_an_arrow(open_find: OpenGallery) -> None:
+    page = open_find(fragment(to=1))
+    head = page.get_by_role("columnheader", name="ocr")
+    arrow = head.locator(".find-arrow")
+    assert head.bounding_box() == head.get_by_role("button").bounding_box()
+    expect(arrow).to_be_hidden()
+    head.hover()
+    expect(arrow).to_be_visible()
+    # A corner of the cell sorts as well as the text.
+    head.click(position={"x": 3, "y": 3})
+    page.mouse.move(0, 0)
+    expect(head).to_have_attribute("aria-sort", "descending")
+    expect(arrow).to_be_visible()
+    before = page.get_by_role("columnheader", name="lpips").locator(".find-arrow")
+    expect(before).to_be_hidden()
+    page.keyboard.press("Shift+Tab")
+    expect(before).to_be_visible()
+
+
+def test_find_says_what_its_marks_mean(open_find: OpenGallery) -> None:
+    lead = open_find("find").locator(".find .lead")
+    for word in ("Best: ", "Flat: ", "Masked: ", "Canary: "):
+        expect(lead).to_contain_text(word)
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])

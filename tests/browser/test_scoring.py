@@ -259,6 +259,16 @@ def test_scoring_ties_and_flattens_at_the_tolerance_of_training(
     assert found["perGroup"][0]["rankCorrelation"] == (None if is_tied else -1)
 
 
+def test_scoring_gives_equal_totals_one_rank(page: Page) -> None:
+    # In order: 1 and 1 - 2^-20 are equal, 1 - 2^-20 - 2^-24 is not to the highest of them.
+    totals = [1.0, 0.5, 1 - 2.0**-20 - 2.0**-24, 1 - 2.0**-20, 1 - 2.0**-19]
+    ranks = call(page, "ranks", totals)
+    assert ranks == [1, 5, 3, 1, 3]
+    assert call(page, "orderByRank", ranks) == [0, 3, 2, 4, 1]
+    assert call(page, "best", totals) == [rank == 1 for rank in ranks]
+    assert call(page, "ranks", [-0.25] * 3) == [1, 1, 1]
+
+
 def test_scoring_counts_groups_that_hold_other_totals(page: Page) -> None:
     table = make_table(seed=6)
     groups = to_groups(table, make_penalty(6))

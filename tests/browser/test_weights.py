@@ -322,13 +322,24 @@ def test_weights_list_groups_by_what_changes_in_their_new_order(
     # Of the three pairs of `plain` only 1-2 and 0-1 turn round: (1 - 2) / 3.
     expect(plain).to_contain_text("tau \u22120.333")
     flat = page.locator(".weights-group", has_text="Step 1, prompt flat")
-    expect(flat.locator(".is-winner")).to_have_count(0)
+    expect(flat.locator(".is-best")).to_have_count(0)
     # Eight groups of sixteen change; twelve fit on a page.
     headings = page.locator(".weights-group h4").all_inner_texts()
     assert len(headings) == 12
     assert all("plain" in text or "script" in text for text in headings[:8])
     page.get_by_label("only groups whose winner changes").check()
     expect(page.locator(".weights-group")).to_have_count(8)
+
+
+def test_weights_give_equal_totals_one_rank(
+    open_gallery: OpenGallery, gallery_run: RunFolder
+) -> None:
+    # Of `plain`: -1 * (1, 0.25, 1) - 1.5 * (0, 0.5, 0.5) = (-1, -1, -1.75); it was 2, 0, 1.
+    page = open_gallery(fragment(w__lpips=-1, w__ocr=-1.5), run=gallery_run, allows=MISSING)
+    plain = page.locator(".weights-group", has_text="Step 1, prompt plain")
+    expect(plain).to_contain_text("winner changes: sample 2 to samples 0, 1")
+    expect(plain.locator(".weights-rank")).to_have_text(["1 (was 2)", "1 (was 3)", "3 (was 1)"])
+    expect(plain.locator(".is-best")).to_have_count(2)
 
 
 def test_weights_turn_pages_in_the_address(
@@ -362,7 +373,9 @@ def test_weights_say_in_place_what_rescore_refuses(
     alert = page.get_by_role("alert")
     expect(alert).to_be_visible()
     with pytest.raises(ConfigError) as refusal:
-        rescore(sum_run, read_overrides(page))
+        rescore(sum_run, [f"reward.terms.{name[3:]}.weight={params[name]}" for name in params])
+    # What is refused is not offered.
+    expect(page.locator("pre")).to_have_count(0)
     # The same rule in the same words, whatever stands around it.
     said = alert.inner_text()
     rule = re.search(
@@ -377,6 +390,7 @@ def test_weights_say_in_place_what_rescore_refuses(
     # The way out is there: nothing but the results is gone.
     page.get_by_role("button", name="Reset").click()
     expect(alert).to_have_count(0)
+    expect(page.locator("pre")).to_have_count(2)
     assert read_figure(page, "winners") == [0]
 
 

@@ -199,6 +199,40 @@ def test_page_says_in_words_what_was_trained(
         assert words in text, words
 
 
+UNTRAINED = (
+    "The features are untrained: these distances compare structure but do not measure human "
+    "perception."
+)
+
+
+def test_page_says_what_scores_do_not_measure_where_terms_and_changes_are_listed(
+    folder: RunFolder, configs_dir: Path, read_page: ReadPage
+) -> None:
+    store_config(folder, configs_dir)
+    text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
+    assert f"as 1 - distance. {UNTRAINED}" in text
+    assert f"lpips : {UNTRAINED}" in text
+    assert "aesthetic : Here by the embedded miniature of a CLIP, made for demonstration." in text
+    store_config(
+        folder,
+        configs_dir,
+        *("reward.terms.lpips.pretrained=true", "reward.terms.aesthetic.head=head.pth"),
+    )
+    text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
+    assert "untrained:" not in text
+    assert "miniature of a CLIP" not in text
+
+
+def test_page_calls_the_embedded_model_a_miniature(
+    folder: RunFolder, configs_dir: Path, read_page: ReadPage
+) -> None:
+    words = "It is the miniature that is embedded in glm-grpo, made for demonstration."
+    store_config(folder, configs_dir)
+    assert words in " ".join(read_page(write_before_after(folder, ())).texts)
+    store_config(folder, configs_dir, "model.path=other")
+    assert words not in " ".join(read_page(write_before_after(folder, ())).texts)
+
+
 def test_page_tells_how_terms_are_combined(
     folder: RunFolder, configs_dir: Path, read_page: ReadPage
 ) -> None:

@@ -14,20 +14,20 @@
     curves: "Curves",
     find: "Find",
   };
+  const REPORT = "report.html";
   const COMMON_KEYS = [
     ["?", "This help"],
-    ["1 to 5", "The views, in the order of the navigation"],
+    [`1 to ${Object.keys(TITLES).length + 1}`, "The pages, in the order of the navigation"],
   ];
 
   function App() {
     const { view, params } = gallery.useRoute();
     const [isHelpOpen, setIsHelpOpen] = useState(false);
     const main = useRef(null);
-    const toView = Object.keys(TITLES).map((name, index) => [
-      String(index + 1),
-      () => gallery.go(name),
-    ]);
-    useKeys({ "?": () => setIsHelpOpen(true), ...Object.fromEntries(toView) });
+    const pages = Object.keys(TITLES).map((name) => () => gallery.go(name));
+    pages.push(() => location.assign(REPORT));
+    const toPage = pages.map((open, index) => [String(index + 1), open]);
+    useKeys({ "?": () => setIsHelpOpen(true), ...Object.fromEntries(toPage) });
     useTitle(view);
     useFocusOnHeading(main, view);
     return html`
@@ -71,7 +71,7 @@
       <button type="button" class="skip" onClick=${() => focusHeading(main.current)}>
         Skip to the view
       </button>
-      <h1 title=${gallery.run.name}>${gallery.run.name}</h1>
+      <${RunName} />
       <p class="soft">${describeLength()}</p>
       <nav aria-label="Views">
         <ul>
@@ -80,7 +80,7 @@
             <a href=${link(name)} aria-current=${name === view ? "page" : undefined}>${title}</a>
           </li>`,
           )}
-          <li><a href="report.html">Before and after</a></li>
+          <li><a href=${REPORT}>Before and after</a></li>
         </ul>
       </nav>
       <button type="button" class="help" onClick=${onHelp} aria-haspopup="dialog">
@@ -93,6 +93,12 @@
         )}
       </div>
     </header>`;
+  }
+
+  /* The last part of the name tells runs of one day apart: where the name is broken, it is whole. */
+  function RunName() {
+    const [, place = "", last] = /^(.* \/ )?(.*)$/s.exec(gallery.run.name);
+    return html`<h1>${place}<span class="run-name">${last}</span></h1>`;
   }
 
   function describeLength() {
@@ -169,7 +175,7 @@
       <p>
         <label>
           <input type="checkbox" checked=${areOn} onChange=${toggle} />
-          ${" "}Keys that are one character work
+          ${" "}Use single-character shortcuts
         </label>
       </p>
     </${Dialog}>`;

@@ -172,5 +172,28 @@
     return Array.from(exact, (total) => total >= limit);
   }
 
-  Object.assign(scoring, { best, compare });
+  /** The rank of each image of a group from 1, the best. An image has the rank of the highest total
+     that its own equals within the tolerance; so the first is that of all that `best` finds. */
+  function ranks(groupTotals) {
+    const exact = Float32Array.from(groupTotals);
+    const limit = tolerance(exact, 0, exact.length);
+    const falling = [...exact.keys()].sort((one, other) => exact[other] - exact[one]);
+    const found = [];
+    let highest = 0;
+    falling.forEach((image, place) => {
+      if (exact[image] < round32(exact[falling[highest]] - limit)) highest = place;
+      found[image] = highest + 1;
+    });
+    return found;
+  }
+
+  /** The images of a group from the first rank to the last; those that share one as they were
+     sampled. */
+  function orderByRank(groupRanks) {
+    return [...groupRanks.keys()].sort(
+      (one, other) => groupRanks[one] - groupRanks[other] || one - other,
+    );
+  }
+
+  Object.assign(scoring, { best, compare, orderByRank, ranks });
 })();

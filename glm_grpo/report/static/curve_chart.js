@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { useNear } = parts;
-  const { describe, figure, isNumber } = gallery.curveMetrics;
+  const { describe, figure, figureWithSpread, isNumber } = gallery.curveMetrics;
   const { Plot, pointAt, useCursor } = gallery.curvePlot;
   const { useMemo, useState } = preactHooks;
 
@@ -99,8 +99,9 @@
   function readAt({ values, std }, index, { unit, band }) {
     const at = index < 0 ? values.findLastIndex(isNumber) : index;
     if (!isNumber(values[at])) return { text: values[at] === null ? "not finite" : "none at this step", isKnown: false };
-    const spread = std && isNumber(std[at]) ? ` \u00b1 ${figure(std[at], unit)}` : "";
-    return { text: figure(values[at], unit) + spread + (band ? judge(values[at], band, at) : ""), isKnown: true };
+    const text =
+      std && isNumber(std[at]) ? figureWithSpread(values[at], std[at], unit) : figure(values[at], unit);
+    return { text: text + (band ? judge(values[at], band, at) : ""), isKnown: true };
   }
 
   function judge(value, band, at) {

@@ -2,8 +2,12 @@
 (function () {
   "use strict";
 
+  const { fmt } = window.glmGallery.parts;
+
   /* As STD_FLOOR of rewards/canaries.py: the smallest standard deviation of a band. */
   const BAND_STD_FLOOR = 1e-3;
+  /* Significant digits of figures. */
+  const DIGITS = 4;
   const EVALUATION = "eval/";
   const CANARY = "canary/";
   const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction)$/;
@@ -181,14 +185,26 @@
     if (!isNumber(value)) return "none";
     const [scaled, suffix] = unit === "bytes" ? [value / 1e9, " GB"] : [value, unit && ` ${unit}`];
     const size = Math.abs(scaled);
-    const isWide = size !== 0 && (size < 1e-3 || size >= 1e6);
-    const text = isWide ? size.toExponential(3).replace(/\.?0+e/, "e") : String(Number(size.toPrecision(4)));
+    const text = isWide(size)
+      ? size.toExponential(DIGITS - 1).replace(/\.?0+e/, "e")
+      : String(Number(size.toPrecision(DIGITS)));
     return `${scaled < 0 ? "\u2212" : ""}${text.replace("e-", "e\u2212").replace("e+", "e")}${suffix}`;
+  }
+
+  /* Whether a size is written with an exponent. */
+  const isWide = (size) => size !== 0 && (size < 1e-3 || size >= 1e6);
+
+  /** A mean and its standard deviation with the same digits: four significant ones of the larger. */
+  function figureWithSpread(mean, std, unit = "") {
+    const size = Math.max(Math.abs(mean), std);
+    if (unit || isWide(size)) return `${figure(mean, unit)} \u00b1 ${figure(std, unit)}`;
+    const digits = size === 0 ? 0 : Math.max(0, DIGITS - 1 - Math.floor(Math.log10(size)));
+    return `${fmt(mean, digits)} \u00b1 ${fmt(std, digits)}`;
   }
 
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
   window.glmGallery.curveMetrics = {
-    arrange, canaryBand, describe, figure, hasGap, isNumber, makeColumns, smooth,
+    arrange, canaryBand, describe, figure, figureWithSpread, hasGap, isNumber, makeColumns, smooth,
   };
 })();

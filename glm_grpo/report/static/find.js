@@ -15,6 +15,7 @@
   /* Rows of a first rendering, before the height of the region is known. */
   const FIRST_HEIGHT = 800;
   const PROMPT_LIMIT = 200;
+  const DIRECTIONS = { asc: "ascending", desc: "descending" };
   const ARROWS = { ascending: "\u25b2", descending: "\u25bc" };
   const SOURCES = { training: "training steps", evaluations: "evaluations", both: "both" };
 
@@ -36,6 +37,13 @@
     const set = (change) => gallery.replace("find", { ...params, ...change });
     return html`<section class="find" aria-labelledby="find-title">
       <h2 id="find-title">Find</h2>
+      <p class="lead">
+        Every sampled image in one table: filter it, sort it by a column's name, and open an image in its group.
+        Best: of the highest total in its group, ties included. Flat: all totals of its group are equal, so nothing is
+        learnt from it and none is best. Masked: a term does not apply to its prompt. Canary: in its step a measure of
+        the pictures, such as their brightness, left the band of the untrained model, a hint that the policy games its
+        reward.
+      </p>
       <${Filters} params=${params} source=${source} columns=${columns} set=${set} />
       ${error && html`<${Problem} where="Images" message=${error.message} />`}
       ${data
@@ -72,7 +80,7 @@
         ${field("to", "number", "to")}
       </div>
       <div class="toolbar">
-        ${box("winners", "winners only")}
+        ${box("best", "best of their group only")}
         ${box("flat", "flat groups only")}
         ${box("masked", "with masked terms only")}
         <label>Canaries <select value=${canaries.length ? (params.canary ?? "") : ""} disabled=${canaries.length === 0}
@@ -222,23 +230,25 @@
     /* The first click brings the highest numbers, or texts from A. */
     const first = isText || id === "step" ? "asc" : "desc";
     const other = order === "asc" ? "desc" : "asc";
-    const direction = { asc: "ascending", desc: "descending" }[order] ?? "ascending";
-    const sort = () => set({ sort: id, order: isSorted ? other : first });
+    const next = isSorted ? other : first;
+    /* The arrow of a column that is not sorted shows what a click would make of it. */
+    const direction = DIRECTIONS[isSorted ? order : first] ?? "ascending";
+    const sort = () => set({ sort: id, order: next });
     return html`<th scope="col" class=${classOf(column)} aria-sort=${isSorted ? direction : undefined}>
       <button type="button" title=${title} onClick=${sort}>
-        ${title}${isSorted && html`<span aria-hidden="true" class="find-arrow">${ARROWS[direction]}</span>`}
+        ${title}<span aria-hidden="true" class="find-arrow">${ARROWS[direction]}</span>
       </button>
     </th>`;
   }
 
   function Row({ image, columns, index, isChosen, set }) {
-    const { shared, isWinner } = image;
+    const { shared, isBest } = image;
     const href = gallery.link(...addressOf(image));
     const { width, height } = gallery.run.picture ?? { width: 1, height: 1 };
     const side = PICTURE_SIDE * Math.min(1, width / height);
     const marks = [
       shared.kind === "evaluation" && "evaluation",
-      isWinner && "winner",
+      isBest && "best",
       shared.isFlat && "flat",
       shared.isMasked && "masked",
       shared.departures.length > 0 && "canary",

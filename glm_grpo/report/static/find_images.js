@@ -46,15 +46,15 @@
         departures,
         isFlat: group.is_flat === true,
         isMasked: gallery.run.reward.terms.some((term) => group.raw[term.name] == null),
-        /* Where all are best, as in a flat group, there is no winner. */
-        hasWinner: best.includes(false),
+        /* Where all are best, as in a flat group, none is better than another. */
+        hasBest: best.includes(false),
         searched: group.prompt.toLowerCase(),
       };
       return group.images.map((image, sample) => ({
         shared,
         sample,
         image,
-        isWinner: shared.hasWinner && best[sample],
+        isBest: shared.hasBest && best[sample],
       }));
     });
   }
@@ -103,7 +103,7 @@
 
   /** What the address asks for, as a list of tests that an image must pass. */
   function listTests(params, columns) {
-    const { text, id, from, to, flat, masked, winners, canary } = params;
+    const { text, id, from, to, flat, masked, best, canary } = params;
     const tests = [];
     const words = (text ?? "").toLowerCase();
     if (words) tests.push(({ shared }) => shared.searched.includes(words));
@@ -112,7 +112,7 @@
     if (isNumber(to)) tests.push(({ shared }) => shared.step <= Number(to));
     if (flat) tests.push(({ shared }) => shared.isFlat);
     if (masked) tests.push(({ shared }) => shared.isMasked);
-    if (winners) tests.push(({ isWinner }) => isWinner);
+    if (best) tests.push(({ isBest }) => isBest);
     if (canary === "any" && listCanaries().length) tests.push(({ shared }) => shared.departures.length > 0);
     else if (listCanaries().includes(canary)) tests.push(({ shared }) => shared.departures.includes(canary));
     columns.filter(isRanged).forEach((column) => {

@@ -20,9 +20,8 @@
    */
   function arrange(group) {
     const { total } = group;
-    const order = total.map((_, sample) => sample);
-    order.sort((a, b) => total[b] - total[a] || a - b);
-    const ranks = total.map((own) => 1 + total.filter((other) => other > own).length);
+    const ranks = gallery.scoring.ranks(total);
+    const order = gallery.scoring.orderByRank(ranks);
     try {
       const weighed = gallery.scoring.contributions(group, gallery.run.reward);
       const problem = addUp(weighed, total) ? null : OTHER_WEIGHTS;

@@ -7,6 +7,10 @@
 
   const NEAR_MARGIN = "800px";
 
+  /* Places that need all keys for themselves, and those that need the named ones, such as arrows. */
+  const TYPING = "input:not([type=checkbox], [type=radio], [type=range]), textarea";
+  const MOVING = "[type=radio], [type=range], [role=grid], [role=slider], .scroll-region";
+
   /* Whether keys that are one character do anything: readers who speak to the computer switch them
      off, see WCAG 2.1.4. */
   const keys = { areOn: true };
@@ -26,8 +30,8 @@
 
   /**
    * Keys of the whole page while the component is shown: {key: handler}, keys as in
-   * KeyboardEvent.key. Silent in fields, in tables that scroll and, without isInDialog, while a
-   * dialog is open.
+   * KeyboardEvent.key. Silent where a key has its own use, and without isInDialog while a dialog is
+   * open.
    */
   function useKeys(map, { isInDialog = false } = {}) {
     const latest = useRef(map);
@@ -37,7 +41,8 @@
         if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
         if (event.key.length === 1 && !keys.areOn) return;
         const handler = Object.hasOwn(latest.current, event.key) ? latest.current[event.key] : null;
-        if (!handler || isElsewhere(event.target, isInDialog)) return;
+        if (!handler || isUsed(event.key, event.target)) return;
+        if (!isInDialog && document.querySelector("dialog[open]")) return;
         event.preventDefault();
         handler(event);
       }
@@ -46,9 +51,12 @@
     }, [isInDialog]);
   }
 
-  function isElsewhere(target, isInDialog) {
-    if (!isInDialog && document.querySelector("dialog[open]")) return true;
-    return target.closest("input, select, textarea, [role=grid], .scroll-region") !== null;
+  /* Whether the element that has the focus needs the key itself. */
+  function isUsed(key, target) {
+    if (target.closest(TYPING)) return true;
+    /* Letters and digits choose an entry of a list. */
+    if (target.closest("select")) return key !== "?";
+    return key.length > 1 && target.closest(MOVING) !== null;
   }
 
   /**

@@ -12,7 +12,7 @@
   const SORTS = {
     stored: ["As stored", () => 0],
     gain: ["Largest gain first", (a, b) => order(b.change, a.change)],
-    loss: ["Largest loss first", (a, b) => order(a.change, b.change)],
+    fall: ["Largest fall first", (a, b) => order(a.change, b.change)],
     best: ["Highest total first", (a, b) => order(b.total, a.total)],
     worst: ["Lowest total first", (a, b) => order(a.total, b.total)],
     id: ["Identifier", (a, b) => (a.id < b.id ? -1 : 1)],
@@ -56,17 +56,19 @@
     return loaded;
   }
 
-  /* One entry a prompt, in the order of its first appearance: {id, group, bySteps, total, change},
-     `group` of the first evaluation that has it, `total` the mean of the last, `change` since the
-     first. */
+  /* One entry a prompt, in the order of its first appearance: {id, group, bySteps, count, total,
+     change},
+     `group` of the first evaluation that has it, `total` the mean over the `count` samples of the
+     last, `change` since the first. */
   function makeRows(loaded) {
     const rows = new Map();
     for (const { step } of gallery.run.evaluations) {
       for (const group of loaded[step]?.groups ?? []) {
         const id = group.prompt_id;
-        if (!rows.has(id)) rows.set(id, { id, group, bySteps: {}, total: null, change: null });
+        if (!rows.has(id)) rows.set(id, { id, group, bySteps: {}, change: null });
         const row = rows.get(id);
         row.bySteps[step] = group;
+        row.count = group.total.length;
         row.total = mean(group.total);
         if (group !== row.group) row.change = row.total - mean(row.group.total);
       }

@@ -172,7 +172,8 @@
         ${
           row.change !== null &&
           html`<span class="row-change">
-          mean total ${fmt(row.total)} <${Change} value=${row.change} />
+          ${row.count === 1 ? "total" : `mean of ${row.count} samples`} ${fmt(row.total)}${" "}
+          <${Change} value=${row.change} />
         </span>`
         }
         ${prompt !== clip(row.id) && html`<${PromptText} text=${prompt} limit=${PROMPT_LIMIT} />`}

@@ -58,9 +58,13 @@
    */
   function Dialog({ title, className, buttons, onClose, children }) {
     const dialog = useRef(null);
+    const close = useRef(null);
     const isShown = useRef(true);
     useEffect(() => {
       dialog.current.showModal();
+      /* By hand: of an element that enters the page later the browser ignores `autofocus`, and says
+         so in the console. */
+      close.current.focus();
       return () => {
         isShown.current = false;
         dialog.current.close();
@@ -74,7 +78,7 @@
         <h2 id="dialog-title" aria-live="polite">${title}</h2>
         <div class="buttons">
           ${buttons}
-          <button type="button" autofocus onClick=${onClose}>Close</button>
+          <button type="button" ref=${close} onClick=${onClose}>Close</button>
         </div>
       </div>
       ${children}

@@ -103,8 +103,8 @@
         ? html`<div role="alert">
             <${Problem} where="These weights give no reward" message=${error.message} />
           </div>`
-        : html`<${Results} comparison=${comparison} params=${params} />`}
-      <${Snippets} own=${own} reward=${reward} />`;
+        : html`<${Results} comparison=${comparison} params=${params} />
+            <${Snippets} own=${own} reward=${reward} />`}`;
   }
 
   function Settings({ own, reward, set, comparison }) {

@@ -75,7 +75,7 @@
       </div>
       <p class="soft">
         Below each picture: its rank,${areAdvantagesKnown && " its advantage in the run and now,"} its
-        total now. The winner has a frame.
+        total now. Equal totals share a rank. The best have a frame, unless the group is flat.
       </p>
       ${listed.length === 0 && html`<p>No group changes its winner.</p>`}
       <ol class="weights-groups">
@@ -95,26 +95,32 @@
     </nav>`;
   }
 
-  /** Samples from the best to the worst; of equal totals the first sample comes first. */
-  const byTotal = (totals) => [...totals.keys()].sort((one, other) => totals[other] - totals[one]);
+  /** The samples of the first rank, in words. */
+  function nameBest(ranks) {
+    const best = [...ranks.keys()].filter((sample) => ranks[sample] === 1);
+    return `${best.length === 1 ? "sample" : "samples"} ${best.join(", ")}`;
+  }
 
   function Group({ compared }) {
     const { step, group, isFlatAfter, isWinnerChanged, rankCorrelation } = compared;
-    const orders = { before: byTotal(compared.totalsBefore), after: byTotal(compared.totalsAfter) };
+    const ranks = {
+      before: gallery.scoring.ranks(compared.totalsBefore),
+      after: gallery.scoring.ranks(compared.totalsAfter),
+    };
     const href = gallery.link("groups", { step, prompt: group.prompt_id });
     return html`<li class="weights-group ${isWinnerChanged ? "is-changed" : ""}">
       <h4><a href=${href}>Step ${step}, prompt <span dir="auto">${clip(group.prompt_id)}</span></a></h4>
       <p class="weights-facts">
         ${isWinnerChanged && html`<strong>
-          winner changes: sample ${orders.before[0]} to sample ${orders.after[0]}
+          winner changes: ${nameBest(ranks.before)} to ${nameBest(ranks.after)}
         </strong>`}
         ${isFlatAfter && html`<span>flat</span>`}
         <span class="soft">tau ${rankCorrelation === null ? "none (flat)" : fmt(rankCorrelation)}</span>
       </p>
       <p><${PromptText} text=${group.prompt} /></p>
       <ol class="weights-samples">
-        ${orders.after.map((sample, rank) => html`<${Sample} key=${sample} compared=${compared} sample=${sample}
-          rank=${rank} rankBefore=${orders.before.indexOf(sample)} />`)}
+        ${gallery.scoring.orderByRank(ranks.after).map((sample) => html`<${Sample} key=${sample}
+          compared=${compared} sample=${sample} rank=${ranks.after[sample]} rankBefore=${ranks.before[sample]} />`)}
       </ol>
     </li>`;
   }
@@ -123,11 +129,11 @@
     const { step, group, totalsAfter, advantagesBefore, advantagesAfter } = compared;
     const href = gallery.link("groups", { step, prompt: group.prompt_id, sample });
     const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
-    const moved = rank === rankBefore ? "" : ` (was ${rankBefore + 1})`;
-    const isWinner = rank === 0 && !compared.isFlatAfter;
-    return html`<li class=${isWinner ? "is-winner" : ""}>
+    const moved = rank === rankBefore ? "" : ` (was ${rankBefore})`;
+    const isBest = rank === 1 && !compared.isFlatAfter;
+    return html`<li class=${isBest ? "is-best" : ""}>
       <${Picture} image=${group.images[sample]} alt=${alt} attributes=${{ href }} />
-      <span class="weights-rank">${rank + 1}${moved}</span>
+      <span class="weights-rank">${rank}${moved}</span>
       ${advantagesAfter && html`<span>
         ${signed(advantagesBefore[sample], 2)} to ${signed(advantagesAfter[sample], 2)}
       </span>`}
