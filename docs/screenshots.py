@@ -1,6 +1,6 @@
 """Pictures of a run's gallery for the README.
 
-python docs/screenshots.py RUN [--chromium PATH]
+python docs/screenshots.py RUN [--step 3] [--chromium PATH]
 
 Opens the gallery of the run from disk in a headless Chromium and writes docs/images/gallery_*.png.
 """
@@ -16,7 +16,6 @@ from PIL import Image
 from playwright.sync_api import ViewportSize, sync_playwright
 
 IMAGES = Path(__file__).resolve().parent / "images"
-VIEWS = {"gallery_progress": "progress", "gallery_groups": "groups"}
 SIZE = ViewportSize(width=1200, height=760)
 COLOURS = 128
 """Enough for flat drawings; a full palette would weigh four times as much in the repository."""
@@ -26,15 +25,17 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
+    parser.add_argument("--step", type=int, default=3, help="whose groups are shown")
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     options = parser.parse_args()
+    views = {"gallery_progress": "progress", "gallery_groups": f"groups?step={options.step}"}
     address = (options.run / "gallery" / "index.html").resolve().as_uri()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=options.chromium, args=["--no-sandbox"]
         )
         page = browser.new_page(viewport=SIZE, color_scheme="light")
-        for name, view in VIEWS.items():
+        for name, view in views.items():
             # A fragment alone would not load the page again.
             page.goto("about:blank")
             page.goto(f"{address}#{view}")
