@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from glm_grpo.config import compose_config, to_yaml
-from glm_grpo.report.before_after import choose_cases, write_before_after
+from glm_grpo.report.before_after import write_before_after
+from glm_grpo.report.changed_prompts import choose_cases
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder, write_atomically
 from glm_grpo.tables import Weighing, weighing_metadata
