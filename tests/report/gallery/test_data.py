@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -222,8 +223,9 @@ def test_hostile_texts_come_through_as_they_are(run: Any) -> None:
 
 
 def test_bands_of_the_canaries_are_told(run: Any) -> None:
-    run.folder.canaries_path.write_text('{"edge_density": {"mean": 0.5, "std": 0.1, "prompts": 4}}')
-    assert written(run, "run")["bands"] == {"edge_density": {"mean": 0.5, "std": 0.1, "prompts": 4}}
+    band = {"mean": 0.5, "std": 0.1, "prompts": 4, "collapse_below": 0.05}
+    run.folder.canaries_path.write_text(json.dumps({"edge_density": band}))
+    assert written(run, "run")["bands"] == {"edge_density": band}
 
 
 def test_reading_is_shown_in_the_letters_it_is_compared_in(run: Any) -> None:
