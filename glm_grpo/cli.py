@@ -1,6 +1,6 @@
 """The command line beside train.py.
 
-glm-grpo check | probe | eval | gallery | rescore | compare | export | serve-reward
+glm-grpo check | plan | probe | eval | gallery | rescore | compare | export | serve-reward
 """
 
 # Each command imports what it needs: the libraries of the models take seconds, and reading tables,
@@ -47,6 +47,19 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="everything that can be checked before a run")
     _add_config(check)
     check.set_defaults(command=_check)
+
+    plan = commands.add_parser("plan", help="will it fit? memory by phase, without loading a model")
+    _add_config(plan)
+    plan.add_argument(
+        "--memory", metavar="SIZE", help="what there is, such as 24GB; exit code 1 if too little"
+    )
+    plan.add_argument(
+        "--prompt-tokens", type=int, default=256, metavar="N", help="of the longest prompt (256)"
+    )
+    plan.add_argument(
+        "--cpu", action="store_true", help="of a run without an accelerator, all in CPU memory"
+    )
+    plan.set_defaults(command=_plan)
 
     probe = commands.add_parser(
         "probe", help="before a run: what each reward term measures on the untrained model"
@@ -152,6 +165,25 @@ def _check(options: argparse.Namespace) -> None:
 
     for line in check_config(config):
         _print(f"ok  {line}")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from glm_grpo.analysis.memory import parse_memory
+
+    config = _compose(options)
+    memory = None if options.memory is None else parse_memory(options.memory)
+    from glm_grpo.commands import plan_config
+
+    for part in plan_config(
+        config,
+        memory=memory,
+        prompt_tokens=options.prompt_tokens,
+        is_on_accelerator=not options.cpu,
+    ):
+        if isinstance(part, str):
+            _print(part)
+        else:
+            _print_tables([part])
 
 
 def _probe(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 
+from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.analysis.probe import draw_probe, probed_prompts, report_probe
 from glm_grpo.build import (
     build_batch,
@@ -27,10 +28,16 @@ from glm_grpo.build import (
     model_path,
 )
 from glm_grpo.config import Config
-from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.errors import ConfigError, ModelError, StorageError
 from glm_grpo.glm_image.export import export_adapter, export_pipeline
 from glm_grpo.glm_image.loading import DTYPES, load_pipeline
 from glm_grpo.glm_image.self_check import self_check
+from glm_grpo.report.memory_table import (
+    advice_lines,
+    describe_bytes,
+    memory_lines,
+    memory_table,
+)
 from glm_grpo.report.probe_page import probe_tables, write_probe
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import storage_errors
@@ -118,6 +125,40 @@ def check_config(config: Config) -> Iterator[str]:
     yield (
         f"self-check: full grids, replay gap {report.mean_gap:.1e} nats a token (largest "
         f"{report.max_gap:.1e}), mean ratio {report.mean_ratio:.6f}"
+    )
+
+
+def plan_config(
+    config: Config, *, memory: int | None, prompt_tokens: int, is_on_accelerator: bool
+) -> Iterator[Table | str]:
+    """What a run would take, by phase; yields what is to be printed.
+
+    Args:
+        config: Of the run to come; no model is loaded.
+        memory: Bytes there are; None: it is not asked whether they suffice.
+        prompt_tokens: Of the longest prompt.
+        is_on_accelerator: False: everything is in CPU memory.
+
+    Raises:
+        ModelError: It does not fit, or the model's configs are not at hand.
+    """
+    planner = ConfigPlanner(
+        model_path(config.model.path),
+        prompt_tokens=prompt_tokens,
+        is_on_accelerator=is_on_accelerator,
+    )
+    plan = planner.plan(config)
+    yield memory_table(plan, title=f"memory of {config.model.path} by phase")
+    yield from memory_lines(plan)
+    if memory is None:
+        return
+    if plan.peak <= memory:
+        yield f"it fits: {describe_bytes(memory - plan.peak)} to spare"
+        return
+    advice = "\n".join(advice_lines(planner.advise(config, memory), memory=memory))
+    raise ModelError(
+        f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}, more than --memory "
+        f"{describe_bytes(memory)}\n{advice}"
     )
 
 

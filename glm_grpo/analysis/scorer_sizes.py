@@ -1,0 +1,88 @@
+"""Weights of the reward terms, from their configs alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+
+import open_clip
+
+from glm_grpo.glm_image.meta_memory import META, module_bytes
+from glm_grpo.glm_image.plan import ScorerSizes
+from rewards.clip_loading import find_architecture
+from rewards.terms_config import (
+    AestheticConfig,
+    ClipImageConfig,
+    ClipScoreConfig,
+    EasyOcrConfig,
+    HpsConfig,
+    LpipsConfig,
+    PickScoreConfig,
+    RapidOcrConfig,
+    TermConfig,
+)
+
+_FLOAT32 = 4
+
+_LPIPS_PARAMETERS = {"alex": 2_470_848, "vgg": 14_716_160, "squeeze": 724_736}
+"""Of backbone and linear layers, from the package."""
+
+_EASYOCR_PARAMETERS = 24_600_000
+"""Of the CRAFT detector and the English recogniser, rounded up from the sizes of their files."""
+
+_PICK_SCORE_PARAMETERS = 986_000_000
+"""Of CLIP ViT-H/14, both towers."""
+
+
+def scorer_sizes(terms: Iterable[TermConfig]) -> ScorerSizes:
+    """What the terms hold in memory, in fp32; a function of the user's own counts for nothing.
+
+    Raises:
+        RewardError: A term names a CLIP architecture that does not exist.
+    """
+    movable = staying = on_cpu = 0
+    for term in terms:
+        if isinstance(term, RapidOcrConfig):
+            on_cpu += _rapidocr_bytes()
+        elif term.run_in == "process":
+            staying += _network_bytes(term)
+        else:
+            movable += _network_bytes(term)
+    return ScorerSizes(movable=movable, staying=staying, on_cpu=on_cpu)
+
+
+def _network_bytes(term: TermConfig) -> int:
+    match term:
+        case LpipsConfig():
+            return _LPIPS_PARAMETERS[term.network] * _FLOAT32
+        case EasyOcrConfig():
+            return _EASYOCR_PARAMETERS * _FLOAT32
+        case PickScoreConfig():
+            return _PICK_SCORE_PARAMETERS * _FLOAT32
+        case AestheticConfig() | ClipImageConfig():
+            return _clip_bytes(term.clip_model, is_image_only=True)
+        case ClipScoreConfig() | HpsConfig():
+            return _clip_bytes(term.clip_model, is_image_only=False)
+        case _:
+            return 0
+
+
+def _clip_bytes(clip_model: str, *, is_image_only: bool) -> int:
+    architecture = find_architecture(clip_model, key="clip_model")
+    level = logging.root.level
+    # It warns that there are no weights, which is meant.
+    logging.root.setLevel(logging.ERROR)
+    try:
+        with META:
+            clip = open_clip.create_model(architecture, load_weights=False, device="meta")
+    finally:
+        logging.root.setLevel(level)
+    return module_bytes([clip.visual if is_image_only else clip])
+
+
+def _rapidocr_bytes() -> int:
+    """Of the ONNX models in its wheel, which threads share."""
+    models = Path(str(files("rapidocr") / "models"))
+    return sum(path.stat().st_size for path in models.glob("*.onnx"))
