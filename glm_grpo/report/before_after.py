@@ -12,7 +12,8 @@ from pathlib import Path
 from glm_grpo.config import Config, from_yaml
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.report import pages
-from glm_grpo.report.changed_prompts import describe_problem, read_cases
+from glm_grpo.report.changed_prompts import read_cases
+from glm_grpo.report.problems import describe
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder, storage_errors, write_atomically
 from glm_grpo.tables import evaluation_steps
@@ -83,7 +84,7 @@ def _read_settings(folder: RunFolder) -> _Settings:
         with storage_errors("read", path):
             text = path.read_text(encoding="utf-8", errors="replace")
     except StorageError as error:
-        return _Settings(None, None, describe_problem(error, folder))
+        return _Settings(None, None, describe(error, folder))
     try:
         return _Settings(text, from_yaml(text), None)
     except ConfigError as error:

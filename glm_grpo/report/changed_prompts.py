@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from glm_grpo.errors import StorageError
+from glm_grpo.report.problems import describe
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_evaluation
 
@@ -93,7 +94,7 @@ def read_cases(folder: RunFolder, steps: Sequence[int]) -> tuple[tuple[Case, ...
     try:
         before, after = (_rows_by_prompt(folder, step) for step in (steps[0], steps[-1]))
     except StorageError as error:
-        return (), 0, describe_problem(error, folder)
+        return (), 0, describe(error, folder)
     # Others, where the held-out prompts were changed between the two, have no pair.
     changes = {
         prompt_id: _mean_total(after[prompt_id]) - _mean_total(rows)
@@ -105,11 +106,6 @@ def read_cases(folder: RunFolder, steps: Sequence[int]) -> tuple[tuple[Case, ...
         for heading, prompt_id in choose_cases(changes).items()
     )
     return cases, len(changes), None
-
-
-def describe_problem(error: StorageError, folder: RunFolder) -> str:
-    """What is wrong, paths relative to the run: a page that is sent names no machine."""
-    return str(error).replace(f"{folder.path}/", "")
 
 
 def _rows_by_prompt(folder: RunFolder, step: int) -> dict[str, list[_Row]]:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from PIL import Image
-
 from glm_grpo.report.comparison import ComparedPicture, ComparedPrompt, Comparison
-from glm_grpo.report.gallery.thumbnails import LONGER_SIDE
+from glm_grpo.report.gallery.thumbnails import shrink
 from glm_grpo.storage import safe_name, write_atomically
 
 _FOLDER = "pictures"
-_DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What pillow raises over a file that is missing or holds no whole picture."""
 
 
 @dataclass(frozen=True)
@@ -136,15 +131,8 @@ def _scores(picture: ComparedPicture) -> dict[str, float | None]:
 
 def _copy(path: Path, directory: Path, name: str) -> Copy | None:
     """A small copy beside the page; None where there is no whole picture."""
-    try:
-        with Image.open(path) as image:
-            picture = image.convert("RGB")
-    except _DAMAGED:
+    thumbnail = shrink(path)
+    if thumbnail is None:
         return None
-    # Small pictures are shown enlarged, pixel by pixel: they are kept as they are.
-    is_small = max(picture.size) <= LONGER_SIDE
-    picture.thumbnail((LONGER_SIDE, LONGER_SIDE), reducing_gap=2.0)
-    content = io.BytesIO()
-    picture.save(content, format="WEBP", lossless=is_small, quality=80, method=1)
-    write_atomically(directory / name, content.getvalue())
-    return Copy(name, picture.width, picture.height)
+    write_atomically(directory / name, thumbnail.content)
+    return Copy(name, thumbnail.width, thumbnail.height)

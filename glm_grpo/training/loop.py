@@ -210,14 +210,13 @@ class Trainer:
         self._recorder.record_rollout(experience, step)
         self._recorder.record_step(step, metrics)
         self._at.step = step
-        update_gallery(self._folder, step)
         is_best = False
         if self._is_evaluation_due():
             evaluated = evaluation_metrics(self._evaluate())
             self._recorder.amend_step(step, evaluated)
-            update_gallery(self._folder, step)
             is_best = self._note_best(evaluated["eval/total"])
             metrics |= evaluated
+        update_gallery(self._folder, step)
         self._progress.end(step, metrics)
         self._refuse_non_finite(reports)
         self._checkpoint_if_due(is_best)

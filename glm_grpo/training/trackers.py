@@ -16,6 +16,7 @@ from typing import Any
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import LoggerType
 
+from glm_grpo.config import flatten
 from glm_grpo.errors import ConfigError
 from glm_grpo.storage import RunFolder, write_atomically
 from glm_grpo.training.evaluation_table import tabulate
@@ -120,7 +121,7 @@ class Trackers:
             stack.callback(started.close)
             # A run that goes on has its configuration, and MLflow allows no value to change.
             if run_id is None:
-                started.tracker.store_init_configuration(_flatten(self._config))
+                started.tracker.store_init_configuration(_plain(self._config))
             if started.run_id not in (None, run_id):
                 content = json.dumps({**run_ids, name: started.run_id}, indent=1)
                 write_atomically(path, content.encode())
@@ -144,12 +145,9 @@ class Trackers:
             self._failed.add(name)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+def _plain(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Nested settings as `section.key`, in the plain types that all trackers take."""
-    flat: dict[str, bool | int | float | str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, bool | int | float) else str(value)
-    return flat
+    return {
+        key: value if isinstance(value, bool | int | float) else str(value)
+        for key, value in flatten(values).items()
+    }

@@ -21,8 +21,8 @@ from glm_grpo.report.gallery.groups import (
     pictures_of,
     read_groups,
 )
-from glm_grpo.report.gallery.problems import Problem, describe
 from glm_grpo.report.gallery.settings import Settings, read_settings
+from glm_grpo.report.problems import Problem, describe
 from glm_grpo.storage import RunFolder, step_of, storage_errors
 from glm_grpo.tables import MetricsRow, evaluation_steps, read_metrics
 from rewards.canaries import Band

@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from glm_grpo.config import Config, from_yaml
 from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.report.gallery.problems import Problem, describe
+from glm_grpo.report.problems import Problem, describe
 from glm_grpo.storage import RunFolder, storage_errors
 from glm_grpo.tables import Weighing, check_schema, read_weighing
 from rewards.terms_config import OcrConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -19,6 +20,21 @@ _METHOD = 1
 """Of WebP, 0 (fastest) to 6: training waits."""
 _DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What pillow raises over a file that holds no whole picture."""
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small version of a picture.
+
+    Attributes:
+        content: WebP.
+        width: Pixels.
+        height: Pixels.
+    """
+
+    content: bytes
+    width: int
+    height: int
 
 
 def thumbnail_name(image: str) -> str:
@@ -43,17 +59,17 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
         source, target = folder.images_dir / image, thumbs / thumbnail_name(image)
         if not source.is_file() or _is_fresh(target, source):
             continue
-        content = _shrink(source)
-        if content is not None:
-            write_atomically(target, content)
+        thumbnail = shrink(source)
+        if thumbnail is not None:
+            write_atomically(target, thumbnail.content)
 
 
 def _is_fresh(target: Path, source: Path) -> bool:
     return target.is_file() and target.stat().st_mtime_ns >= source.stat().st_mtime_ns
 
 
-def _shrink(path: Path) -> bytes | None:
-    """The thumbnail of a picture as WebP; None where the file holds no whole picture."""
+def shrink(path: Path) -> Thumbnail | None:
+    """The thumbnail of a picture; None where the file holds no whole picture."""
     content = io.BytesIO()
     try:
         with Image.open(path) as image:
@@ -65,4 +81,4 @@ def _shrink(path: Path) -> bytes | None:
     else:
         picture.thumbnail((LONGER_SIDE, LONGER_SIDE), reducing_gap=2.0)
         picture.save(content, format="WEBP", quality=_QUALITY, method=_METHOD)
-    return content.getvalue()
+    return Thumbnail(content.getvalue(), picture.width, picture.height)
