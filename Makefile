@@ -1,5 +1,6 @@
 # make demo   train the embedded model and show before and after
 # make test   every check: format, lint, types, import layers, tests
+# make bench  every phase of a step beside what one would use instead: a table, outputs/bench.json
 
 PYTHON3 ?= python3
 VENV := .venv
@@ -36,7 +37,7 @@ test: check
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 bench: $(INSTALLED)
-	for script in benchmarks/*.py; do $(PYTHON) "$$script" || exit 1; done
+	$(PYTHON) -m benchmarks
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,11 +7,17 @@ accelerate launch train.py [key=value ...]                  one run on several p
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Imports take seconds; before errors are explained, Ctrl-C ends the program without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import hydra
 from omegaconf import DictConfig
 
 from glm_grpo.config import load_config
-from glm_grpo.present import job_errors_explained, run_hydra_application
+from glm_grpo.present import ended_in_any_case, job_errors_explained, run_hydra_application
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="tiny")
@@ -26,4 +32,7 @@ def train(composed: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_hydra_application(train)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with ended_in_any_case():
+        run_hydra_application(train)

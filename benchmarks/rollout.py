@@ -1,95 +1,74 @@
-"""Tokens a second of a rollout: one prefill per prompt against the stock pipeline.
+"""Tokens a second of a rollout against the stock pipeline's `generate_prior_tokens`.
 
-python benchmarks/rollout.py [--prompts 2] [--group 8] [--repeats 3]
+python -m benchmarks.rollout [--prompts 2] [--group 8] [--repeats 3] [--json FILE]
 
-Both sample the same number of full grids for the same prompts from the embedded model, in turns;
-the ratio of the medians is printed, and written as JSON with --json FILE.
+Both sample the same number of full grids for the same prompts from the embedded model.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
-from glm_grpo.build import model_path
-from glm_grpo.glm_image.loading import load_pipeline
-from glm_grpo.glm_image.policy import Policy
+from benchmarks.embedded import CPU, first_batch, stock_pipeline, tiny_config
+from benchmarks.timing import (
+    Labels,
+    Result,
+    Target,
+    compare,
+    in_turns,
+    option_parser,
+    publish,
+    rates,
+)
+from glm_grpo.build import build_policy
 from glm_grpo.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.glm_image.token_grid import token_layout
-from glm_grpo.tiny.prompts import tiny_prompts
-from glm_grpo.training.prompts import batch_for_step
 
-SIDE = 128
+TARGETS = {(2, 8): Target("at least", 2.5), (8, 8): Target("at least", 2.0)}
+"""By prompts and images per prompt."""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    pipeline = load_pipeline(model_path("tiny"), dtype=torch.float32)
-    policy = Policy(
-        pipeline,
-        temperature=1.0,
-        adapter_rank=None,
-        adapter_alpha=1.0,
-        is_checkpointing=False,
-        needs_reference=False,
-        seed=0,
-    )
-    batch = batch_for_step(
-        tiny_prompts("train", height=SIDE, width=SIDE),
-        step=0,
-        seed=0,
-        prompts_per_step=options.prompts,
-        group_size=options.group,
-    )
-    captions = [prompt.prompt for prompt in batch.prompts for _ in range(options.group)]
+    options = parser.parse_args(arguments)
+    publish([measure(options.prompts, options.group, options.repeats)], options.json)
+
+
+def measure(prompts: int, group_size: int, repeats: int) -> Result:
+    """Samples `prompts` x `group_size` grids both ways."""
+    config = tiny_config(prompts=prompts, group_size=group_size)
+    pipeline = stock_pipeline()
+    policy = build_policy(config, pipeline, needs_reference=False)
+    batch = first_batch(config)
+    captions = [prompt.prompt for prompt in batch.prompts for _ in range(group_size)]
 
     def ours() -> None:
         sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
 
     def stock() -> None:
         with torch.no_grad():
-            pipeline.generate_prior_tokens(captions, SIDE, SIDE, device=torch.device("cpu"))
+            pipeline.generate_prior_tokens(captions, batch.height, batch.width, device=CPU)
 
-    tokens = len(captions) * token_layout(SIDE, SIDE).num_tokens
-    seconds: dict[str, list[float]] = {"ours": [], "stock": []}
-    for _ in range(options.repeats):
-        seconds["ours"].append(_timed(ours))
-        seconds["stock"].append(_timed(stock))
-    rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
-    report = {
-        "prompts": options.prompts,
-        "group": options.group,
-        "threads": torch.get_num_threads(),
-        "tokens_per_second": rates,
-        "ratio": rates["ours"] / rates["stock"],
-        "seconds": seconds,
-    }
-    sys.stdout.write(
-        f"{options.prompts} prompts x {options.group} images: "
-        f"{rates['ours']:.0f} tokens/s against {rates['stock']:.0f} (stock): "
-        f"{report['ratio']:.2f} x\n"
+    seconds = in_turns({"ours": ours, "stock": stock}, repeats=repeats)
+    tokens = len(captions) * token_layout(batch.height, batch.width).num_tokens
+    options = f"--prompts {prompts} --group {group_size} --repeats {repeats}"
+    return compare(
+        Labels(
+            phase=f"rollout {prompts} x {group_size}",
+            against="stock generate_prior_tokens",
+            unit="tokens/s",
+            command=f"python -m benchmarks.rollout {options}",
+        ),
+        rates(tokens, seconds["ours"]),
+        rates(tokens, seconds["stock"]),
+        target=TARGETS.get((prompts, group_size)),
+        details={"tokens": tokens},
     )
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _timed(work: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

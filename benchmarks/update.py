@@ -1,12 +1,13 @@
 """Seconds and memory of replay and update against a plain implementation of them.
 
-python benchmarks/update.py [--repeats 3] [--side 1024] [--batch 4] [--json FILE]
+python -m benchmarks.update [--adapter-rank 32] [--repeats 3] [--side 1024] [--batch 4]
 
 A language model of hidden size 512 and 4 layers with the published head (16512 outputs) learns from
 one rollout of full grids. Plain: logits of every output for all rows at once, `log_softmax`,
-`gather`, a deep copy as the reference. Ours: `update_policy` on a `Policy`, row by row. Both run
-in processes of their own, in turns; printed are the medians, their ratios, and how far loss and
-gradient norm of the two differ.
+`gather`, a second model as the reference. Ours: `update_policy` on a `Policy`, row by row. With
+`--adapter-rank` both learn adapters, else language model and head. Both run in processes of their
+own, in turns; printed are the medians, their ratios, and how far loss and gradient norm of the two
+differ.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import argparse
 import json
 import math
 import resource
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.grpo.losses import LossSettings, grpo_loss
@@ -61,6 +62,10 @@ UPDATE = UpdateSettings(
     updates_per_rollout=1,
 )
 MEGABYTE = 2**20
+TIME_TARGET = Target("at most", 0.9)
+MEMORY_TARGET = Target("at most", 0.35)
+TARGET_SIZE = (1024, 4)
+"""Side and batch that both targets are for: the fixed costs of small sizes hide the growth."""
 
 
 @dataclass(frozen=True)
@@ -83,70 +88,92 @@ class ConstantRate:
         """Nothing to do."""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = option_parser(__doc__)
     parser.add_argument("--side", type=int, default=1024, help="pixels; T = 256 + (side / 32)^2")
     parser.add_argument("--batch", type=int, default=4, help="sequences")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--adapter-rank", type=int, help="learn adapters; left out: every weight")
     parser.add_argument("--child", choices=("plain", "ours"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.child is not None:
-        sys.stdout.write(json.dumps(_measure(options.child, options.side, options.batch)) + "\n")
+        sys.stdout.write(json.dumps(_measure(options)) + "\n")
         return
     runs: dict[str, list[dict[str, float]]] = {"plain": [], "ours": []}
-    for _ in range(options.repeats):
-        for child, measured in runs.items():
-            measured.append(_run(child, options))
-    medians = {
-        child: {key: statistics.median(run[key] for run in measured) for key in measured[0]}
-        for child, measured in runs.items()
-    }
-    plain, ours = medians["plain"], medians["ours"]
-    report = {
+    for repeat in range(options.repeats):
+        for child in runs if repeat % 2 == 0 else reversed(runs):
+            runs[child].append(_run(child, options))
+    publish(_results(runs["ours"], runs["plain"], options), options.json)
+
+
+def _results(
+    ours: list[dict[str, float]], plain: list[dict[str, float]], options: argparse.Namespace
+) -> list[Result]:
+    """Seconds and memory; how far loss and gradient norm differ stands beside both."""
+    details = {
         "tokens": token_layout(options.side, options.side).num_tokens,
-        "batch": options.batch,
-        "threads": torch.get_num_threads(),
-        "medians": medians,
-        "time_ratio": ours["seconds"] / plain["seconds"],
-        "memory_ratio": ours["peak_megabytes"] / plain["peak_megabytes"],
-        "loss_difference": abs(ours["loss"] - plain["loss"]),
-        "grad_norm_relative": abs(ours["grad_norm"] / plain["grad_norm"] - 1),
-        "runs": runs,
+        "loss_difference": abs(ours[0]["loss"] - plain[0]["loss"]),
+        "grad_norm_relative": abs(ours[0]["grad_norm"] / plain[0]["grad_norm"] - 1),
     }
-    sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    command = f"python -m benchmarks.update --side {options.side} --batch {options.batch}"
+    phase = f"update {options.batch} x {details['tokens']:.0f} tokens"
+    if options.adapter_rank is not None:
+        command += f" --adapter-rank {options.adapter_rank}"
+        phase += ", adapters"
+    return [
+        compare(
+            Labels(
+                phase=f"{phase}, {what}",
+                against="full logits, log_softmax, deep copy",
+                unit=unit,
+                command=f"{command} --repeats {options.repeats}",
+            ),
+            [run[key] for run in ours],
+            [run[key] for run in plain],
+            target=target if (options.side, options.batch) == TARGET_SIZE else None,
+            details=details,
+        )
+        for what, key, unit, target in (
+            ("time", "seconds", "s", TIME_TARGET),
+            ("memory", "peak_megabytes", "MB", MEMORY_TARGET),
+        )
+    ]
 
 
 def _run(child: str, options: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", child]
+    command = [sys.executable, "-m", "benchmarks.update", "--child", child]
     command += ["--side", str(options.side), "--batch", str(options.batch)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    if options.adapter_rank is not None:
+        command += ["--adapter-rank", str(options.adapter_rank)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 
 
-def _measure(child: str, side: int, batch: int) -> dict[str, float]:
-    """One update to warm up and one that is timed; peak memory above that of the models."""
+def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> Policy:
     model = build_policy_model(seed=0, sizes=SIZES)
     # Neither takes part, and both would count as the model's.
     model.model.visual = model.model.vqmodel = None
-    policy = Policy(
+    return Policy(
         SimpleNamespace(vision_language_encoder=model, processor=build_processor(SIZES)),
         temperature=1.0,
-        adapter_rank=None,
+        adapter_rank=adapter_rank,
         adapter_alpha=1.0,
         is_checkpointing=False,
-        needs_reference=True,
+        needs_reference=needs_reference,
         seed=0,
     )
-    experience = _make_experience(side, batch)
+
+
+def _measure(options: argparse.Namespace) -> dict[str, float]:
+    """One update to warm up and one that is timed; peak memory above that of the models."""
+    policy = _build_policy(options.adapter_rank, needs_reference=options.child == "ours")
+    second = _build_policy(None, needs_reference=False) if options.child == "plain" else None
+    experience = _make_experience(options.side, options.batch)
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.0)
     policy.encode(experience.prompts)
     update: Callable[[], Outcome]
-    if child == "ours":
+    if second is None:
 
         def update() -> Outcome:
             (report,) = update_policy(policy, optimizer, ConstantRate(), experience, UPDATE)
@@ -154,7 +181,7 @@ def _measure(child: str, side: int, batch: int) -> dict[str, float]:
     else:
 
         def update() -> Outcome:
-            return _plain_update(policy, optimizer, experience)
+            return _plain_update(policy, second, optimizer, experience)
 
     before = _resident_bytes()
     update()
@@ -171,11 +198,11 @@ def _measure(child: str, side: int, batch: int) -> dict[str, float]:
 
 
 def _plain_update(
-    policy: Policy, optimizer: torch.optim.Optimizer, experience: Experience
+    policy: Policy, second: Policy, optimizer: torch.optim.Optimizer, experience: Experience
 ) -> Outcome:
     optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
-        reference = _plain_log_probs(policy, experience, *policy.reference_modules())
+        reference = _plain_log_probs(policy, experience, *second.modules())
     log_probs = _plain_log_probs(policy, experience, *policy.modules())
     loss = grpo_loss(
         log_probs,

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from glm_grpo.present import expected_errors_explained
+from glm_grpo.glm_image.floors import DEVICES
+from glm_grpo.present import expected_errors_explained, printable
+from rewards.keys import hide_secrets
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config
@@ -48,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(check)
     check.set_defaults(command=_check)
 
-    plan = commands.add_parser("plan", help="will it fit? memory by phase, without loading a model")
+    plan = commands.add_parser(
+        "plan", help="will it fit? memory and least time by phase, no model is loaded"
+    )
     _add_config(plan)
     plan.add_argument(
         "--memory", metavar="SIZE", help="what there is, such as 24GB; exit code 1 if too little"
@@ -57,6 +61,23 @@ def _parser() -> argparse.ArgumentParser:
         "--prompt-tokens", type=int, default=256, metavar="N", help="of the longest prompt (256)"
     )
     plan.add_argument(
+        "--processes", type=_positive, default=1, metavar="N", help="that train together (1)"
+    )
+    plan.add_argument(
+        "--sharding",
+        choices=("none", "fsdp2"),
+        default="none",
+        help="none: each process holds the policy (DDP); fsdp2: it is cut over them, as by "
+        "configs/accelerate/fsdp2.yaml (none)",
+    )
+    place = plan.add_mutually_exclusive_group()
+    place.add_argument(
+        "--device",
+        choices=sorted(DEVICES),
+        default="h100",
+        help="whose published figures the least time of a step follows from (h100)",
+    )
+    place.add_argument(
         "--cpu", action="store_true", help="of a run without an accelerator, all in CPU memory"
     )
     plan.set_defaults(command=_plan)
@@ -147,6 +168,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
+    return number
+
+
 def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config-name", default="tiny", help="file in the config folder")
     command.add_argument("--config-dir", type=Path, default=Path("configs"))
@@ -173,12 +201,15 @@ def _plan(options: argparse.Namespace) -> None:
     config = _compose(options)
     memory = None if options.memory is None else parse_memory(options.memory)
     from glm_grpo.commands import plan_config
+    from glm_grpo.glm_image.shards import Processes
 
+    is_sharded = options.sharding == "fsdp2"
     for part in plan_config(
         config,
         memory=memory,
         prompt_tokens=options.prompt_tokens,
-        is_on_accelerator=not options.cpu,
+        device=None if options.cpu else DEVICES[options.device],
+        processes=Processes(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
     ):
         if isinstance(part, str):
             _print(part)
@@ -250,7 +281,7 @@ def _summarise(folder: RunFolder) -> list[SummaryRow]:
     try:
         return summarise(folder)
     except StorageError as error:
-        sys.stderr.write(f"no before and after: {error}\n")
+        sys.stderr.write(f"no before and after: {printable(hide_secrets(str(error)))}\n")
         return []
 
 

@@ -25,6 +25,10 @@ class ModelError(GlmGrpoError, RuntimeError):
     """The model cannot be loaded, or does not behave as the method needs."""
 
 
+class DecoderError(ModelError):
+    """The decoder drew what is no picture; the policy is not at fault."""
+
+
 class SelfCheckError(ModelError):
     """Sampling and replay disagree, a ratio is not 1 on-policy, or a grid is not full."""
 
@@ -43,5 +47,17 @@ class HackingError(GlmGrpoError, RuntimeError):
     """A canary left its band and the run was asked to stop; everything is saved."""
 
 
+class MemoryLimitError(GlmGrpoError, MemoryError):
+    """Memory ran out, or would; says in which phase, and which keys to change."""
+
+
 class NonFiniteError(GlmGrpoError, ArithmeticError):
-    """Loss or gradient stayed non-finite for several updates in a row."""
+    """The policy is lost: log-probabilities, weights, or several gradients in a row not finite."""
+
+
+class CollectorError(GlmGrpoError, RuntimeError):
+    """A collector of an asynchronous run failed, or collectors died again and again."""
+
+
+class PeerError(GlmGrpoError, RuntimeError):
+    """Another process of the run failed or is gone; this one can do nothing without it."""

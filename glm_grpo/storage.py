@@ -18,7 +18,11 @@ from pathlib import Path
 
 from glm_grpo.errors import StorageError
 
+PICTURE_FORMATS = ("PNG",)
+"""What a run stores; pillow opens more, some of them by running other programs (EPS)."""
+
 _TEMPORARY_SUFFIX = ".tmp"
+_EARLIER_SUFFIX = f".earlier{_TEMPORARY_SUFFIX}"
 _SAFE_NAME_LENGTH = 64
 _HASH_LENGTH = 12
 _STEP_NAME = re.compile(r"(?:step|eval)-(\d{6,})")
@@ -143,19 +147,20 @@ def step_of(path: Path) -> int | None:
 def safe_name(prompt_id: str) -> str:
     """A file name for a prompt id that may hold any characters and have any length.
 
-    Short ids of lower-case letters, digits, `-`, `_` and `.` stay as they are. All others are
-    shortened, cleaned and given a hash of the whole id, so that two ids never share a file, not
-    even on file systems that ignore case. An id that already ends like such a hash gets one too,
-    or it could collide with the changed name of another.
+    Short ids of lower-case letters, digits, `-`, `_` and `.` stay as they are, but for those that
+    begin with a dot, which hides a file, or a dash, which a shell's `*` would hand to a program as
+    an option. All others are shortened, cleaned and given a hash of the whole id, so that two ids
+    never share a file, not even on file systems that ignore case. An id that already ends like such
+    a hash gets one too, or it could collide with the changed name of another.
     """
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "_", prompt_id)[:_SAFE_NAME_LENGTH]
     is_hash_like = re.search(rf"-[0-9a-f]{{{_HASH_LENGTH}}}$", cleaned) is not None
     is_unchanged = cleaned == prompt_id == prompt_id.lower()
-    if prompt_id and is_unchanged and not prompt_id.startswith(".") and not is_hash_like:
+    if prompt_id and is_unchanged and not prompt_id.startswith((".", "-")) and not is_hash_like:
         return prompt_id
     # Ids read from JSON may hold lone surrogates, which plain UTF-8 refuses.
     digest = hashlib.sha256(prompt_id.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{cleaned.lstrip('.')}-{digest[:_HASH_LENGTH]}"
+    return f"{cleaned.lstrip('.-') or '_'}-{digest[:_HASH_LENGTH]}"
 
 
 @contextmanager
@@ -251,17 +256,36 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path, *, below: bool = False) -> None:
     """Remove what a killed process left half written in `folder`.
 
+    A folder that it was about to replace, and had already taken the name of, gets that name back.
     Only the process that writes the run folder may call this.
+
+    Args:
+        folder: May be missing.
+        below: Whether to look in the folders in it, too.
+
+    Raises:
+        StorageError: The file system refuses.
     """
-    for path in sorted(folder.glob(f".*{_TEMPORARY_SUFFIX}")):
-        remove(path)
+    pattern = f".*{_TEMPORARY_SUFFIX}"
+    for path in sorted(folder.rglob(pattern) if below else folder.glob(pattern)):
+        replaced = path.with_name(path.name.removeprefix(".").removesuffix(_EARLIER_SUFFIX))
+        if path == _earlier_of(replaced) and not replaced.exists():
+            with storage_errors("rename", path):
+                path.rename(replaced)
+        else:
+            remove(path)
 
 
 def _temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY_SUFFIX}")
+
+
+def _earlier_of(path: Path) -> Path:
+    """Where a folder is while another takes its place; still there after a kill just then."""
+    return path.with_name(f".{path.name}{_EARLIER_SUFFIX}")
 
 
 def _sync(path: Path) -> None:
@@ -284,8 +308,8 @@ def _replace_directory(source: Path, destination: Path) -> None:
         source.rename(destination)
         return
     # A folder cannot be renamed onto one that is not empty, so there is an instant in which neither
-    # bears the name. A kill then loses the folder, and never leaves a mixture of the two.
-    earlier = destination.with_name(f".{destination.name}.earlier{_TEMPORARY_SUFFIX}")
+    # bears the name. After a kill just then, `remove_leftovers` gives it back to the earlier one.
+    earlier = _earlier_of(destination)
     shutil.rmtree(earlier, ignore_errors=True)
     destination.rename(earlier)
     try:

@@ -91,6 +91,20 @@ class Advantages:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """For tokens that were sampled by a policy older than the one the updates begin with.
+
+    Attributes:
+        proximal_log_probs: Of the tokens under the policy that the updates begin with: what ratios
+            are taken to, instead of the log-probs as sampled.
+        weights: What each token's part of the policy loss is multiplied by, >= 0.
+    """
+
+    proximal_log_probs: Float32[Tensor, "*sequences T"]
+    weights: Float32[Tensor, "*sequences T"]
+
+
+@dataclass(frozen=True)
 class Experience:
     """All of one batch: what is learnt from, stored and replayed.
 
@@ -103,6 +117,10 @@ class Experience:
         penalties: KL to the reference taken from each total before groups are compared; 0 where
             it stands in the loss or nowhere.
         advantages: From totals less penalties.
+        reference_log_probs: Of the sampled tokens under the policy before training; None where
+            nobody has read them yet.
+        correction: Of every token, P G T; None where the policy that sampled is the one that the
+            updates begin with.
     """
 
     prompts: PromptBatch
@@ -112,6 +130,8 @@ class Experience:
     totals: Float32[Tensor, "P G"]
     penalties: Float32[Tensor, "P G"]
     advantages: Advantages
+    reference_log_probs: Float32[Tensor, "P G T"] | None = None
+    correction: Correction | None = None
 
 
 @dataclass(frozen=True)

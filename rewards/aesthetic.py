@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rewards.clip_loading import PictureEmbedder, find_architecture, load_clip, resolve_path
 from rewards.types import Prompt, RewardError
+from rewards.unpickling import describe_refusal
 
 _LOWEST_RATING, _HIGHEST_RATING = 1.0, 10.0
 _LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
@@ -112,8 +113,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise RewardError(
-            f"aesthetic.head {path} cannot be read as tensors ({error}); use the .pth file of a "
-            "LAION predictor, or a .safetensors file with weight and bias"
+            f"aesthetic.head {path} cannot be read as tensors ({describe_refusal(error)}); use "
+            "the .pth file of a LAION predictor, or a .safetensors file with weight and bias"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(part, Tensor) for part in state.values()):
         raise RewardError(f"aesthetic.head {path} holds no state dict; save module.state_dict()")

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from rewards.base import Reward
@@ -27,6 +29,7 @@ from rewards.terms_config import (
     TermConfig,
     VlmJudgeConfig,
 )
+from rewards.unpickling import loads_tensors_alone
 
 
 def build_scorer(
@@ -76,11 +79,21 @@ def _build_where_asked(
 
 
 def build_reward(options: TermConfig, device: torch.device) -> Reward:
-    """Build one term.
+    """Build one term; files of weights are loaded as tensors alone.
 
     Raises:
         RewardError: Its weights are missing or do not fit.
     """
+    if isinstance(options, CustomConfig):
+        from rewards.custom import CustomReward
+
+        # The user's own program, which loads what it likes.
+        return CustomReward(options.function, needs=options.needs())
+    with loads_tensors_alone():
+        return _build_own(options, device)
+
+
+def _build_own(options: TermConfig, device: torch.device) -> Reward:
     match options:
         case LpipsConfig():
             from rewards.lpips import LpipsReward
@@ -141,13 +154,20 @@ def build_reward(options: TermConfig, device: torch.device) -> Reward:
                 needs=options.needs(),
                 retries=options.retries,
                 timeout_seconds=options.timeout_seconds,
+                token=_read_token(options.token_variable),
             )
-        case CustomConfig():
-            from rewards.custom import CustomReward
-
-            return CustomReward(options.function, needs=options.needs())
         case _:
             raise TypeError(f"{type(options).__name__} is the base of the kinds, not one of them")
+
+
+def _read_token(variable: str | None) -> str:
+    # A scorer of someone else's may want none, and one that does says so.
+    if variable is None or not os.environ.get(variable):
+        return ""
+    from rewards.http import read_key
+
+    remedy = "set the term's token_variable=null where none is wanted"
+    return read_key(variable, option="token_variable", remedy=remedy)
 
 
 def _build_judge(options: VlmJudgeConfig) -> Reward:

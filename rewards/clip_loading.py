@@ -21,8 +21,10 @@ from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from transformers import AutoConfig
 
 from rewards.types import RewardError
+from rewards.unpickling import describe_refusal
 
 ResizeMode = Literal["shortest", "longest"]
 
@@ -182,6 +184,7 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
     if not get_pretrained_cfg(architecture, clip_weights):
         clip_weights = str(resolve_path(clip_weights))
     try:
+        _refuse_hub_code(architecture)
         # Weights are drawn before they are replaced; fork_rng puts the generator back.
         with torch.random.fork_rng(devices=[]):
             clip = open_clip.create_model(architecture, clip_weights, require_pretrained=True)
@@ -190,6 +193,7 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
         OSError,
         RuntimeError,
         EOFError,
+        ValueError,
         pickle.UnpicklingError,
         SafetensorError,
         AttributeError,
@@ -197,6 +201,16 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
     ) as error:
         raise _unusable_weights(architecture, clip_weights, key, error) from error
     return clip.eval().requires_grad_(False)
+
+
+def _refuse_hub_code(architecture: str) -> None:
+    """A text tower of transformers may be a repository's own code, which is never run.
+
+    open_clip does not say so to transformers, which then asks on the terminal.
+    """
+    name = open_clip.get_model_config(architecture)["text_cfg"].get("hf_model_name")
+    if name is not None:
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def _register(clip_model: str, key: str) -> str:
@@ -221,7 +235,7 @@ def _register(clip_model: str, key: str) -> str:
 def _unusable_weights(
     architecture: str, clip_weights: str, key: str, error: Exception
 ) -> RewardError:
-    cause = textwrap.shorten(f"{type(error).__name__}: {error}", _LONGEST_CAUSE)
+    cause = textwrap.shorten(describe_refusal(error), _LONGEST_CAUSE)
     problem = f"{key} {clip_weights!r} of model {architecture!r} cannot be loaded ({cause}). "
     tag = get_pretrained_cfg(architecture, clip_weights)
     if tag:
@@ -240,8 +254,10 @@ def _unusable_weights(
 
 def _load_tokenizer(architecture: str, *, key: str) -> Any:
     text_config = open_clip.get_model_config(architecture)["text_cfg"]
+    # For transformers, which asks on the terminal unless told; the config at hand may say yes.
+    options = {"trust_remote_code": False} if text_config.get("hf_tokenizer_name") else {}
     try:
-        tokenizer = open_clip.get_tokenizer(architecture)
+        tokenizer = open_clip.get_tokenizer(architecture, **options)
     except (OSError, ValueError) as error:
         source = text_config.get("hf_tokenizer_name", architecture)
         cause = textwrap.shorten(str(error), _LONGEST_CAUSE)

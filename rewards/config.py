@@ -41,6 +41,9 @@ def _read_terms(value: object) -> object:
                 "must be a section with keys of its own",
                 f"write {name}: {{weight: 1.0}}",
             )
+        for key in options:
+            if not isinstance(key, str):
+                raise problem_at((str(name), str(key)), options[key], "keys are text", "remove it")
         terms[str(name)] = _with_kind(str(name), options)
     places = {kind: place for place, kind in enumerate(KINDS)}
     return dict(sorted(terms.items(), key=lambda item: (places[str(item[1]["kind"])], item[0])))
@@ -51,7 +54,7 @@ def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
         rule = "the name of a term is made of small letters, digits and _, at most 40"
         raise problem_at((name,), options, rule, "rename it")
     kind = options.get("kind", name)
-    if kind in KINDS:
+    if isinstance(kind, str) and kind in KINDS:
         return {"kind": kind, **options}
     nearest = difflib.get_close_matches(str(kind), KINDS, n=1)
     if "kind" in options:
@@ -79,7 +82,7 @@ def _read_term(value: object) -> object:
     label = f"kind {value['kind']}"
     if kind is OcrConfig:
         engine = value.get("engine")
-        if engine not in OCR_ENGINES:
+        if not isinstance(engine, str) or engine not in OCR_ENGINES:
             rule = f"must be one of {', '.join(OCR_ENGINES)}"
             remedy = "set engine=rapidocr, which needs no download"
             raise problem_at(("engine",), engine, rule, remedy)

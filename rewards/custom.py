@@ -7,6 +7,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,12 +51,17 @@ class CustomReward:
         Raises:
             Exception: Whatever the function raises.
         """
-        # A copy: a function that works in place must not change what other terms see.
-        return self._function(list(prompts), pixels.clone())
+        # Copies: a function that works in place must not change what other terms see.
+        copies = {id(prompt): _copy(prompt) for prompt in prompts}
+        return self._function([copies[id(prompt)] for prompt in prompts], pixels.clone())
 
     def modules(self) -> tuple[nn.Module, ...]:
         """None: networks that the function uses stay where it puts them."""
         return ()
+
+
+def _copy(prompt: Prompt) -> Prompt:
+    return replace(prompt, target=None if prompt.target is None else prompt.target.clone())
 
 
 def load_function(name: str) -> ScoringFunction:

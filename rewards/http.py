@@ -1,8 +1,10 @@
-"""What every term that asks over HTTP needs: when to ask again, and how to say what came of it."""
+"""What every term that asks over HTTP needs: its key, when to ask again, how to say what came."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -12,6 +14,10 @@ import httpx
 from rewards.types import RewardError
 from rewards.wire import EXCERPT
 
+MAX_ANSWER_BYTES = 2**24
+"""Longest answer that is read: scores and notes of some thousand pictures are smaller."""
+
+_KEY = re.compile("[!-~]+")
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 120.0
 
@@ -50,6 +56,60 @@ class RetryRules:
         if isinstance(outcome, httpx.Response):
             return outcome.status_code in self.statuses
         return isinstance(outcome, self.errors)
+
+
+async def send(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """Send a request and read the answer, up to a limit.
+
+    Raises:
+        httpx.RequestError: It cannot be sent; or the answer is broken, compressed, or longer than
+            `MAX_ANSWER_BYTES`.
+    """
+    # A few bytes can be a thousand times as many once they are decompressed.
+    request.headers["Accept-Encoding"] = "identity"
+    answer = await client.send(request, stream=True)
+    body = bytearray()
+    try:
+        encoding = answer.headers.get("Content-Encoding", "identity")
+        if encoding != "identity":
+            raise httpx.DecodingError(
+                f"the answer is compressed ({encoding}), which was not asked for", request=request
+            )
+        async for block in answer.aiter_raw():
+            body += block
+            if len(body) > MAX_ANSWER_BYTES:
+                raise httpx.DecodingError(
+                    f"the answer has more than {MAX_ANSWER_BYTES} bytes", request=request
+                )
+    finally:
+        await answer.aclose()
+    kept = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
+    return httpx.Response(answer.status_code, headers=kept, content=bytes(body), request=request)
+
+
+def read_key(variable: str, *, option: str, remedy: str) -> str:
+    """The key in an environment variable.
+
+    Args:
+        variable: Its name.
+        option: Of the config, that names it; for errors.
+        remedy: What else the user can do than export it.
+
+    Raises:
+        RewardError: It is not set, or what it holds is no key.
+    """
+    key = os.environ.get(variable, "")
+    if not _KEY.fullmatch(key):
+        found = (
+            "holds a space, a line break or another character that no key has"
+            if key
+            else "is not set, or empty"
+        )
+        raise RewardError(
+            f"{option}: the environment variable {variable} {found}; export the key in it, or "
+            f"{remedy}"
+        )
+    return key
 
 
 def uses_environment(url: str) -> bool:

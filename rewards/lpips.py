@@ -67,7 +67,10 @@ class LpipsReward:
             ValueError: A target is missing or of another size.
         """
         device = next(self._model.parameters()).device
-        targets = to_unit_range(stack_targets(prompts, pixels), device)
+        # A group shares its target, which then goes through the network once.
+        is_shared = all(prompt.target is prompts[0].target for prompt in prompts)
+        compared = prompts[:1] if is_shared else prompts
+        targets = to_unit_range(stack_targets(compared, pixels[: len(compared)]), device)
         pictures = to_unit_range(pixels, device)
         # normalize=True: the package scales 0..1 to the -1..1 that it works on.
         distance: Tensor = self._model(pictures, targets, normalize=True)

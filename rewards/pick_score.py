@@ -152,7 +152,13 @@ def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
 def _load_processor(folder: Path) -> Any:
     try:
         # Pillow, as the scores were published; the other backend rounds differently.
-        processor = AutoProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+        processor = AutoProcessor.from_pretrained(
+            folder,
+            local_files_only=True,
+            backend="pil",
+            # Said aloud: unless told, transformers asks on the terminal.
+            trust_remote_code=False,
+        )
     except (OSError, ValueError) as error:
         raise _incomplete_processor(folder, f"{type(error).__name__}: {error}") from error
     if not isinstance(processor, ProcessorMixin):
@@ -165,7 +171,11 @@ def _load_model(folder: Path) -> Any:
         # Weights that a file lacks are drawn; fork_rng puts the generator back.
         with torch.random.fork_rng(devices=[]):
             model, report = CLIPModel.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
+                use_safetensors=True,
             )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise _incomplete_model(folder, f"{type(error).__name__}: {error}") from error

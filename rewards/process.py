@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
+from rewards.keys import TOKEN_VARIABLE
 from rewards.remote import LostScorerError, RemoteReward
 from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError, Scores
@@ -29,13 +31,16 @@ _LISTENING = re.compile(r"listening on (http://\S+)\n")
 _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 1.0
 _LAST_LINES, _LAST_CHARACTERS = 15, 2000
+_LAST_BYTES = 2**16
+_MOST_OUTPUT_BYTES = 2**20
 
 
 class ProcessReward:
     """A term that is built and scored in a child process on this machine.
 
     The child is `python -m rewards.serve`, with this process's interpreter, folder and environment.
-    It ends when this process does, however that ends. What it prints is kept for errors.
+    It ends when this process does, however that ends. The last of what it prints is kept for
+    errors. It answers this process alone, by a token that only the two know.
 
     Args:
         options: The term's section of the config, as plain values with its `kind`.
@@ -63,7 +68,8 @@ class ProcessReward:
         # A file, not a pipe: a pipe that no one reads stops who writes to it.
         self._output, path = tempfile.mkstemp(prefix=f"scorer-{name}-")
         os.unlink(path)  # it lasts as long as someone has it open, and no longer
-        self._process = _start(options, name=name, device=device, output=self._output)
+        token = secrets.token_urlsafe()
+        self._process = _start(options, name=name, device=device, output=self._output, token=token)
         self._close = weakref.finalize(self, _end, self._process, self._output)
         try:
             self._remote = RemoteReward(
@@ -71,6 +77,7 @@ class ProcessReward:
                 needs=needs,
                 retries=0,
                 timeout_seconds=timeout_seconds,
+                token=token,
             )
         except RewardError:
             self.close()
@@ -101,7 +108,7 @@ class ProcessReward:
     ) -> Scores:
         """As `score`; the notes are the term's."""
         try:
-            return self._remote.score_with_notes(prompts, pixels)
+            scores = self._remote.score_with_notes(prompts, pixels)
         except LostScorerError as error:
             # A connection breaks a moment before the process that held it is gone.
             with suppress(subprocess.TimeoutExpired):
@@ -113,6 +120,8 @@ class ProcessReward:
                 f"the process of {self._name} gave no answer and was ended ({error}). "
                 f"{self._last_words()}"
             ) from error
+        self._bound_output()
+        return scores
 
     def modules(self) -> tuple[nn.Module, ...]:
         """None: the networks are the child's."""
@@ -153,18 +162,31 @@ class ProcessReward:
         if not self._close.alive:  # the file is gone with the child
             return ""
         # pread: the child writes where the descriptor, which it shares, stands.
-        text = os.pread(self._output, os.fstat(self._output).st_size, 0)
-        return text.decode(errors="replace")
+        start = max(0, os.fstat(self._output).st_size - _LAST_BYTES)
+        return os.pread(self._output, _LAST_BYTES, start).decode(errors="replace")
+
+    def _bound_output(self) -> None:
+        # A term that prints a line a picture would fill the disk in a long run.
+        if os.fstat(self._output).st_size > _MOST_OUTPUT_BYTES:
+            os.lseek(self._output, 0, os.SEEK_SET)
+            os.ftruncate(self._output, 0)
 
 
 def _start(
-    options: Mapping[str, object], *, name: str, device: torch.device, output: int
+    options: Mapping[str, object], *, name: str, device: torch.device, output: int, token: str
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "rewards.serve", "--name", name, "--device", str(device)]
     command += ["--options-json", json.dumps(dict(options)), "--end-with-stdin"]
     # Nothing is written to the pipe: that it closes, as it does even if this process is killed,
     # tells the child to end.
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        # Not among the arguments, which every user of the machine can list.
+        env=os.environ | {TOKEN_VARIABLE: token},
+    )
 
 
 def _end(process: subprocess.Popen[bytes], output: int) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 import httpx
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.base import has_needs
-from rewards.http import RetryRules, describe, uses_environment
+from rewards.http import RetryRules, describe, hide, send, uses_environment
+from rewards.keys import TOKEN_VARIABLE
 from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError, Scores
 from rewards.wire import (
@@ -25,6 +29,8 @@ from rewards.wire import (
 
 _CONNECT_SECONDS = 10.0
 _INFO_SECONDS = 30.0
+
+_Message = TypeVar("_Message")
 
 
 class LostScorerError(RewardError):
@@ -41,15 +47,22 @@ class RemoteReward:
         url: Where the scorer listens.
         needs: What of a prompt it looks at, as the user expects; the scorer must say the same.
         retries: Further tries after a broken connection or status 502, 503 or 504.
-        timeout_seconds: Longest wait for the scores of one call.
+        timeout_seconds: Longest wait for the scores of one call, further tries included.
+        token: Is sent with every request, and repeated in no note or error; "" for none.
 
     Raises:
-        RewardError: Nothing listens there, what does is no scorer or of another version, or it
-            looks at something else of a prompt.
+        RewardError: Nothing listens there, what does wants another token, is no scorer or of
+            another version, or it looks at something else of a prompt.
     """
 
     def __init__(
-        self, url: str, *, needs: Sequence[Need], retries: int, timeout_seconds: float
+        self,
+        url: str,
+        *,
+        needs: Sequence[Need],
+        retries: int,
+        timeout_seconds: float,
+        token: str = "",
     ) -> None:
         self._url = url.rstrip("/")
         self._needs = frozenset(needs)
@@ -60,7 +73,11 @@ class RemoteReward:
             # Not a read time-out: the scorer is at work or hangs, and would be asked twice.
             errors=(httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout),
         )
-        self._client = httpx.Client(trust_env=uses_environment(url))
+        self._token = token
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._trust_env = uses_environment(url)
+        # Once: it reads the certificates of all authorities.
+        self._certificates = httpx.create_ssl_context()
         self._name = self._read_info().name
 
     def applies_to(self, prompt: Prompt) -> bool:
@@ -82,16 +99,17 @@ class RemoteReward:
     def score_with_notes(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """As `score`; the notes are the scorer's."""
+        """As `score`; the notes are the scorer's, without the token."""
         body = encode_request(prompts, pixels, has_targets="target" in self._needs)
         answer = self._send("POST", "/score", body, seconds=self._timeout_seconds)
         try:
-            return decode_scores(answer, count=len(prompts))
+            scores = self._decode(partial(decode_scores, count=len(prompts)), answer)
         except WireError as error:
             raise RewardError(
                 f"the scorer {self._name} at {self._url} answered what are no scores: {error}. "
                 "Correct the scorer; a failure is never counted as a score"
             ) from error
+        return Scores(scores.values, tuple(hide(note, self._token) for note in scores.notes))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """None: the networks are the other process's to move."""
@@ -100,12 +118,13 @@ class RemoteReward:
     def _read_info(self) -> ScorerInfo:
         answer = self._send("GET", "/info", None, seconds=min(_INFO_SECONDS, self._timeout_seconds))
         try:
-            info = decode_info(answer)
+            info = self._decode(decode_info, answer)
         except WireError as error:
             raise RewardError(
                 f"{self._url}/info is not that of a scorer: {error}. Set the term's url to the "
                 "address that `glm-grpo serve-reward` prints"
             ) from error
+        info = info.model_copy(update={"name": hide(info.name, self._token)})
         if frozenset(info.needs) != self._needs:
             raise RewardError(
                 f"the scorer {info.name} at {self._url} looks at {_list(info.needs)}, and the "
@@ -114,53 +133,87 @@ class RemoteReward:
             )
         return info
 
+    def _decode(self, decode: Callable[[bytes], _Message], answer: bytes) -> _Message:
+        try:
+            return decode(answer)
+        except WireError:
+            # It quotes the answer, cut, and the cut could leave a part of the token over.
+            hidden = answer.replace(self._token.encode(), b"[key]") if self._token else answer
+        return decode(hidden)
+
     def _send(self, method: str, path: str, body: bytes | None, *, seconds: float) -> bytes:
-        outcome = self._try(method, path, body, seconds=seconds)
+        outcome = asyncio.run(self._try(method, path, body, seconds=seconds))
         if isinstance(outcome, httpx.ReadTimeout | httpx.WriteTimeout):
             raise LostScorerError(
                 f"the scorer at {self._url} gave no answer to {path} within {seconds:g} seconds "
-                f"({describe(outcome)}); see whether it still works, or raise the term's "
+                f"({self._describe(outcome)}); see whether it still works, or raise the term's "
                 "timeout_seconds"
+            ) from outcome
+        if isinstance(outcome, httpx.DecodingError):
+            raise RewardError(
+                f"{self._url} answered what cannot be read ({self._describe(outcome)}); that is no "
+                "scorer's answer. Set the term's url to the address that `glm-grpo serve-reward` "
+                "prints"
             ) from outcome
         if isinstance(outcome, httpx.RequestError):
             raise LostScorerError(
-                f"the scorer at {self._url} cannot be reached ({describe(outcome)}); start it "
-                "(`glm-grpo serve-reward`), or set the term's url to where it listens"
+                f"the scorer at {self._url} cannot be reached ({self._describe(outcome)}); start "
+                "it (`glm-grpo serve-reward`), or set the term's url to where it listens"
             ) from outcome
         if outcome.status_code != httpx.codes.OK:
             raise self._explain_status(outcome)
         return outcome.content
 
-    def _try(
+    async def _try(
         self, method: str, path: str, body: bytes | None, *, seconds: float
     ) -> httpx.Response | httpx.RequestError:
-        timeout = httpx.Timeout(seconds, connect=min(_CONNECT_SECONDS, seconds))
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        for tries in itertools.count(1):
-            outcome: httpx.Response | httpx.RequestError
-            try:
-                outcome = self._client.request(
-                    method, self._url + path, content=body, headers=headers, timeout=timeout
-                )
-            except httpx.RequestError as error:
-                outcome = error
-            wait = self._rules.wait_after(outcome, tries)
-            if wait is None:
-                break
-            time.sleep(wait)
+        headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
+        outcome: httpx.Response | httpx.RequestError = httpx.ReadTimeout("it is silent, or slow")
+        # httpx counts each read, and an answer can come byte by byte.
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(seconds),
+                httpx.AsyncClient(
+                    headers=headers,
+                    timeout=httpx.Timeout(None, connect=min(_CONNECT_SECONDS, seconds)),
+                    trust_env=self._trust_env,
+                    verify=self._certificates,
+                ) as client,
+            ):
+                for tries in itertools.count(1):
+                    try:
+                        request = client.build_request(method, self._url + path, content=body)
+                        outcome = await send(client, request)
+                    except httpx.RequestError as error:
+                        outcome = error
+                    wait = self._rules.wait_after(outcome, tries)
+                    if wait is None:
+                        break
+                    await asyncio.sleep(wait)
         return outcome
 
     def _explain_status(self, answer: httpx.Response) -> RewardError:
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            sent = "the token that was sent is not its own" if self._token else "no token was sent"
+            return RewardError(
+                f"the scorer at {self._url} asks for a token, and {sent}; export the token that "
+                f"the server was started with, or that it printed, in {TOKEN_VARIABLE} or the "
+                "variable that the term's token_variable names"
+            )
         try:
-            failure = decode_failure(answer.content)
+            failure = hide(decode_failure(answer.content), self._token)
         except WireError:
             return RewardError(
-                f"{self._url} answered {describe(answer)}; that is no scorer's answer. Set the "
-                "term's url to the address that `glm-grpo serve-reward` prints"
+                f"{self._url} answered {self._describe(answer)}; that is no scorer's answer. Set "
+                "the term's url to the address that `glm-grpo serve-reward` prints"
             )
         return RewardError(
             f"the scorer at {self._url} failed (status {answer.status_code}): {failure}"
         )
+
+    def _describe(self, outcome: httpx.Response | httpx.RequestError) -> str:
+        # Whatever answers may repeat what it was sent.
+        return describe(outcome, secret=self._token)
 
 
 def _list(needs: Sequence[Need] | frozenset[Need]) -> str:

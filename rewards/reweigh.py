@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
-from rewards.types import RewardTable
+from rewards.types import RewardError, RewardTable
 
 Mode = Literal["weighted_sum", "normalize_then_sum"]
 
@@ -27,9 +27,23 @@ def combine(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G"]:
         mode: See `contributions`.
 
     Raises:
+        RewardError: A total is beyond what float32 holds; names the image and its scores.
         ValueError: See `contributions`.
     """
-    return contributions(table, mode=mode).sum(dim=-1)
+    totals = contributions(table, mode=mode).sum(dim=-1)
+    for row, image in (~totals.isfinite()).nonzero().tolist():
+        scores = zip(
+            table.names, table.raw[row, image].tolist(), table.weights.tolist(), strict=True
+        )
+        listed = ", ".join(
+            f"{name} {score:g} (weight {weight:g})" for name, score, weight in scores
+        )
+        raise RewardError(
+            f"the total of prompt row {row}, image {image} is {totals[row, image].item()}, though "
+            f"every score is finite: {listed}; lower reward.terms.<name>.weight, or make the "
+            "scores smaller"
+        )
+    return totals
 
 
 def contributions(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G R"]:

@@ -6,6 +6,7 @@ decoded, and so that a term that hangs does not hang the run.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor, nn
 
 from rewards.base import InvalidScoresError, Reward, score_with_notes
+from rewards.out_of_memory import is_out_of_memory
 from rewards.types import Prompt, RewardError, RewardTable, Scores
 
 _GRACE_SECONDS = 2.0
@@ -142,6 +144,7 @@ class Scoring:
         self._terms = terms
         self._workers = workers
         self._prompts = prompts
+        self._default_dtype = torch.get_default_dtype()
         self._is_early = [is_resident or not term.reward.modules() for term in terms]
         rows = [[term.reward.applies_to(prompt) for term in terms] for prompt in prompts]
         self._is_applicable: Bool[Tensor, "P R"] = torch.tensor(rows, dtype=torch.bool)
@@ -179,6 +182,7 @@ class Scoring:
             if scores.notes:
                 name = self._terms[column].name
                 notes.setdefault(name, [()] * len(self._groups))[row] = scores.notes
+        self._refuse_another_dtype()
         return RewardTable(
             names=tuple(term.name for term in self._terms),
             raw=raw,
@@ -187,6 +191,18 @@ class Scoring:
             std_floors=torch.tensor([term.std_floor for term in self._terms], dtype=torch.float32),
             notes={name: tuple(groups) for name, groups in notes.items()},
         )
+
+    def _refuse_another_dtype(self) -> None:
+        # Now that all terms are done: a library may set it while it loads a model.
+        found = torch.get_default_dtype()
+        if found != self._default_dtype:
+            torch.set_default_dtype(self._default_dtype)
+            names = ", ".join(term.name for term in self._terms)
+            raise RewardError(
+                f"one of the terms {names} set torch's default dtype to {found}, by which the "
+                f"model computes too: put it back to {self._default_dtype} after use, name the "
+                "dtype where a tensor is made, or set the term's run_in=process"
+            )
 
     def _submit(self, row: int, column: int) -> None:
         if self._is_applicable[row, column]:
@@ -228,6 +244,7 @@ class _Worker:
         return future
 
     def _work(self) -> None:
+        process_id = os.getpid()
         while True:
             prompt, pixels, future = self._jobs.get()
             try:
@@ -235,6 +252,9 @@ class _Worker:
             # Handed to whoever waits for the group.
             except Exception as error:
                 future.set_exception(error)
+            if os.getpid() != process_id:
+                # A copy that the term forked and let return: no one waits for it, nor ends it.
+                os._exit(1)
 
 
 def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> Scores:
@@ -246,16 +266,27 @@ def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -
     except RewardError as error:
         # It says itself what failed; asking again picture by picture can cost minutes, or money.
         raise RewardError(f"{where}: {error}", pictures=pixels) from error
-    # Terms wrap libraries that raise whatever they like, or exit, and each such failure ends the
-    # step; an exit would end this thread alone, without a word.
-    except (Exception, SystemExit) as error:
+    # Terms wrap libraries that raise whatever they like, and each such failure ends the step. An
+    # exit would end this thread alone, without a word, and Ctrl-C reaches the main thread only:
+    # here KeyboardInterrupt is one that a library raised itself.
+    except BaseException as error:
         image = _find_failing_image(term, prompt, pixels)
         raise RewardError(
             f"{where}, {image}: scoring failed with {type(error).__name__}: {error}. A failure is "
-            f"never counted as a score; remove the cause, or the term {term.name} from "
-            "reward.terms",
+            f"never counted as a score; {_describe_remedy(term, error, pixels)}",
             pictures=pixels,
         ) from error
+
+
+def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
+    if not is_out_of_memory(error):
+        return f"remove the cause, or the term {term.name} from reward.terms"
+    size, _, height, width = pixels.shape
+    return (
+        f"memory ran out over a group of {size} pictures of {height} x {width} pixels: set "
+        "reward.overlap=false, then offload=modules, which give the term more room (a run can go "
+        "on with them), or in a new run lower rollout.group_size"
+    )
 
 
 def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
@@ -263,6 +294,6 @@ def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H
     for index in range(pixels.shape[0]):
         try:
             term.reward.score([prompt], pixels[index : index + 1])
-        except (Exception, SystemExit):  # as above; the first failure is the one that is reported
+        except BaseException:  # as above; the first failure is the one that is reported
             return f"image {index}"
     return f"images 0 to {pixels.shape[0] - 1} together (each alone can be scored)"

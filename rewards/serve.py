@@ -2,15 +2,21 @@
 
 python -m rewards.serve --name NAME --options-json '{"kind": ...}' [--host] [--port] [--device]
 
-It listens on this machine only unless told otherwise: there is no password and no encryption.
+Who asks must know the token that stands in the environment variable GLM_GRPO_REWARD_TOKEN, or that
+is made and printed where there is none. It listens on this machine only unless told otherwise:
+there is no encryption.
 """
 
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import json
 import logging
 import os
+import re
+import secrets
+import select
 import signal
 import sys
 import threading
@@ -24,6 +30,7 @@ from pydantic import ValidationError
 from rewards.base import Reward
 from rewards.build import build_reward
 from rewards.config import RewardConfig
+from rewards.keys import TOKEN_VARIABLE, hide_secrets
 from rewards.server import RewardServer
 from rewards.terms_config import Need, TermConfig
 from rewards.types import RewardError
@@ -34,6 +41,9 @@ LOOPBACK = "127.0.0.1"
 
 _STDIN = 0
 _BLOCK_BYTES = 2**10
+_POLL_SECONDS = 1.0
+
+_USABLE_TOKEN = re.compile("[!-~]{16,}")
 
 _logger = logging.getLogger(__name__)
 
@@ -53,19 +63,53 @@ def serve(
         reward: Scores.
         name: For errors and people.
         needs: What of a prompt it looks at.
-        host: Address to listen at; any but a loopback one can be reached by others, see above.
+        host: Address to listen at; one that others can reach wants a token in the environment.
         port: 0 for any that is free.
         announce: Is told the URL once requests are taken.
 
     Raises:
-        RewardError: The address cannot be listened at.
+        RewardError: The address cannot be listened at, or there is no token for it.
     """
+    token = read_token(host)
     info = ScorerInfo(protocol=PROTOCOL, name=name, needs=tuple(needs))
-    with RewardServer(reward, info, (host, port)) as server, _ended_by_signals(server.shutdown):
-        if not host.startswith("127.") and host != "localhost":
-            _logger.warning("%s: everyone who can reach %s can use this scorer", name, server.url)
+    made = secrets.token_urlsafe()
+    with (
+        RewardServer(reward, info, (host, port), token=token or made) as server,
+        _ended_by_signals(server.shutdown),
+    ):
+        if not _is_loopback(host):
+            _logger.warning(
+                "%s: what is sent to %s is not encrypted, the token included", name, server.url
+            )
+        if token is None:
+            # Not to standard output, which is read by programs and kept more often.
+            sys.stderr.write(f"made a token for those who ask: export {TOKEN_VARIABLE}={made}\n")
+            sys.stderr.flush()
         announce(server.url)
         server.serve_forever()
+
+
+def read_token(host: str) -> str | None:
+    """The token in the environment; None where one may be made.
+
+    Args:
+        host: Address to listen at.
+
+    Raises:
+        RewardError: There is none and others can reach the address, or it is too easily guessed.
+    """
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is not None and not _USABLE_TOKEN.fullmatch(token):
+        raise RewardError(
+            f"{TOKEN_VARIABLE} holds {len(token)} characters, or some that no token has; it must "
+            "be 16 or more visible ASCII characters: export what `openssl rand -hex 32` prints"
+        )
+    if token is None and not _is_loopback(host):
+        raise RewardError(
+            f"host {host!r} can be reached from other machines, and there is no token; export "
+            f"{TOKEN_VARIABLE} (`openssl rand -hex 32` makes one), or listen at {LOOPBACK}"
+        )
+    return token
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
+        read_token(options.host)  # a mistake is told before weights are loaded
         term = _read_term(options.name, options.options_json)
         reward = build_reward(term, torch.device(options.device))
         serve(
@@ -90,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             announce=_announce,
         )
     except (RewardError, ValidationError) as error:
-        sys.exit(f"{options.name}: {error}")
+        sys.exit(hide_secrets(f"{options.name}: {error}"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -123,6 +168,13 @@ def _read_term(name: str, text: str) -> TermConfig:
     return RewardConfig.model_validate({"terms": section, "allow_untied": True}).terms[name]
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or nothing at all, which stands for every address
+        return host == "localhost"
+
+
 def _announce(url: str) -> None:
     sys.stdout.write(f"listening on {url}\n")
     sys.stdout.flush()
@@ -130,8 +182,11 @@ def _announce(url: str) -> None:
 
 def _end_with_stdin() -> None:
     # Not through sys.stdin, whose lock this thread would hold when the interpreter shuts down.
-    while os.read(_STDIN, _BLOCK_BYTES):
-        pass
+    parent, is_open = os.getppid(), True
+    # The parent is asked for too: what it forked may outlive it, and keeps the pipe open.
+    while is_open and os.getppid() == parent:
+        readable, _, _ = select.select([_STDIN], [], [], _POLL_SECONDS)
+        is_open = not readable or os.read(_STDIN, _BLOCK_BYTES) != b""
     # At once: whoever would have read an answer is gone, and there is nothing to save.
     os._exit(0)
 

@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rewards.options import Options, problem_at
+from rewards.keys import TOKEN_VARIABLE
+from rewards.options import Options, Url, Variable, problem_at
 
 Need = Literal["prompt", "text", "target"]
 """What a term compares a picture with."""
@@ -168,7 +169,7 @@ class VlmJudgeConfig(TermConfig):
 
     kind: Literal["vlm_judge"]
     """Class that scores."""
-    url: str = Field(min_length=1, pattern="^https?://")
+    url: Url
     """Base of the endpoint, such as http://127.0.0.1:8000/v1; /chat/completions is added."""
     model: str = Field(min_length=1)
     """Name of the model, as the endpoint knows it."""
@@ -186,7 +187,7 @@ class VlmJudgeConfig(TermConfig):
     """Lowest score the model may answer; becomes 0."""
     highest: int = 10
     """Highest score the model may answer; becomes 1."""
-    api_key_variable: str | None = Field(default=None, min_length=1)
+    api_key_variable: Variable | None = None
     """Environment variable that holds the key; absent: none is sent."""
     request_timeout_seconds: float = Field(default=60.0, gt=0.0)
     """Seconds one request may take before it is tried again."""
@@ -214,13 +215,22 @@ class RemoteConfig(TermConfig):
 
     kind: Literal["remote"]
     """Class that scores."""
-    url: str = Field(min_length=1, pattern="^https?://")
+    url: Url
     """Where `glm-grpo serve-reward` listens, such as http://scores.example:8700."""
+    token_variable: Variable | None = TOKEN_VARIABLE
+    """Environment variable that holds the scorer's token; null, or not set: none is sent."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
     """What of a prompt the scorer looks at: some of prompt, text, target, as the scorer says it
     does. It is not asked about prompts that lack it."""
     retries: int = Field(default=3, ge=0)
     """Further tries after a broken connection or an answer of status 502, 503 or 504."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> RemoteConfig:
+        if self.run_in == "process":
+            rule = "a remote scorer is in a process of its own already"
+            raise problem_at(("run_in",), self.run_in, rule, "remove run_in")
+        return self
 
     def needs(self) -> tuple[Need, ...]:
         """As the user stated."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,13 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from rewards.base import has_needs
-from rewards.http import RetryRules, describe, hide, uses_environment
+from rewards.http import RetryRules, describe, hide, read_key, send, uses_environment
 from rewards.png import encode_png
 from rewards.types import Prompt, RewardError, Scores
 from rewards.vlm_question import Question
 from rewards.wire import EXCERPT
 
-_KEY = re.compile("[!-~]+")
 _PROBE_SECONDS = 10.0
 
 
@@ -91,7 +88,10 @@ class VlmJudgeReward:
         self._endpoint = endpoint
         self._question = question
         self._url = endpoint.url.rstrip("/")
-        self._key = _read_key(endpoint.api_key_variable)
+        variable = endpoint.api_key_variable
+        option = "vlm_judge.api_key_variable"
+        remedy = "leave api_key_variable out where none is wanted"
+        self._key = "" if variable is None else read_key(variable, option=option, remedy=remedy)
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._rules = RetryRules(
             retries=endpoint.retries,
@@ -153,7 +153,8 @@ class VlmJudgeReward:
             outcome: httpx.Response | httpx.RequestError
             try:
                 async with asyncio.timeout(self._endpoint.request_timeout_seconds):
-                    outcome = await client.post(f"{self._url}/chat/completions", json=payload)
+                    url = f"{self._url}/chat/completions"
+                    outcome = await send(client, client.build_request("POST", url, json=payload))
             except TimeoutError:
                 seconds = self._endpoint.request_timeout_seconds
                 outcome = httpx.ReadTimeout(f"no answer within {seconds:g} seconds")
@@ -226,20 +227,3 @@ class VlmJudgeReward:
     def _describe(self, outcome: httpx.Response | httpx.RequestError) -> str:
         # An endpoint may repeat what it was sent.
         return describe(outcome, secret=self._key)
-
-
-def _read_key(variable: str | None) -> str:
-    if variable is None:
-        return ""
-    key = os.environ.get(variable, "")
-    if not _KEY.fullmatch(key):
-        found = (
-            "holds a space, a line break or another character that no key has"
-            if key
-            else ("is not set, or empty")
-        )
-        raise RewardError(
-            f"vlm_judge.api_key_variable: the environment variable {variable} {found}; export the "
-            "key in it, or leave api_key_variable out where the endpoint wants none"
-        )
-    return key

@@ -1,13 +1,117 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from glm_grpo.commands import run_training
-from glm_grpo.config import compose_config
-from glm_grpo.errors import ModelError
+from glm_grpo.analysis import fit
+from glm_grpo.analysis.memory import ConfigPlanner
+from glm_grpo.build import build_prompts, model_path
+from glm_grpo.commands import check_config, run_training
+from glm_grpo.config import Config, compose_config
+from glm_grpo.errors import MemoryLimitError, ModelError
+from glm_grpo.glm_image.loading import load_pipeline
+from glm_grpo.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
+from glm_grpo.training.prompts import PromptSource
+
+LEAST = (
+    "rollout.prompts_per_step=1",
+    "rollout.group_size=2",
+    "train.micro_batch_size=2",
+    "model.gradient_checkpointing=true",
+    "decode.batch_size=1",
+)
+"""A run that takes little, and for which little is left to be changed."""
+
+
+@pytest.fixture
+def config(tmp_path: Path, configs_dir: Path) -> Config:
+    return compose_config(configs_dir, "tiny", [*LEAST, f"run_dir={tmp_path / 'run'}"])
+
+
+@pytest.fixture
+def give_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Makes the machine one of so many bytes."""
+
+    def give(size: int | None) -> None:
+        monkeypatch.setattr(fit, "available_memory", lambda _: size)
+
+    return give
+
+
+def _planned_peak(config: Config) -> int:
+    path = model_path("tiny")
+    tokens = fit._longest_prompt(config, path, _prompt_sources(config))
+    return ConfigPlanner(path, prompt_tokens=tokens, is_on_accelerator=False).plan(config).peak
+
+
+def _prompt_sources(config: Config) -> list[PromptSource]:
+    prompts = build_prompts(config)
+    return [prompts.training, prompts.held_out]
+
+
+def test_run_training_refuses_what_cannot_fit_before_there_is_a_run_folder(
+    config: Config, give_memory: Callable[[int | None], None], tmp_path: Path
+) -> None:
+    give_memory(1_000_000)
+    with pytest.raises(MemoryLimitError) as caught:
+        run_training(config)
+    message = str(caught.value)
+    assert "there is 1.00 MB in CPU memory (rollout" in message
+    assert message.endswith("no change of one key, nor all of them together, makes it fit")
+    assert not (tmp_path / "run").exists()
+
+
+def test_check_config_refuses_with_changes_that_make_it_fit_before_a_model_is_loaded(
+    give_memory: Callable[[int | None], None], configs_dir: Path
+) -> None:
+    plain = compose_config(configs_dir, "tiny", [*LEAST, "model.gradient_checkpointing=false"])
+    give_memory(int(_planned_peak(plain) / 1.2))
+    found = []
+    with pytest.raises(MemoryLimitError, match="it fits with .*gradient_checkpointing=true"):
+        found.extend(check_config(plain))
+    assert [line.partition(":")[0] for line in found] == ["config", "data"]
+
+
+def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
+    config: Config,
+    give_memory: Callable[[int | None], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="glm_grpo")
+    peak = _planned_peak(config)
+    sources, device = _prompt_sources(config), torch.device("cpu")
+    for memory, is_warned in ((peak, False), (math.ceil(0.95 * peak), True)):
+        give_memory(memory)
+        found = fit.check_fit(config, model_path("tiny"), sources, device)
+        assert "in CPU memory" in found
+        assert any("so the run goes on" in said for said in caplog.messages) == is_warned
+
+
+def test_check_fit_plans_nothing_for_a_device_it_does_not_know(
+    config: Config, give_memory: Callable[[int | None], None]
+) -> None:
+    give_memory(None)
+    found = fit.check_fit(config, model_path("tiny"), [], torch.device("cpu"))
+    assert found.startswith("not planned")
+
+
+def test_longest_prompt_is_counted_by_the_models_own_processor(config: Config) -> None:
+    # As the policy encodes it: with the chat template and the sizes of both grids.
+    short, long = ("A", "A circle"), ("A", "A circle of sorrow, much longer than the other one")
+    counts = [
+        longest_prompt_tokens(model_path("tiny"), captions, height=128, width=128)
+        for captions in (short, long)
+    ]
+    pipeline = load_pipeline(model_path("tiny"), dtype=torch.float32)
+    encoded = encode_prompts(
+        pipeline.vision_language_encoder, pipeline.processor, long, height=128, width=128
+    )
+    assert counts[1] == encoded.input_ids.shape[1] > counts[0]
 
 
 @pytest.mark.parametrize("resume", ["null", "auto"])
@@ -24,8 +128,10 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
     with pytest.raises(ModelError):
         run_training(compose_config(configs_dir, "tiny", [*overrides, f"train.resume={resume}"]))
     said = [record.getMessage() for record in caplog.records]
+    unplanned = "memory: not planned, since the sizes of the model or of the device are not at hand"
     goes_on = [f"going on with {folder} from its start"] if resume == "auto" else []
     assert said == [
+        unplanned,
         *goes_on,
         f"run folder: {folder} (from the first evaluation on, gallery/index.html in it can be "
         "opened at any time)",

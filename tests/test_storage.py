@@ -79,6 +79,9 @@ def test_safe_name_keeps_plain_ids(prompt_id: str) -> None:
         ".",
         "..",
         "../../etc/passwd",
+        "-rf",
+        "--output=x",
+        "---",
         "a/b",
         "a\\b",
         "a\0b",
@@ -90,7 +93,7 @@ def test_safe_name_keeps_plain_ids(prompt_id: str) -> None:
 )
 def test_safe_name_is_one_harmless_file_name(prompt_id: str, tmp_path: Path) -> None:
     name = safe_name(prompt_id)
-    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}", name)
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}", name)
     (tmp_path / name).write_bytes(b"")
     assert names_in(tmp_path) == [name]
 
@@ -260,3 +263,55 @@ def test_remove_leftovers_spares_everything_else(tmp_path: Path) -> None:
     (tmp_path / "step-000001").mkdir()
     remove_leftovers(tmp_path)
     assert names_in(tmp_path) == [".hidden", "step-000001"]
+
+
+def test_remove_leftovers_looks_below_only_when_asked(tmp_path: Path) -> None:
+    inner = tmp_path / "tracker" / ".of-its-own.tmp"
+    inner.parent.mkdir()
+    inner.touch()
+    remove_leftovers(tmp_path)
+    assert inner.exists()
+    remove_leftovers(tmp_path, below=True)
+    assert names_in(inner.parent) == []
+
+
+def test_remove_leftovers_gives_a_folder_back_the_name_that_a_kill_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder"
+    with atomic_directory(path) as temporary:
+        (temporary / "old").touch()
+
+    class Killed(BaseException):
+        """Nothing catches it, and nothing is put back."""
+
+    rename = Path.rename
+
+    def rename_until_killed(source: Path, target: Path) -> Path:
+        if target == path:
+            raise Killed
+        return rename(source, target)
+
+    def replace_and_be_killed() -> None:
+        with atomic_directory(path) as temporary:
+            (temporary / "new").touch()
+
+    with monkeypatch.context() as killing:
+        killing.setattr(Path, "rename", rename_until_killed)
+        with pytest.raises(Killed):
+            replace_and_be_killed()
+    assert not path.exists()
+
+    remove_leftovers(tmp_path)
+
+    assert names_in(tmp_path) == ["folder"]
+    assert names_in(path) == ["old"]
+
+
+def test_remove_leftovers_prefers_what_took_the_place(tmp_path: Path) -> None:
+    (tmp_path / ".folder.earlier.tmp").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "new").touch()
+    remove_leftovers(tmp_path)
+    assert names_in(tmp_path) == ["folder"]
+    assert names_in(tmp_path / "folder") == ["new"]

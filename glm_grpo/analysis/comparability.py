@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 from PIL import Image
 
 from glm_grpo.analysis.settings import list_settings
 from glm_grpo.analysis.stored import EvaluatedRun, StoredEvaluation
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
-from glm_grpo.storage import storage_errors
+from glm_grpo.storage import PICTURE_FORMATS, storage_errors
 
 _SAME_EVALUATION = (
     "model.path",
@@ -26,7 +28,8 @@ _SAME_EVALUATION = (
 _NOT_OF_THE_SCORE = frozenset(
     {
         *("weight", "std_floor", "timeout_seconds", "run_in", "threads", "url"),
-        *("retries", "requests_at_once", "request_timeout_seconds", "api_key_variable"),
+        *("retries", "requests_at_once", "request_timeout_seconds"),
+        *("api_key_variable", "token_variable"),
     }
 )
 """Options of a term that leave its raw scores as they are."""
@@ -158,12 +161,17 @@ def _check_same_targets(first: EvaluatedRun, run: EvaluatedRun) -> None:
         if not (ours.is_file() and theirs.is_file()):
             continue
         with storage_errors("read", ours):
-            is_same = np.array_equal(np.asarray(Image.open(ours)), np.asarray(Image.open(theirs)))
+            is_same = np.array_equal(_read_picture(ours), _read_picture(theirs))
         if not is_same:
             raise ConfigError(
                 f"{ours} is another target picture than {theirs}; compare runs with the same "
                 "data.eval_path"
             )
+
+
+def _read_picture(path: Path) -> UInt8[np.ndarray, "H W C"]:
+    with Image.open(path, formats=PICTURE_FORMATS) as picture:
+        return np.asarray(picture.convert("RGB"))
 
 
 def _identities(evaluation: StoredEvaluation) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -8,13 +8,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glm_grpo.analysis.planned_sizes import batch_sizes, evaluation_sizes, model_settings
+from glm_grpo.analysis.process_rules import refuse_for_processes
 from glm_grpo.analysis.scorer_sizes import scorer_sizes
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
-from glm_grpo.glm_image.loading import DTYPES
 from glm_grpo.glm_image.meta_models import read_part_configs
-from glm_grpo.glm_image.phase_memory import BatchSizes, ModelSettings
 from glm_grpo.glm_image.plan import MemoryPlanner, ScorerSizes
+from glm_grpo.glm_image.quantization import refuse_without_accelerator
+from glm_grpo.glm_image.shards import ONE_PROCESS, Processes
 from glm_grpo.report.memory_plan import MemoryAdvice, MemoryPlan
 
 _UNITS = {
@@ -56,13 +58,21 @@ class ConfigPlanner:
         path: Folder of the model, or the published model's hub id.
         prompt_tokens: Of the longest prompt, >= 1.
         is_on_accelerator: False: there is none, and everything is in CPU memory.
+        processes: That train together; plans are of the one with the largest part.
 
     Raises:
         ModelError: The model's configs are not at hand.
         ConfigError: No prompt has so few tokens.
     """
 
-    def __init__(self, path: str, *, prompt_tokens: int, is_on_accelerator: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        prompt_tokens: int,
+        is_on_accelerator: bool,
+        processes: Processes = ONE_PROCESS,
+    ) -> None:
         if prompt_tokens < 1:
             raise ConfigError(
                 f"--prompt-tokens {prompt_tokens}: must be at least 1; give the tokens of the "
@@ -72,37 +82,29 @@ class ConfigPlanner:
         self._prompt_tokens = prompt_tokens
         self._scorers: dict[str, ScorerSizes] = {}
         self._is_on_accelerator = is_on_accelerator
+        self._processes = processes
 
     def plan(self, config: Config) -> MemoryPlan:
         """Memory by phase.
 
         Raises:
+            ConfigError: Weights of 4 bits are asked for where there is no accelerator, or so many
+                processes cannot run it.
             RewardError: A term names a network that does not exist.
         """
-        adapter, rollout = config.model.adapter, config.rollout
+        self._refuse_unfit(config)
         key = config.reward.model_dump_json()
         if key not in self._scorers:
             self._scorers[key] = scorer_sizes(config.reward.terms.values())
         return self._planner.plan(
-            ModelSettings(
-                dtype=DTYPES[config.model.dtype],
-                adapter_rank=None if adapter is None else adapter.rank,
-                is_checkpointing=config.model.gradient_checkpointing,
-                needs_reference=config.loss.kl_coef > 0,
-                is_on_accelerator=self._is_on_accelerator,
-            ),
-            BatchSizes(
-                prompts=rollout.prompts_per_step,
-                group_size=rollout.group_size,
-                height=rollout.height,
-                width=rollout.width,
-                prompt_tokens=self._prompt_tokens,
-                micro_batch_size=config.train.micro_batch_size,
-                is_truncated=rollout.top_k is not None
-                or (rollout.top_p is not None and rollout.top_p < 1.0),
-            ),
+            model_settings(config, is_on_accelerator=self._is_on_accelerator),
+            batch_sizes(config, prompt_tokens=self._prompt_tokens, processes=self._processes.count),
             self._scorers[key],
             config.offload,
+            evaluation=evaluation_sizes(
+                config, prompt_tokens=self._prompt_tokens, processes=self._processes.count
+            ),
+            processes=self._processes,
         )
 
     def advise(self, config: Config, memory: int) -> list[MemoryAdvice]:
@@ -129,9 +131,11 @@ class ConfigPlanner:
         """All keys at their strongest, one after the other; then each relaxed as far as it goes."""
         chosen: list[tuple[_Change, list[_Change]]] = []
         for kind in _CHANGES:
-            changes = [*kind(_changed(config, *[strongest for strongest, _ in chosen]))]
-            if changes:
-                chosen.append((changes[-1], changes))
+            before = [strongest for strongest, _ in chosen]
+            changes = [*kind(_changed(config, *before))]
+            possible = self._possible(config, before, changes)
+            if possible:
+                chosen.append((possible[-1], changes))
             if self._fits(config, [strongest for strongest, _ in chosen], memory):
                 break
         else:
@@ -151,20 +155,40 @@ class ConfigPlanner:
         self, config: Config, others: Sequence[_Change], changes: list[_Change], memory: int
     ) -> _Change | None:
         """The first that suffices; none where not even the strongest, the last, does."""
-        if not changes or not self._fits(config, [*others, changes[-1]], memory):
+        possible = self._possible(config, others, changes)
+        if not possible or not self._fits(config, [*others, possible[-1]], memory):
             return None
-        return next(each for each in changes if self._fits(config, [*others, each], memory))
+        return next(each for each in possible if self._fits(config, [*others, each], memory))
+
+    def _possible(
+        self, config: Config, others: Sequence[_Change], changes: Sequence[_Change]
+    ) -> list[_Change]:
+        """Those that go together with the others in a config that a run here would take."""
+        return [each for each in changes if self._runnable(config, [*others, each]) is not None]
 
     def _advice(self, config: Config, changes: Sequence[_Change]) -> MemoryAdvice:
         overrides = tuple(text for change in changes for text in _overrides(change))
         return MemoryAdvice(overrides, self.plan(_changed(config, *changes)).peak)
 
     def _fits(self, config: Config, changes: Sequence[_Change], memory: int) -> bool:
-        """False also where the changes do not go together in a config."""
+        """False also where no run would take the changed config."""
+        changed = self._runnable(config, changes)
+        return changed is not None and self.plan(changed).peak <= memory
+
+    def _runnable(self, config: Config, changes: Sequence[_Change]) -> Config | None:
+        """The changed config; none where it is not valid, or no run would take it here."""
         try:
-            return self.plan(_changed(config, *changes)).peak <= memory
-        except ValidationError:
-            return False
+            changed = _changed(config, *changes)
+            self._refuse_unfit(changed)
+        except (ValidationError, ConfigError):
+            return None
+        return changed
+
+    def _refuse_unfit(self, config: Config) -> None:
+        refuse_without_accelerator(
+            config.model.quantization, is_on_accelerator=self._is_on_accelerator
+        )
+        refuse_for_processes(config, self._processes)
 
 
 def _changed(config: Config, *changes: _Change) -> Config:
@@ -180,14 +204,16 @@ def _changed(config: Config, *changes: _Change) -> Config:
 
 
 def _overrides(change: _Change) -> tuple[str, ...]:
-    return tuple(f"{key}={_as_written(value)}" for key, value in change.items())
+    written = (f"{key}={_as_written(value)}" for key, value in change.items())
+    # A shell would make several words of what stands in braces.
+    return tuple(f"'{text}'" if "{" in text else text for text in written)
 
 
 def _as_written(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_as_written(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_as_written(each)}" for key, each in value.items()) + "}"
     return str(value)
 
 
@@ -205,6 +231,13 @@ def _smaller_micro_batches(config: Config) -> Iterator[_Change]:
             yield {"train.micro_batch_size": size}
 
 
+def _smaller_decodes(config: Config) -> Iterator[_Change]:
+    at_once = min(config.decode.batch_size or config.rollout.group_size, config.rollout.group_size)
+    for size in range(at_once - 1, 0, -1):
+        if size & (size - 1) == 0:
+            yield {"decode.batch_size": size}
+
+
 def _checkpointing(config: Config) -> Iterator[_Change]:
     if not config.model.gradient_checkpointing:
         yield {"model.gradient_checkpointing": True}
@@ -218,6 +251,14 @@ def _smaller_adapters(config: Config) -> Iterator[_Change]:
         for rank in (32, 16, 8):
             if rank < config.model.adapter.rank:
                 yield {"model.adapter.rank": rank}
+
+
+def _fewer_bits(config: Config) -> Iterator[_Change]:
+    decoder = {"decode.quantization": "float8"}
+    if config.decode.quantization is None:
+        yield decoder
+    if config.model.quantization is None and config.model.adapter is not None:
+        yield {**decoder, "model.quantization": "nf4"}
 
 
 def _fewer_prompts(config: Config) -> Iterator[_Change]:
@@ -241,10 +282,12 @@ def _smaller_pictures(config: Config) -> Iterator[_Change]:
 _CHANGES: tuple[Callable[[Config], Iterator[_Change]], ...] = (
     _more_offload,
     _smaller_micro_batches,
+    _smaller_decodes,
     _checkpointing,
     _smaller_adapters,
+    _fewer_bits,
     _fewer_prompts,
     _smaller_groups,
     _smaller_pictures,
 )
-"""In the order of how little they change what is learnt: the first three change nothing."""
+"""In the order of how little they change what is learnt: the first four change nothing."""

@@ -1,8 +1,8 @@
 """Before a run: what each term measures on samples of the untrained model.
 
-Samples are drawn as training would draw them. Besides, the tokens of one sample a prompt are
-decoded under several noises (what the decoder alone does to the scores), and the tokens of target
-pictures are decoded (what a perfect policy would get).
+Samples are drawn as training would draw them, and where that is cheap once more in full. Besides,
+the tokens of one sample a prompt are decoded under several noises (what the decoder alone does to
+the scores), and the tokens of target pictures are decoded (what a perfect policy would get).
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
+from glm_grpo.analysis.probe_decode import (
+    FullDecode,
+    decode_in_full,
+    join_decodes,
+    report_decode,
+)
 from glm_grpo.glm_image.picture_tokens import picture_tokens
 from glm_grpo.glm_image.sampling import sample_rollout
 from glm_grpo.glm_image.token_grid import token_layout
@@ -23,6 +29,7 @@ from glm_grpo.report.probe_page import ProbedPrompt
 from glm_grpo.seeds import derive_seed
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score, join_tables
+from glm_grpo.training.out_of_memory import out_of_memory_explained, sampling_size
 from glm_grpo.types import ImageBatch, PromptBatch
 from rewards.audit import audit_table, decoder_fractions, find_conflicts
 from rewards.reweigh import Mode, combine
@@ -43,6 +50,7 @@ class ProbeSamples:
         own_tokens: Raw scores of the decoded tokens of the target picture; NaN where a prompt has
             no target or a term does not apply.
         own_pixels: Those pictures, in the order of the prompts that have a target.
+        full: The samples in the full decode; None where rollouts are decoded in full anyway.
     """
 
     prompts: tuple[Prompt, ...]
@@ -52,6 +60,7 @@ class ProbeSamples:
     redrawn: Float32[Tensor, "N K R"]
     own_tokens: Float32[Tensor, "N R"]
     own_pixels: UInt8[Tensor, "M 3 H W"]
+    full: FullDecode | None
 
 
 def draw_probe(
@@ -62,14 +71,16 @@ def draw_probe(
     Args:
         stage: Models.
         batches: Prompts and seeds, as training would use them.
-        settings: Truncation and combination are used.
+        settings: Truncation, combination and decode are used.
         noises: K, further noises the first sample of each prompt is decoded under, >= 2.
 
     Raises:
         RewardError: A term failed.
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
     parts = [_probe_batch(stage, batch, settings, noises) for batch in batches]
     table = join_tables([part.rewards for part in parts])
+    decodes = [part.full for part in parts if part.full is not None]
     return ProbeSamples(
         prompts=tuple(prompt for part in parts for prompt in part.prompts),
         images=ImageBatch(
@@ -81,14 +92,22 @@ def draw_probe(
         redrawn=torch.cat([part.redrawn for part in parts]),
         own_tokens=torch.cat([part.own_tokens for part in parts]),
         own_pixels=torch.cat([part.own_pixels for part in parts]),
+        full=join_decodes(decodes) if decodes else None,
     )
 
 
 def _probe_batch(
     stage: Stage, batch: PromptBatch, settings: CollectSettings, noises: int
 ) -> ProbeSamples:
-    with stage.residency.phase("rollout"):
+    with (
+        out_of_memory_explained("rollout", sampling_size(batch)),
+        stage.residency.phase("rollout"),
+    ):
         rollout = sample_rollout(stage.policy, batch, truncation=settings.truncation, policy_step=0)
+    full, cheap_steps = None, settings.decode_steps
+    if cheap_steps != stage.decoder.steps:
+        full = decode_in_full(stage, batch, rollout.token_ids, cheap_steps=cheap_steps)
+    stage = stage.with_decode_steps(cheap_steps)
     images, table = _draw(stage, batch, rollout.token_ids)
     single = replace(batch, group_size=1)
     redrawn = [
@@ -104,6 +123,7 @@ def _probe_batch(
         redrawn=torch.cat(redrawn, dim=1),
         own_tokens=own_tokens,
         own_pixels=own_pixels,
+        full=full,
     )
 
 
@@ -128,7 +148,8 @@ def _draw_targets(
         return scores, torch.zeros(0, 3, batch.height, batch.width, dtype=torch.uint8)
     targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
     policy = stage.policy
-    target_ids = picture_tokens(policy.model, policy.processor, torch.stack(targets))
+    with out_of_memory_explained("rollout", sampling_size(batch)):
+        target_ids = picture_tokens(policy.model, policy.processor, torch.stack(targets))
     # The decoder reads the target grid alone.
     preview = target_ids.new_zeros(len(rows), token_layout(batch.height, batch.width).num_preview)
     some = replace(
@@ -142,7 +163,11 @@ def _draw_targets(
 
 
 def report_probe(
-    samples: ProbeSamples, *, mode: Mode, shares: Mapping[str, float] | None
+    samples: ProbeSamples,
+    *,
+    mode: Mode,
+    shares: Mapping[str, float] | None,
+    min_rank_correlation: float,
 ) -> ProbeReport:
     """Turns samples into figures.
 
@@ -150,6 +175,7 @@ def report_probe(
         samples: As drawn.
         mode: How terms are combined.
         shares: Of the advantage, by term, if weights are to be proposed that give them.
+        min_rank_correlation: Between cheap and full decode, where a run would fall back.
 
     Raises:
         ValueError: No weights give these shares; names the nearest.
@@ -169,12 +195,18 @@ def report_probe(
         proposed,
         strict=True,
     )
+    decode = None
+    if samples.full is not None:
+        decode = report_decode(
+            samples.full, table, mode=mode, min_rank_correlation=min_rank_correlation
+        )
     return ProbeReport(
         terms=tuple(ProbedTerm(*figures) for figures in terms),
         audit=audit,
         conflicts=find_conflicts(audit, table.weights),
         prompts=len(samples.prompts),
         group_size=samples.totals.shape[1],
+        decode=decode,
     )
 
 

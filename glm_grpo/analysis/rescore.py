@@ -19,7 +19,7 @@ from glm_grpo.report.rescoring import MovedImage, Rescoring, TermChange
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.resume import read_config
 from rewards.reweigh import advantage_shares, combine, is_flat
-from rewards.types import RewardTable
+from rewards.types import RewardError, RewardTable
 
 _MOVED_IMAGES = 8
 """Images shown of those that gain most, and of those that lose most."""
@@ -82,12 +82,13 @@ def _score(stored: StoredRollouts, config: Config) -> _Scored:
     reward, advantage = config.reward, config.advantage
     floors = {name: term.std_floor for name, term in reward.terms.items()}
     table = stored.groups.weigh(reward.weights(), floors)
-    totals = combine(table, mode=reward.combine)
-    if not totals.isfinite().all():
+    try:
+        totals = combine(table, mode=reward.combine)
+    except RewardError as error:
         raise ConfigError(
             f"reward.terms have weights {reward.weights()}: with them a total is not a finite "
             "float32 number; use smaller ones"
-        )
+        ) from error
     _, counts = stored.groups.steps.unique_consecutive(return_counts=True)
     advantages = [
         group_advantages(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from glm_grpo.config.load import (
     COMPOSITION_ERRORS,
+    UNNAMED_COMPOSITION_ERRORS,
     compose_config,
     config_differences,
     flatten,
@@ -17,6 +18,7 @@ from glm_grpo.config.root import Config
 from glm_grpo.config.sections import (
     AdapterSection,
     AdvantageSection,
+    AsyncSection,
     DataSection,
     DecodeSection,
     EvalSection,
@@ -29,8 +31,10 @@ from glm_grpo.config.sections import (
 
 __all__ = [
     "COMPOSITION_ERRORS",
+    "UNNAMED_COMPOSITION_ERRORS",
     "AdapterSection",
     "AdvantageSection",
+    "AsyncSection",
     "Config",
     "DataSection",
     "DecodeSection",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -31,6 +32,13 @@ from rewards.terms_config import KINDS
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 """What Hydra raises over a file or an override that it cannot make a config of."""
 
+UNNAMED_COMPOSITION_ERRORS = (ValueError, OSError, RecursionError)
+"""What it raises besides, while it composes: over a number for a group's name, a key longer than a
+file name, and brackets nested by the hundred."""
+
+_DEEPEST = 50
+"""Sections in sections of a stored config; a real one has five."""
+
 _TERMS = "reward.terms."
 """Keys below it need not stand in a file: terms have names of the user's own."""
 
@@ -45,11 +53,17 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         # Where and in which portions the work is done: what one changes when memory runs out.
         "offload",
         "reward.overlap",
+        "decode.batch_size",
+        "model.gradient_checkpointing",
+        "train.micro_batch_size",
+        # Where experience is collected; how old it may be makes another run.
+        "async.collectors",
+        "async.address",
+        "async.cpus_per_collector",
+        "async.gpus_per_collector",
         # What is said about a run, not what it does.
         "reward.on_hacking",
         "reward.canary_margin",
-        "model.gradient_checkpointing",
-        "train.micro_batch_size",
     }
 )
 
@@ -82,6 +96,10 @@ def load_config(composed: DictConfig) -> Config:
         values = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"The config cannot be resolved: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(
+            "The config cannot be resolved: a value is nested too deeply; take out brackets"
+        ) from error
     if missing:
         problems = [
             Problem(key, NOT_GIVEN, "is needed, and has no usual value", f"write {key}=...")
@@ -117,7 +135,7 @@ def compose_config(config_dir: Path, name: str, overrides: Sequence[str] = ()) -
     try:
         with initialize_config_dir(str(config_dir.resolve()), version_base=None):
             composed = compose(name, overrides=list(overrides))
-    except COMPOSITION_ERRORS as error:
+    except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS) as error:
         raise override_error(error) from error
     return load_config(composed)
 
@@ -126,19 +144,29 @@ def override_error(error: Exception) -> ConfigError:
     """Say what Hydra refused: for an unknown key with the one that was probably meant.
 
     Args:
-        error: One of `COMPOSITION_ERRORS`.
+        error: One of `COMPOSITION_ERRORS` or `UNNAMED_COMPOSITION_ERRORS`.
     """
     unknown = re.search(r"use \+([^=\s]+)=(.*)", str(error))
     if unknown is not None:
         return ConfigError(describe_problems([_absent_key_problem(unknown[1], unknown[2])]))
     message = str(error).partition("Config search path:")[0].strip()
-    if isinstance(error, OverrideParseException):
+    if not isinstance(error, COMPOSITION_ERRORS):
+        message = _describe_unnamed(error)
+    elif isinstance(error, OverrideParseException):
         message = f"{error.override!r} is not of the form key=value: {message}"
     elif isinstance(error, MissingConfigException) and error.options is None:
         message += " Give the name of a .yaml file in that folder, such as tiny."
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f"\n{error.__cause__}"
     return ConfigError(f"The config cannot be composed: {message}")
+
+
+def _describe_unnamed(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "a value is nested too deeply; take out brackets"
+    if isinstance(error, OSError):
+        return f"{error.strerror}; shorten the key or the name"
+    return f"{error}; write the name of a file in configs/, such as tiny, or a key and its value"
 
 
 def _absent_key_problem(key: str, value: str) -> Problem:
@@ -169,12 +197,29 @@ def from_yaml(text: str) -> Config:
         ConfigError: The text is not YAML, or a key is refused.
     """
     try:
-        composed = OmegaConf.create(text)
-    except (OmegaConfBaseException, YAMLError) as error:
+        _check_stored(text)
+        # Stored values are resolved. A run folder may be someone else's: an interpolation in it
+        # would read this machine's environment, or grow without end.
+        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(f"The stored config cannot be read: {error}") from error
-    if not isinstance(composed, DictConfig):
-        raise ConfigError("The stored config is a list; it must be a YAML mapping of sections")
-    return load_config(composed)
+    return validate_config(values)
+
+
+def _check_stored(text: str) -> None:
+    """Refuse what `to_yaml` never writes, and what would recurse or grow without end when built."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if depth == 0 and isinstance(event, yaml.ScalarEvent | yaml.SequenceStartEvent):
+            raise ValueError("it must be a YAML mapping of sections")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"*{event.anchor} repeats a value; write the value itself")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEEPEST:
+            raise ValueError(f"nested more than {_DEEPEST} deep; take out brackets")
 
 
 def config_differences(stored: Config, given: Config) -> list[str]:

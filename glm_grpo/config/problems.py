@@ -21,6 +21,9 @@ NOT_GIVEN = "(not given)"
 _MOST_NAMED = 3
 """Keys of one name that a remedy lists; every term has a weight."""
 
+_LONGEST_SHOWN = 400
+"""Characters of a refused value; a whole file pasted for a name is not to hide the rule."""
+
 _WHOLE_NUMBER = "must be a whole number"
 _TYPE_RULES = {
     "int_type": _WHOLE_NUMBER,
@@ -66,13 +69,21 @@ def describe_problems(problems: Sequence[Problem]) -> str:
     heading = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     lines = [f"The config has {heading}:"]
     for problem in problems:
-        value = NOT_GIVEN if problem.value is NOT_GIVEN else f"= {problem.value!r}"
+        value = NOT_GIVEN if problem.value is NOT_GIVEN else f"= {_show(problem.value)}"
         lines += [
             f"  {problem.key} {value}",
             f"    rule:   {problem.rule}",
             f"    remedy: {problem.remedy}",
         ]
     return "\n".join(lines)
+
+
+def _show(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:
+        return "(a number of thousands of digits)"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def find_problems(error: ValidationError, model: type[BaseModel], values: object) -> list[Problem]:
@@ -114,7 +125,7 @@ def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem
 
 def _walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
-        key = f"{prefix}{name}"
+        key = f"{prefix}{field.alias or name}"
         yield key, field
         if model is RewardConfig and name == "terms":
             # A mapping of sections: every kind is known under its own name.
@@ -137,7 +148,8 @@ def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
 def _find_problem(
     details: ErrorDetails, fields: Mapping[str, FieldInfo], values: object
 ) -> Problem:
-    if not details["loc"] or not isinstance(details["loc"][-1], int):
+    is_item = bool(details["loc"]) and isinstance(details["loc"][-1], int)
+    if not is_item or details["type"] == "invalid_key":
         return _translate(details, fields)
     items: Any = values
     for part in details["loc"][:-1]:
@@ -150,6 +162,8 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == RELATION:
         return Problem(key, value, str(context["rule"]), str(context["remedy"]))
+    if kind == "invalid_key":
+        return Problem(key, value, "is not a key of the config: keys are text", "remove it")
     if kind == "extra_forbidden":
         return unknown_key_problem(key, value, list(fields))
     purpose = _purpose(key, fields)

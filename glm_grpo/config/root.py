@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from glm_grpo.config.problems import Problem
 from glm_grpo.config.sections import (
     AdvantageSection,
+    AsyncSection,
     DataSection,
     DecodeSection,
     EvalSection,
@@ -29,8 +30,15 @@ TrackerName = Literal[
 """Trackers as accelerate names them."""
 
 
+_LARGEST_NAMED = 10_000
+"""A remedy names no larger divisor: those of a mistyped number would be looked for for hours."""
+
+
 class Config(Section):
     """A validated run: what `train.py` and the commands work from."""
+
+    # `async` is a word of Python's own.
+    model_config = ConfigDict(serialize_by_alias=True)
 
     model: ModelSection
     """Which model is trained, and how it is held."""
@@ -50,6 +58,8 @@ class Config(Section):
     """The optimizer and its learning rate."""
     train: TrainSection
     """Length of the run, sizes of its updates, and what is kept."""
+    asynchronous: AsyncSection = Field(default_factory=AsyncSection, alias="async")
+    """Asynchronous collection through Ray; read where `train.mode` is async."""
     eval: EvalSection
     """Evaluation on the held-out prompts."""
     offload: Literal["none", "modules", "modules_and_optimizer"]
@@ -62,11 +72,13 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_relations(self) -> Config:
         problems = (
-            *_precision_problems(self.model),
+            *_quantization_problems(self.model),
             *_micro_batch_problems(self),
             *_schedule_problems(self.optim, self.train),
             *_advantage_problems(self.advantage),
             *_kl_problems(self.loss),
+            *_decode_problems(self.decode, self.rollout),
+            *_async_problems(self.asynchronous, self.train),
         )
         if problems:
             raise ValidationError.from_exception_data("Config", [*map(_line_error, problems)])
@@ -82,17 +94,12 @@ def _line_error(problem: Problem) -> InitErrorDetails:
     )
 
 
-def _precision_problems(model: ModelSection) -> list[Problem]:
-    if model.dtype == "float32" or model.adapter is not None:
+def _quantization_problems(model: ModelSection) -> list[Problem]:
+    if model.quantization is None or model.adapter is not None:
         return []
-    rule = (
-        "must be float32 where model.adapter is absent: a weight in bfloat16 keeps 8 bits, and "
-        "updates as small as those of fine-tuning round to no change at all"
-    )
-    remedy = (
-        "set model.adapter={rank: 32, alpha: 64.0} (adapters are float32), or model.dtype=float32"
-    )
-    return [Problem("model.dtype", model.dtype, rule, remedy)]
+    rule = "must be absent where model.adapter is: weights of 4 bits cannot be trained"
+    remedy = "set 'model.adapter={rank: 32, alpha: 64.0}', or leave model.quantization out"
+    return [Problem("model.quantization", model.quantization, rule, remedy)]
 
 
 def _micro_batch_problems(config: Config) -> list[Problem]:
@@ -100,7 +107,8 @@ def _micro_batch_problems(config: Config) -> list[Problem]:
     size = config.train.micro_batch_size
     if images % size == 0:
         return []
-    divisors = [number for number in range(1, images + 1) if images % number == 0]
+    largest = min(images, _LARGEST_NAMED)
+    divisors = [number for number in range(1, largest + 1) if images % number == 0]
     nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - size))[:3])
     rule = (
         f"must divide rollout.prompts_per_step * rollout.group_size = "
@@ -135,3 +143,46 @@ def _kl_problems(loss: LossSection) -> list[Problem]:
     rule = "'reward' needs loss.kl_coef > 0, else no divergence is subtracted from the reward"
     remedy = "set loss.kl_coef=0.02, or loss.kl_placement=loss"
     return [Problem("loss.kl_placement", loss.kl_placement, rule, remedy)]
+
+
+def _decode_problems(decode: DecodeSection, rollout: RolloutSection) -> list[Problem]:
+    steps, cheap = decode.steps, decode.rollout_steps
+    if cheap is None or cheap == steps:
+        return []
+    if cheap > steps:
+        rule = f"must not exceed decode.steps = {steps}: evaluations are to be the careful ones"
+        remedy = f"set decode.rollout_steps={steps} or less, or leave it out"
+        return [Problem("decode.rollout_steps", cheap, rule, remedy)]
+    prompts, groups = rollout.prompts_per_step, decode.recheck_groups
+    if groups <= prompts:
+        return []
+    rule = f"must not exceed rollout.prompts_per_step = {prompts}: a step has no more groups"
+    remedy = f"set decode.recheck_groups={prompts} or less"
+    return [Problem("decode.recheck_groups", groups, rule, remedy)]
+
+
+def _async_problems(section: AsyncSection, train: TrainSection) -> list[Problem]:
+    if train.mode == "sync":
+        return []
+    age, each = section.max_policy_age, train.updates_per_rollout
+    # Batches that may be under way at once: that of the next step, and those that its updates, and
+    # the ones after it, will not make too old.
+    at_once = age // each + 1
+    where = f"where async.max_policy_age = {age} and train.updates_per_rollout = {each}"
+    problems = []
+    if section.collectors > at_once:
+        rule = (
+            f"must not exceed {at_once} {where}: so many batches may be under way, and further "
+            "collectors would never get one"
+        )
+        age_needed = (section.collectors - 1) * each
+        remedy = f"set async.collectors={at_once}, or async.max_policy_age={age_needed}"
+        problems.append(Problem("async.collectors", section.collectors, rule, remedy))
+    if section.push_every > at_once * each:
+        rule = (
+            f"must not exceed {at_once * each} {where}: the collectors would wait for weights that "
+            "the learner, waiting for them, never pushes"
+        )
+        remedy = f"set async.push_every={at_once * each} or less"
+        problems.append(Problem("async.push_every", section.push_every, rule, remedy))
+    return problems

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rewards.options import refuse_secrets
 
 _BetaCoefficient = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
-    """What all sections share: unknown keys, lax types and non-finite numbers are refused."""
+    """What all sections share: unknown keys, lax types, non-finite numbers, secrets are refused."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -26,6 +28,11 @@ class Section(BaseModel):
         # Fields such as `model` are ours to name.
         protected_namespaces=(),
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_secrets(cls, values: object) -> object:
+        return refuse_secrets(values)
 
 
 class AdapterSection(Section):
@@ -48,6 +55,9 @@ class ModelSection(Section):
     """Low-rank adapters; absent: the language model and its head are trained in full."""
     gradient_checkpointing: bool
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    quantization: Literal["nf4"] | None = None
+    """Hold the language model's matrices in 4 bits, by bitsandbytes; only adapters can be trained
+    on them. Absent: in `dtype`."""
 
 
 class DataSection(Section):
@@ -86,6 +96,23 @@ class DecodeSection(Section):
     """Denoising steps per image."""
     guidance_scale: float = Field(ge=1.0)
     """Classifier-free guidance; above 1 every denoising step runs twice."""
+    rollout_steps: int | None = Field(default=None, ge=1)
+    """Denoising steps per image that is learnt from, at most `decode.steps`; evaluations take all
+    of `decode.steps`. Absent: rollouts too."""
+    recheck_every: int = Field(default=10, ge=1)
+    """Training steps between rechecks, from step 1 on: some groups are decoded in full too, to see
+    whether fewer `rollout_steps` rank their images alike. Without fewer there is no recheck."""
+    recheck_groups: int = Field(default=4, ge=1)
+    """Prompts whose images are decoded in full in a recheck, at most a step's."""
+    min_rank_correlation: float = Field(default=0.9, ge=-1.0, le=1.0)
+    """Spearman correlation of the totals inside groups, below which a recheck ends the cheaper
+    decode: from the next step on rollouts take all of `decode.steps`. -1: only watch it."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Images of a group that are drawn at once; absent: the whole group. Changes memory and speed,
+    not the pictures."""
+    quantization: Literal["float8"] | None = None
+    """Hold the diffusion transformer's weights in 8 bits (e4m3) and compute in `model.dtype`;
+    absent: hold them in `model.dtype`."""
 
 
 class AdvantageSection(Section):
@@ -139,6 +166,9 @@ class OptimSection(Section):
 class TrainSection(Section):
     """Length of the run, sizes of its updates, and what is kept."""
 
+    mode: Literal["sync", "async"] = "sync"
+    """Collect and learn in turns, or at the same time: collectors make the next batches through
+    Ray while this one is learnt from."""
     steps: int = Field(ge=1)
     """Training steps: one rollout and its updates each."""
     seed: int = Field(ge=0)
@@ -157,6 +187,29 @@ class TrainSection(Section):
     resume: str | None = Field(default=None, min_length=1)
     """`auto` (the run in run_dir, or the newest unfinished one of these settings), a run folder, or
     a checkpoint in one; absent: start anew."""
+
+
+class AsyncSection(Section):
+    """Asynchronous collection through Ray; read where `train.mode` is async."""
+
+    collectors: int = Field(default=2, ge=1)
+    """Processes that sample, decode and score, each with models of its own."""
+    max_policy_age: int = Field(default=1, ge=0)
+    """Optimizer updates between the weights that sample and those that learn, at most; 0: the
+    figures of a synchronous run."""
+    push_every: int = Field(default=1, ge=1)
+    """Optimizer updates from one push of weights to the collectors to the next."""
+    on_stale: Literal["weigh", "drop"] = "weigh"
+    """Tokens of an older policy are weighed by their importance ratio. Those above
+    `max_importance_ratio` get that weight (weigh), or are not learnt from (drop)."""
+    max_importance_ratio: float = Field(default=2.0, ge=1.0)
+    """Largest weight of a token of an older policy."""
+    address: str | None = Field(default=None, pattern=r"^(auto|[^/\s]+:\d{1,5})$")
+    """Of a Ray cluster, `host:port` or `auto`; absent: the run starts one on this machine."""
+    cpus_per_collector: int = Field(default=1, ge=1)
+    """Cores that Ray keeps for a collector, and threads it computes with."""
+    gpus_per_collector: float = Field(default=0.0, ge=0.0)
+    """Accelerators that Ray keeps for a collector; a fraction shares one, 0: it has none."""
 
 
 class EvalSection(Section):

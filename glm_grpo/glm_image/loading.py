@@ -9,16 +9,25 @@ import torch
 from diffusers import GlmImagePipeline
 
 from glm_grpo.errors import ModelError
+from glm_grpo.glm_image.quantization import (
+    AS_PUBLISHED,
+    Quantization,
+    hold_in_8_bits,
+    load_in_4_bits,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_pipeline(path: str, *, dtype: torch.dtype) -> GlmImagePipeline:
+def load_pipeline(
+    path: str, *, dtype: torch.dtype, quantization: Quantization = AS_PUBLISHED
+) -> GlmImagePipeline:
     """All parts of the pipeline, on the CPU, in evaluation mode.
 
     Args:
         path: A folder that `GlmImagePipeline.save_pretrained` wrote, or a hub id.
-        dtype: Of all weights.
+        dtype: Of all weights but those of fewer bits.
+        quantization: Which weights are held in fewer bits.
 
     Raises:
         ModelError: Nothing can be loaded from there; says what was tried and the remedy.
@@ -32,7 +41,7 @@ def load_pipeline(path: str, *, dtype: torch.dtype) -> GlmImagePipeline:
             "owner/name; give an existing folder, a hub id such as zai-org/GLM-Image, or 'tiny'"
         )
     try:
-        pipeline = GlmImagePipeline.from_pretrained(path, dtype=dtype)
+        pipeline = _load(path, dtype, quantization)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
@@ -45,6 +54,20 @@ def load_pipeline(path: str, *, dtype: torch.dtype) -> GlmImagePipeline:
         if isinstance(component, torch.nn.Module):
             component.eval().requires_grad_(False)
     pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _load(path: str, dtype: torch.dtype, quantization: Quantization) -> GlmImagePipeline:
+    if quantization.language is None:
+        pipeline = GlmImagePipeline.from_pretrained(path, dtype=dtype, use_safetensors=True)
+    else:
+        model = load_in_4_bits(path, dtype=dtype)
+        pipeline = GlmImagePipeline.from_pretrained(
+            path, dtype=dtype, use_safetensors=True, vision_language_encoder=None
+        )
+        pipeline.register_modules(vision_language_encoder=model)
+    if quantization.decoder is not None:
+        hold_in_8_bits(pipeline.transformer)
     return pipeline
 
 

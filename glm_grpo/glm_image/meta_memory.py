@@ -20,7 +20,7 @@ META = torch.device("meta")
 class MetaMemory(TorchDispatchMode):
     """Counts the bytes of all meta tensors that operations make, until Python drops them.
 
-    What existed before counts for nothing. Not seen: scratch space inside an operation, and what a
+    What existed before counts for nothing. Not seen: scratch space inside operations, and what a
     caching allocator keeps or loses between blocks.
 
     Attributes:

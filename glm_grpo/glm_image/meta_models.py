@@ -20,6 +20,7 @@ from transformers import (
 
 from glm_grpo.errors import ModelError
 from glm_grpo.glm_image.meta_memory import META
+from glm_grpo.glm_image.quantization import hold_in_8_bits
 
 PUBLISHED_ID = "zai-org/GLM-Image"
 """Hub id whose sizes are known without its files."""
@@ -129,8 +130,16 @@ def build_language_model(
         return GlmImageForConditionalGeneration(settings).to(dtype).eval()
 
 
-def build_decoder(configs: PartConfigs, dtype: torch.dtype) -> tuple[Any, Any, nn.Module]:
-    """Transformer, VAE and glyph encoder, in this order."""
+def build_decoder(
+    configs: PartConfigs, dtype: torch.dtype, *, is_in_8_bits: bool = False
+) -> tuple[Any, Any, nn.Module]:
+    """Transformer, VAE and glyph encoder, in this order.
+
+    Args:
+        configs: Of the model.
+        dtype: Of weights and activations.
+        is_in_8_bits: The transformer's weights are held in 8 bits.
+    """
     logger = logging.getLogger("diffusers.models.modeling_utils")
     level = logger.level
     # It tells that nothing is to be kept in fp32.
@@ -139,6 +148,8 @@ def build_decoder(configs: PartConfigs, dtype: torch.dtype) -> tuple[Any, Any, n
         transformer = GlmImageTransformer2DModel.from_config(configs.transformer).to(dtype)
         vae = AutoencoderKL.from_config(configs.vae).to(dtype)
         encoder = T5EncoderModel(T5Config.from_dict(configs.text_encoder)).to(dtype)
+    if is_in_8_bits:
+        hold_in_8_bits(transformer)
     logger.setLevel(level)
     return transformer.eval(), vae.eval(), encoder.eval()
 

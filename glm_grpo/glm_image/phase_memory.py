@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from diffusers import GlmImagePipeline
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import GlmImageForConditionalGeneration
-from transformers.cache_utils import DynamicCache
 
 from glm_grpo.glm_image.meta_memory import META, measured_on_meta
-from glm_grpo.glm_image.meta_models import PartConfigs, build_decoder, build_language_model
+from glm_grpo.glm_image.meta_models import PartConfigs, build_language_model
+from glm_grpo.glm_image.meta_quantization import quantize_on_meta
 from glm_grpo.glm_image.policy import Policy, support_log_probs
 from glm_grpo.glm_image.prompt_inputs import PromptInputs
-from glm_grpo.glm_image.sampling import Truncation, draw, kept_entries
+from glm_grpo.glm_image.quantization import AS_PUBLISHED, Quantization
+from glm_grpo.glm_image.sampling import Truncation, draw, kept_entries, prefill
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.glm_image.token_scores import score_tokens
 from glm_grpo.glm_image.token_step import TokenStep
-from glm_grpo.grpo.update import run_backward
 
 _FEW_LAYERS, _MORE_LAYERS = 4, 6
 """Layers are alike: two depths tell what a further one takes."""
@@ -37,6 +36,7 @@ class ModelSettings:
         is_checkpointing: Activations are computed again in the backward pass.
         needs_reference: A KL to the reference is weighed.
         is_on_accelerator: Chooses the optimizer's form as torch does.
+        quantization: Which weights are held in fewer bits.
     """
 
     dtype: torch.dtype
@@ -44,6 +44,7 @@ class ModelSettings:
     is_checkpointing: bool
     needs_reference: bool
     is_on_accelerator: bool
+    quantization: Quantization = AS_PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class BatchSizes:
         prompt_tokens: Of the longest prompt.
         micro_batch_size: Images a forward and backward pass.
         is_truncated: By top-k or top-p.
+        decode_batch_size: Images of a group that are drawn at once; None: all.
     """
 
     prompts: int
@@ -67,11 +69,17 @@ class BatchSizes:
     prompt_tokens: int
     micro_batch_size: int
     is_truncated: bool
+    decode_batch_size: int | None = None
 
     @property
     def images(self) -> int:
         """P * G."""
         return self.prompts * self.group_size
+
+    @property
+    def drawn_at_once(self) -> int:
+        """Images the decoder works on."""
+        return min(self.group_size, self.decode_batch_size or self.group_size)
 
     @property
     def tokens(self) -> int:
@@ -84,6 +92,8 @@ def build_meta_policy(
 ) -> tuple[GlmImageForConditionalGeneration, Policy]:
     """The real policy around a model without values; `layers` as in `build_language_model`."""
     model = build_language_model(configs.language, settings.dtype, layers=layers)
+    if settings.quantization.language is not None:
+        quantize_on_meta(model)
     policy = Policy(
         GlmImagePipeline(
             tokenizer=None,
@@ -108,50 +118,27 @@ def cache_bytes(
     model: GlmImageForConditionalGeneration, sizes: BatchSizes, dtype: torch.dtype
 ) -> tuple[int, int]:
     """Keys and values of the prompts, kept once a group, and of the generated tokens."""
-    text = model.config.text_config
-    attention = model.model.language_model.layers[0].self_attn
-    per_token = 2 * text.num_hidden_layers * text.num_key_value_heads
-    per_token *= attention.head_dim * dtype.itemsize
+    per_token = cache_token_bytes(model, dtype)
     prompts = sizes.prompts * sizes.prompt_tokens
     return prompts * per_token, sizes.images * sizes.tokens * per_token
 
 
+def cache_token_bytes(model: GlmImageForConditionalGeneration, dtype: torch.dtype) -> int:
+    """Keys and values of one token in all layers."""
+    text = model.config.text_config
+    attention = model.model.language_model.layers[0].self_attn
+    heads = 2 * text.num_hidden_layers * text.num_key_value_heads
+    return heads * attention.head_dim * dtype.itemsize
+
+
 def rollout_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
     """Most that sampling takes besides weights, cache included."""
-    return max(_over_layers(configs, lambda layers: _rollout(configs, settings, sizes, layers)))
+    return max(over_layers(configs, lambda layers: _rollout(configs, settings, sizes, layers)))
 
 
 def update_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
     """Most that replay, backward pass and optimizer take besides weights and optimizer state."""
-    return max(_over_layers(configs, lambda layers: _update(configs, settings, sizes, layers)))
-
-
-def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
-    """Most that drawing one group takes besides weights; guidance runs its passes in turn."""
-    transformer, vae, _ = build_decoder(configs, settings.dtype)
-    group, patch = sizes.group_size, transformer.config.patch_size
-    factor = 2 ** (len(vae.config.block_out_channels) - 1)
-    height, width = sizes.height // factor, sizes.width // factor
-    num_patches = height * width // patch**2
-    latents: dict[str, Any] = {"dtype": settings.dtype, "device": META}
-    with measured_on_meta() as drawing, torch.no_grad():
-        transformer(
-            hidden_states=torch.empty(
-                group, transformer.config.in_channels, height, width, **latents
-            ),
-            encoder_hidden_states=torch.empty(
-                group, sizes.prompt_tokens, transformer.config.text_embed_dim, **latents
-            ),
-            prior_token_id=_zeros(group, num_patches),
-            prior_token_drop=_zeros(group, num_patches).bool(),
-            timestep=_zeros(group),
-            target_size=_zeros(group, 2).to(settings.dtype),
-            crop_coords=_zeros(group, 2).to(settings.dtype),
-            return_dict=False,
-        )
-    with measured_on_meta() as turning, torch.no_grad():
-        vae.decode(torch.empty(group, vae.config.latent_channels, height, width, **latents))
-    return max(drawing.peak_bytes, turning.peak_bytes)
+    return max(over_layers(configs, lambda layers: _update(configs, settings, sizes, layers)))
 
 
 def optimizer_state_bytes(policy: Policy) -> int:
@@ -164,9 +151,7 @@ def gradient_bytes(policy: Policy) -> int:
     return sum(p.numel() * p.element_size() for p in policy.trainable_parameters())
 
 
-def _over_layers(
-    configs: PartConfigs, measure: Callable[[int], tuple[int, int]]
-) -> tuple[int, int]:
+def over_layers(configs: PartConfigs, measure: Callable[[int], tuple[int, int]]) -> tuple[int, int]:
     """Two figures at the model's depth, from two smaller depths where it is deep."""
     layers = configs.num_layers
     if layers <= _MORE_LAYERS:
@@ -191,12 +176,12 @@ def _rollout(
     later = generated_positions(token_layout(sizes.height, sizes.width), 0).unsqueeze(1)
     positions = later + inputs.next_position.view(1, -1, 1)
     with measured_on_meta() as memory, torch.no_grad():
-        cache = DynamicCache()
-        language_model(
-            input_ids=inputs.input_ids.to(META),
-            position_ids=inputs.position_ids.to(META),
-            past_key_values=cache,
-            use_cache=True,
+        # A mask would be looked into for padding, and there are no values here.
+        _, cache = prefill(
+            language_model,
+            inputs.input_ids.to(META),
+            inputs.position_ids.to(META),
+            attention_mask=None,
         )
         reading = memory.peak_bytes
         memory.peak_bytes = memory.live_bytes
@@ -224,7 +209,7 @@ def _update(
         if sizes.micro_batch_size < sizes.images:
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
-        run_backward(_replay(policy, sizes).sum())
+        torch.autograd.backward(replay_on_meta(policy, sizes).sum())
         replaying = memory.peak_bytes
         optimizer.step()
         # The first step makes the state, which is counted by itself.
@@ -233,7 +218,7 @@ def _update(
     return replaying, memory.peak_bytes - optimizer_state_bytes(policy)
 
 
-def _replay(policy: Policy, sizes: BatchSizes) -> Tensor:
+def replay_on_meta(policy: Policy, sizes: BatchSizes) -> Tensor:
     """As `Policy.replay`, which reads values of its inputs that there are none of here."""
     language_model, head = policy.modules()
     rows, length = sizes.micro_batch_size, sizes.prompt_tokens + sizes.tokens - 1

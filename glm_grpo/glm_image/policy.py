@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from diffusers import GlmImagePipeline
@@ -20,11 +19,11 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
 from glm_grpo.errors import CheckpointError
+from glm_grpo.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.glm_image.prompt_inputs import PromptInputs, encode_prompts
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
-from glm_grpo.glm_image.token_scores import TokenScores, score_tokens
 from glm_grpo.grpo.update import Replay
-from glm_grpo.types import Experience, PromptBatch
+from glm_grpo.types import Experience, PromptBatch, Rollout
 
 ADAPTED_MODULES = (
     r"model\.language_model\.layers\.\d+\."
@@ -59,20 +58,25 @@ class Policy:
     ) -> None:
         self.model = pipeline.vision_language_encoder
         self.processor = pipeline.processor
-        self.temperature = temperature
         self.codebook_size: int = self.model.config.vq_config.num_embeddings
         self.model.requires_grad_(False)
         self._adapted: PeftModel | None = None
-        self._reference: tuple[nn.Module, nn.Linear] | None = None
+        self._reference: PolicyNetwork | None = None
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
+        self.network = PolicyNetwork(
+            self.model.model.language_model,
+            self.model.lm_head,
+            codebook_size=self.codebook_size,
+            temperature=temperature,
+        )
+        self._wrapped: nn.Module = self.network
         if adapter_rank is not None:
             self._adapted = _adapt(self.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
         else:
             if needs_reference:
-                self._reference = copy.deepcopy(self.modules())
-                for module in self._reference:
-                    module.requires_grad_(False)
-            self._trained_modules().requires_grad_(True)
+                self._reference = copy.deepcopy(self.network)
+                self._reference.requires_grad_(False)
+            self.network.requires_grad_(True)
         if is_checkpointing:
             with warnings.catch_warnings():
                 # The name that follows it does not exist in the oldest transformers supported.
@@ -85,6 +89,11 @@ class Policy:
         return self.model.lm_head.weight.device
 
     @property
+    def temperature(self) -> float:
+        """Of sampling and replay: one number, kept by the network."""
+        return self.network.temperature
+
+    @property
     def adapted_model(self) -> PeftModel | None:
         """The peft model around the language model; None when it is trained in full."""
         return self._adapted
@@ -95,7 +104,15 @@ class Policy:
 
     def reference_modules(self) -> tuple[nn.Module, ...]:
         """The frozen copy the KL needs; empty with adapters or without KL."""
-        return () if self._reference is None else self._reference
+        return () if self._reference is None else (self._reference,)
+
+    def wrap(self, wrapped: nn.Module) -> None:
+        """Replays through an engine's wrapper of `network` from now on, so that it sees gradients.
+
+        Args:
+            wrapped: Takes what `network` takes.
+        """
+        self._wrapped = wrapped
 
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
         """The parameters the optimizer moves."""
@@ -113,8 +130,8 @@ class Policy:
 
     def codebook_logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
         """Logits over the codebook alone, in fp32, divided by the temperature."""
-        weight = self.model.lm_head.weight[: self.codebook_size]
-        return nn.functional.linear(hidden_states, weight).float() / self.temperature
+        logits = nn.functional.linear(hidden_states, self.network.codebook_weight())
+        return logits.float() / self.temperature
 
     def replay(self, experience: Experience, rows: Int64[Tensor, " N"]) -> Replay:
         """Scores sampled tokens under the present policy, with gradient.
@@ -124,47 +141,51 @@ class Policy:
             rows: Into the flattened P * G axis.
         """
         language_model = self.model.model.language_model
+        sequences = self._sequences(experience.prompts, experience.rollout, rows)
         # Only a module in training mode recomputes activations; there is no dropout to switch on.
         language_model.train()
-        scores = self._score(experience, rows, language_model, self.model.lm_head)
+        log_probs, entropy = self._wrapped(*sequences)
         language_model.eval()
-        return Replay(log_probs=scores.log_probs, entropy=scores.entropy)
+        return Replay(log_probs=log_probs, entropy=entropy)
 
     @torch.no_grad()
     def reference_log_probs(
-        self, experience: Experience, rows: Int64[Tensor, " N"]
+        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> Float32[Tensor, "N T"]:
         """Scores sampled tokens under the policy before training: adapters off, or the copy.
+
+        Args:
+            prompts: What was asked for.
+            rollout: What was sampled.
+            rows: Into the flattened P * G axis.
 
         Raises:
             RuntimeError: The policy was built without a reference.
         """
+        sequences = self._sequences(prompts, rollout, rows)
         if self._reference is not None:
-            model, head = self._reference
-            without_adapters: AbstractContextManager[None] = nullcontext()
-        elif self._adapted is not None:
-            model, head = self.modules()
-            without_adapters = self._adapted.disable_adapter()
-        else:
+            return self._reference.log_probs(sequences)
+        if self._adapted is None:
             raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
-        with without_adapters:
-            return self._score(experience, rows, model, head).log_probs
+        with self._adapted.disable_adapter():
+            return self.network.log_probs(sequences)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What training changes: the adapters, or the language model and head."""
         if self._adapted is not None:
             return dict(get_peft_model_state_dict(self._adapted))
-        return dict(self._trained_modules().state_dict())
+        return dict(self.network.state_dict())
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores what `state_tensors` returned.
 
         Raises:
-            CheckpointError: Names do not fit this model.
+            CheckpointError: Names or shapes do not fit this model.
         """
-        expected = set(self.state_tensors())
-        if expected != set(tensors):
-            odd = sorted(expected.symmetric_difference(tensors))[:3]
+        expected = {name: tensor.shape for name, tensor in self.state_tensors().items()}
+        found = {name: tensor.shape for name, tensor in tensors.items()}
+        if expected != found:
+            odd = sorted({name for name, _ in expected.items() ^ found.items()})[:3]
             raise CheckpointError(
                 f"the checkpoint's weights do not fit the model (for example {', '.join(odd)}); "
                 "resume with the model and adapter settings it was written with"
@@ -172,43 +193,26 @@ class Policy:
         if self._adapted is not None:
             set_peft_model_state_dict(self._adapted, dict(tensors))
         else:
-            self._trained_modules().load_state_dict(tensors)
+            self.network.load_state_dict(tensors)
 
-    def _trained_modules(self) -> nn.ModuleDict:
-        language_model, head = self.modules()
-        return nn.ModuleDict({"language_model": language_model, "lm_head": head})
-
-    def _score(
-        self,
-        experience: Experience,
-        rows: Int64[Tensor, " N"],
-        language_model: nn.Module,
-        head: nn.Linear,
-    ) -> TokenScores:
-        """One forward pass over prompt and tokens; scores only what was generated."""
-        batch, rollout = experience.prompts, experience.rollout
+    def _sequences(
+        self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> TokenSequences:
+        """Prompts and tokens of some rows, as the network takes them."""
         inputs = self.encode(batch).rows(rows // batch.group_size)
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
         layout = token_layout(batch.height, batch.width)
         later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
         mask = inputs.attention_mask
-        num_inputs = layout.num_tokens - 1
-        hidden_states = language_model(
-            input_ids=torch.cat([inputs.input_ids, token_ids[:, :-1]], dim=1).to(self.device),
-            attention_mask=torch.cat([mask, mask.new_ones(len(rows), num_inputs)], dim=1).to(
-                self.device
-            ),
-            position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
-            use_cache=False,
-        ).last_hidden_state
+        read_mask = mask.new_ones(len(rows), layout.num_tokens - 1)
         is_kept = None
         if rollout.is_kept is not None:
             is_kept = rollout.is_kept.flatten(0, 1)[rows].to(self.device)
-        return score_tokens(
-            hidden_states[:, -layout.num_tokens :],
-            head.weight[: self.codebook_size],
-            token_ids.to(self.device),
-            temperature=self.temperature,
+        return TokenSequences(
+            input_ids=torch.cat([inputs.input_ids, token_ids[:, :-1]], dim=1).to(self.device),
+            attention_mask=torch.cat([mask, read_mask], dim=1).to(self.device),
+            position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
+            token_ids=token_ids.to(self.device),
             is_kept=is_kept,
         )
 
@@ -227,5 +231,8 @@ def _adapt(model: nn.Module, *, rank: int, alpha: float, seed: int) -> PeftModel
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=ADAPTED_MODULES)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        adapted = get_peft_model(model, config)
+        with warnings.catch_warnings():
+            # peft asks by a name that transformers gives up.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+            adapted = get_peft_model(model, config)
     return adapted.eval()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Int64
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
+
+_COUNTED = 32
+"""Captions that are tokenized to find the longest."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +62,7 @@ def encode_prompts(
         height: Of the image, pixels.
         width: Of the image, pixels.
     """
-    messages = [
-        [{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts
-    ]
-    inputs = processor.apply_chat_template(
-        messages,
-        tokenize=True,
-        return_dict=True,
-        processor_kwargs={
-            "target_h": height,
-            "target_w": width,
-            "padding": True,
-            "return_tensors": "pt",
-        },
-    )
+    inputs = _tokenize(processor, prompts, height=height, width=width)
     inner = model.model
     position_ids, _ = inner.get_rope_index(
         inputs["input_ids"],
@@ -87,4 +78,43 @@ def encode_prompts(
         attention_mask=inputs["attention_mask"],
         position_ids=position_ids,
         next_position=position_ids[0, :, -1] + 1,
+    )
+
+
+def longest_prompt_tokens(path: str, captions: Sequence[str], *, height: int, width: int) -> int:
+    """Tokens of the longest prompt with all that the chat template adds.
+
+    Counted are the captions with the most bytes, of which the longest in tokens is one or close.
+
+    Args:
+        path: Folder of the model; its processor alone is loaded.
+        captions: At least one.
+        height: Of the image, pixels.
+        width: Of the image, pixels.
+
+    Raises:
+        OSError, ValueError: The folder has no processor that can be loaded.
+    """
+    processor = GlmImageProcessor.from_pretrained(path, subfolder="processor")
+    longest = sorted(captions, key=lambda caption: len(caption.encode()))[-_COUNTED:]
+    inputs = _tokenize(processor, longest, height=height, width=width)
+    return int(inputs["input_ids"].shape[1])
+
+
+def _tokenize(
+    processor: GlmImageProcessor, prompts: Sequence[str], *, height: int, width: int
+) -> Any:
+    messages = [
+        [{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts
+    ]
+    return processor.apply_chat_template(
+        messages,
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={
+            "target_h": height,
+            "target_w": width,
+            "padding": True,
+            "return_tensors": "pt",
+        },
     )

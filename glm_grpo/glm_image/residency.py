@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from glm_grpo.glm_image.quantization import scales
+
 Phase = Literal["rollout", "decode", "reward", "update"]
 
 NEEDED: Mapping[Phase, frozenset[str]] = {
@@ -46,6 +48,7 @@ class ModulePart:
         self._tensors: list[Tensor] = []
         for module in modules:
             self._tensors += [*module.parameters(), *module.buffers()]
+            self._tensors += [tensor for weight in module.parameters() for tensor in scales(weight)]
         is_pinned = device.type == "cuda"
         self._homes = [
             tensor.data.pin_memory() if is_pinned else tensor.data for tensor in self._tensors

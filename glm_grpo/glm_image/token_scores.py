@@ -39,10 +39,13 @@ def score_tokens(
 ) -> TokenScores:
     """Log-probability and entropy of each token under softmax(hidden @ weight.T / temperature).
 
-    Equals the plain computation to rounding. Logits exist for `CHUNK_ENTRIES / V` tokens at a time
-    and are computed again in the backward pass, so memory does not grow with the vocabulary.
+    Equals the plain computation to rounding. Logits exist for `CHUNK_ENTRIES / V` tokens at a time,
+    so memory does not grow with the vocabulary. Where the head is frozen, the slope of each
+    log-probability is kept, which is as large as its hidden state; where it is trained, logits are
+    computed again in the backward pass.
     Source: Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models
-    (arXiv 2411.09009), section 4, without its kernels.
+    (arXiv 2411.09009), section 4, without its kernels; gradients made in the forward pass, Hsu et
+    al. 2024, Liger Kernel (arXiv 2410.10989), section 3.2.
 
     Args:
         hidden_states: Of the last layer, normalised.
@@ -61,6 +64,28 @@ def score_tokens(
     return TokenScores(log_probs.view(token_ids.shape), entropy.view(token_ids.shape))
 
 
+@torch.no_grad()
+def token_log_probs(
+    hidden_states: Float[Tensor, "*N D"],
+    weight: Float[Tensor, "V D"],
+    token_ids: Int64[Tensor, "*N"],
+    *,
+    temperature: float,
+    is_kept: Bool[Tensor, "*N V"] | None = None,
+) -> Float32[Tensor, "*N"]:
+    """The log-probabilities of `score_tokens` alone, without gradient; arguments as there."""
+    flat, tokens = hidden_states.flatten(0, -2), token_ids.flatten()
+    kept = None if is_kept is None else is_kept.flatten(0, -2)
+    chunks = _Chunks(flat, weight, temperature, kept)
+    log_probs = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
+    for rows in chunks.rows():
+        logits = chunks.logits(rows)
+        log_probs[rows] = logits.gather(-1, tokens[rows, None]).squeeze(-1)
+        highest = logits.amax(dim=-1)
+        log_probs[rows] -= logits.sub_(highest[:, None]).exp_().sum(dim=-1).log() + highest
+    return log_probs.view(token_ids.shape)
+
+
 class _Score(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -71,53 +96,95 @@ class _Score(torch.autograd.Function):
         temperature: float,
         is_kept: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        chunks = _Chunks(hidden, weight, temperature, is_kept)
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = _logits(hidden[rows], weight, temperature, is_kept, rows)
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        slopes = torch.empty_like(hidden) if needs_hidden and not needs_weight else None
+        for rows in chunks.rows():
+            logits = chunks.logits(rows)
             log_probs[rows] = logits.gather(-1, token_ids[rows, None]).squeeze(-1)
             highest = logits.amax(dim=-1, keepdim=True)
             logits.sub_(highest)
-            masses = logits.exp()
+            masses = chunks.exp(logits)
             total = masses.sum(dim=-1)
             log_sums[rows] = highest.squeeze(-1) + total.log()
             # An entry of mass 0 adds nothing, also where its logit is -inf.
-            expected = torch.linalg.vecdot(masses, logits.clamp_(min=_LOWEST)) / total
-            entropy[rows] = total.log() - expected
+            expected = torch.bmm(masses[:, None], logits.clamp_(min=_LOWEST)[..., None])
+            entropy[rows] = total.log() - expected.flatten() / total
+            if slopes is not None:
+                # d log p(token) / d hidden = the token's row of the head - the expected row.
+                masses.mul_(-1.0 / (total * temperature)[:, None])
+                own = weight[token_ids[rows]]
+                minus_p = masses.to(weight.dtype)
+                torch.addmm(own, minus_p, weight, beta=1.0 / temperature, out=slopes[rows])
         log_probs -= log_sums
-        ctx.save_for_backward(hidden, weight, token_ids, log_sums, is_kept)
+        if slopes is None:
+            ctx.save_for_backward(hidden, weight, token_ids, log_sums, is_kept)
+        else:
+            ctx.save_for_backward(slopes)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, token_ids, log_sums, is_kept = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        if not needs_weight:
+            (slopes,) = ctx.saved_tensors
+            return (slopes * gradient[:, None].to(slopes.dtype), None, None, None, None)
+        hidden, weight, token_ids, log_sums, is_kept = ctx.saved_tensors
+        chunks = _Chunks(hidden, weight, ctx.temperature, is_kept)
         for_hidden = torch.empty_like(hidden) if needs_hidden else None
-        for_weight = torch.zeros_like(weight) if needs_weight else None
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = _logits(hidden[rows], weight, ctx.temperature, is_kept, rows)
+        for_weight = torch.zeros_like(weight)
+        scaled = (gradient / ctx.temperature)[:, None]
+        for rows in chunks.rows():
             # d log p(token) / d logits = one_hot(token) - p.
-            slopes = logits.sub_(log_sums[rows, None]).exp_().neg_()
-            slopes.scatter_add_(-1, token_ids[rows, None], torch.ones_like(slopes[:, :1]))
-            slopes = slopes.mul_((gradient[rows] / ctx.temperature)[:, None]).to(weight.dtype)
+            by_logits = chunks.logits(rows).sub_(log_sums[rows, None]).exp_().mul_(-scaled[rows])
+            by_logits = by_logits.scatter_add_(-1, token_ids[rows, None], scaled[rows])
+            by_logits = by_logits.to(weight.dtype)
             if for_hidden is not None:
-                torch.mm(slopes, weight, out=for_hidden[rows])
-            if for_weight is not None:
-                for_weight.addmm_(slopes.T, hidden[rows])
+                torch.mm(by_logits, weight, out=for_hidden[rows])
+            for_weight.addmm_(by_logits.T, hidden[rows])
         return for_hidden, for_weight, None, None, None
 
 
-def _chunks(num_tokens: int, num_entries: int) -> list[slice]:
-    size = max(1, CHUNK_ENTRIES // num_entries)
-    return [slice(start, start + size) for start in range(0, num_tokens, size)]
+class _Chunks:
+    """Logits of some tokens at a time, in memory that is taken once.
 
+    Taking and returning it for every chunk costs more time than what is computed in it.
+    """
 
-def _logits(
-    hidden: Tensor, weight: Tensor, temperature: float, is_kept: Tensor | None, rows: slice
-) -> Tensor:
-    logits = torch.nn.functional.linear(hidden, weight).float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    return logits if is_kept is None else logits.masked_fill(~is_kept[rows], -torch.inf)
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, temperature: float, is_kept: Tensor | None
+    ) -> None:
+        self._hidden, self._weight = hidden, weight
+        self._temperature, self._is_kept = temperature, is_kept
+        self._size = max(1, min(len(hidden), CHUNK_ENTRIES // len(weight)))
+        self._logits = self._room(weight.dtype)
+        self._masses: Tensor | None = None
+
+    def rows(self) -> list[slice]:
+        """Of every chunk."""
+        num_tokens = len(self._hidden)
+        starts = range(0, num_tokens, self._size)
+        return [slice(start, min(start + self._size, num_tokens)) for start in starts]
+
+    def logits(self, rows: slice) -> Tensor:
+        """In fp32; until the next call."""
+        room = self._logits[: rows.stop - rows.start]
+        logits = torch.mm(self._hidden[rows], self._weight.T, out=room).float()
+        if self._temperature != 1.0:
+            logits = logits.div_(self._temperature)
+        if self._is_kept is not None:
+            logits = logits.masked_fill_(~self._is_kept[rows], -torch.inf)
+        return logits
+
+    def exp(self, logits: Tensor) -> Tensor:
+        """Of logits; until the next call."""
+        if self._masses is None:
+            self._masses = self._room(torch.float32)
+        return torch.exp(logits, out=self._masses[: len(logits)])
+
+    def _room(self, dtype: torch.dtype) -> Tensor:
+        return self._hidden.new_empty(self._size, len(self._weight), dtype=dtype)

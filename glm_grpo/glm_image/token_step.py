@@ -6,7 +6,9 @@ are made once, and a prompt's keys and values are kept and read once for all sam
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ class _Layer:
     """A decoder layer with its cache; K key/value heads of size d, L prompt tokens, T generated."""
 
     module: Any
+    project: Mapping[str, Callable[[Tensor], Tensor]]
     prompt_keys: Float[Tensor, "P K d L"]
     prompt_values: Float[Tensor, "P K L d"]
     keys: Float[Tensor, "N K T d"]
@@ -60,6 +63,7 @@ class TokenStep:
         self._layers = tuple(
             _Layer(
                 module=module,
+                project=_projections(module),
                 prompt_keys=layer.keys.transpose(2, 3),
                 prompt_values=layer.values,
                 keys=_room(layer.keys, group_size, num_tokens),
@@ -85,17 +89,19 @@ class TokenStep:
             module = layer.module
             attended = self._attend(layer, _norm(module.input_layernorm, hidden))
             hidden = hidden + _norm(module.post_self_attn_layernorm, attended)
-            changed = module.mlp(_norm(module.post_attention_layernorm, hidden))
+            normed = _norm(module.post_attention_layernorm, hidden)
+            gate, up = layer.project["gate_up_proj"](normed).chunk(2, dim=-1)
+            changed = layer.project["down_proj"](module.mlp.activation_fn(gate) * up)
             hidden = hidden + _norm(module.post_mlp_layernorm, changed)
         self._written += 1
         return _norm(self._model.norm, hidden)
 
     def _attend(self, layer: _Layer, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        attention, at = layer.module.self_attn, self._written
+        attention, project, at = layer.module.self_attn, layer.project, self._written
         rows, size = len(hidden), attention.head_dim
-        queries = self._rotate(attention.q_proj(hidden).view(rows, -1, size))
-        layer.keys[:, :, at] = self._rotate(attention.k_proj(hidden).view(rows, -1, size))
-        layer.values[:, :, at] = attention.v_proj(hidden).view(rows, -1, size)
+        queries = self._rotate(project["q_proj"](hidden).view(rows, -1, size))
+        layer.keys[:, :, at] = self._rotate(project["k_proj"](hidden).view(rows, -1, size))
+        layer.values[:, :, at] = project["v_proj"](hidden).view(rows, -1, size)
         queries = (queries * attention.scaling).view(rows, layer.keys.shape[1], -1, size)
         to_prompt = self._by_prompt(queries) @ layer.prompt_keys
         if self._padding is not None:
@@ -106,8 +112,7 @@ class TokenStep:
         on_prompt, on_generated = weights.split([to_prompt.shape[-1], at + 1], dim=-1)
         values = on_generated @ layer.values[:, :, : at + 1]
         values = values + self._by_sample(self._by_prompt(on_prompt) @ layer.prompt_values)
-        attended: Tensor = attention.o_proj(values.reshape(rows, -1))
-        return attended
+        return project["o_proj"](values.reshape(rows, -1))
 
     def _rotate(self, states: Float[Tensor, "N heads d"]) -> Float[Tensor, "N heads d"]:
         cos, sin = self._cos[self._written], self._sin[self._written]
@@ -126,6 +131,23 @@ class TokenStep:
 def _room(states: Float[Tensor, "P K L d"], group_size: int, num_tokens: int) -> Tensor:
     prompts, heads, _, size = states.shape
     return states.new_empty(prompts * group_size, heads, num_tokens, size)
+
+
+def _projections(layer: Any) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The linear maps of a decoder layer by name."""
+    parts = (
+        (layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")),
+        (layer.mlp, ("gate_up_proj", "down_proj")),
+    )
+    modules = {name: getattr(part, name) for part, names in parts for name in names}
+    return {
+        # A plain one is called without the machinery of modules, which takes as long as its product
+        # for a few rows; adapters and quantised weights have a forward of their own.
+        name: partial(nn.functional.linear, weight=module.weight, bias=module.bias)
+        if type(module) is nn.Linear
+        else module
+        for name, module in modules.items()
+    }
 
 
 def _norm(module: Any, states: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

@@ -6,14 +6,20 @@ padding mask, and a mean over tokens is the mean of the sequences' means.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float32
 from torch import Tensor
 
+from glm_grpo.types import Correction
+
 KlEstimator = Literal["k1", "k2", "k3"]
+
+Treatment = Literal["weigh", "drop"]
+"""What becomes of a token whose importance ratio is too large: a limited weight, or none."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,7 @@ def grpo_loss(
     reference_log_probs: Float32[Tensor, "N T"] | None,
     advantages: Float32[Tensor, " N"],
     settings: LossSettings,
+    correction: Correction | None = None,
 ) -> GrpoLoss:
     """Clipped surrogate, plus KL to the reference and to the sampling policy.
 
@@ -165,7 +172,13 @@ def grpo_loss(
     all N * T tokens (DAPO's token level), so losses of micro-batches weighed by their share of
     tokens add up to the loss of the whole batch.
 
-    Source: DeepSeekMath (arXiv 2402.03300), equation 3.
+    Where the policy has moved on since it sampled, `correction` decouples the two roles of the old
+    policy: ratios, which the clip keeps near 1, are to the policy that the updates begin with, and
+    each token of the surrogate is weighed by how much likelier that policy makes it than the one
+    that sampled. Both KL terms stay as they are.
+
+    Source: DeepSeekMath (arXiv 2402.03300), equation 3; decoupled: Hilton et al. 2022
+    (arXiv 2110.00641), for language models AReaL (arXiv 2505.24298).
 
     Args:
         log_probs: Of the policy being trained, with gradient.
@@ -173,6 +186,8 @@ def grpo_loss(
         reference_log_probs: Of the reference policy; None only when `kl_coef` is 0.
         advantages: One a sequence.
         settings: Bounds and weights.
+        correction: Of these tokens; None where the policy that sampled is the one that the updates
+            begin with.
 
     Returns:
         The total with its gradient, and the parts without.
@@ -187,11 +202,13 @@ def grpo_loss(
         )
     surrogate = clipped_surrogate(
         log_probs,
-        old_log_probs,
+        old_log_probs if correction is None else correction.proximal_log_probs,
         advantages,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
     )
+    if correction is not None:
+        surrogate = replace(surrogate, loss=surrogate.loss * correction.weights)
     policy = surrogate.loss.mean()
     kl_behaviour = kl_estimate(old_log_probs, log_probs, estimator="k3").mean()
     kl_reference = torch.full_like(policy, torch.nan)
@@ -212,6 +229,38 @@ def grpo_loss(
         kl_behaviour=kl_behaviour.detach(),
         surrogate=surrogate,
     )
+
+
+def importance_weights(
+    proximal_log_probs: Float32[Tensor, "*sequences T"],
+    old_log_probs: Float32[Tensor, "*sequences T"],
+    *,
+    largest: float,
+    treatment: Treatment,
+) -> Float32[Tensor, "*sequences T"]:
+    """Weights that make tokens of an older policy count as the present one would draw them.
+
+    With r = exp(proximal_log_prob - old_log_prob): min(r, largest) where treatment is `weigh`; r up
+    to the largest and 0 above it where it is `drop`. Both bound the variance that r alone would
+    have, at the price of a bias: the first still learns from a token of which the older policy
+    says little, the second does not.
+
+    Source: Ionides, "Truncated importance sampling" (2008), J. Comput. Graph. Stat. 17(2); leaving
+    tokens out: IcePop in Ling Team 2025 (arXiv 2510.18855).
+
+    Args:
+        proximal_log_probs: Of the policy that the updates begin with, natural logarithm, finite.
+        old_log_probs: As sampled.
+        largest: Of the weights, >= 1.
+        treatment: Of tokens above it.
+
+    Returns:
+        One weight a token, in [0, largest].
+    """
+    ratio = torch.exp(proximal_log_probs - old_log_probs)
+    if treatment == "drop":
+        return ratio.masked_fill(ratio > largest, 0.0)
+    return ratio.clamp(max=largest)
 
 
 def reference_penalty(
@@ -240,16 +289,21 @@ def reference_penalty(
     return kl_coef * estimate.mean(dim=-1)
 
 
-def effective_sample_size(ratios: Float32[Tensor, "*tokens"]) -> Float32[Tensor, ""]:
+def effective_sample_size(ratio_sum: float, square_sum: float, count: int) -> float:
     """The share of samples that importance weights leave: (sum w)^2 / (n sum w^2).
 
     Source: Kish, "Survey Sampling" (1965); for importance sampling Owen, "Monte Carlo theory,
     methods and examples" (2013), section 9.3.
 
     Args:
-        ratios: Importance weights, >= 0.
+        ratio_sum: Of n importance weights, each >= 0.
+        square_sum: Of their squares.
+        count: n, >= 1.
 
     Returns:
-        In (0, 1]: 1 where all weights are equal, 1 / n where one weight is all.
+        In (0, 1]: 1 where all weights are equal, 1 / n where one weight is all; NaN where all
+        weights are 0 or one is not finite.
     """
-    return ratios.sum().square() / (ratios.numel() * ratios.square().sum())
+    if square_sum == 0:
+        return math.nan
+    return ratio_sum * ratio_sum / (count * square_sum)

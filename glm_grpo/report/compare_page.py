@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from glm_grpo.present import printable
 from glm_grpo.report import pages
 from glm_grpo.report.charts import Line, Point, draw_lines, draw_points
 from glm_grpo.report.comparison import Comparison, Gain, TradeOff
@@ -116,7 +117,8 @@ def _axis(comparison: Comparison, term: str) -> str:
 
 
 def _describe_yardstick(comparison: Comparison) -> str:
-    return ", ".join(f"{name} {weight:g}" for name, weight in comparison.yardstick.items())
+    weights = comparison.yardstick.items()
+    return ", ".join(f"{printable(name)} {weight:g}" for name, weight in weights)
 
 
 def _settings_table(comparison: Comparison) -> Table:
@@ -124,12 +126,16 @@ def _settings_table(comparison: Comparison) -> Table:
     for name in ("", "run", "setting", "value"):
         table.add_column(name, overflow="fold")
     for number, run in enumerate(comparison.runs, start=1):
-        # Text, not str: what a user wrote is no markup.
-        rows = [(Text(key), Text(value)) for key, value in run.settings.items()]
+        rows = [(_text(key), _text(value)) for key, value in run.settings.items()]
         for index, (key, value) in enumerate(rows or [(Text("nothing"), Text(""))]):
-            table.add_row(*((str(number), Text(run.name)) if index == 0 else ("", "")), key, value)
+            table.add_row(*((str(number), _text(run.name)) if index == 0 else ("", "")), key, value)
         table.add_section()
     return table
+
+
+def _text(text: str) -> Text:
+    # Not str: what a user wrote is no markup.
+    return Text(printable(text))
 
 
 def _totals_table(comparison: Comparison) -> Table:
@@ -160,14 +166,14 @@ def _gain_cells(gain: Gain) -> tuple[str, Text]:
 
 def _terms_table(comparison: Comparison) -> Table:
     caption = (
-        f"left out, as not every run scored them alike: {', '.join(comparison.left_out)}"
-        if comparison.left_out
+        f"left out, as not every run scored them alike: {', '.join(map(printable, left_out))}"
+        if (left_out := comparison.left_out)
         else None
     )
     table = Table(title="each term, at the last evaluation", caption=caption)
     table.add_column("")
     for name in comparison.untrained:
-        table.add_column(name, justify="right")
+        table.add_column(_text(name), justify="right")
     rows = [("untrained", comparison.untrained)]
     rows += [(str(number), run.terms) for number, run in enumerate(comparison.runs, start=1)]
     for label, terms in rows:

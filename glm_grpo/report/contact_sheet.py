@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from glm_grpo.errors import StorageError
-from glm_grpo.storage import RunFolder, storage_errors, write_atomically
+from glm_grpo.storage import PICTURE_FORMATS, RunFolder, storage_errors, write_atomically
 from glm_grpo.tables import evaluation_steps, read_evaluation
 
 _GAP = 4
@@ -49,5 +49,5 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
 
 
 def _load(path: Path) -> np.ndarray:
-    pixels = np.asarray(Image.open(path).convert("RGB"))
+    pixels = np.asarray(Image.open(path, formats=PICTURE_FORMATS).convert("RGB"))
     return np.pad(pixels, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255)

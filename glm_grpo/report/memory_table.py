@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from glm_grpo.report.memory_plan import PHASES, MemoryAdvice, MemoryPlan
+from glm_grpo.report.step_floors import StepFloors
 
 GIGABYTE = 10**9
 
@@ -47,6 +48,18 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
     return lines
 
 
+def floor_lines(floors: StepFloors) -> list[str]:
+    """The least time a step takes, and what that figure is."""
+    phases = ", ".join(
+        f"{name} {describe_seconds(seconds)}" for name, seconds in floors.seconds.items()
+    )
+    return [
+        f"a step takes at least {describe_seconds(floors.step)} on {floors.device}, "
+        f"its phases one after the other: {phases}",
+        "(floors, no predictions: published peak figures, nothing lost, reward terms not counted)",
+    ]
+
+
 def advice_lines(advice: Sequence[MemoryAdvice], *, memory: int) -> list[str]:
     """What to change, one line a choice; each was planned, not estimated."""
     if not advice:
@@ -64,6 +77,13 @@ def describe_bytes(number: int) -> str:
         if number >= size:
             return f"{number / size:.2f} {unit}"
     return f"{number} B"
+
+
+def describe_seconds(number: float) -> str:
+    """With three digits, in ms below a second."""
+    if number < 1:
+        return f"{number * 1000:.3g} ms"
+    return f"{number:.3g} s" if number < 1000 else f"{number:.0f} s"
 
 
 def _cell(number: int) -> str:

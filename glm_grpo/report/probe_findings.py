@@ -58,6 +58,31 @@ class ProbedTerm:
 
 
 @dataclass(frozen=True)
+class ProbedDecode:
+    """How rollouts decoded with fewer denoising steps compare with those decoded in full.
+
+    Attributes:
+        steps: Denoising steps of rollouts.
+        full_steps: Of evaluations, more.
+        rank_correlations: Of each term, in the order of the report: Spearman's between the two
+            decodes of the same tokens, inside groups, averaged over them; NaN where no group has
+            an order.
+        total_rank_correlation: Likewise of the total.
+        min_rank_correlation: That of the total below which a run falls back to the full decode.
+        images_per_second: Drawn, not scored, with the steps of rollouts.
+        full_images_per_second: With all steps.
+    """
+
+    steps: int
+    full_steps: int
+    rank_correlations: tuple[float, ...]
+    total_rank_correlation: float
+    min_rank_correlation: float
+    images_per_second: float
+    full_images_per_second: float
+
+
+@dataclass(frozen=True)
 class ProbeReport:
     """What the probe found.
 
@@ -67,6 +92,7 @@ class ProbeReport:
         conflicts: Pairs of terms that pull against each other.
         prompts: N.
         group_size: G.
+        decode: None where rollouts are decoded in full.
     """
 
     terms: tuple[ProbedTerm, ...]
@@ -74,6 +100,7 @@ class ProbeReport:
     conflicts: tuple[Conflict, ...]
     prompts: int
     group_size: int
+    decode: ProbedDecode | None
 
     def names(self) -> tuple[str, ...]:
         """Names of the terms."""
@@ -112,7 +139,20 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
         findings.append(Finding("", what, remedy))
     for term, weight_share in zip(report.terms, report.weight_shares(), strict=True):
         findings += _examine(term, weight_share, report)
+    if report.decode is not None:
+        findings += _examine_decode(report.decode)
     return (*findings, *_examine_pairs(report))
+
+
+def _examine_decode(decode: ProbedDecode) -> Iterator[Finding]:
+    if decode.total_rank_correlation < decode.min_rank_correlation:
+        what = (
+            f"rollouts decoded in {decode.steps} of {decode.full_steps} steps are not ranked as "
+            f"those decoded in full: correlation {decode.total_rank_correlation:.3f} inside "
+            f"groups, below decode.min_rank_correlation = {decode.min_rank_correlation:g}, so a "
+            "run would fall back to the full decode"
+        )
+        yield Finding("", what, "raise decode.rollout_steps, or leave it out")
 
 
 def _examine_pairs(report: ProbeReport) -> Iterator[Finding]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from glm_grpo.report.probe_findings import NO_VALUE, ProbedTerm, ProbeReport, render
+from glm_grpo.report.probe_findings import (
+    NO_VALUE,
+    ProbedDecode,
+    ProbedTerm,
+    ProbeReport,
+    render,
+)
 from rewards.audit import Conflict
 
 _NO_VALUES = (NO_VALUE,) * 4
@@ -59,6 +65,8 @@ def list_figures(report: ProbeReport) -> list[Listing]:
         rows = zip(names, report.audit.correlations.tolist(), strict=True)
         cells = tuple((name, *map(render_share, line)) for name, line in rows)
         listings.append(Listing("correlation inside groups", ("", *names), cells, ""))
+    if report.decode is not None:
+        listings.append(_decode_listing(report.decode, names))
     return listings
 
 
@@ -71,6 +79,22 @@ def render_share(value: float) -> str:
     """Three decimals, as shares and correlations are of order 1; a dash for NaN."""
     # 0 is added as a rounded negative number would show as -0.000.
     return NO_VALUE if math.isnan(value) else f"{round(value, 3) + 0.0:.3f}"
+
+
+def _decode_listing(decode: ProbedDecode, names: tuple[str, ...]) -> Listing:
+    correlations = (*decode.rank_correlations, decode.total_rank_correlation)
+    cheap, full = decode.images_per_second, decode.full_images_per_second
+    return Listing(
+        "cheaper decode of rollouts",
+        ("steps", "images/s", *names, "total"),
+        (
+            (str(decode.steps), render(cheap), *map(render_share, correlations)),
+            (str(decode.full_steps), render(full), *(NO_VALUE for _ in correlations)),
+        ),
+        f"images/s: drawn, not scored; fewer steps are {cheap / full:.2f} x as fast; terms and "
+        "total: rank correlation (Spearman's) inside groups with the scores of the same tokens "
+        "decoded in full",
+    )
 
 
 def _drive_row(term: ProbedTerm) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glm_grpo.present import printable
 from glm_grpo.report.rescoring import MovedImage, Rescoring
-from glm_grpo.storage import RunFolder, storage_errors, write_atomically
+from glm_grpo.storage import PICTURE_FORMATS, RunFolder, storage_errors, write_atomically
 
 _TILE = 160
 """Width of a picture on the sheet, in pixels."""
@@ -42,7 +43,8 @@ def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -
         console.print(_images_table(title, images))
         # Beside the table, and whole however narrow the terminal: a path is there to be copied.
         for number, image in enumerate(images, start=1):
-            console.print(Text(f"{number}  {folder.path / image.image}"), soft_wrap=True)
+            line = printable(f"{number}  {folder.path / image.image}")
+            console.print(Text(line), soft_wrap=True)
 
 
 def write_rescoring_sheet(folder: RunFolder, rescoring: Rescoring) -> Path | None:
@@ -130,7 +132,7 @@ def _images_table(title: str, images: Sequence[MovedImage]) -> Table:
             f"{image.advantage_before:+.2f}",
             f"{image.advantage_after:+.2f}",
             # Text, not str: what a user wrote is no markup.
-            Text(image.prompt, overflow="ellipsis", no_wrap=True),
+            Text(printable(image.prompt), overflow="ellipsis", no_wrap=True),
         )
     return table
 
@@ -138,7 +140,7 @@ def _images_table(title: str, images: Sequence[MovedImage]) -> Table:
 def _draw_tile(folder: RunFolder, number: int, image: MovedImage) -> Image.Image:
     path = folder.path / image.image
     if path.is_file():
-        picture = _fit(Image.open(path).convert("RGB"))
+        picture = _fit(Image.open(path, formats=PICTURE_FORMATS).convert("RGB"))
     else:
         picture = Image.new("RGB", (_TILE, _TILE), _NO_PICTURE)
     tile = Image.new("RGB", (_TILE, picture.height + 2 * _LINE), _GROUND)

@@ -31,6 +31,10 @@ class WorldPrompts:
     height: int = world.SIZE
     width: int = world.SIZE
 
+    def captions(self) -> list[str]:
+        """What every prompt says, without drawing its picture."""
+        return [world.caption(sign) for sign in self.signs]
+
     def __len__(self) -> int:
         return len(self.signs)
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from glm_grpo.errors import CheckpointError
+from glm_grpo.errors import CheckpointError, NonFiniteError
 from glm_grpo.storage import (
     RunFolder,
     atomic_directory,
@@ -30,10 +30,16 @@ from glm_grpo.storage import (
 )
 
 MANIFEST = "checkpoint.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_REMEDY = "Resume from another checkpoint, or restore this one from a copy."
+_FILE_NAME = re.compile(r"[\w-][\w.-]*\.safetensors")
 _OS_ERROR_CODE = re.compile(r"\(os error (\d+)\)")
 
 _logger = logging.getLogger(__name__)
+
+
+class CheckpointFormatError(CheckpointError):
+    """A whole checkpoint, but of another version of glm-grpo."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ def save_checkpoint(
 
     Raises:
         StorageError: The disk is full, read-only or otherwise refuses; earlier checkpoints stay.
+        NonFiniteError: A tensor holds a value that is not finite; earlier checkpoints stay.
     """
     path = folder.checkpoint_dir(step)
     with atomic_directory(path) as temporary:
@@ -96,21 +103,45 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint after verifying every byte of it.
 
     Raises:
-        CheckpointError: A file is missing, torn, or not the one that was written; names the file.
+        CheckpointError: A file is missing, torn, or not the one that was written, or holds a value
+            that is not finite; names the file.
     """
     manifest = _verified_manifest(path)
-    tensors = {Path(name).stem: load_file(path / name) for name in manifest["files"]}
+    try:
+        tensors = {Path(name).stem: load_file(path / name) for name in manifest["files"]}
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} holds a file that is no safetensors file, though {MANIFEST} lists it "
+            f"({error}). {_REMEDY}"
+        ) from error
+    for stem, named_tensors in tensors.items():
+        for name, tensor in named_tensors.items():
+            if not tensor.isfinite().all():
+                raise CheckpointError(
+                    f"{path / stem}.safetensors: {name} holds values that are not finite. {_REMEDY}"
+                )
     return Checkpoint(step=manifest["step"], tensors=tensors, metadata=manifest["metadata"])
 
 
-def newest_checkpoint(folder: RunFolder) -> Path | None:
+def newest_checkpoint(folder: RunFolder, *, before: int | None = None) -> Path | None:
     """The newest checkpoint that is whole; None when there is none.
 
     A checkpoint that is not whole is passed over with a warning.
+
+    Args:
+        folder: The run.
+        before: Only those of earlier steps than this; None: all.
+
+    Raises:
+        CheckpointError: Another version wrote it: beginning anew would remove what was learnt.
     """
     for path in reversed(_checkpoints(folder)):
+        if before is not None and (step_of(path) or 0) >= before:
+            continue
         try:
             _verified_manifest(path)
+        except CheckpointFormatError:
+            raise
         except CheckpointError as error:
             _logger.warning("Passing over a damaged checkpoint. %s", error)
         else:
@@ -121,9 +152,12 @@ def newest_checkpoint(folder: RunFolder) -> Path | None:
 def forget_checkpoints_after(folder: RunFolder, step: int) -> None:
     """Remove the checkpoints of later steps, which a run that goes on from `step` makes anew.
 
+    What a killed process left half written goes, too.
+
     Raises:
         StorageError: The file system refuses.
     """
+    remove_leftovers(folder.checkpoints_dir)
     for path in _checkpoints(folder):
         if (step_of(path) or 0) > step:
             remove(path)
@@ -159,6 +193,11 @@ def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
     storages: set[int] = set()
     for name, tensor in named_tensors.items():
         on_cpu = tensor.detach().cpu().contiguous()
+        if not on_cpu.isfinite().all():
+            raise NonFiniteError(
+                f"{file.stem}: {name} holds values that are not finite, and is not saved. In a new "
+                "run lower optim.learning_rate or optim.max_grad_norm"
+            )
         storage = on_cpu.untyped_storage().data_ptr()
         # safetensors refuses tensors that share memory, as tied weights and slices do.
         separate[name] = on_cpu.clone() if storage in storages else on_cpu
@@ -174,36 +213,39 @@ def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
 
 
 def _verified_manifest(path: Path) -> dict[str, Any]:
-    remedy = "Resume from another checkpoint, or restore this one from a copy."
-    manifest = _read_manifest(path / MANIFEST, remedy)
+    manifest = _read_manifest(path / MANIFEST)
     for name, expected in manifest["files"].items():
+        if not _FILE_NAME.fullmatch(name):
+            raise CheckpointError(
+                f"{path / MANIFEST} lists {name!r}: no safetensors file of this folder. {_REMEDY}"
+            )
         file = path / name
         if not file.is_file():
-            raise CheckpointError(f"{file} is missing: {MANIFEST} lists it. {remedy}")
+            raise CheckpointError(f"{file} is missing: {MANIFEST} lists it. {_REMEDY}")
         size = file.stat().st_size
         if size != expected["bytes"]:
             raise CheckpointError(
-                f"{file} has {size} bytes: {MANIFEST} says {expected['bytes']}. {remedy}"
+                f"{file} has {size} bytes: {MANIFEST} says {expected['bytes']}. {_REMEDY}"
             )
         if _sha256_of_file(file) != expected["sha256"]:
-            raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {remedy}")
+            raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {_REMEDY}")
     return manifest
 
 
-def _read_manifest(file: Path, remedy: str) -> dict[str, Any]:
+def _read_manifest(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise CheckpointError(f"{file} is missing: it marks a whole checkpoint. {remedy}")
+        raise CheckpointError(f"{file} is missing: it marks a whole checkpoint. {_REMEDY}")
     try:
         with storage_errors("read", file):
             manifest = json.loads(file.read_bytes())
         version, checksum = manifest["format"], manifest.pop("sha256")
         is_intact = checksum == _sha256_of_manifest(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is damaged: not a manifest. {remedy}") from error
+        raise CheckpointError(f"{file} is damaged: not a manifest. {_REMEDY}") from error
     if not is_intact:
-        raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {remedy}")
+        raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {_REMEDY}")
     if version != FORMAT_VERSION:
-        raise CheckpointError(
+        raise CheckpointFormatError(
             f"{file} has format {version}: this version reads {FORMAT_VERSION}. "
             "Use the version of glm-grpo that wrote it."
         )

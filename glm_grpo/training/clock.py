@@ -31,6 +31,14 @@ class PhaseClock:
             torch.cuda.synchronize()
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
 
+    def announce(self, name: str) -> None:
+        """Tells what begins, and times nothing."""
+        self._announce(name)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Counts seconds that a phase took elsewhere, of which this step may have waited none."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, and `step` for all the time since the clock was made."""
         return {**self._seconds, "step": time.perf_counter() - self._started}

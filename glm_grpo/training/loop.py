@@ -12,33 +12,42 @@ from __future__ import annotations
 
 import logging
 import resource
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-from glm_grpo.errors import HackingError, NonFiniteError, StorageError
+from glm_grpo.errors import (
+    CollectorError,
+    DecoderError,
+    HackingError,
+    MemoryLimitError,
+    NonFiniteError,
+    PeerError,
+)
 from glm_grpo.glm_image.self_check import self_check
 from glm_grpo.grpo.update import update_policy
-from glm_grpo.report.gallery import update_gallery, write_gallery
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import prune_checkpoints, save_checkpoint
 from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import Stage, collect
-from glm_grpo.training.evaluate import evaluate
+from glm_grpo.training.collect import Stage, join_experiences, sendable
+from glm_grpo.training.engine import TrainingEngine
+from glm_grpo.training.evaluate import evaluate, join_evaluations
+from glm_grpo.training.failures import FailureKeeper
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.metrics import evaluation_metrics, step_metrics
 from glm_grpo.training.optimizer_state import optimizer_to_tensors
+from glm_grpo.training.out_of_memory import out_of_memory_explained, replay_size
+from glm_grpo.training.process_memory import process_bytes
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.progression import LoopSettings, Progression
-from glm_grpo.training.recorder import Recorder
-from glm_grpo.training.sentinel import Sentinel
-from glm_grpo.training.summaries import summarise
-from glm_grpo.types import Evaluation, LossReport, PromptBatch
+from glm_grpo.training.recheck import Recheck
+from glm_grpo.training.records import Records, StepCosts, StepRecord
+from glm_grpo.training.sources import ExperienceSource
+from glm_grpo.training.team import OnMain, Team
+from glm_grpo.types import Evaluation, Experience, LossReport, PromptBatch
 from rewards.canaries import Departure
 from rewards.types import RewardError
 
@@ -47,23 +56,34 @@ logger = logging.getLogger(__name__)
 MAX_SKIPPED_IN_A_ROW = 3
 """Non-finite updates in a row after which a run stops."""
 
+_CLOSED_AFTER = (
+    CollectorError,
+    DecoderError,
+    HackingError,
+    MemoryLimitError,
+    NonFiniteError,
+    RewardError,
+)
+"""Errors after which trackers and gallery are brought to an end."""
+
 
 class Trainer:
-    """One run.
+    """One run, or one process of it: all processes do the same, each on its part of the prompts.
 
     Args:
         stage: The models.
         optimizer: Over the policy's trainable parameters.
         learning_rate: Sets its rate.
-        batch_for_step: The prompts of a step, a pure function of its number.
-        evaluation_batches: All held-out prompts.
+        source: Gives each step its experience.
+        evaluation_batches: The held-out prompts of this process; the main one has at least one.
         settings: Plain values.
         folder: Of the run.
-        recorder: Writes into it.
-        sentinel: Watches for a policy that games its reward.
+        records: Written by the main process.
+        recheck: Watches the decode of rollouts.
         progress: Tells the terminal.
         progression: Where the run stands; not at 0 when it resumes.
-        backward: Accumulates the gradient of a scalar.
+        engine: Joins the gradients of the processes.
+        team: The processes.
     """
 
     def __init__(
@@ -72,28 +92,38 @@ class Trainer:
         optimizer: Optimizer,
         learning_rate: LearningRate,
         *,
-        batch_for_step: Callable[[int], PromptBatch],
+        source: ExperienceSource,
         evaluation_batches: Sequence[PromptBatch],
         settings: LoopSettings,
         folder: RunFolder,
-        recorder: Recorder,
-        sentinel: Sentinel,
+        records: OnMain[Records],
+        recheck: Recheck,
         progress: Progress,
         progression: Progression,
-        backward: Callable[[Tensor], None],
+        engine: TrainingEngine,
+        team: Team,
     ) -> None:
         self._stage = stage
         self._optimizer = optimizer
         self._learning_rate = learning_rate
-        self.batch_for_step = batch_for_step
+        self.source = source
         self._evaluation_batches = evaluation_batches
         self._settings = settings
         self._folder = folder
-        self._recorder = recorder
-        self._sentinel = sentinel
+        self._records = records
+        self._recheck = recheck
         self._progress = progress
         self._at = progression
-        self._backward = backward
+        self._engine = engine
+        self._team = team
+        self._failures = FailureKeeper(
+            folder,
+            progression,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            save=self.save,
+            team=team,
+        )
 
     def run(self) -> list[SummaryRow] | None:
         """Trains to the last step, or to the next one after Ctrl-C or SIGTERM.
@@ -103,37 +133,50 @@ class Trainer:
             before its last evaluation.
 
         Raises:
-            NonFiniteError: Loss or gradient was not finite three times in a row.
+            NonFiniteError: Loss or gradient was not finite three times in a row, or the policy
+                draws from what is no distribution.
+            DecoderError: The decoder drew what is no picture.
             HackingError: A canary left its band and the run is to stop then.
             SelfCheckError: Sampling and replay disagree.
             RewardError: A term failed.
+            MemoryLimitError: Memory ran out; says what is saved.
             StorageError: The run folder cannot be written.
+            CollectorError: A collector failed, or collectors died again and again.
+            PeerError: Another process of the run failed.
         """
         try:
             is_finished = self._train()
-        except (HackingError, RewardError):
-            self._close()
+        except (*_CLOSED_AFTER, PeerError) as error:
+            if self._ends_with_all(error):
+                self._records(Records.close)
             raise
-        summary = self._close()
+        summary = self._records(Records.close)
         return summary if is_finished else None
+
+    def _ends_with_all(self, error: Exception) -> bool:
+        """Whether every process of the run ends now, for a reason after which records are closed.
+
+        One that fails in the middle of an update cannot tell the others.
+        """
+        failure = self._team.failure
+        if failure is not None:
+            return failure.kind in {each.__name__ for each in _CLOSED_AFTER}
+        return self._team.size == 1 or isinstance(error, (HackingError, NonFiniteError))
 
     def _train(self) -> bool:
         """Steps until the last, or until asked to stop; whether it was the last."""
-        with stop_on_signal() as stop, self._progress:
+        with stop_on_signal() as stop, self._progress, closing(self.source):
             if self._at.step == 0:
-                with self._failure_kept(0):
+                with self._failures.kept(0):
                     untrained = self._evaluate()
-                self._sentinel.learn(untrained)
-                self._recorder.record_step(0, evaluation_metrics(untrained))
-                update_gallery(self._folder, 0)
+                metrics = self._records(lambda kept: kept.begin(join_evaluations(untrained)))
+                self._progress.evaluated(0, metrics)
             else:
-                self._sentinel.restore()
-                # What was recorded after the checkpoint is gone, and goes from the pages too.
-                write_gallery(self._folder, ())
+                self._records(Records.resume)
                 self._make_up_for_evaluation()
             is_checked = False
-            while self._at.step < self._settings.steps and not stop.is_set:
-                with self._failure_kept(self._at.step + 1):
+            while self._at.step < self._settings.steps and not self._team.any(stop.is_set):
+                with self._failures.kept(self._at.step + 1):
                     self._step(is_checked)
                 is_checked = True
             is_finished = self._at.step == self._settings.steps
@@ -141,96 +184,93 @@ class Trainer:
                 self.save()
         return is_finished
 
-    def _close(self) -> list[SummaryRow]:
-        """Ends the records with a gallery; before against after."""
-        self._recorder.close()
-        try:
-            summary = summarise(self._folder)
-        except StorageError:
-            # An evaluation is damaged: the pages say so, and show the rest.
-            write_gallery(self._folder, ())
-            raise
-        write_gallery(self._folder, summary)
-        return summary
-
-    @contextmanager
-    def _failure_kept(self, step: int) -> Iterator[None]:
-        """Where a term fails in a step, saves its pictures and what was learnt before it."""
-        try:
-            yield
-        except RewardError as error:
-            done = self._at.step
-            if done > 0 and not self._folder.checkpoint_dir(done).exists():
-                self.save()
-            if error.pictures is None:
-                raise
-            place = self._recorder.record_failure(error.pictures, step)
-            raise RewardError(f"{error}. The pictures are in {place}") from error
-
     def _step(self, is_checked: bool) -> None:
         """One step of the algorithm, its record, and whatever is due after it."""
         clock = PhaseClock(self._progress.phase)
         step = self._at.step + 1
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        experience = collect(
-            self._stage,
-            self.batch_for_step(self._at.step),
-            self._settings.collect,
-            policy_step=self._learning_rate.updates,
-            clock=clock,
+        taken = self.source.take(step, clock)
+        experience = taken.experience
+        rechecked = self._recheck.look(experience, step, clock)
+        if not is_checked:
+            self._check(experience)
+        reports = self._learn(experience, clock)
+        self.source.learnt(step)
+        record = self._record(step, experience, reports, clock, {**rechecked, **taken.metrics})
+        self._at.step = step
+        self._failures.finish_step()
+        metrics, is_best = record.metrics, False
+        if self._is_evaluation_due():
+            evaluated = self._record_evaluation()
+            is_best = self._note_best(evaluated["eval/total"])
+            metrics |= evaluated
+        self._records(lambda kept: kept.show(step))
+        self._progress.end(step, metrics)
+        self._refuse_non_finite(reports)
+        self._checkpoint_if_due(is_best)
+        self._stop_if_gamed(record.departures)
+
+    def _check(self, experience: Experience) -> None:
+        """Sampling and replay must agree before anything is learnt."""
+        rows = self._settings.update.micro_batch_size
+        with (
+            self._engine.whole_weights(),
+            self._team.together(),
+            out_of_memory_explained("update", replay_size(experience.prompts, rows)),
+            self._stage.residency.phase("update"),
+        ):
+            report = self_check(self._stage.policy, experience, rows=rows)
+        logger.info(
+            "self-check passed: %d tokens a grid, replay gap %.1e nats (largest %.1e)",
+            experience.rollout.token_ids.shape[-1],
+            report.mean_gap,
+            report.max_gap,
         )
-        with self._stage.residency.phase("update"), clock.phase("update"):
-            if not is_checked:
-                rows = self._settings.update.micro_batch_size
-                report = self_check(self._stage.policy, experience, rows=rows)
-                logger.info(
-                    "self-check passed: %d tokens a grid, replay gap %.1e nats (largest %.1e)",
-                    experience.rollout.token_ids.shape[-1],
-                    report.mean_gap,
-                    report.max_gap,
-                )
-            reports = update_policy(
+
+    def _learn(self, experience: Experience, clock: PhaseClock) -> list[LossReport]:
+        """The updates of a step; the same reports in every process."""
+        rows = self._settings.update.micro_batch_size
+        with (
+            out_of_memory_explained("update", replay_size(experience.prompts, rows)),
+            self._stage.residency.phase("update"),
+            clock.phase("update"),
+        ):
+            return update_policy(
                 self._stage.policy,
                 self._optimizer,
                 self._learning_rate,
                 experience,
                 self._settings.update,
-                self._backward,
+                self._engine,
             )
-        metrics = step_metrics(
-            experience,
-            reports,
-            clock.seconds(),
-            _peak_memory_bytes(),
-            combine=self._settings.collect.combine,
+
+    def _record(
+        self,
+        step: int,
+        experience: Experience,
+        reports: Sequence[LossReport],
+        clock: PhaseClock,
+        more: Mapping[str, float],
+    ) -> StepRecord:
+        """Stores the experience of all processes."""
+        parts = self._team.gather_on_main(sendable(experience))
+        costs = StepCosts(clock.seconds(), max(self._team.gather(_peak_memory_bytes())))
+        held = {"memory/process_bytes": float(sum(self._team.gather(process_bytes())))}
+        return self._records(
+            lambda kept: kept.step(step, join_experiences(parts), reports, costs, {**more, **held})
         )
-        watched = self._sentinel.look(experience)
-        metrics |= watched.metrics
-        self._recorder.record_rollout(experience, step)
-        self._recorder.record_step(step, metrics)
-        self._at.step = step
-        is_best = False
-        if self._is_evaluation_due():
-            evaluated = evaluation_metrics(self._evaluate())
-            self._recorder.amend_step(step, evaluated)
-            is_best = self._note_best(evaluated["eval/total"])
-            metrics |= evaluated
-        update_gallery(self._folder, step)
-        self._progress.end(step, metrics)
-        self._refuse_non_finite(reports)
-        self._checkpoint_if_due(is_best)
-        self._stop_if_gamed(watched.departures)
 
     def _make_up_for_evaluation(self) -> None:
         """Evaluates the step a run resumes from, where a term failed in that evaluation."""
         step = self._at.step
-        if not self._is_evaluation_due() or self._folder.evaluation_path(step).exists():
+        if not self._is_evaluation_due():
             return
-        with self._failure_kept(step):
-            evaluated = evaluation_metrics(self._evaluate())
-        self._recorder.amend_step(step, evaluated)
-        update_gallery(self._folder, step)
+        if not self._records(lambda kept: kept.lacks_evaluation(step)):
+            return
+        with self._failures.kept(step):
+            evaluated = self._record_evaluation()
+        self._records(lambda kept: kept.show(step))
         if self._note_best(evaluated["eval/total"]):
             self.save()
 
@@ -238,14 +278,22 @@ class Trainer:
         step = self._at.step
         return step % self._settings.eval_every == 0 or step == self._settings.steps
 
-    def _evaluate(self) -> Evaluation:
+    def _record_evaluation(self) -> dict[str, float]:
+        """Evaluates and stores the step at hand; its metrics."""
+        parts = self._evaluate()
+        metrics = self._records(lambda kept: kept.evaluation(join_evaluations(parts)))
+        self._progress.evaluated(self._at.step, metrics)
+        return metrics
+
+    def _evaluate(self) -> list[Evaluation]:
+        """Of every process in the main one; of this process in the others."""
         self._progress.phase("evaluation")
-        evaluation = evaluate(
-            self._stage, self._evaluation_batches, self._settings.collect, step=self._at.step
-        )
-        self._recorder.record_evaluation(evaluation)
-        self._progress.evaluated(self._at.step, evaluation_metrics(evaluation))
-        return evaluation
+        own = []
+        with self._engine.whole_weights(), self._team.together():
+            if self._evaluation_batches:
+                batches, step = self._evaluation_batches, self._at.step
+                own.append(evaluate(self._stage, batches, self._settings.collect, step=step))
+        return [part for parts in self._team.gather_on_main(own) for part in parts]
 
     def _note_best(self, total: float) -> bool:
         if total <= self._at.best_total:
@@ -256,7 +304,7 @@ class Trainer:
     def _refuse_non_finite(self, reports: Sequence[LossReport]) -> None:
         for report in reports:
             self._at.skipped_in_a_row = self._at.skipped_in_a_row + 1 if report.is_skipped else 0
-            if report.is_skipped:
+            if report.is_skipped and self._team.is_main:
                 logger.warning(
                     "step %d: loss %s, gradient norm %s: the update was skipped",
                     self._at.step,
@@ -265,16 +313,14 @@ class Trainer:
                 )
             if self._at.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
                 raise NonFiniteError(
-                    f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row "
-                    f"(step {self._at.step}); the last checkpoint in "
-                    f"{self._folder.checkpoints_dir} is good; lower optim.learning_rate or "
-                    "optim.max_grad_norm and resume from it"
+                    f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row; "
+                    "in a new run lower optim.learning_rate or optim.max_grad_norm"
                 )
 
     def _stop_if_gamed(self, departures: Sequence[Departure]) -> None:
         if not departures or not self._settings.is_stopping_on_hacking:
             return
-        if not self._folder.checkpoint_dir(self._at.step).exists():
+        if not self._team.on_main(self._folder.checkpoint_dir(self._at.step).exists):
             self.save()
         raise HackingError(
             f"step {self._at.step}: {'; '.join(map(Departure.describe, departures))}. The policy "
@@ -290,20 +336,25 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint of the step at hand and removes those no longer kept."""
-        tensors, values = optimizer_to_tensors(self._optimizer)
-        save_checkpoint(
-            self._folder,
-            step=self._at.step,
-            tensors={"policy": self._stage.policy.state_tensors(), "optimizer": tensors},
-            metadata={
-                "optimizer": values,
-                "updates": self._learning_rate.updates,
-                "best_step": self._at.best_step,
-                "best_total": None if self._at.best_step is None else self._at.best_total,
-                "skipped_in_a_row": self._at.skipped_in_a_row,
-            },
-        )
-        prune_checkpoints(self._folder, self._settings.keep_checkpoints, self._at.best_step)
+        moments, values = optimizer_to_tensors(self._optimizer)
+        tensors = {
+            "policy": self._engine.policy_tensors(),
+            "optimizer": self._engine.whole(moments),
+        }
+        metadata = {
+            "optimizer": values,
+            "updates": self._learning_rate.updates,
+            "best_step": self._at.best_step,
+            "best_total": None if self._at.best_step is None else self._at.best_total,
+            "skipped_in_a_row": self._at.skipped_in_a_row,
+            "full_decode_from": self._at.full_decode_from,
+        }
+
+        def write() -> None:
+            save_checkpoint(self._folder, step=self._at.step, tensors=tensors, metadata=metadata)
+            prune_checkpoints(self._folder, self._settings.keep_checkpoints, self._at.best_step)
+
+        self._team.on_main(write)
 
 
 def _peak_memory_bytes() -> int:

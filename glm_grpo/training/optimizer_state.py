@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from glm_grpo.errors import CheckpointError
@@ -35,7 +36,7 @@ def load_optimizer(
 
     Args:
         optimizer: Of the same class, over the same parameters in the same order and groups.
-        tensors: As returned by `optimizer_to_tensors`.
+        tensors: As returned by `optimizer_to_tensors`, whole where the parameters are shards.
         values: As returned by `optimizer_to_tensors`.
 
     Raises:
@@ -48,12 +49,31 @@ def load_optimizer(
         entries = state[int(index)] if kind == "state" else groups[int(index)]
         entries[key] = tensor
     _check_shapes(optimizer, state)
+    _cut_like_parameters(optimizer, state)
     try:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except ValueError as error:
         raise CheckpointError(
             f"The optimizer state does not fit: {error}. Resume with the configuration of the run."
         ) from error
+
+
+def _cut_like_parameters(optimizer: Optimizer, state: dict[int, dict[str, Any]]) -> None:
+    """Where parameters are cut over processes, so is what belongs to each of their elements."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, entries in state.items():
+        parameter = parameters[index]
+        if not isinstance(parameter, DTensor):
+            continue
+        for key, value in entries.items():
+            if isinstance(value, Tensor) and value.ndim > 0:
+                # Every process has the whole, so that none has to send it.
+                entries[key] = distribute_tensor(
+                    value.to(parameter.device),
+                    parameter.device_mesh,
+                    parameter.placements,
+                    src_data_rank=None,
+                )
 
 
 def _split(source: Mapping[str, Any], prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -42,9 +42,12 @@ class Progression:
         best_step: Step of the best evaluation so far.
         best_total: Its mean total.
         skipped_in_a_row: Non-finite updates since the last good one.
+        full_decode_from: First step whose rollouts take all denoising steps because fewer ranked
+            badly; None while they do not.
     """
 
     step: int = 0
     best_step: int | None = None
     best_total: float = -torch.inf
     skipped_in_a_row: int = 0
+    full_decode_from: int | None = None

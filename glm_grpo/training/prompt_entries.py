@@ -7,13 +7,18 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import datasets
+import huggingface_hub.constants
+
 from glm_grpo.errors import DataError
 from glm_grpo.training.pictures import PictureSource
-from glm_grpo.training.prompt_files import Row
+from glm_grpo.training.prompt_rows import EMBEDDED_TARGET_FIELD, TARGET_FIELDS, Row, shorten
 
-TARGET_FIELDS = ("target", "target_image", "file_name")
-EMBEDDED_TARGET_FIELD = "image"
-"""Where Hugging Face datasets puts the picture that `file_name` names."""
+LONGEST_TEXT = 20_000
+"""Characters of a prompt, or of its texts: more than any of the models reads."""
+
+LONGEST_PATH = 4096
+"""Characters; what Linux takes."""
 
 LONGEST_ID = 100
 USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
@@ -42,7 +47,7 @@ def find_quoted_texts(prompt: str) -> tuple[str, ...]:
     return tuple(piece for piece in pieces if piece)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PromptEntry:
     """One checked prompt whose picture is not in memory yet.
 
@@ -72,7 +77,8 @@ def make_entry(row: Row, position: int) -> PromptEntry:
         DataError: A field cannot be used; the message names file, line, rule and remedy.
     """
     prompt = _read_string(row, "prompt")
-    if prompt is None or not prompt.strip():
+    # A zero-width space or a byte order mark is no blank to Python, and shows no more than one.
+    if prompt is None or not any(map(str.isprintable, prompt.strip())):
         raise DataError(f"{row.origin}: 'prompt' is missing or blank; every row needs one")
     return PromptEntry(
         origin=row.origin,
@@ -88,7 +94,12 @@ def _read_string(row: Row, field: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise DataError(f"{row.origin}: {field!r} is {value!r}; it must be text")
+        raise DataError(f"{row.origin}: {field!r} is {shorten(value)}; it must be text")
+    if len(value) > LONGEST_TEXT:
+        raise DataError(
+            f"{row.origin}: {field!r} has {len(value)} characters; use at most {LONGEST_TEXT}, and "
+            "see that no quotation mark or line break is missing"
+        )
     if UNUSABLE_CHARACTERS.search(value):
         raise DataError(
             f"{row.origin}: {field!r} holds a null character or half a surrogate pair; remove it"
@@ -106,23 +117,28 @@ def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
     for text in value:
         if not isinstance(text, str) or not text.strip() or UNUSABLE_CHARACTERS.search(text):
             raise DataError(
-                f"{row.origin}: 'text' holds {text!r}; every text of a list must be text that is "
-                "not blank, without null characters or halves of surrogate pairs; remove it"
+                f"{row.origin}: 'text' holds {shorten(text)}; every text of a list must be text "
+                "that is not blank, without null characters or halves of surrogate pairs; remove it"
             )
+    if sum(map(len, value)) > LONGEST_TEXT:
+        raise DataError(
+            f"{row.origin}: 'text' has more than {LONGEST_TEXT} characters; keep what the picture "
+            "is to say"
+        )
     return tuple(text.strip() for text in value)
 
 
 def _read_id(row: Row, position: int) -> str:
     value = row.fields.get("id")
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    value = _read_string(row, "id")
-    if value is None or not value.strip():
+        value = str(value)
+    else:
+        value = (_read_string(row, "id") or "").strip()
+    if not value:
         return f"{position:05d}"
-    value = value.strip()
     if not value.isprintable() or not USABLE_ID.fullmatch(value):
         raise DataError(
-            f"{row.origin}: id {value[:LONGEST_ID]!r} names files of the run; use at most "
+            f"{row.origin}: id {shorten(value)} names files of the run; use at most "
             f"{LONGEST_ID} printable characters, no slash, no dot in front"
         )
     return value
@@ -145,20 +161,37 @@ def _read_target(row: Row) -> PictureSource | None:
         if isinstance(content, bytes):
             return content
         value = value.get("path")
-    if not isinstance(value, str) or UNUSABLE_CHARACTERS.search(value):
-        raise DataError(f"{row.origin}: {field!r} is {value!r}; it must be the path of a picture")
+    if (
+        not isinstance(value, str)
+        or len(value) > LONGEST_PATH
+        or UNUSABLE_CHARACTERS.search(value) is not None
+    ):
+        raise DataError(
+            f"{row.origin}: {field!r} is {shorten(value)}; it must be the path of a picture"
+        )
     return _resolve_path(row, field, value)
 
 
 def _resolve_path(row: Row, field: str, value: str) -> Path:
-    """Paths may not climb out of the folder; links inside it are the owner's own doing."""
+    """Paths may not climb out of the folder; links inside it are the owner's own doing.
+
+    A row of a hub data set names pictures that were fetched with it.
+    """
+    folders = _hub_folders() if row.folder is None else [Path(os.path.abspath(row.folder))]
+    path = Path(os.path.abspath(folders[0] / value))
+    if any(path.is_relative_to(folder) for folder in folders):
+        return path
     if row.folder is None:
-        return Path(value)
-    folder = Path(os.path.abspath(row.folder))
-    path = Path(os.path.abspath(folder / value))
-    if not path.is_relative_to(folder):
         raise DataError(
-            f"{row.origin}: {field!r} is {value!r}, outside {row.folder}; put the picture into "
-            "that folder and give the path relative to it"
+            f"{row.origin}: {field!r} is {shorten(value)}, outside what was fetched from the hub; "
+            "use a data set that holds its pictures"
         )
-    return path
+    raise DataError(
+        f"{row.origin}: {field!r} is {shorten(value)}, outside {row.folder}; put the picture into "
+        "that folder and give the path relative to it"
+    )
+
+
+def _hub_folders() -> list[Path]:
+    places = (datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE)
+    return [Path(os.path.abspath(place)) for place in places]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -36,6 +36,10 @@ class PromptSource(Protocol):
         """Of the target pictures, pixels."""
         ...
 
+    def captions(self) -> list[str]:
+        """What every prompt says, without loading its picture."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Prompt: ...
@@ -57,6 +61,10 @@ class PromptSet:
     height: int
     width: int
 
+    def captions(self) -> list[str]:
+        """What every prompt says, without loading its picture."""
+        return [entry.prompt for entry in self.entries]
+
     def __len__(self) -> int:
         return len(self.entries)
 
@@ -73,9 +81,10 @@ def load_prompts(path: str, *, height: int, width: int) -> PromptSet:
 
     Fields of a row (others are left alone):
 
-    - `prompt`: required, not blank;
-    - `target`, `target_image` or `file_name`: path of the picture to be matched, inside the folder
-      of the file; in tables with embedded pictures also `image`;
+    - `prompt`: required, not blank, at most `prompt_entries.LONGEST_TEXT` characters;
+    - `target`, `target_image` or `file_name`: path of the picture to be matched, which must not
+      climb out of the folder of the file, while links in that folder are followed; in tables with
+      embedded pictures also `image`;
     - `text`: what the picture should say, a text or a list of texts. Without the field, or with
       null, it is what the prompt quotes (`find_quoted_texts`); blank says that there is none;
     - `id`: names the prompt in tables and files; without it the row's position, such as `00012`.
@@ -153,24 +162,40 @@ def batch_for_step(
     )
 
 
+def part_of_batch(batch: PromptBatch, rows: range) -> PromptBatch:
+    """Some prompts of a batch, with the samples and noise they have in the whole."""
+    part = slice(rows.start, rows.stop)
+    return replace(batch, prompts=batch.prompts[part], decode_seeds=batch.decode_seeds[part])
+
+
+def evaluated_at_once(images: int, samples_per_prompt: int) -> int:
+    """Prompts of an evaluation's batch: with as many images as a training step, or one prompt's."""
+    return max(1, images // samples_per_prompt)
+
+
 def evaluation_batches(
-    prompt_set: PromptSource, *, prompts_per_batch: int, samples_per_prompt: int, seed: int
+    prompt_set: PromptSource,
+    rows: range,
+    *,
+    prompts_per_batch: int,
+    samples_per_prompt: int,
+    seed: int,
 ) -> list[PromptBatch]:
-    """All prompts in their order, with the same seeds at every evaluation of a run.
+    """Held-out prompts in their order, with the same seeds at every evaluation of a run.
 
     Seeds depend on nothing but `seed` and the prompt, so that before and after differ by the
     policy alone, however the prompts are batched.
 
     Args:
         prompt_set: The held-out prompts.
+        rows: Of those that are evaluated here.
         prompts_per_batch: P of all batches but the last, which may be smaller.
         samples_per_prompt: G.
         seed: Of the evaluation.
     """
     batches = []
-    for start in range(0, len(prompt_set), prompts_per_batch):
-        rows = range(start, min(start + prompts_per_batch, len(prompt_set)))
-        prompts = tuple(prompt_set[row] for row in rows)
+    for start in range(0, len(rows), prompts_per_batch):
+        prompts = tuple(prompt_set[row] for row in rows[start : start + prompts_per_batch])
         batches.append(
             PromptBatch(
                 prompts=prompts,

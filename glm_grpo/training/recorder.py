@@ -132,17 +132,6 @@ class Recorder:
         self._write_table(path, columns, evaluation.rewards)
         self._trackers.log_evaluation(evaluation)
 
-    def record_failure(self, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
-        """Keep pictures that could not be scored, for whoever looks into it; returns their folder.
-
-        Raises:
-            StorageError: The disk is full, read-only or otherwise refuses.
-        """
-        directory = self._folder.failure_dir(step)
-        for sample, pixels in enumerate(pictures.cpu()):
-            write_atomically(directory / f"{sample}.png", _png(pixels))
-        return directory
-
     def truncate_after(self, step: int) -> None:
         """Forget all that was recorded after `step`, before a run resumes from there.
 
@@ -158,9 +147,12 @@ class Recorder:
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             write_atomically(folder.metrics_path, lines.encode())
         self._trackers.go_on_after(step)
+        # Not below it: trackers have folders of their own there.
         remove_leftovers(folder.path)
+        for parent in (folder.gallery_path.parent, folder.failures_dir):
+            remove_leftovers(parent, below=True)
         for parent in (folder.rollouts_dir, folder.evaluations_dir, folder.images_dir):
-            remove_leftovers(parent)
+            remove_leftovers(parent, below=True)
             for path in sorted(parent.glob("*")):
                 recorded_at = step_of(path)
                 if recorded_at is not None and recorded_at > step:
@@ -208,6 +200,18 @@ class Recorder:
         content = io.BytesIO()
         pyarrow.parquet.write_table(table, content)
         write_atomically(path, content.getvalue())
+
+
+def store_failure(folder: RunFolder, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
+    """Keep pictures that could not be scored, for whoever looks into it; returns their folder.
+
+    Raises:
+        StorageError: The disk is full, read-only or otherwise refuses.
+    """
+    directory = folder.failure_dir(step)
+    for sample, pixels in enumerate(pictures.cpu()):
+        write_atomically(directory / f"{sample}.png", _png(pixels))
+    return directory
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -13,6 +13,7 @@ import importlib.util
 import io
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,11 @@ def _start_tensorboard(start: Start) -> Started:
     directory = start.folder.tensorboard_dir
     # A resumed run repeats steps: TensorBoard then hides what it had from `step` on.
     tracker = TensorBoardTracker(directory.name, directory.parent, purge_step=start.step)
-    tracker.start()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_writing_threads_quiet())
+        tracker.start()
+        stack.callback(tracker.finish)
+        close = stack.pop_all().close
     writer = tracker.tracker
 
     def show(table: EvaluationTable, step: int) -> None:
@@ -109,7 +114,7 @@ def _start_tensorboard(start: Start) -> Started:
         writer.add_text(f"{_KEY}/table", to_markdown(table), step)
         writer.flush()
 
-    return Started(tracker, None, show, tracker.finish)
+    return Started(tracker, None, show, close)
 
 
 def _start_wandb(start: Start) -> Started:
@@ -222,6 +227,25 @@ def _defaults(**variables: object) -> Iterator[None]:
     finally:
         for name in ours:
             os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _writing_threads_quiet() -> Iterator[None]:
+    """Prints no traceback of TensorBoard's threads: the next call raises what ended them.
+
+    A disk that is full is one such thing.
+    """
+    usual = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        if not type(ended.thread).__module__.startswith("tensorboard."):
+            usual(ended)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from glm_grpo.storage import RunFolder, write_atomically
 from glm_grpo.training.evaluation_table import tabulate
 from glm_grpo.training.tracker_starters import Start, Started, start_tracker
 from glm_grpo.types import Evaluation
+from rewards.keys import hide_secrets
 
 _RUN_IDS_NAME = "trackers.json"
 """File of the run folder: what each tracker calls the run."""
@@ -140,7 +141,8 @@ class Trackers:
                     "Tracker %s failed (%s: %s); training goes on, metrics.jsonl is complete.",
                     name,
                     type(error).__name__,
-                    error,
+                    # It may quote the address or the key that the environment gave it.
+                    hide_secrets(str(error)),
                 )
             self._failed.add(name)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from glm_grpo.analysis.probe import draw_probe
+from glm_grpo.analysis.probe import draw_probe, report_probe
 from glm_grpo.build import build_batch, build_prompts, build_stage, collect_settings
 from glm_grpo.config import compose_config
+from glm_grpo.errors import MemoryLimitError
 from rewards.ssim import SsimReward
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
@@ -18,7 +20,8 @@ PROMPTS, GROUP, NOISES = 3, 3, 2
 
 
 @pytest.fixture(scope="module")
-def samples():
+def probed():
+    """Stage, batch and settings of a probe."""
     config = compose_config(
         CONFIG_DIR,
         "tiny",
@@ -33,7 +36,13 @@ def samples():
     )
     stage = build_stage(config, Accelerator().device, needs_reference=False)
     batch = build_batch(config, build_prompts(config).training, 0)
-    return draw_probe(stage, [batch], collect_settings(config), noises=NOISES)
+    return stage, batch, collect_settings(config)
+
+
+@pytest.fixture(scope="module")
+def samples(probed):
+    stage, batch, settings = probed
+    return draw_probe(stage, [batch], settings, noises=NOISES)
 
 
 def test_draw_probe_scores_samples_noises_and_own_tokens(samples):
@@ -61,3 +70,52 @@ def test_draw_probe_redraws_one_samples_tokens_under_other_noises(samples):
     # Another noise gives another picture, and the same tokens give nearly the same score.
     assert (spread > 0).all()
     assert distance.max() < 0.1
+
+
+def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
+    stage, batch, settings = probed
+    cheap = draw_probe(stage, [batch], replace(settings, decode_steps=1), noises=NOISES)
+
+    assert samples.full is None
+    assert (cheap.full.cheap_steps, cheap.full.steps, cheap.full.timed_images) == (1, 4, GROUP)
+    assert torch.equal(cheap.full.rewards.raw, samples.rewards.raw)
+    # The samples, their noises and the targets' own tokens are drawn as rollouts are.
+    for name in ("redrawn", "own_tokens"):
+        difference = (getattr(cheap, name) - getattr(samples, name)).abs()
+        assert 0 < difference.nan_to_num().max() < 0.1
+    report = report_probe(cheap, mode="weighted_sum", shares=None, min_rank_correlation=0.9)
+    assert len(report.decode.rank_correlations) == len(samples.rewards.names)
+    assert report.decode.total_rank_correlation > 0.8
+    assert report.decode.images_per_second > report.decode.full_images_per_second > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "size"),
+    [
+        ("sample_rollout", f"{PROMPTS} prompts x {GROUP} images of 128 x 128 pixels"),
+        ("picture_tokens", f"{PROMPTS} prompts x 1 images of 128 x 128 pixels"),
+    ],
+)
+def test_draw_probe_says_on_what_memory_ran_out(probed, monkeypatch, function, size):
+    stage, batch, settings = probed
+    monkeypatch.setattr(f"glm_grpo.analysis.probe.{function}", run_out_of_memory)
+    with pytest.raises(MemoryLimitError, match=f"out of memory in the rollout phase: {size}"):
+        draw_probe(stage, [batch], settings, noises=NOISES)
+
+
+def test_decode_in_full_says_on_what_memory_ran_out(probed, monkeypatch):
+    stage, batch, settings = probed
+    # What is decoded to be scored is handed out group by group, by another method.
+    monkeypatch.setattr(type(stage.decoder), "decode", run_out_of_memory)
+    size = f"a group of {GROUP} images of 128 x 128 pixels"
+    with pytest.raises(MemoryLimitError, match=f"out of memory in the decode phase: {size}"):
+        draw_probe(stage, [batch], replace(settings, decode_steps=1), noises=NOISES)
+
+
+def run_out_of_memory(*_, **__):
+    raise MemoryError
+
+
+def test_report_probe_has_no_decode_where_rollouts_are_decoded_in_full(samples):
+    report = report_probe(samples, mode="weighted_sum", shares=None, min_rank_correlation=0.9)
+    assert report.decode is None

@@ -35,6 +35,12 @@ BAD_VALUES = [
     ("rollout.top_k", 0, "must be at least 1", "1 or more"),
     ("decode.steps", 2.5, "must be a whole number", "decode.steps"),
     ("decode.guidance_scale", 0.5, "must be at least 1", "1 or more"),
+    ("decode.rollout_steps", 0, "must be at least 1", "1 or more"),
+    ("decode.rollout_steps", 5, "must not exceed decode.steps = 4", "decode.rollout_steps=4"),
+    ("decode.recheck_every", 0, "must be at least 1", "1 or more"),
+    ("decode.recheck_groups", 0, "must be at least 1", "1 or more"),
+    ("decode.min_rank_correlation", 1.5, "must be at most 1", "1 or less"),
+    ("decode.min_rank_correlation", -1.5, "must be at least -1", "-1 or more"),
     ("advantage.normalization", "group", "must be one of group_std, mean_only", "group_std?"),
     ("advantage.std_floor", -0.1, "must be at least 0", "0 or more"),
     ("advantage.std_floor", 0.0, "a standard deviation that can be 0", "mean_only"),
@@ -55,7 +61,10 @@ BAD_VALUES = [
     ("optim.max_grad_norm", float("inf"), "must be a finite number", "correct"),
     ("train.steps", 0, "must be at least 1", "1 or more"),
     ("train.seed", -1, "must be at least 0", "0 or more"),
-    ("model.dtype", "bfloat16", "must be float32 where model.adapter is absent", "model.adapter="),
+    ("model.quantization", "nf4", "must be absent where model.adapter is", "model.adapter="),
+    ("model.quantization", "int8", "must be one of nf4", "set model.quantization=nf4"),
+    ("decode.quantization", "nf4", "must be one of float8", "set decode.quantization=float8"),
+    ("decode.batch_size", 0, "must be at least 1", "1 or more"),
     ("train.micro_batch_size", 7, "must divide rollout.prompts_per_step", "one of"),
     ("train.keep_checkpoints", 0, "must be at least 1", "1 or more"),
     ("train.resume", True, "must be text", "correct train.resume"),
@@ -121,6 +130,12 @@ GOOD_VALUES = [
     ("rollout.top_p", 1.0),
     ("rollout.top_k", 1),
     ("decode.guidance_scale", 1.0),
+    ("decode.batch_size", 1),
+    ("decode.quantization", "float8"),
+    ("decode.rollout_steps", 1),
+    ("decode.rollout_steps", 4),
+    ("decode.recheck_groups", 1000),
+    ("decode.min_rank_correlation", -1.0),
     ("advantage.clip", None),
     ("loss.kl_coef", 0),
     ("optim.betas", [0.0, 0.999]),
@@ -169,6 +184,19 @@ def test_kl_in_the_reward_needs_a_coefficient(bend: Bend) -> None:
         validate_config(bend("loss.kl_placement", "reward"))
     bend("loss.kl_coef", 0.01)
     assert validate_config(bend("loss.kl_placement", "reward")).loss.kl_placement == "reward"
+
+
+def test_a_recheck_has_at_most_the_groups_of_a_step(bend: Bend) -> None:
+    bend("rollout.prompts_per_step", 2)
+    bend("train.micro_batch_size", 1)
+    bend("decode.recheck_groups", 3)
+    wanted = r"decode.recheck_groups = 3\n.*prompts_per_step = 2.*\n.*recheck_groups=2 or less"
+    with pytest.raises(ConfigError, match=wanted):
+        validate_config(bend("decode.rollout_steps", 1))
+    # Where rollouts are decoded in full there is no recheck.
+    assert validate_config(bend("decode.rollout_steps", 4)).decode.recheck_groups == 3
+    bend("decode.recheck_groups", 2)
+    assert validate_config(bend("decode.rollout_steps", 1)).decode.recheck_groups == 2
 
 
 def test_mean_only_needs_no_std_floor(bend: Bend) -> None:

@@ -38,6 +38,22 @@ def test_drawn_group_equals_the_stock_pipeline(random_pipeline, batch, token_ids
         assert torch.allclose(ours[index], stock, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_group_drawn_in_parts_equals_the_group_drawn_at_once(
+    random_pipeline, batch, token_ids, batch_size
+):
+    # Three in parts of 1, of 2 and 1, and in one part that is not full.
+    prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)[0]
+    whole = Decoder(random_pipeline, steps=3, guidance_scale=1.5)
+    in_parts = Decoder(random_pipeline, steps=3, guidance_scale=1.5, batch_size=batch_size)
+
+    drawn = in_parts.draw_group(batch.prompts[0].prompt, prior, 5, 128, 128)
+
+    assert torch.allclose(
+        drawn, whole.draw_group(batch.prompts[0].prompt, prior, 5, 128, 128), atol=1e-5
+    )
+
+
 def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_ids):
     decoder = Decoder(random_pipeline, steps=2, guidance_scale=1.0)
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)
@@ -76,6 +92,44 @@ def test_groups_are_handed_out_as_they_are_drawn(random_pipeline, batch, token_i
     assert decoder.drawn == [short, long]
     assert torch.equal(torch.stack([first, second]), decoder.decode(batch, token_ids).pixels)
     assert first.device.type == "cpu"
+
+
+def test_with_steps_draws_as_a_decoder_of_so_many_steps(random_pipeline, batch, token_ids):
+    decoder = Decoder(random_pipeline, steps=3, guidance_scale=1.0)
+    cheap = decoder.with_steps(1)
+    expected = {
+        steps: Decoder(random_pipeline, steps=steps, guidance_scale=1.0).decode(batch, token_ids)
+        for steps in (1, 3)
+    }
+
+    assert (cheap.steps, decoder.steps) == (1, 3)
+    assert not torch.equal(expected[1].pixels, expected[3].pixels)
+    assert torch.equal(cheap.decode(batch, token_ids).pixels, expected[1].pixels)
+    assert torch.equal(decoder.decode(batch, token_ids).pixels, expected[3].pixels)
+    assert cheap.modules() == decoder.modules()
+
+
+@pytest.mark.parametrize(("guidance_scale", "texts"), [(1.0, 2), (1.5, 3)])
+def test_a_text_is_encoded_once(random_pipeline, batch, token_ids, guidance_scale, texts):
+    encoded = []
+    random_pipeline.text_encoder.register_forward_hook(lambda *_: encoded.append(1))
+    decoder = Decoder(random_pipeline, steps=2, guidance_scale=guidance_scale)
+
+    first = decoder.decode(batch, token_ids)
+    # With guidance the empty text besides.
+    assert len(encoded) == texts
+    again = decoder.decode(batch, token_ids)
+    decoder.with_steps(1).decode(batch, token_ids)
+
+    assert len(encoded) == texts
+    assert torch.equal(again.pixels, first.pixels)
+
+
+def test_texts_of_several_prompts_are_not_padded_together(random_pipeline, batch):
+    parts = Decoder(random_pipeline, steps=1, guidance_scale=1.0)._pipeline
+    texts = [prompt.prompt for prompt in batch.prompts]
+    with pytest.raises(ValueError, match=r"2 different texts: .* decode one prompt at a time"):
+        parts.encode_prompt(texts, False, device=torch.device("cpu"), dtype=torch.float32)
 
 
 def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, token_ids):

@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from diffusers import GlmImagePipeline
+from diffusers import AutoencoderKL, GlmImagePipeline
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.errors import ModelError
+from glm_grpo.glm_image.decode_memory import decode_bytes
+from glm_grpo.glm_image.decoder import Decoder
 from glm_grpo.glm_image.meta_memory import META, measured_on_meta, pinned_bytes
 from glm_grpo.glm_image.meta_models import PUBLISHED_ID, PartConfigs, read_part_configs
 from glm_grpo.glm_image.phase_memory import (
@@ -18,10 +20,19 @@ from glm_grpo.glm_image.phase_memory import (
 )
 from glm_grpo.glm_image.plan import OVERHEAD_BYTES, MemoryPlanner, ScorerSizes
 from glm_grpo.glm_image.policy import Policy
+from glm_grpo.glm_image.quantization import Quantization
 from glm_grpo.glm_image.sampling import Truncation, sample_rollout
-from glm_grpo.grpo.update import run_backward
-from glm_grpo.tiny.models import PolicySizes, build_policy_model, build_processor
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch
+from glm_grpo.glm_image.token_grid import token_layout
+from glm_grpo.tiny.models import (
+    PolicySizes,
+    build_glyph_tokenizer,
+    build_policy_model,
+    build_processor,
+    build_scheduler,
+    build_text_encoder,
+    build_transformer,
+)
+from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 
 MODEL = ModelSettings(
@@ -46,6 +57,13 @@ PUBLISHED = replace(MODEL, dtype=torch.bfloat16, adapter_rank=32, is_on_accelera
 @pytest.fixture(scope="module")
 def tiny_configs(random_pipeline_folder):
     return read_part_configs(str(random_pipeline_folder))
+
+
+@pytest.fixture(scope="module")
+def published_configs(tiny_configs):
+    """The published language model, with a decoder that is planned in no time."""
+    parts = read_part_configs(PUBLISHED_ID)
+    return replace(parts, transformer=tiny_configs.transformer, vae=tiny_configs.vae)
 
 
 def _item(plan, name):
@@ -80,22 +98,32 @@ def _allocated_peak(work):
     return peak
 
 
+SIZES_OF_POLICIES = {
+    "tiny": PolicySizes(),
+    "wide": PolicySizes(
+        hidden_size=256, intermediate_size=512, heads=8, key_value_heads=8, layers=3
+    ),
+    "deep": PolicySizes(codebook=2048, heads=4, key_value_heads=2, hidden_size=128, layers=7),
+}
+WAYS_TO_TRAIN = {
+    "full": {},
+    "adapters": {"adapter_rank": 8},
+    "checkpointing": {"adapter_rank": 8, "is_checkpointing": True},
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"adapter_rank": 8}, {"adapter_rank": 8, "is_checkpointing": True}],
-    ids=["full", "adapters", "checkpointing"],
-)
-@pytest.mark.parametrize(
-    "sizes",
+    ("size", "way"),
     [
-        PolicySizes(),
-        PolicySizes(hidden_size=256, intermediate_size=512, heads=8, key_value_heads=8, layers=3),
-        PolicySizes(codebook=2048, heads=4, key_value_heads=2, hidden_size=128, layers=7),
+        ("tiny", "full"),
+        ("tiny", "checkpointing"),
+        ("wide", "adapters"),
+        ("deep", "full"),
+        ("deep", "checkpointing"),
     ],
-    ids=["tiny", "wide", "deep"],
 )
-def test_update_bytes_match_the_allocator_within_ten_percent(changes, sizes):
-    settings = replace(MODEL, **changes)
+def test_update_bytes_match_the_allocator_within_ten_percent(size, way):
+    sizes, settings = SIZES_OF_POLICIES[size], replace(MODEL, **WAYS_TO_TRAIN[way])
     model = build_policy_model(seed=0, sizes=sizes)
     policy = Policy(
         GlmImagePipeline(
@@ -116,12 +144,12 @@ def test_update_bytes_match_the_allocator_within_ten_percent(changes, sizes):
     )
     batch = _prompt_batch(group_size=SIZES.micro_batch_size)
     prompt_tokens = policy.encode(batch).input_ids.shape[1]
-    experience = _experience(batch, policy)
+    experience = _experience(batch)
     optimizer = AdamW(policy.trainable_parameters())
 
     def update():
         rows = torch.arange(SIZES.micro_batch_size)
-        run_backward(policy.replay(experience, rows).log_probs.sum())
+        torch.autograd.backward(policy.replay(experience, rows).log_probs.sum())
         optimizer.step()
 
     # Optimizer state is made in the first step and counted apart; one micro-batch finds none of
@@ -146,6 +174,73 @@ def test_rollout_bytes_match_the_allocator_within_ten_percent(tiny_configs, make
     assert rollout_bytes(tiny_configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize("decode_batch_size", [None, 3], ids=["group", "parts"])
+@pytest.mark.parametrize("guidance_scale", [1.0, 1.5])
+def test_decode_bytes_match_the_allocator_within_ten_percent(guidance_scale, decode_batch_size):
+    # Channels in multiples of 16, which kernels on the CPU round others up to; the widest level
+    # meets the largest picture in the last block, as in the published VAE.
+    vae = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(16, 64, 128, 128),
+        latent_channels=8,
+        norm_num_groups=8,
+        mid_block_add_attention=False,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        latents_mean=[0.0] * 8,
+        latents_std=[1.0] * 8,
+    ).eval()
+    transformer, text_encoder = build_transformer(seed=0), build_text_encoder(seed=0)
+    pipeline = GlmImagePipeline(
+        tokenizer=build_glyph_tokenizer(),
+        processor=None,
+        text_encoder=text_encoder,
+        vision_language_encoder=None,
+        vae=vae,
+        transformer=transformer,
+        scheduler=build_scheduler(),
+    )
+    decoder = Decoder(
+        pipeline, steps=2, guidance_scale=guidance_scale, batch_size=decode_batch_size
+    )
+    planned = replace(
+        SIZES, height=128, width=128, prompt_tokens=8, decode_batch_size=decode_batch_size
+    )
+    # Patches are 16 pixels wide.
+    prior = torch.zeros(planned.group_size, 64, dtype=torch.int64)
+    configs = PartConfigs(
+        {}, dict(transformer.config), dict(vae.config), text_encoder.config.to_dict()
+    )
+    measured = _allocated_peak(lambda: decoder.draw_group('"SIGN"', prior, 5, 128, 128))
+    assert decode_bytes(configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
+
+
+def test_decode_bytes_of_a_transformer_in_8_bits_hold_one_layer_in_full(tiny_configs):
+    # One patch: what is cast is more than what is drawn takes.
+    sizes = replace(SIZES, group_size=2, height=32, width=32, prompt_tokens=1)
+    held = replace(MODEL, quantization=Quantization(decoder="float8"))
+    vae = replace(tiny_configs, vae=tiny_configs.vae | {"block_out_channels": (8, 8, 8, 8)})
+    plain, cast = (decode_bytes(vae, model, sizes) for model in (MODEL, held))
+    largest = max(p.numel() for p in build_transformer(seed=0).parameters())
+    assert plain < cast <= plain + 4 * largest
+
+
+def test_plan_of_a_model_in_fewer_bits_has_its_sizes(published_configs):
+    held = replace(PUBLISHED, quantization=Quantization(language="nf4", decoder="float8"))
+    sizes = replace(SIZES, height=512, width=512, prompts=2)
+    plan = MemoryPlanner(published_configs).plan(held, sizes, ScorerSizes(), "modules")
+    # 40 layers of 204.0 M entries: q, k, v, o 4096 x (4096 + 256 + 256) + 4096 x 4096, gate and up
+    # 4096 x 27392, down 13696 x 4096. An entry takes 1/2 byte, a 64th of a byte for its scale and
+    # 4 / (64 x 256) for the scale's. In 2 bytes: 168064 rows of the embedding, 16512 of the head.
+    matrices = 40 * (4096 * 4608 + 4096 * 4096 + 4096 * 27392 + 13696 * 4096)
+    kept = 2 * 4096 * (168_064 + 16_512)
+    expected = matrices * (1 / 2 + 1 / 64 + 4 / 16384) + kept
+    assert _item(plan, "language model and head").by_phase["rollout"] == pytest.approx(
+        expected, rel=1e-3
+    )
+
+
 def test_update_bytes_of_a_deep_model_equal_those_of_all_its_layers():
     sizes = PolicySizes(layers=9)
     configs = PartConfigs(build_policy_model(seed=0, sizes=sizes).config.to_dict(), {}, {}, {})
@@ -153,8 +248,8 @@ def test_update_bytes_of_a_deep_model_equal_those_of_all_its_layers():
     assert update_bytes(configs, settings, SIZES) == max(_update(configs, settings, SIZES, 9))
 
 
-def test_plan_of_the_published_model_has_its_sizes():
-    plan = MemoryPlanner(read_part_configs(PUBLISHED_ID)).plan(
+def test_plan_of_the_published_model_has_its_sizes(published_configs):
+    plan = MemoryPlanner(published_configs).plan(
         PUBLISHED, replace(SIZES, height=512, width=512, prompts=2), ScorerSizes(), "modules"
     )
     # 8.847 B + 16512 x 4096 of the head, 2 bytes each; 40 layers, 2 heads of 128, 2 bytes:
@@ -204,6 +299,22 @@ def test_plan_with_adapters_trains_two_factors_of_every_matrix(tiny_configs):
     assert _item(one, "optimizer state").by_phase["idle"] == 2 * weights
 
 
+def test_plan_measures_a_phase_once_for_settings_it_does_not_depend_on(tiny_configs):
+    planner = MemoryPlanner(tiny_configs)
+    planner.plan(MODEL, SIZES, ScorerSizes(), "none")
+    model = replace(MODEL, is_checkpointing=True, needs_reference=True)
+    sizes = replace(SIZES, micro_batch_size=4)
+    plan = planner.plan(model, sizes, ScorerSizes(), "none")
+    activations = _item(plan, "activations").by_phase
+    caches = sum(
+        _item(plan, f"cache of the {of}").by_phase["rollout"] for of in ("prompts", "samples")
+    )
+    assert activations["rollout"] == rollout_bytes(tiny_configs, model, sizes) - caches
+    assert activations["decode"] == decode_bytes(tiny_configs, model, sizes)
+    gradients = _item(plan, "gradients").by_phase["update"]
+    assert activations["update"] == update_bytes(tiny_configs, model, sizes) - gradients
+
+
 def test_read_part_configs_refuses_a_model_it_cannot_know(tmp_path):
     with pytest.raises(ModelError, match="someone/else.*config.json of every part"):
         read_part_configs("someone/else")
@@ -217,8 +328,10 @@ def _prompt_batch(*, group_size):
     return PromptBatch((prompt,), group_size, 64, 64, seed=0, decode_seeds=(0,))
 
 
-def _experience(batch, policy):
-    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+def _experience(batch):
+    # Which tokens are replayed takes no more and no less memory.
+    shape = (1, batch.group_size, token_layout(batch.height, batch.width).num_tokens)
+    rollout = Rollout(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), None, 0)
     totals = torch.zeros(1, batch.group_size)
     return Experience(
         prompts=batch,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -113,6 +115,13 @@ def test_adapters_are_on_the_language_model_alone(make_policy):
     assert all("model.language_model.layers." in name and ".lora_" in name for name in trained)
 
 
+def test_adapters_are_put_on_without_warnings(make_policy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        policy = make_policy(adapter_rank=4)
+    assert policy.adapted_model is not None
+
+
 @pytest.mark.parametrize("adapter_rank", [None, 4])
 def test_reference_stays_while_the_policy_moves(make_policy, batch, as_experience, adapter_rank):
     policy = make_policy(adapter_rank=adapter_rank)
@@ -120,12 +129,12 @@ def test_reference_stays_while_the_policy_moves(make_policy, batch, as_experienc
     experience = as_experience(batch, rollout)
     sampled = rollout.log_probs.flatten(0, 1)[ROWS]
 
-    assert torch.allclose(policy.reference_log_probs(experience, ROWS), sampled, atol=1e-5)
+    assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
             parameter.add_(0.05)
 
-    assert torch.allclose(policy.reference_log_probs(experience, ROWS), sampled, atol=1e-5)
+    assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
     assert not torch.allclose(policy.replay(experience, ROWS).log_probs, sampled, atol=1e-2)
 
 
@@ -134,7 +143,7 @@ def test_reference_is_refused_where_none_is_kept(make_policy, batch, as_experien
     rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
 
     with pytest.raises(RuntimeError, match="needs_reference"):
-        policy.reference_log_probs(as_experience(batch, rollout), ROWS)
+        policy.reference_log_probs(batch, rollout, ROWS)
 
 
 @pytest.mark.parametrize("adapter_rank", [None, 4])

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from glm_grpo.glm_image import sampling
 from glm_grpo.glm_image.sampling import Truncation, draw, kept_entries, sample_rollout
 
 
@@ -27,6 +28,21 @@ def test_draw_follows_the_distribution():
     shares = torch.bincount(drawn, minlength=3) / 20000
     # Three standard deviations of a share are at most 3 * sqrt(.25 / 20000) = 0.011.
     assert torch.allclose(shares, probabilities, atol=0.011)
+
+
+def test_draw_from_what_is_no_distribution_stays_in_range():
+    # An index out of range is a failed assertion on an accelerator, which ends all work on it.
+    log_probs = torch.full((3, 4), torch.nan)
+    log_probs[1:] = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
+    log_probs[1, 2] = torch.nan
+    numbers = torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64)
+
+    drawn = draw(log_probs, numbers)
+
+    assert drawn.min() >= 0
+    assert drawn.max() <= 3
+    # The sums of the last row are .1, .3, .6: what stands beside it changes nothing.
+    assert drawn[2] == 2
 
 
 @pytest.mark.parametrize(
@@ -102,3 +118,29 @@ def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch):
     assert rollout.is_kept is not None
     assert (rollout.is_kept.sum(-1) == 7).all()
     assert rollout.is_kept.gather(-1, rollout.token_ids.unsqueeze(-1)).all()
+
+
+def test_sample_rollout_returns_tensors_that_autograd_takes(make_policy, batch):
+    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(top_k=3), policy_step=0)
+
+    factor = torch.ones((), requires_grad=True)
+    (rollout.log_probs * factor).sum().backward()
+
+    assert factor.grad == rollout.log_probs.sum()
+    assert not any(
+        part.is_inference() for part in (rollout.token_ids, rollout.log_probs, rollout.is_kept)
+    )
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_prompts_read_a_few_at_a_time_are_those_read_at_once(
+    make_policy, batch, monkeypatch, at_once
+):
+    expected = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=0)
+    monkeypatch.setattr(sampling, "PREFILLED_AT_ONCE", at_once)
+
+    found = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=0)
+
+    assert len(batch.prompts) > 1
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)

@@ -43,7 +43,7 @@ def test_self_check_refuses_replay_with_positions_of_text(policy, experience, mo
 
 
 def test_self_check_refuses_another_temperature(policy, experience):
-    policy.temperature = 0.9
+    policy.network.temperature = 0.9
 
     with pytest.raises(SelfCheckError, match="mean ratio"):
         self_check(policy, experience, rows=6)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from glm_grpo.glm_image import token_scores
-from glm_grpo.glm_image.token_scores import score_tokens
+from glm_grpo.glm_image.token_scores import score_tokens, token_log_probs
 
 ROWS, TOKENS, WIDTH, ENTRIES = 2, 7, 5, 11
 
@@ -27,6 +32,24 @@ TOKEN_IDS = torch.randint(ENTRIES, (ROWS, TOKENS), generator=torch.Generator().m
 
 def make_kept() -> Tensor:
     return (made(ROWS, TOKENS, ENTRIES, seed=3) > 0).scatter(-1, TOKEN_IDS[..., None], True)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns."""
+
+    entries = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            self.entries = max(self.entries, tensor.numel())
+        return result
 
 
 def plain(hidden: Tensor, weight: Tensor, temperature: float, is_kept: Tensor | None) -> Tensor:
@@ -57,29 +80,53 @@ def test_score_tokens_equals_the_plain_computation(temperature: float, is_trunca
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_score_tokens_leaves_out_gradients_that_nobody_asked_for() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_gradient_under_a_frozen_head_equals_the_plain_one(
+    temperature: float, is_truncated: bool
+) -> None:
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
     weight = made(ENTRIES, WIDTH, seed=2)
-    score_tokens(hidden, weight, TOKEN_IDS, temperature=1.0).log_probs.sum().backward()
-    assert hidden.grad is not None
+    is_kept = make_kept() if is_truncated else None
+    wanted = made(ROWS, TOKENS, seed=4)
+
+    scores = score_tokens(hidden, weight, TOKEN_IDS, temperature=temperature, is_kept=is_kept)
+    chosen = plain(hidden, weight, temperature, is_kept).gather(-1, TOKEN_IDS[..., None])
+
+    torch.testing.assert_close(scores.log_probs, chosen.squeeze(-1), rtol=1e-5, atol=1e-5)
+    (found,) = torch.autograd.grad((scores.log_probs * wanted).sum(), hidden)
+    (expected,) = torch.autograd.grad((chosen.squeeze(-1) * wanted).sum(), hidden)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert weight.grad is None
 
 
-def test_score_tokens_never_holds_the_logits_of_all_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes: list[int] = []
-    linear = torch.nn.functional.linear
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_token_log_probs_are_those_of_score_tokens(is_truncated: bool) -> None:
+    hidden, weight = made(ROWS, TOKENS, WIDTH, seed=1), made(ENTRIES, WIDTH, seed=2)
+    is_kept = make_kept() if is_truncated else None
+    alone = token_log_probs(hidden, weight, TOKEN_IDS, temperature=0.5, is_kept=is_kept)
+    scores = score_tokens(hidden, weight, TOKEN_IDS, temperature=0.5, is_kept=is_kept)
+    torch.testing.assert_close(alone, scores.log_probs, rtol=1e-6, atol=1e-6)
 
-    def watch(hidden: Tensor, weight: Tensor) -> Tensor:
-        logits = linear(hidden, weight)
-        sizes.append(logits.numel())
+
+# A frozen head has its slopes from the forward pass; a trained one makes its logits again.
+@pytest.mark.parametrize(("is_trained", "passes"), [(False, 5), (True, 10)])
+def test_score_tokens_never_holds_the_logits_of_all_tokens(
+    monkeypatch: pytest.MonkeyPatch, is_trained: bool, passes: int
+) -> None:
+    rows: list[int] = []
+    make_logits = token_scores._Chunks.logits
+
+    def watch(chunks: token_scores._Chunks, at: slice) -> Tensor:
+        logits = make_logits(chunks, at)
+        rows.append(len(logits))
         return logits
 
-    monkeypatch.setattr(torch.nn.functional, "linear", watch)
+    monkeypatch.setattr(token_scores._Chunks, "logits", watch)
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
-    scores = score_tokens(hidden, made(ENTRIES, WIDTH, seed=2), TOKEN_IDS, temperature=1.0)
-    scores.log_probs.sum().backward()
-    # 14 tokens, three at a time, forwards and again backwards.
-    assert len(sizes) == 10
-    assert max(sizes) == 3 * ENTRIES
+    weight = made(ENTRIES, WIDTH, seed=2).requires_grad_(is_trained)
+    with LargestTensor() as largest:
+        score_tokens(hidden, weight, TOKEN_IDS, temperature=1.0).log_probs.sum().backward()
+    # 14 tokens, three at a time.
+    assert rows == [3, 3, 3, 3, 2] * (passes // 5)
+    assert largest.entries == max(3 * ENTRIES, ROWS * TOKENS * WIDTH)

@@ -200,10 +200,16 @@ def test_reference_penalty_is_the_weighted_mean_k1_of_each_sequence() -> None:
 
 
 def test_effective_sample_size_of_equal_weights_is_one() -> None:
-    assert effective_sample_size(torch.full((2, 3), 0.7)).item() == pytest.approx(1.0)
+    # Six weights of 0.7.
+    assert effective_sample_size(4.2, 6 * 0.49, 6) == pytest.approx(1.0)
 
 
 def test_effective_sample_size_counts_the_weights_that_matter() -> None:
     # (1 + 0 + 0 + 0)^2 / (4 * 1); (3 + 1)^2 / (2 * 10).
-    assert effective_sample_size(torch.tensor([1.0, 0.0, 0.0, 0.0])).item() == 0.25
-    assert effective_sample_size(torch.tensor([[3.0], [1.0]])).item() == pytest.approx(0.8)
+    assert effective_sample_size(1.0, 1.0, 4) == 0.25
+    assert effective_sample_size(4.0, 10.0, 2) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("weight", [0.0, math.inf, math.nan])
+def test_effective_sample_size_of_weights_that_say_nothing_is_nan(weight: float) -> None:
+    assert math.isnan(effective_sample_size(weight, weight * weight, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glm_grpo.grpo.losses import KlEstimator
-from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
+from glm_grpo.grpo.update import OneProcess, Replay, UpdateSettings, update_policy
 from glm_grpo.types import Advantages, Experience, ImageBatch, LossReport, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 
@@ -42,20 +43,20 @@ class TablePolicy:
         all_log_probs = self.logits.log_softmax(-1)
         entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return Replay(
-            log_probs=gather(all_log_probs, experience, rows),
+            log_probs=gather(all_log_probs, experience.rollout, rows),
             entropy=entropy.detach().expand(len(rows), -1),
         )
 
-    def reference_log_probs(self, experience: Experience, rows: Tensor) -> Tensor:
+    def reference_log_probs(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Tensor:
         self.reference_calls += 1
-        return gather(self.reference_logits.log_softmax(-1), experience, rows)
+        return gather(self.reference_logits.log_softmax(-1), rollout, rows)
 
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
         return [self.logits]
 
 
-def gather(all_log_probs: Tensor, experience: Experience, rows: Tensor) -> Tensor:
-    token_ids = experience.rollout.token_ids.flatten(0, 1)[rows]
+def gather(all_log_probs: Tensor, rollout: Rollout, rows: Tensor) -> Tensor:
+    token_ids = rollout.token_ids.flatten(0, 1)[rows]
     return all_log_probs.expand(len(rows), -1, -1).gather(2, token_ids[..., None]).squeeze(-1)
 
 
@@ -229,6 +230,25 @@ def test_update_policy_runs_the_reference_once_per_micro_batch(updates: int) -> 
     assert all(report.kl_reference > 0 for report in reports)
 
 
+def test_update_policy_takes_the_reference_that_was_read_before() -> None:
+    logits, settings = make_logits(), replace(SETTINGS, kl_coef=0.1, micro_batch_size=2)
+    experience = make_experience(logits, ADVANTAGES)
+    reading, given = (TablePolicy(logits, reference_logits=make_logits(seed=5)) for _ in range(2))
+    rows = torch.arange(PROMPTS * GROUP)
+    known = reading.reference_log_probs(experience.prompts, experience.rollout, rows)
+
+    expected = learn(reading, experience, settings)
+    found = learn(
+        given,
+        replace(experience, reference_log_probs=known.unflatten(0, (PROMPTS, GROUP))),
+        settings,
+    )
+
+    assert given.reference_calls == 0
+    assert found == expected
+    assert torch.equal(given.logits, reading.logits)
+
+
 @pytest.mark.parametrize(
     "settings", [SETTINGS, replace(SETTINGS, kl_coef=0.1, is_kl_in_reward=True)]
 )
@@ -325,12 +345,20 @@ def test_update_policy_advances_the_schedule_when_no_step_is_taken() -> None:
     assert [report.learning_rate for report in reports] == [1.0, 0.5, 0.25]
 
 
-def test_update_policy_accumulates_through_the_given_backward() -> None:
+def test_update_policy_accumulates_through_the_given_engine() -> None:
     losses: list[float] = []
+    is_last_of: list[bool] = []
 
-    def backward(loss: Tensor) -> None:
-        losses.append(loss.item())
-        torch.autograd.backward(2.0 * loss)
+    class Doubling(OneProcess):
+        """Doubles every gradient."""
+
+        def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
+            is_last_of.append(is_last)
+            return nullcontext()
+
+        def backward(self, loss: Tensor) -> None:
+            losses.append(loss.item())
+            torch.autograd.backward(2.0 * loss)
 
     logits = make_logits()
     policy = TablePolicy(logits)
@@ -341,8 +369,9 @@ def test_update_policy_accumulates_through_the_given_backward() -> None:
         ConstantRate(),
         make_experience(logits, ADVANTAGES),
         replace(SETTINGS, micro_batch_size=3),
-        backward=backward,
+        Doubling(),
     )
+    assert is_last_of == [False, True]
     # Both groups sum to 0, and each is one micro-batch.
     assert losses == pytest.approx([0.0, 0.0], abs=1e-7)
     torch.testing.assert_close(

@@ -9,9 +9,10 @@ import pytest
 from accelerate import Accelerator
 from rich.console import Console
 
-from glm_grpo.build import Prompts, build_prompts, build_stage, build_trainer
+from glm_grpo.build import Launch, Prompts, build_prompts, build_stage, build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.training.resume import open_run
+from glm_grpo.training.team import Team
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -44,11 +45,12 @@ def make_trainer(tmp_path):
         stage = build_stage(config, Accelerator().device, needs_reference=True)
         if change_stage is not None:
             stage = change_stage(stage)
+        launch = Launch(Accelerator(), Team())
         trainer = build_trainer(
-            config, stage, prompts, open_run(config), Accelerator(), Console(quiet=True)
+            config, stage, prompts, open_run(config), launch, Console(quiet=True)
         )
         if change_batch is not None:
-            trainer.batch_for_step = change_batch(trainer.batch_for_step)
+            trainer.source.batch_for_step = change_batch(trainer.source.batch_for_step)
         return trainer, stage, run_dir
 
     return build

@@ -105,7 +105,7 @@ def test_non_finite_updates_are_skipped_and_three_in_a_row_stop_the_run(make_tra
     trainer, stage, run_dir = make_trainer(
         "train.steps=9", "train.checkpoint_every=1", "advantage.clip=null", change_stage=use_term
     )
-    batch_for_step = trainer.batch_for_step
+    batch_for_step = trainer.source.batch_for_step
     update = stage.policy.replay
 
     def break_at_two(step):
@@ -118,7 +118,7 @@ def test_non_finite_updates_are_skipped_and_three_in_a_row_stop_the_run(make_tra
             stage.policy.replay = broken
         return batch_for_step(step)
 
-    trainer.batch_for_step = break_at_two
+    trainer.source.batch_for_step = break_at_two
 
     with pytest.raises(NonFiniteError, match="3 updates in a row"):
         trainer.run()

@@ -16,7 +16,12 @@ from rich.console import Console
 from torch import Tensor
 
 from glm_grpo.report.probe_charts import Bars, Range, draw_bars, draw_matrix, draw_ranges
-from glm_grpo.report.probe_findings import ProbedTerm, ProbeReport, list_findings
+from glm_grpo.report.probe_findings import (
+    ProbedDecode,
+    ProbedTerm,
+    ProbeReport,
+    list_findings,
+)
 from glm_grpo.report.probe_page import ProbedPrompt, probe_tables, write_probe
 from rewards.audit import Conflict, RewardAudit, TermAudit
 from rewards.types import Prompt
@@ -58,11 +63,12 @@ def make_report(
     correlations: Tensor | None = None,
     conflicts: tuple[Conflict, ...] = (),
     prompts: int = 24,
+    decode: ProbedDecode | None = None,
 ) -> ProbeReport:
     if correlations is None:
         correlations = torch.eye(len(terms), dtype=torch.float64)
     audit = RewardAudit(tuple(term.audit for term in terms), correlations, headroom=0.1875)
-    return ProbeReport(terms, audit, conflicts, prompts=prompts, group_size=8)
+    return ProbeReport(terms, audit, conflicts, prompts=prompts, group_size=8, decode=decode)
 
 
 def with_other(**overrides: Any) -> ProbeReport:
@@ -319,6 +325,51 @@ def test_tables_show_correlations_and_a_line_for_each_conflict() -> None:
     assert cells_of(text, "lpips and ocr: correlation -0.750")
     assert cells_of(text, "ocr and ssim: correlation -0.500")
     assert "conflicts" not in print_tables(with_other())
+
+
+def make_decode(**overrides: Any) -> ProbedDecode:
+    figures: dict[str, Any] = {
+        **{"steps": 1, "full_steps": 4, "rank_correlations": (0.96875, NAN)},
+        **{"total_rank_correlation": 0.9, "min_rank_correlation": 0.9},
+        **{"images_per_second": 36.0, "full_images_per_second": 24.0},
+    }
+    return ProbedDecode(**(figures | overrides))
+
+
+def test_tables_show_how_cheap_rollouts_rank_and_what_they_save() -> None:
+    report = make_report(make_term(), make_term(name="ocr"), decode=make_decode())
+    text = print_tables(report)
+    assert "cheaper decode of rollouts" in text
+    assert cells_of(text, "1") == [["1", "36.0", "0.969", "-", "0.900"]]
+    assert cells_of(text, "4") == [["4", "24.0", "-", "-", "-"]]
+    assert "fewer steps are 1.50 x as fast" in " ".join(text.split())
+    assert "cheaper decode" not in print_tables(with_other())
+
+
+def test_findings_say_that_a_run_would_fall_back_to_the_full_decode() -> None:
+    terms = (make_term(), make_term(name="ocr"))
+    below = make_decode(total_rank_correlation=0.8)
+    (finding,) = list_findings(make_report(*terms, decode=below))
+    assert finding.term == ""
+    assert "in 1 of 4 steps are not ranked as those decoded in full: correlation 0.800" in (
+        finding.what
+    )
+    assert "below decode.min_rank_correlation = 0.9" in finding.what
+    assert finding.remedy == "raise decode.rollout_steps, or leave it out"
+    # At the bound, and where no group has an order.
+    for total in (0.9, NAN):
+        decode = make_decode(total_rank_correlation=total)
+        assert list_findings(make_report(*terms, decode=decode)) == ()
+
+
+def test_page_shows_how_cheap_rollouts_rank(tmp_path: Path, read_page: ReadPage) -> None:
+    report = make_report(make_term(), make_term(name="ocr"), decode=make_decode())
+    page = read_page(write_probe(report, [], tmp_path))
+    assert page.after("Cheaper decode of rollouts", 15) == [
+        *("steps", "images/s", "lpips", "ocr", "total"),
+        *("1", "36.0", "0.969", "-", "0.900"),
+        *("4", "24.0", "-", "-", "-"),
+    ]
 
 
 def test_tables_of_a_single_term_correlate_nothing() -> None:

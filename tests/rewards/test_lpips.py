@@ -59,6 +59,33 @@ def test_untrained_lpips_is_one_for_the_target_and_falls_with_distance(
     assert scores[0] > scores[1] > scores[2]
 
 
+@pytest.mark.parametrize("targets", [(0, 0, 0), (0, 1, 2)], ids=["shared", "own"])
+def test_lpips_of_a_batch_equals_one_by_one(
+    untrained: LpipsReward, targets: tuple[int, ...]
+) -> None:
+    sources = [noise(seed) for seed in range(3)]
+    prompts = [Prompt(str(i), "a", target=sources[target]) for i, target in enumerate(targets)]
+    pictures = torch.stack([noise(seed) for seed in (3, 4, 5)])
+    single = [untrained.score([prompts[i]], pictures[i : i + 1]) for i in range(3)]
+    torch.testing.assert_close(
+        untrained.score(prompts, pictures), torch.cat(single), rtol=0, atol=1e-6
+    )
+
+
+def test_lpips_takes_a_shared_target_through_the_network_once(untrained: LpipsReward) -> None:
+    (module,) = untrained.modules()
+    sizes: list[int] = []
+    # The package calls `net.forward` itself, past any hook; its first slice is called as usual.
+    hook = module.net.slice1.register_forward_hook(
+        lambda _, inputs, __: sizes.append(len(inputs[0]))
+    )
+    try:
+        untrained.score([Prompt("a", "a", target=noise(0))] * 3, torch.stack([noise(1)] * 3))
+    finally:
+        hook.remove()
+    assert sorted(sizes) == [1, 3]
+
+
 def test_untrained_lpips_stays_within_one_of_zero(untrained: LpipsReward) -> None:
     # White against black: the sum over the five layers is far above 2, their mean is not.
     white = torch.full((3, 64, 64), 255, dtype=torch.uint8)

@@ -28,6 +28,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "remote_rewards.md"
 
 INFO = b'{"protocol": 1, "name": "level", "needs": ["prompt"]}'
 DOG = Prompt("dog", "a dog")
+TOKEN = "of-these-tests-only"
 PIXELS = torch.arange(3, dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2)
 
 Answer = tuple[int, bytes] | None
@@ -80,7 +81,7 @@ def running(server: ThreadingHTTPServer) -> Iterator[str]:
 def serving(reward: FakeReward, needs: tuple[Need, ...] = ("prompt",)) -> Iterator[str]:
     """The real server; its URL."""
     info = ScorerInfo(protocol=1, name="level", needs=needs)
-    with running(RewardServer(reward, info, ("127.0.0.1", 0))) as url:
+    with running(RewardServer(reward, info, ("127.0.0.1", 0), token=TOKEN)) as url:
         yield url
 
 
@@ -119,8 +120,11 @@ def answering(
         yield url, paths
 
 
-def connect(url: str, *, retries: int = 0, timeout_seconds: float = 10.0) -> RemoteReward:
-    return RemoteReward(url, needs=("prompt",), retries=retries, timeout_seconds=timeout_seconds)
+def connect(
+    url: str, *, needs: tuple[Need, ...] = ("prompt",), token: str = TOKEN, **options: float
+) -> RemoteReward:
+    options = {"retries": 0, "timeout_seconds": 10.0, **options}
+    return RemoteReward(url, needs=needs, token=token, **options)
 
 
 def score(reward: RemoteReward) -> Tensor:
@@ -166,7 +170,7 @@ def test_remote_sends_targets_to_scorers_that_look_at_them(
     scorer = FakeReward()
     prompt = Prompt("sign", "a sign", texts=("A",), target=PIXELS[1])
     with serving(scorer, needs) as url:
-        reward = RemoteReward(url, needs=needs, retries=0, timeout_seconds=10.0)
+        reward = connect(url, needs=needs)
         reward.score([prompt], PIXELS[:1])
     (seen,) = scorer.seen
     assert (seen.prompt_id, seen.prompt, seen.texts) == ("sign", "a sign", ("A",))
@@ -175,7 +179,7 @@ def test_remote_sends_targets_to_scorers_that_look_at_them(
 
 def test_remote_applies_to_prompts_that_have_what_the_scorer_looks_at() -> None:
     with serving(FakeReward(), ("text",)) as url:
-        reward = RemoteReward(url, needs=("text",), retries=0, timeout_seconds=10.0)
+        reward = connect(url, needs=("text",))
     assert reward.applies_to(Prompt("sign", "a sign", texts=("A",)))
     assert not reward.applies_to(DOG)
 
@@ -191,7 +195,7 @@ def test_remote_refuses_a_scorer_that_looks_at_something_else(
     needs: tuple[Need, ...], error: str
 ) -> None:
     with serving(FakeReward()) as url, pytest.raises(RewardError, match=error):
-        RemoteReward(url, needs=needs, retries=0, timeout_seconds=10.0)
+        connect(url, needs=needs)
 
 
 def test_remote_passes_on_why_the_scorer_failed_and_asks_once() -> None:
@@ -227,6 +231,29 @@ def test_remote_gives_up_after_its_tries_with_the_reason() -> None:
         with pytest.raises(LostScorerError, match=f"{url} cannot be reached .*Error: .*start it"):
             score(reward)
     assert paths == ["/info", "/score", "/score"]
+
+
+@pytest.mark.parametrize(
+    ("token", "found"), [("", "no token was sent"), ("another one", "that was sent is not its own")]
+)
+def test_remote_says_which_variable_the_token_of_the_scorer_belongs_in(
+    token: str, found: str
+) -> None:
+    scorer = FakeReward()
+    with (
+        serving(scorer) as url,
+        pytest.raises(RewardError, match=f"asks for a token, .*{found}; .*GLM_GRPO_REWARD_TOKEN"),
+    ):
+        connect(url, token=token, retries=3)
+    assert scorer.seen == []
+
+
+def test_remote_repeats_its_token_in_no_error() -> None:
+    for status in (500, 418):
+        with answering([(status, json.dumps({"error": f"bad {TOKEN}"}).encode())]) as (url, _):
+            with pytest.raises(RewardError, match=r"bad \[key\]") as caught:
+                score(connect(url))
+            assert TOKEN not in str(caught.value)
 
 
 def test_remote_asks_a_scorer_that_hangs_once() -> None:

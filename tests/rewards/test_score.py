@@ -280,3 +280,19 @@ def test_scorer_refuses_a_wrong_number_of_notes() -> None:
 def test_scorer_refuses_no_terms_and_equal_names(names: list[str]) -> None:
     with pytest.raises(ValueError, match="needs at least one, and no name twice"):
         make_scorer([FakeReward(name) for name in names], [1.0] * len(names))
+
+
+def test_a_term_that_runs_out_of_memory_says_which_keys_give_it_room() -> None:
+    def fill_memory(pixels: Tensor) -> Tensor:
+        # 4 PB where the group is scored at once; each picture alone can be scored.
+        return torch.empty(10**15) if len(pixels) > 1 else brightness(pixels)
+
+    scorer = make_scorer([FakeReward("hungry", fill_memory)], [1.0])
+    pixels = torch.zeros(1, 2, 3, 8, 6, dtype=torch.uint8)
+    with pytest.raises(RewardError) as caught:
+        scorer.score([Prompt("p", "a prompt")], pixels)
+    message = str(caught.value)
+    assert "term hungry, prompt p, images 0 to 1 together (each alone can be scored)" in message
+    assert "memory ran out over a group of 2 pictures of 8 x 6 pixels" in message
+    assert "reward.overlap=false" in message
+    assert "rollout.group_size" in message

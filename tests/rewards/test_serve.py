@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -21,8 +22,17 @@ PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2,
 REQUEST = wire.encode_request([DOG, DOG], PIXELS, has_targets=False)
 
 
-def post(url: str) -> httpx.Response:
-    return httpx.post(f"{url}/score", content=REQUEST, trust_env=False, timeout=10)
+TOKEN = "of-these-tests-only"
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM_GRPO_REWARD_TOKEN", TOKEN)
+
+
+def post(url: str, token: str = TOKEN) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.post(f"{url}/score", content=REQUEST, headers=headers, trust_env=False, timeout=10)
 
 
 @contextmanager
@@ -48,12 +58,55 @@ def test_serve_command_listens_on_loopback_and_ends_at_sigterm(tmp_path: Path) -
         line = process.stdout.readline()
         assert line.startswith("listening on http://127.0.0.1:"), process.stderr.read()
         url = line.removeprefix("listening on ").strip()
-        info = httpx.get(f"{url}/info", trust_env=False).json()
-        assert info == {"protocol": 1, "name": "mine", "needs": ["prompt"]}
+        info = httpx.get(
+            f"{url}/info", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
+        )
+        assert info.json() == {"protocol": 1, "name": "mine", "needs": ["prompt"]}
         assert post(url).json() == {"scores": [0.0, 1.0]}
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert process.stderr.read() == ""
+
+
+def test_serve_command_makes_a_token_where_there_is_none_and_says_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLM_GRPO_REWARD_TOKEN")
+    with started(tmp_path) as process:
+        said = process.stderr.readline()
+        made = said.rpartition("export GLM_GRPO_REWARD_TOKEN=")[2].strip()
+        assert re.fullmatch(r"[\w-]{43}", made), said + process.stderr.read()
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        assert post(url, TOKEN).status_code == 401
+        assert post(url, made).json() == {"scores": [0.0, 1.0]}
+        assert made.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert made not in process.stdout.read() + process.stderr.read()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.168.0.1", "127.evil.example"])
+def test_serve_command_refuses_other_machines_without_a_token_of_the_environment(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLM_GRPO_REWARD_TOKEN")
+    with pytest.raises(SystemExit) as caught:
+        main(["--name", "ssim", "--host", host])
+    error = str(caught.value.code)
+    assert f"host {host!r} can be reached from other machines, and there is no token" in error
+    assert "export GLM_GRPO_REWARD_TOKEN" in error
+
+
+@pytest.mark.parametrize("token", ["", "fifteen-letters", "with a space in between", "ünïcode" * 4])
+def test_serve_command_refuses_a_token_that_is_none_without_repeating_it(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLM_GRPO_REWARD_TOKEN", token)
+    with pytest.raises(SystemExit) as caught:
+        main(["--name", "ssim"])
+    error = str(caught.value.code)
+    assert f"GLM_GRPO_REWARD_TOKEN holds {len(token)} characters" in error
+    assert not token or token not in error
 
 
 def test_serve_command_ends_when_standard_input_is_closed_and_at_no_signal(tmp_path: Path) -> None:

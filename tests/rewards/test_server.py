@@ -23,6 +23,8 @@ from rewards.wire import ScorerInfo
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
+TOKEN = "of-these-tests-only"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 REQUEST = wire.encode_request([DOG, DOG], PIXELS, has_targets=False)
 
 
@@ -62,7 +64,8 @@ class NotingFakeReward(FakeReward):
 def serving(reward: FakeReward, *, limit: int = 2**20) -> Iterator[str]:
     """A real server on loopback; its URL."""
     info = ScorerInfo(protocol=1, name="level", needs=("prompt",))
-    with RewardServer(reward, info, ("127.0.0.1", 0), max_request_bytes=limit) as server:
+    address = ("127.0.0.1", 0)
+    with RewardServer(reward, info, address, token=TOKEN, max_request_bytes=limit) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -79,11 +82,11 @@ def url() -> Iterator[str]:
 
 
 def post(url: str, body: bytes = REQUEST) -> httpx.Response:
-    return httpx.post(f"{url}/score", content=body, trust_env=False, timeout=10)
+    return httpx.post(f"{url}/score", content=body, headers=HEADERS, trust_env=False, timeout=10)
 
 
 def test_server_says_what_it_is(url: str) -> None:
-    answer = httpx.get(f"{url}/info", trust_env=False)
+    answer = httpx.get(f"{url}/info", headers=HEADERS, trust_env=False)
     assert answer.status_code == 200
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.json() == {"protocol": 1, "name": "level", "needs": ["prompt"]}
@@ -123,7 +126,7 @@ def test_server_refuses_another_number_of_notes_than_of_pictures() -> None:
 def test_server_refuses_other_paths_and_methods(
     url: str, method: str, path: str, status: int, error: str
 ) -> None:
-    answer = httpx.request(method, url + path, trust_env=False)
+    answer = httpx.request(method, url + path, headers=HEADERS, trust_env=False)
     assert answer.status_code == status
     assert error in answer.json()["error"]
 
@@ -153,7 +156,7 @@ def test_server_refuses_a_request_that_does_not_say_its_length(url: str) -> None
     def parts() -> Iterator[bytes]:
         yield REQUEST
 
-    answer = httpx.post(f"{url}/score", content=parts(), trust_env=False)
+    answer = httpx.post(f"{url}/score", content=parts(), headers=HEADERS, trust_env=False)
     assert answer.status_code == 411
     assert "Content-Length is ''" in answer.json()["error"]
 
@@ -162,13 +165,64 @@ def test_server_reads_requests_over_its_limit_to_the_end_and_refuses_them() -> N
     with serving(FakeReward(), limit=2**22) as url:
         # Sends the whole body before it listens, unlike httpx, and so would lose the answer.
         connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
-        connection.request("POST", "/score", b"x" * 2**24)
+        connection.request("POST", "/score", b"x" * 2**24, HEADERS)
         answer = connection.getresponse()
         assert answer.status == 413
         error = wire.decode_failure(answer.read())
         assert error.startswith(f"the request has {2**24} bytes; at most {2**22} are read")
         connection.close()
         assert post(url).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Bearer {TOKEN[:-1]}"},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": TOKEN},
+        {"Authorization": "Bearer ünïcode".encode()},
+        {"Cookie": f"token={TOKEN}"},
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/info"), ("POST", "/score")])
+def test_server_does_nothing_for_who_does_not_know_the_token(
+    method: str, path: str, headers: dict[str, Any]
+) -> None:
+    scored = []
+    reward = FakeReward(lambda prompts, pixels: scored.append(prompts) or level(prompts, pixels))
+    with serving(reward) as url:
+        answer = httpx.request(
+            method, url + path, content=REQUEST, headers=headers, trust_env=False
+        )
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert answer.json() == {
+            "error": "the token is missing or wrong; send the server's own as Authorization: "
+            "Bearer TOKEN"
+        }
+        assert scored == []
+        assert post(url).status_code == 200
+    assert len(scored) == 1
+
+
+def test_server_refuses_to_be_without_a_token() -> None:
+    info = ScorerInfo(protocol=1, name="level", needs=())
+    with pytest.raises(ValueError, match="the token is empty"):
+        RewardServer(FakeReward(), info, ("127.0.0.1", 0), token="")
+
+
+def test_server_reads_little_of_what_strangers_send() -> None:
+    # 64 MB promised and 5 sent: no answer would come before the rest, were it waited for.
+    with serving(FakeReward(), limit=2**28) as url:
+        connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
+        connection.putrequest("POST", "/score")
+        connection.putheader("Content-Length", str(2**26))
+        connection.endheaders(b"x" * (5 * 2**20))
+        assert connection.getresponse().status == 401
+        connection.close()
 
 
 def test_server_scores_one_request_at_a_time_and_says_meanwhile_what_it_is() -> None:
@@ -185,7 +239,7 @@ def test_server_scores_one_request_at_a_time_and_says_meanwhile_what_it_is() -> 
         answers = [pool.submit(post, url) for _ in range(3)]
         while not running:
             time.sleep(0.001)
-        assert httpx.get(f"{url}/info", trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/info", headers=HEADERS, trust_env=False).status_code == 200
         assert not all(answer.done() for answer in answers)
         assert [answer.result().status_code for answer in answers] == [200, 200, 200]
     assert most == [1, 1, 1]
@@ -231,4 +285,4 @@ def test_server_refuses_a_port_that_is_taken(url: str) -> None:
     info = ScorerInfo(protocol=1, name="level", needs=())
     port = int(url.rpartition(":")[2])
     with pytest.raises(RewardError, match=f"cannot listen at 127.0.0.1 port {port} .*another port"):
-        RewardServer(FakeReward(), info, ("127.0.0.1", port))
+        RewardServer(FakeReward(), info, ("127.0.0.1", port), token=TOKEN)

@@ -318,7 +318,7 @@ def test_key_is_in_no_note_even_if_the_endpoint_repeats_it(monkeypatch: pytest.M
     ("value", "error"),
     [
         (None, "JUDGE_KEY is not set, or empty; export the key in it"),
-        ("", "JUDGE_KEY is not set, or empty"),
+        ("", "JUDGE_KEY is not set, or empty; .*, or leave api_key_variable out where none is"),
         ("sk-secret\n", "JUDGE_KEY holds a space, a line break"),
         ("sk secret", "JUDGE_KEY holds a space"),
         ("sk-sécret", "another character that no key has"),

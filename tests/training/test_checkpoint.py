@@ -13,6 +13,7 @@ from torch import Tensor
 
 from glm_grpo.errors import CheckpointError, StorageError
 from glm_grpo.storage import RunFolder
+from glm_grpo.training import checkpoint as checkpoint_module
 from glm_grpo.training.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
@@ -33,7 +34,7 @@ def stored_steps(folder: RunFolder) -> list[str]:
 def test_checkpoint_round_trip_is_exact(tmp_path: Path) -> None:
     tensors: dict[str, dict[str, Tensor]] = {
         "policy": {
-            "half": torch.tensor([1.5, -0.0, float("inf")], dtype=torch.bfloat16),
+            "half": torch.tensor([1.5, -0.0, 3.0e38], dtype=torch.bfloat16),
             "transposed": torch.arange(6).reshape(2, 3).T,
             "scalar": torch.tensor(7.0, dtype=torch.float64),
             "empty": torch.zeros(0, 4),
@@ -110,12 +111,28 @@ def test_load_checkpoint_names_a_missing_file(name: str, tmp_path: Path) -> None
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"format": 1, "sha256": "0"}'])
+@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"format": 2, "sha256": "0"}'])
 def test_load_checkpoint_refuses_a_manifest_of_another_kind(content: str, tmp_path: Path) -> None:
     path = save(RunFolder(tmp_path), 1)
     (path / "checkpoint.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.json is damaged"):
         load_checkpoint(path)
+
+
+def test_a_checkpoint_of_another_format_is_neither_read_nor_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    # Its metadata has not all that a run needs to go on.
+    with monkeypatch.context() as older:
+        older.setattr(checkpoint_module, "FORMAT_VERSION", 1)
+        path = save(folder, 1)
+    refused = r"has format 1: this version reads 2\. Use the version of glm-grpo that wrote it"
+    with pytest.raises(CheckpointError, match=refused):
+        load_checkpoint(path)
+    # A run that found none would begin anew in the same folder.
+    with pytest.raises(CheckpointError, match=refused):
+        newest_checkpoint(folder)
 
 
 def test_save_checkpoint_leaves_the_earlier_ones_when_the_disk_refuses(tmp_path: Path) -> None:

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
+from glm_grpo.build import build_batch, build_prompts, build_stage, collect_settings
+from glm_grpo.config import Config, compose_config
 from glm_grpo.glm_image.decoder import Decoder
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.residency import Residency
 from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import Stage, draw_and_score
+from glm_grpo.training.collect import Stage, collect, draw_and_score
 from glm_grpo.types import ImageBatch, PromptBatch
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable
+
+CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
 SOON = 20.0
 """Seconds after which a test gives up on a thread."""
 
 PROMPTS = (Prompt("dog", "a dog"), Prompt("cat", "a cat"))
+
+
+def tiny_config(*overrides: str) -> Config:
+    """One prompt, two pictures, one cheap term."""
+    others = (f"reward.terms.{name}=null" for name in ("lpips", "ocr", "aesthetic"))
+    sizes = ("rollout.prompts_per_step=1", "rollout.group_size=2", "train.micro_batch_size=1")
+    return compose_config(CONFIG_DIR, "tiny", [*sizes, *others, "decode.steps=1", *overrides])
 
 
 class NoPolicy(Policy):
@@ -94,6 +106,7 @@ def draw(
     parts: tuple[str, ...] = (),
     is_overlapping: bool = True,
     clock: PhaseClock | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> tuple[ImageBatch, RewardTable]:
     stage = Stage(
         policy=NoPolicy(),
@@ -103,7 +116,8 @@ def draw(
     )
     batch = PromptBatch(PROMPTS, 2, 32, 32, seed=0, decode_seeds=(5, 6))
     tokens = torch.zeros(2, 2, 3, dtype=torch.int64)
-    return draw_and_score(stage, batch, tokens, clock or PhaseClock(lambda _: None))
+    clock = clock or PhaseClock(lambda _: None)
+    return draw_and_score(stage, batch, tokens, clock, meanwhile=meanwhile)
 
 
 def test_draw_and_score_returns_all_pictures_with_their_scores(events: list[str]) -> None:
@@ -131,6 +145,21 @@ def test_draw_and_score_scores_after_the_last_picture_where_nothing_may_overlap(
 ) -> None:
     draw(Brightness(events), events, is_overlapping=False)
     assert events == ["draw 0", "draw 1", "score dog", "score cat"]
+
+
+def test_draw_and_score_does_other_work_before_it_waits_for_scores(events: list[str]) -> None:
+    is_done = threading.Event()
+    in_time = []
+
+    class Judge(Brightness):
+        def score(
+            self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+        ) -> Float32[Tensor, " N"]:
+            in_time.append(is_done.wait(SOON))
+            return super().score(prompts, pixels)
+
+    draw(Judge(events), events, meanwhile=is_done.set)
+    assert in_time == [True, True]
 
 
 def test_draw_and_score_lets_networks_wait_until_they_are_moved_in(events: list[str]) -> None:
@@ -186,3 +215,46 @@ def test_draw_and_score_hands_on_what_failed(events: list[str], is_overlapping: 
         draw(Picky(events), events, is_overlapping=is_overlapping)
     assert caught.value.pictures is not None
     assert caught.value.pictures[:, 0, 0, 0].tolist() == [30, 40]
+
+
+def test_a_stage_with_other_decode_steps_shares_all_else(events: list[str]) -> None:
+    decoder = SlowDecoder(events, lambda: None)
+    decoder.steps = 4
+    scorer = Scorer([Term("brightness", Brightness(events), 1.0)])
+    stage = Stage(policy=NoPolicy(), decoder=decoder, scorer=scorer, residency=Residency({}))
+    cheap = stage.with_decode_steps(1)
+    assert (cheap.decoder.steps, stage.decoder.steps) == (1, 4)
+    assert (cheap.policy, cheap.scorer, cheap.residency) == (
+        *(stage.policy, stage.scorer, stage.residency),
+    )
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: str) -> None:
+    config = tiny_config("loss.kl_coef=0.5", f"loss.kl_placement={placement}")
+    stage = build_stage(config, torch.device("cpu"), needs_reference=True)
+    with torch.no_grad():
+        for parameter in stage.policy.trainable_parameters():
+            parameter.mul_(1.01)
+    batch = build_batch(config, build_prompts(config).training, 0)
+
+    clock = PhaseClock(lambda _: None)
+    experience = collect(stage, batch, collect_settings(config), policy_step=0, clock=clock)
+
+    rows = torch.arange(2)
+    expected = stage.policy.reference_log_probs(batch, experience.rollout, rows)
+    assert experience.reference_log_probs is not None
+    assert torch.allclose(experience.reference_log_probs.flatten(0, 1), expected, atol=1e-5)
+    gaps = (experience.rollout.log_probs.flatten(0, 1) - expected).mean(dim=-1)
+    assert gaps.abs().min() > 0
+    penalties = 0.5 * gaps if placement == "reward" else torch.zeros(2)
+    assert torch.allclose(experience.penalties.flatten(), penalties, atol=1e-5)
+
+
+def test_collect_reads_no_reference_where_no_divergence_is_weighed() -> None:
+    config = tiny_config("loss.kl_coef=0.0")
+    stage = build_stage(config, torch.device("cpu"), needs_reference=False)
+    batch = build_batch(config, build_prompts(config).training, 0)
+    clock = PhaseClock(lambda _: None)
+    experience = collect(stage, batch, collect_settings(config), policy_step=0, clock=clock)
+    assert experience.reference_log_probs is None

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from glm_grpo.errors import DataError
+from glm_grpo.training import pictures
 from glm_grpo.training.pictures import load_picture, verify_picture
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
@@ -157,8 +158,8 @@ def test_verify_picture_refuses_a_decompression_bomb(
     path = saved(Image.new("1", (100, 100)), tmp_path / "bomb.png")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for limit in (9_000, 4_000):  # above the limit; above twice the limit
-            monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        for limit in (9_999, 4_000):
+            monkeypatch.setattr(pictures, "MOST_PIXELS", limit)
             with pytest.raises(DataError, match=f"at most {limit} pixels"):
                 verify_picture(path, "here")
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import datasets
+import huggingface_hub.constants
 import pytest
 from diffusers import GlmImagePipeline
 
 from glm_grpo.errors import DataError
 from glm_grpo.training.prompt_entries import find_quoted_texts, make_entry
-from glm_grpo.training.prompt_files import Row
+from glm_grpo.training.prompt_rows import Row
 
 FOLDER = Path("/data/set")
 
@@ -111,6 +113,21 @@ def test_make_entry_takes_embedded_pictures() -> None:
     assert make_entry(row(prompt="x", image={"bytes": b"abc", "path": None}), 0).target == b"abc"
     by_path = {"bytes": None, "path": "a.png"}
     assert make_entry(row(prompt="x", target=by_path), 0).target == FOLDER / "a.png"
+
+
+def test_make_entry_takes_pictures_that_were_fetched_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    for path in (tmp_path / "hub" / "a.png", tmp_path / "datasets" / "b" / "a.png"):
+        row = Row("owner/name, row 1", {"prompt": "x", "image": {"path": str(path)}}, None)
+        assert make_entry(row, 0).target == path
+    # A table of the hub is to show no picture of this machine's.
+    for outside in (str(tmp_path / "a.png"), "/etc/passwd", "../a.png", "../hub2/a.png"):
+        row = Row("owner/name, row 1", {"prompt": "x", "target": outside}, None)
+        with pytest.raises(DataError, match="row 1: 'target' is '.*', outside what was fetched"):
+            make_entry(row, 0)
 
 
 def test_make_entry_leaves_an_image_column_of_addresses_alone() -> None:

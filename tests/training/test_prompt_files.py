@@ -10,6 +10,7 @@ import pytest
 
 from glm_grpo.errors import DataError
 from glm_grpo.training.prompt_files import read_rows
+from glm_grpo.training.prompt_rows import Row
 
 
 def written(path: Path, content: str | bytes) -> str:
@@ -17,13 +18,17 @@ def written(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
+def rows_of(path: str) -> list[Row]:
+    return list(read_rows(path))
+
+
 def prompts_of(path: str) -> list[object]:
-    return [row.fields["prompt"] for row in read_rows(path)]
+    return [row.fields["prompt"] for row in rows_of(path)]
 
 
 def test_text_gives_one_prompt_a_line_and_skips_blank_ones(tmp_path: Path) -> None:
     path = written(tmp_path / "a.txt", "\ufeffa red sign\r\n\n  \nein Schild für 猫")
-    rows = read_rows(path)
+    rows = rows_of(path)
     assert [row.fields for row in rows] == [
         {"prompt": "a red sign"},
         {"prompt": "ein Schild für 猫"},
@@ -34,7 +39,7 @@ def test_text_gives_one_prompt_a_line_and_skips_blank_ones(tmp_path: Path) -> No
 
 def test_jsonl_keeps_all_fields(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", '{"prompt": "x", "seed": 3}\n\n{"prompt": "y"}\n')
-    rows = read_rows(path)
+    rows = rows_of(path)
     assert [row.fields for row in rows] == [{"prompt": "x", "seed": 3}, {"prompt": "y"}]
     assert rows[1].origin == f"{path}, line 3"
 
@@ -43,7 +48,7 @@ def test_csv_understands_quotes_and_counts_lines_inside_them(tmp_path: Path) -> 
     path = written(
         tmp_path / "a.csv", 'id, prompt\r\n1,"a sign, ""UP""\r\nand down"\r\n\r\n2,plain\r\n'
     )
-    rows = read_rows(path)
+    rows = rows_of(path)
     assert [row.fields for row in rows] == [
         {"id": "1", "prompt": 'a sign, "UP"\nand down'},
         {"id": "2", "prompt": "plain"},
@@ -55,7 +60,7 @@ def test_parquet_gives_rows_with_nulls(tmp_path: Path) -> None:
     path = str(tmp_path / "a.parquet")
     table = pyarrow.table({"prompt": ["x", "y"], "text": [None, "Y"]})
     pyarrow.parquet.write_table(table, path)
-    rows = read_rows(path)
+    rows = rows_of(path)
     assert [row.fields for row in rows] == [
         {"prompt": "x", "text": None},
         {"prompt": "y", "text": "Y"},
@@ -64,15 +69,15 @@ def test_parquet_gives_rows_with_nulls(tmp_path: Path) -> None:
 
 
 def test_folder_with_metadata_is_read_as_an_image_folder(assets_dir: Path) -> None:
-    rows = read_rows(str(assets_dir / "images" / "photos"))
+    rows = rows_of(str(assets_dir / "images" / "photos"))
     assert len(rows) == 8
     assert rows[0].fields["file_name"] == "backpack_00.jpg"
     assert rows[0].folder == assets_dir / "images" / "photos"
 
 
 def test_real_prompt_files_are_read_whole(assets_dir: Path) -> None:
-    assert len(read_rows(str(assets_dir / "prompts" / "ocr_prompts.txt"))) == 500
-    assert len(read_rows(str(assets_dir / "prompts" / "geneval_metadata.jsonl"))) == 553
+    assert len(rows_of(str(assets_dir / "prompts" / "ocr_prompts.txt"))) == 500
+    assert len(rows_of(str(assets_dir / "prompts" / "geneval_metadata.jsonl"))) == 553
 
 
 def numbered_folder(tmp_path: Path, prompts: str, pictures: list[str]) -> str:
@@ -87,7 +92,7 @@ def test_folder_with_numbered_pictures_pairs_them_with_lines(tmp_path: Path) -> 
     names = [f"{number}.png" for number in range(11)]
     names[2] = "2.JPG"
     path = numbered_folder(tmp_path, "\n".join("abcdefghijk") + "\n", [*names, "notes.md"])
-    rows = read_rows(path)
+    rows = rows_of(path)
     assert [row.fields["target"] for row in rows] == [f"target_images/{name}" for name in names]
     assert rows[10].fields["prompt"] == "k"
 
@@ -105,18 +110,18 @@ def test_folder_with_numbered_pictures_refuses_what_would_shift_the_pairs(
     tmp_path: Path, prompts: str, pictures: list[str], named: str
 ) -> None:
     with pytest.raises(DataError, match=named):
-        read_rows(numbered_folder(tmp_path, prompts, pictures))
+        rows_of(numbered_folder(tmp_path, prompts, pictures))
 
 
 def test_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither metadata\.jsonl nor prompts\.txt"):
-        read_rows(str(tmp_path))
+        rows_of(str(tmp_path))
     written(tmp_path / "prompts.txt", "a\n")
     with pytest.raises(DataError, match="target_images: no such folder"):
-        read_rows(str(tmp_path))
+        rows_of(str(tmp_path))
     written(tmp_path / "metadata.jsonl", '{"prompt": "a"}')
     with pytest.raises(DataError, match=r"holds metadata\.jsonl and prompts\.txt"):
-        read_rows(str(tmp_path))
+        rows_of(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -147,19 +152,19 @@ def test_files_that_cannot_be_used_are_refused_with_their_line(
     tmp_path: Path, name: str, content: bytes, named: str
 ) -> None:
     with pytest.raises(DataError, match=named):
-        read_rows(written(tmp_path / name, content))
+        rows_of(written(tmp_path / name, content))
 
 
 @pytest.mark.parametrize("path", ["missing.txt", "no/such/folder", "missing", "owner/missing.csv"])
 def test_missing_files_are_refused_without_asking_a_hub(path: str) -> None:
     with pytest.raises(DataError, match="no such file or folder"):
-        read_rows(path)
+        rows_of(path)
 
 
 def test_hub_data_set_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="nobody/nothing: neither a file or folder here nor"):
-        read_rows("nobody/nothing")
+        rows_of("nobody/nothing")
 
 
 def test_hub_data_set_is_read_with_embedded_pictures(
@@ -177,7 +182,7 @@ def test_hub_data_set_is_read_with_embedded_pictures(
         return table
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    (row,) = read_rows("owner/cans")
+    (row,) = rows_of("owner/cans")
     assert row.fields["prompt"] == "a can"
     assert row.fields["image"] == {"bytes": photo, "path": None}
     assert (row.origin, row.folder) == ("owner/cans, row 1", None)

@@ -189,7 +189,7 @@ def test_batch_for_step_refuses_more_prompts_than_there_are(tmp_path: Path) -> N
 
 def test_evaluation_batches_hold_all_prompts_in_order(tmp_path: Path) -> None:
     batches = evaluation_batches(
-        numbered_set(tmp_path, 5), prompts_per_batch=2, samples_per_prompt=3, seed=0
+        numbered_set(tmp_path, 5), range(5), prompts_per_batch=2, samples_per_prompt=3, seed=0
     )
     assert [[prompt.prompt_id for prompt in batch.prompts] for batch in batches] == [
         ["00000", "00001"],
@@ -204,7 +204,7 @@ def test_evaluation_seeds_do_not_depend_on_how_prompts_are_batched(tmp_path: Pat
 
     def seeds(per_batch: int, seed: int) -> tuple[set[int], list[int]]:
         batches = evaluation_batches(
-            prompt_set, prompts_per_batch=per_batch, samples_per_prompt=2, seed=seed
+            prompt_set, range(5), prompts_per_batch=per_batch, samples_per_prompt=2, seed=seed
         )
         decode_seeds = [value for batch in batches for value in batch.decode_seeds]
         return {batch.seed for batch in batches}, decode_seeds

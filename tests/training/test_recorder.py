@@ -17,7 +17,7 @@ from glm_grpo.errors import StorageError
 from glm_grpo.report.gallery import write_gallery
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_evaluation, read_metrics, read_table, read_weighing
-from glm_grpo.training.recorder import Recorder
+from glm_grpo.training.recorder import Recorder, store_failure
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
@@ -255,6 +255,9 @@ def test_truncate_after_makes_a_resumed_run_equal_to_an_uninterrupted_one(tmp_pa
         file.write('{"step": 4, "rewa')
     (tmp_path / "resumed" / "rollouts" / ".step-000004.parquet.9.tmp").write_bytes(b"PAR1")
     (tmp_path / "resumed" / "images" / ".step-000004.9.tmp").mkdir()
+    (tmp_path / "resumed" / "images" / "targets" / ".sign.png.9.tmp").write_bytes(b"")
+    (tmp_path / "resumed" / "gallery" / "data").mkdir(parents=True)
+    (tmp_path / "resumed" / "gallery" / "data" / ".run.js.9.tmp").write_bytes(b"")
 
     resumed = make_recorder(tmp_path / "resumed")
     resumed.truncate_after(1)
@@ -282,9 +285,9 @@ def test_read_metrics_refuses_a_damaged_line_that_is_not_the_last(tmp_path: Path
         read_metrics(RunFolder(tmp_path))
 
 
-def test_record_failure_keeps_the_pictures_of_one_prompt_without_loss(tmp_path: Path) -> None:
+def test_store_failure_keeps_the_pictures_of_one_prompt_without_loss(tmp_path: Path) -> None:
     pictures = make_images().pixels[1]
-    place = make_recorder(tmp_path).record_failure(pictures, 3)
+    place = store_failure(RunFolder(tmp_path), pictures, 3)
     assert place == tmp_path / "failures" / "step-000003"
     assert all_files(place) == ["0.png", "1.png"]
     for sample, pixels in enumerate(pictures):
@@ -294,6 +297,6 @@ def test_record_failure_keeps_the_pictures_of_one_prompt_without_loss(tmp_path: 
 
 def test_truncate_after_leaves_the_pictures_of_a_failure(tmp_path: Path) -> None:
     recorder = make_recorder(tmp_path)
-    recorder.record_failure(make_images().pixels[0], 3)
+    store_failure(RunFolder(tmp_path), make_images().pixels[0], 3)
     recorder.truncate_after(2)
     assert all_files(tmp_path) == ["failures/step-000003/0.png", "failures/step-000003/1.png"]

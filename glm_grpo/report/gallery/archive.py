@@ -44,11 +44,17 @@ def write_archive(folder: RunFolder, path: Path) -> None:
 
 
 def _files(folder: RunFolder, *, without: Path) -> Iterator[Path]:
-    """All files to be packed; not those that are half written, and not an earlier archive."""
+    """All files to be packed; not those that are half written, and not an earlier archive.
+
+    Not what a link outside the folders leads to either: it would be sent along unseen.
+    """
     for part in _PARTS:
+        top = (folder.path / part).resolve()
         for path in sorted((folder.path / part).rglob("*")):
             is_hidden = any(name.startswith(".") for name in path.relative_to(folder.path).parts)
-            if path.is_file() and not is_hidden and path.resolve() != without:
+            target = path.resolve()
+            is_wanted = target.is_relative_to(top) and target != without
+            if path.is_file() and not is_hidden and is_wanted:
                 yield path
 
 

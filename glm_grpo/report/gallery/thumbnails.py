@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
-from glm_grpo.storage import RunFolder, write_atomically
+from glm_grpo.storage import PICTURE_FORMATS, RunFolder, storage_errors, write_atomically
 
 LONGER_SIDE = 384
 """Pixels of the longer side of a thumbnail, at most."""
@@ -43,7 +44,7 @@ def thumbnail_name(image: str) -> str:
 
 
 def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
-    """Write the thumbnails that are missing, or older than their pictures.
+    """Write the thumbnails that are missing, or of pictures that have changed since.
 
     A picture that is missing or damaged gets none, and keeps one that was made before.
 
@@ -57,22 +58,24 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
     thumbs = folder.gallery_path.parent / "thumbs"
     for image in dict.fromkeys(images):
         source, target = folder.images_dir / image, thumbs / thumbnail_name(image)
-        if not source.is_file() or _is_fresh(target, source):
+        if not source.is_file():
+            continue
+        made = source.stat().st_mtime_ns
+        if target.is_file() and target.stat().st_mtime_ns == made:
             continue
         thumbnail = shrink(source)
         if thumbnail is not None:
             write_atomically(target, thumbnail.content)
-
-
-def _is_fresh(target: Path, source: Path) -> bool:
-    return target.is_file() and target.stat().st_mtime_ns >= source.stat().st_mtime_ns
+            with storage_errors("write", target):
+                # The picture's own: under a clock that jumps, the older file can be the later one.
+                os.utime(target, ns=(made, made))
 
 
 def shrink(path: Path) -> Thumbnail | None:
     """The thumbnail of a picture; None where the file holds no whole picture."""
     content = io.BytesIO()
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=PICTURE_FORMATS) as image:
             picture = image.convert("RGB")
     except _DAMAGED:
         return None

@@ -29,10 +29,14 @@
     ["Skipped updates", ["optim/skipped_updates"]],
   ];
   const COST = [
-    ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update"], "s"],
+    ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update", "time/proximal", "time/recheck"], "s"],
     ["Images per second", ["throughput/images_per_second"]],
     ["Tokens per second", ["throughput/tokens_per_second"]],
+    ["Age of the policy that sampled, updates", ["async/policy_age"]],
+    ["Learner and collectors waiting", ["async/wait_learner_seconds", "async/wait_collectors_seconds"], "s"],
+    ["Batches that wait", ["async/queue_length"]],
     ["Most memory in use", ["memory/peak_bytes"], "bytes"],
+    ["Memory of the run and its scorers", ["memory/process_bytes"], "bytes"],
   ];
 
   /** Rows of metrics as columns: {steps: [rising], values: {name: [number | null | undefined]}}. */

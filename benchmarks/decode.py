@@ -1,0 +1,113 @@
+"""Images a second of the decoder, a group at once, against the stock pipeline image by image.
+
+python -m benchmarks.decode [--groups 8 2 4 16] [--repeats 3] [--json FILE]
+
+Both draw the same token grids of one prompt from the same noise with the embedded model and the
+steps and guidance of configs/tiny.yaml. The pictures are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from diffusers import GlmImagePipeline
+from torch import Tensor
+
+from benchmarks.embedded import first_batch, stock_pipeline, tiny_config
+from benchmarks.timing import (
+    Labels,
+    Result,
+    Target,
+    compare,
+    in_turns,
+    option_parser,
+    publish,
+    rates,
+)
+from glm_grpo.config import Config
+from glm_grpo.glm_image.decoder import Decoder
+from glm_grpo.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
+from glm_grpo.types import PromptBatch
+
+TARGETS = {8: Target("at least", 2.0)}
+"""By images per prompt."""
+TOLERANCE = 1e-4
+"""Largest difference of a channel in 0..1: a fortieth of a step of 8 bits."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--groups", type=int, nargs="+", default=[8, 2, 4, 16])
+    options = parser.parse_args(arguments)
+    publish([measure(size, options.repeats) for size in options.groups], options.json)
+
+
+def measure(group_size: int, repeats: int) -> Result:
+    """Draws a group both ways.
+
+    Raises:
+        RuntimeError: The two draw different pictures.
+    """
+    config = tiny_config(prompts=1, group_size=group_size)
+    batch = first_batch(config)
+    # Two pipelines: what the decoder does to its own must not reach the stock one.
+    stock = stock_pipeline()
+    decoder = Decoder(
+        stock_pipeline(), steps=config.decode.steps, guidance_scale=config.decode.guidance_scale
+    )
+    layout = token_layout(batch.height, batch.width)
+    generator = torch.Generator().manual_seed(0)
+    codebook = stock.vision_language_encoder.config.vq_config.num_embeddings
+    shape = (1, group_size, layout.num_tokens)
+    token_ids = torch.randint(codebook, shape, generator=generator)
+    prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)[0]
+    seed = batch.decode_seeds[0]
+    drawn = decoder.draw_group(batch.prompts[0].prompt, prior, seed, batch.height, batch.width)
+    difference = (drawn - draw_one_by_one(stock, config, batch, prior)).abs().max().item()
+    if difference > TOLERANCE:
+        raise RuntimeError(f"pictures differ by {difference}; at most {TOLERANCE} is rounding")
+    seconds = in_turns(
+        {
+            "ours": lambda: decoder.decode(batch, token_ids),
+            "stock": lambda: draw_one_by_one(stock, config, batch, prior),
+        },
+        repeats=repeats,
+    )
+    return compare(
+        Labels(
+            phase=f"decode 1 x {group_size}",
+            against="stock pipeline, image by image",
+            unit="images/s",
+            command=f"python -m benchmarks.decode --groups {group_size} --repeats {repeats}",
+        ),
+        rates(group_size, seconds["ours"]),
+        rates(group_size, seconds["stock"]),
+        target=TARGETS.get(group_size),
+        details={"largest_difference": difference},
+    )
+
+
+def draw_one_by_one(
+    pipeline: GlmImagePipeline, config: Config, batch: PromptBatch, prior: Tensor
+) -> Tensor:
+    """Pictures [G, 3, H, W] in 0..1 of the first prompt, a call for each row of `prior`."""
+    pictures: list[Tensor] = [
+        pipeline(
+            prompt=batch.prompts[0].prompt,
+            prior_token_ids=row.unsqueeze(0),
+            generator=torch.Generator().manual_seed(batch.decode_seeds[0]),
+            height=batch.height,
+            width=batch.width,
+            num_inference_steps=config.decode.steps,
+            guidance_scale=config.decode.guidance_scale,
+            output_type="pt",
+        ).images
+        for row in prior
+    ]
+    return torch.cat(pictures)
+
+
+if __name__ == "__main__":
+    main()

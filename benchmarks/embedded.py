@@ -1,0 +1,46 @@
+"""What the benchmarks run on: configs/tiny.yaml and the model shipped with the package."""
+
+from __future__ import annotations
+
+import torch
+from diffusers import GlmImagePipeline
+
+from benchmarks.timing import ROOT
+from glm_grpo.build import build_batch, build_prompts, model_path
+from glm_grpo.config import Config, compose_config
+from glm_grpo.glm_image.loading import load_pipeline
+from glm_grpo.types import PromptBatch
+
+CPU = torch.device("cpu")
+
+
+def tiny_config(
+    *overrides: str, prompts: int | None = None, group_size: int | None = None
+) -> Config:
+    """configs/tiny.yaml.
+
+    Args:
+        overrides: As on the command line.
+        prompts: P; None for the config's own.
+        group_size: G; likewise. Replayed at once are P x G sequences where both are given.
+    """
+    sizes = []
+    if prompts is not None and group_size is not None:
+        sizes = [
+            f"rollout.prompts_per_step={prompts}",
+            f"rollout.group_size={group_size}",
+            f"train.micro_batch_size={prompts * group_size}",
+        ]
+    return compose_config(ROOT / "configs", "tiny", [*sizes, *overrides])
+
+
+def first_batch(config: Config) -> PromptBatch:
+    """The prompts of the first step."""
+    return build_batch(config, build_prompts(config).training, 0)
+
+
+def stock_pipeline() -> GlmImagePipeline:
+    """The published pipeline on the embedded model, loaded anew, without its progress bar."""
+    pipeline = load_pipeline(model_path("tiny"), dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline

@@ -1,0 +1,175 @@
+"""Images a second of a whole training step, against GRPO as its pseudo-code reads.
+
+python -m benchmarks.step [--prompts 4] [--group 8] [--repeats 3] [--json FILE]
+
+Ours: `collect` and `update_policy` on configs/tiny.yaml. Theirs: `benchmarks.plain_grpo`. Before
+anything is timed both learn from the same tokens, and advantages, loss and gradient are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks.embedded import CPU, stock_pipeline, tiny_config
+from benchmarks.plain_grpo import PlainGrpo, Sample
+from benchmarks.timing import (
+    Labels,
+    Result,
+    Target,
+    compare,
+    in_turns,
+    option_parser,
+    publish,
+    rates,
+)
+from glm_grpo.build import (
+    build_batch,
+    build_prompts,
+    build_stage,
+    collect_settings,
+    update_settings,
+)
+from glm_grpo.config import Config
+from glm_grpo.grpo.update import update_policy
+from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.collect import Stage, collect
+from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.types import Experience, LossReport, PromptBatch
+
+TARGET = Target("at least", 4.0)
+TOLERANCE = 1e-4
+"""Largest relative difference of gradient norms, and difference of advantages and losses."""
+
+
+class OurStep:
+    """`collect` and `update_policy`, as the training loop runs them.
+
+    Args:
+        config: Of the run.
+        stage: Its models.
+    """
+
+    def __init__(self, config: Config, stage: Stage) -> None:
+        self._stage = stage
+        self._collect = collect_settings(config)
+        self._update = update_settings(config)
+        optim = config.optim
+        self._optimizer = torch.optim.AdamW(
+            stage.policy.trainable_parameters(),
+            lr=optim.learning_rate,
+            betas=optim.betas,
+            eps=optim.epsilon,
+            weight_decay=optim.weight_decay,
+        )
+        self._rate = LearningRate(
+            self._optimizer,
+            peak=optim.learning_rate,
+            schedule="constant",
+            warmup_updates=0,
+            total_updates=1,
+        )
+
+    def collect(self, batch: PromptBatch, clock: PhaseClock) -> Experience:
+        """Samples, draws and scores."""
+        return collect(self._stage, batch, self._collect, policy_step=0, clock=clock)
+
+    def learn(self, experience: Experience) -> LossReport:
+        """One update."""
+        (report,) = update_policy(
+            self._stage.policy, self._optimizer, self._rate, experience, self._update
+        )
+        return report
+
+    def step(self, batch: PromptBatch, clock: PhaseClock) -> None:
+        """Both."""
+        experience = self.collect(batch, clock)
+        with clock.phase("update"):
+            self.learn(experience)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--group", type=int, default=8)
+    options = parser.parse_args(arguments)
+    publish([measure(options.prompts, options.group, options.repeats)], options.json)
+
+
+def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
+    """Takes steps both ways.
+
+    Raises:
+        RuntimeError: The two compute different things.
+    """
+    config = tiny_config(prompts=num_prompts, group_size=group_size)
+    details = compare_learning(config)
+    plain = PlainGrpo(config, stock_pipeline())
+    ours = OurStep(config, build_stage(config, CPU, needs_reference=True))
+    seconds = in_turns(
+        {
+            "ours": _with_next_batch(
+                config, lambda batch: ours.step(batch, PhaseClock(lambda _: None))
+            ),
+            "theirs": _with_next_batch(config, plain.step),
+        },
+        repeats=repeats,
+    )
+    images = num_prompts * group_size
+    options = f"--prompts {num_prompts} --group {group_size} --repeats {repeats}"
+    return compare(
+        Labels(
+            phase=f"whole step {num_prompts} x {group_size}",
+            against="GRPO as its pseudo-code reads",
+            unit="images/s",
+            command=f"python -m benchmarks.step {options}",
+        ),
+        rates(images, seconds["ours"]),
+        rates(images, seconds["theirs"]),
+        target=TARGET,
+        details=details,
+    )
+
+
+def compare_learning(config: Config) -> dict[str, float]:
+    """How far the two differ on the same tokens and rewards.
+
+    Raises:
+        RuntimeError: Further than rounding goes.
+    """
+    batch = build_batch(config, build_prompts(config).training, 0)
+    ours = OurStep(config, build_stage(config, CPU, needs_reference=True))
+    experience = ours.collect(batch, PhaseClock(lambda _: None))
+    plain = PlainGrpo(config, stock_pipeline())
+    samples = [
+        Sample(prompt, tokens, log_probs)
+        for prompt, group, scored in zip(
+            batch.prompts, experience.rollout.token_ids, experience.rollout.log_probs, strict=True
+        )
+        for tokens, log_probs in zip(group, scored, strict=True)
+    ]
+    advantages = plain.advantages(experience.totals)
+    loss, norm = plain.learn(samples, advantages)
+    report = ours.learn(experience)
+    differences = {
+        "advantages": (advantages - experience.advantages.values).abs().max().item(),
+        "loss": abs(loss - report.total),
+        "gradient_norm": abs(norm / report.grad_norm - 1),
+    }
+    for name, difference in differences.items():
+        if not difference <= TOLERANCE:
+            raise RuntimeError(f"{name} differ by {difference}; at most {TOLERANCE} is rounding")
+    return {f"{name}_difference": difference for name, difference in differences.items()}
+
+
+def _with_next_batch(config: Config, work: Callable[[PromptBatch], None]) -> Callable[[], None]:
+    """Work on the prompts of the next step at each call: nothing is remembered of the last one."""
+    prompts = build_prompts(config).training
+    steps = iter(range(config.train.steps))
+    return lambda: work(build_batch(config, prompts, next(steps)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Floors: the least time a phase can take on a device, from bytes moved and operations done.
+
+A floor is what a device's published peak figures allow with nothing lost. It is no prediction: real
+runs take longer, and what is left out here (norms, softmax, adapters, optimizer, launches of
+kernels, reward networks) only adds to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """Published peak figures of a device.
+
+    Attributes:
+        name: As its maker writes it.
+        bandwidth: Of its memory, bytes a second.
+        flops: Operations a second in bf16 on dense matrices, sums in fp32.
+        link: From CPU memory and back, bytes a second in each direction.
+    """
+
+    name: str
+    bandwidth: float
+    flops: float
+    link: float
+
+
+DEVICES: Mapping[str, DeviceSpeed] = {
+    "a100": DeviceSpeed("A100 80GB SXM", bandwidth=2.039e12, flops=312e12, link=32e9),
+    "h100": DeviceSpeed("H100 SXM", bandwidth=3.35e12, flops=989.5e12, link=64e9),
+    "h200": DeviceSpeed("H200 SXM", bandwidth=4.8e12, flops=989.5e12, link=64e9),
+    "l40s": DeviceSpeed("L40S", bandwidth=864e9, flops=362.05e12, link=32e9),
+    "rtx4090": DeviceSpeed("RTX 4090", bandwidth=1.008e12, flops=165.2e12, link=32e9),
+}
+"""Half of the figure where the maker's counts zeros (sparsity), or both directions of PCIe.
+
+Source: nvidia.com/en-us/data-center/ a100, h100, h200 and l40s; RTX 4090: NVIDIA Ada GPU
+Architecture, appendix A (images.nvidia.com/aem-dam/Solutions/geforce/ada/
+nvidia-ada-gpu-architecture.pdf).
+"""
+
+
+@dataclass(frozen=True)
+class LanguageWork:
+    """What the language model does for a token.
+
+    Attributes:
+        layer_entries: Of all matrices of all layers; each meets every token.
+        head_entries: Of the head's rows that can be drawn; they meet generated tokens alone.
+        attention_width: Layers x query heads x size of a head.
+        read_bytes: Of all weights that a token step reads: all but the token embedding, of which
+            it picks rows.
+        cache_bytes: Keys and values of one token.
+    """
+
+    layer_entries: int
+    head_entries: int
+    attention_width: int
+    read_bytes: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class DecoderWork:
+    """What the decoder does for one image.
+
+    Attributes:
+        transformer_flops: Of one pass of the diffusion transformer.
+        vae_flops: Of turning latents into pixels.
+    """
+
+    transformer_flops: int
+    vae_flops: int
+
+
+@dataclass(frozen=True)
+class SequenceSizes:
+    """What one step samples and replays.
+
+    Attributes:
+        prompts: P.
+        group_size: G.
+        prompt_tokens: Of each prompt.
+        tokens: T, generated.
+    """
+
+    prompts: int
+    group_size: int
+    prompt_tokens: int
+    tokens: int
+
+    @property
+    def images(self) -> int:
+        """P * G."""
+        return self.prompts * self.group_size
+
+
+@dataclass(frozen=True)
+class UpdateWork:
+    """How a rollout is learnt from.
+
+    Attributes:
+        updates: Of the optimizer on one rollout.
+        is_full: Gradients of all matrices; False: they flow through to adapters alone.
+        is_checkpointing: Layers are computed again in the backward pass.
+        needs_reference: A KL to the reference is weighed.
+    """
+
+    updates: int
+    is_full: bool
+    is_checkpointing: bool
+    needs_reference: bool
+
+
+def token_step_floor(language_bytes: int, cache_bytes: int, bandwidth: float) -> float:
+    """Seconds in which memory can deliver what one token of every sample needs.
+
+    Args:
+        language_bytes: Of the weights that are read, whatever the number of samples.
+        cache_bytes: Of the keys and values that are read.
+        bandwidth: Bytes a second, > 0.
+    """
+    return (language_bytes + cache_bytes) / bandwidth
+
+
+def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed) -> float:
+    """Seconds to read the prompts and draw all tokens; the slower of memory and operations at each.
+
+    A prompt's keys and values are read once for its group.
+    """
+    seconds = max(
+        token_step_floor(work.read_bytes, 0, device.bandwidth),
+        sizes.prompts * _forward_flops(work, sizes.prompt_tokens, scored=1) / device.flops,
+    )
+    # The last token is drawn, and nothing follows from it.
+    for generated in range(1, sizes.tokens):
+        cached = sizes.prompts * sizes.prompt_tokens + sizes.images * generated
+        attention = _attention_flops(work, sizes.prompt_tokens + generated)
+        flops = sizes.images * (2 * (work.layer_entries + work.head_entries) + attention)
+        seconds += max(
+            token_step_floor(work.read_bytes, cached * work.cache_bytes, device.bandwidth),
+            flops / device.flops,
+        )
+    return seconds
+
+
+def update_flops(work: LanguageWork, sizes: SequenceSizes, update: UpdateWork) -> int:
+    """Operations of replay, backward pass and reference, over all images of a step.
+
+    A matrix costs 2 operations an entry and token, once forward, once for the gradient of its
+    input, once for its own, and once more where the forward pass is repeated: layers under
+    checkpointing, the head where it is trained. Frozen, it keeps the slope of each log-probability
+    from the forward pass. Attention costs twice as much backward as forward.
+    """
+    length = sizes.prompt_tokens + sizes.tokens - 1
+    layers = 2 * work.layer_entries * length
+    head = 2 * work.head_entries * sizes.tokens
+    attention = _attention_flops(work, _causal_pairs(length))
+    again = int(update.is_checkpointing)
+    an_update = (
+        (2 + update.is_full + again) * layers
+        + (2 + 2 * update.is_full) * head
+        + (3 + again) * attention
+    )
+    reference = layers + head + attention if update.needs_reference else 0
+    return sizes.images * (update.updates * an_update + reference)
+
+
+def decode_flops(work: DecoderWork, *, images: int, steps: int, guidance_scale: float) -> int:
+    """Operations of drawing images.
+
+    Args:
+        work: For one image.
+        images: How many.
+        steps: Of denoising.
+        guidance_scale: Above 1 a step costs two passes.
+    """
+    passes = 2 if guidance_scale > 1 else 1
+    return images * (steps * passes * work.transformer_flops + work.vae_flops)
+
+
+def _forward_flops(work: LanguageWork, length: int, *, scored: int) -> int:
+    matrices = 2 * (work.layer_entries * length + work.head_entries * scored)
+    return matrices + _attention_flops(work, _causal_pairs(length))
+
+
+def _attention_flops(work: LanguageWork, pairs: int) -> int:
+    """A query meets a key, and a weight a value: 2 operations an entry each."""
+    return 4 * work.attention_width * pairs
+
+
+def _causal_pairs(length: int) -> int:
+    """Pairs of a token with itself or one before it."""
+    return length * (length + 1) // 2

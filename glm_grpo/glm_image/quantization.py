@@ -1,0 +1,124 @@
+"""Frozen weights in fewer bits: the language model's matrices in 4, the decoder's weights in 8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from diffusers import GlmImageTransformer2DModel
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig, GlmImageForConditionalGeneration
+from transformers.utils import is_bitsandbytes_available
+
+from glm_grpo.errors import ConfigError, ModelError
+
+KEPT_MODULES = ("lm_head", "model.visual", "model.vqmodel")
+"""Not quantised: the head is scored with as it is, and the vision tower never leaves the CPU. The
+token embedding is no matrix product and stays as well."""
+
+BLOCK = 64
+"""Entries of a matrix that share a scale: what bitsandbytes takes for 4 bits."""
+
+SCALES_BLOCK = 256
+"""Scales, of 8 bits each, that share a scale of their own (double quantisation)."""
+
+STORED_IN_8_BITS = torch.float8_e4m3fn
+"""4 bits of exponent, 3 of mantissa."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What is held in fewer bits than the model's type.
+
+    Attributes:
+        language: Matrices of the language model's layers in 4 bits, blocks of 64, scales in 8 bits;
+            None: none. Source: QLoRA, Dettmers et al. 2023 (arXiv 2305.14314), section 3.
+        decoder: Weights of the diffusion transformer in 8 bits, cast to the model's type layer by
+            layer as they are used; None: none.
+    """
+
+    language: Literal["nf4"] | None = None
+    decoder: Literal["float8"] | None = None
+
+
+AS_PUBLISHED = Quantization()
+"""Every weight in the model's type."""
+
+
+def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: bool) -> None:
+    """What can be said before anything is loaded.
+
+    Args:
+        quantization: Of the language model.
+        is_on_accelerator: Whether there is one.
+
+    Raises:
+        ConfigError: Weights of 4 bits are asked for where there is no accelerator.
+    """
+    if quantization is not None and not is_on_accelerator:
+        raise ConfigError(
+            f"model.quantization is {quantization!r}: weights of 4 bits need an accelerator, and "
+            "there is none; leave model.quantization out"
+        )
+
+
+def load_in_4_bits(path: str, *, dtype: torch.dtype) -> GlmImageForConditionalGeneration:
+    """The language model of a pipeline, quantised while it is read, on the CPU.
+
+    Args:
+        path: Of the pipeline: a folder or a hub id.
+        dtype: Of what is kept, and of the products.
+
+    Raises:
+        ModelError: bitsandbytes is not installed.
+    """
+    if not is_bitsandbytes_available():
+        raise ModelError(
+            "model.quantization is 'nf4': it needs bitsandbytes, which is not installed; run "
+            "`pip install bitsandbytes` (or install this package with its extra 4bit), or leave "
+            "model.quantization out"
+        )
+    return GlmImageForConditionalGeneration.from_pretrained(
+        path,
+        subfolder="vision_language_encoder",
+        dtype=dtype,
+        use_safetensors=True,
+        # Else it would go to the accelerator, the vision tower included.
+        device_map="cpu",
+        quantization_config=BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            llm_int8_skip_modules=[*KEPT_MODULES],
+        ),
+    )
+
+
+def hold_in_8_bits(transformer: GlmImageTransformer2DModel) -> None:
+    """Keeps weights in 8 bits between their uses.
+
+    Norms with what modulates them, the first and the last layer stay as they are.
+    """
+    transformer.enable_layerwise_casting(
+        storage_dtype=STORED_IN_8_BITS, compute_dtype=transformer.dtype
+    )
+
+
+def scales(weight: nn.Parameter) -> Iterator[Tensor]:
+    """What a weight of 4 bits needs beside it, which no module holds as a buffer."""
+    # bitsandbytes hangs it on the parameter; its class cannot be named where it is not installed.
+    state = vars(weight).get("quant_state")
+    if state is not None:
+        yield from _tensors_in(state)
+
+
+def _tensors_in(state: object) -> Iterator[Tensor]:
+    for value in vars(state).values():
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) is type(state):
+            # The scales have scales of their own.
+            yield from _tensors_in(value)

@@ -1,0 +1,134 @@
+"""What the main process keeps of a run: tables, pictures, canaries, the gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from glm_grpo.errors import StorageError
+from glm_grpo.report.gallery import update_gallery, write_gallery
+from glm_grpo.report.summary import SummaryRow
+from glm_grpo.storage import RunFolder
+from glm_grpo.training.metrics import evaluation_metrics, step_metrics
+from glm_grpo.training.recorder import Recorder
+from glm_grpo.training.sentinel import Sentinel
+from glm_grpo.training.summaries import summarise
+from glm_grpo.types import Evaluation, Experience, LossReport
+from rewards.canaries import Departure
+from rewards.reweigh import Mode
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step took.
+
+    Attributes:
+        seconds: By phase, and `step` for the whole.
+        peak_memory_bytes: Of the process that took most.
+    """
+
+    seconds: Mapping[str, float]
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What was made of a step.
+
+    Attributes:
+        metrics: As stored.
+        departures: Canaries that left their band.
+    """
+
+    metrics: dict[str, float]
+    departures: tuple[Departure, ...]
+
+
+class Records:
+    """The run folder of a run, one writer.
+
+    Args:
+        folder: Of the run.
+        recorder: Writes into it.
+        sentinel: Watches for a policy that games its reward.
+        combine: How the terms are combined into totals.
+    """
+
+    def __init__(
+        self, folder: RunFolder, recorder: Recorder, sentinel: Sentinel, *, combine: Mode
+    ) -> None:
+        self._folder = folder
+        self._recorder = recorder
+        self._sentinel = sentinel
+        self._combine = combine
+
+    def begin(self, untrained: Evaluation) -> dict[str, float]:
+        """Stores the evaluation of step 0, which gives the canaries their bands; its metrics."""
+        self._recorder.record_evaluation(untrained)
+        self._sentinel.learn(untrained)
+        metrics = evaluation_metrics(untrained)
+        self._recorder.record_step(0, metrics)
+        update_gallery(self._folder, 0)
+        return metrics
+
+    def resume(self) -> None:
+        """Takes up a run: what was recorded after the checkpoint goes from the pages too."""
+        self._sentinel.restore()
+        write_gallery(self._folder, ())
+
+    def lacks_evaluation(self, step: int) -> bool:
+        """Whether there is none of `step`."""
+        return not self._folder.evaluation_path(step).exists()
+
+    def step(
+        self,
+        step: int,
+        experience: Experience,
+        reports: Sequence[LossReport],
+        costs: StepCosts,
+        more: Mapping[str, float],
+    ) -> StepRecord:
+        """Stores a step.
+
+        Args:
+            step: From 1.
+            experience: Of all processes.
+            reports: One for each update.
+            costs: Time and memory.
+            more: Further metrics.
+        """
+        metrics = step_metrics(
+            experience,
+            reports,
+            costs.seconds,
+            costs.peak_memory_bytes,
+            combine=self._combine,
+        )
+        watched = self._sentinel.look(experience)
+        metrics |= {**watched.metrics, **more}
+        self._recorder.record_rollout(experience, step)
+        self._recorder.record_step(step, metrics)
+        return StepRecord(metrics, watched.departures)
+
+    def evaluation(self, evaluation: Evaluation) -> dict[str, float]:
+        """Stores an evaluation beside the step recorded last; its metrics."""
+        self._recorder.record_evaluation(evaluation)
+        metrics = evaluation_metrics(evaluation)
+        self._recorder.amend_step(evaluation.step, metrics)
+        return metrics
+
+    def show(self, step: int) -> None:
+        """Brings the gallery up to `step`."""
+        update_gallery(self._folder, step)
+
+    def close(self) -> list[SummaryRow]:
+        """Ends the records with a gallery; before against after."""
+        self._recorder.close()
+        try:
+            summary = summarise(self._folder)
+        except StorageError:
+            # An evaluation is damaged: the pages say so, and show the rest.
+            write_gallery(self._folder, ())
+            raise
+        write_gallery(self._folder, summary)
+        return summary

@@ -1,0 +1,73 @@
+"""Experience that was sampled by a policy older than the one that learns from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from glm_grpo.grpo.losses import Treatment, importance_weights
+from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.collect import Stage
+from glm_grpo.training.out_of_memory import out_of_memory_explained, replay_size
+from glm_grpo.types import Correction, Experience
+
+
+@dataclass(frozen=True)
+class StaleSettings:
+    """How stale experience counts.
+
+    Attributes:
+        treatment: Of tokens that have become much more likely since they were sampled.
+        max_importance_ratio: From which ratio on a token is such a one, >= 1.
+        micro_batch_size: Sequences scored at once.
+    """
+
+    treatment: Treatment
+    max_importance_ratio: float
+    micro_batch_size: int
+
+
+@torch.no_grad()
+def correct_stale(
+    stage: Stage, experience: Experience, settings: StaleSettings, clock: PhaseClock
+) -> tuple[Experience, dict[str, float]]:
+    """Weighs the tokens of an older policy, by one more forward pass of the present one.
+
+    Args:
+        stage: Its policy has the weights that are about to learn.
+        experience: Sampled by older ones.
+        settings: Plain values.
+        clock: Gets the time of the forward pass, as phase `proximal`.
+
+    Returns:
+        The experience with its correction, and figures of it: `async/importance_ratio`, the mean
+        over tokens, and `async/truncated_fraction`, the share of those above the limit.
+
+    Raises:
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    old_log_probs = experience.rollout.log_probs
+    shape = old_log_probs.shape[:2]
+    with (
+        out_of_memory_explained(
+            "update", replay_size(experience.prompts, settings.micro_batch_size)
+        ),
+        stage.residency.phase("update"),
+        clock.phase("proximal"),
+    ):
+        rows = torch.arange(shape.numel()).split(settings.micro_batch_size)
+        parts = [stage.policy.replay(experience, part).log_probs.cpu() for part in rows]
+    log_probs = torch.cat(parts).unflatten(0, shape)
+    weights = importance_weights(
+        log_probs,
+        old_log_probs,
+        largest=settings.max_importance_ratio,
+        treatment=settings.treatment,
+    )
+    ratios = (log_probs - old_log_probs).exp()
+    is_above = ratios > settings.max_importance_ratio
+    return replace(experience, correction=Correction(log_probs, weights)), {
+        "async/importance_ratio": ratios.mean().item(),
+        "async/truncated_fraction": is_above.float().mean().item(),
+    }

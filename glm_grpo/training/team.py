@@ -1,0 +1,221 @@
+"""The processes of one run: what they agree on, and how none of them waits for one that failed.
+
+They talk through a group of their own, on the CPU, apart from the one that carries gradients: a
+process that fails while it samples or scores can still say so, since no other is inside a
+collective of the model then. A process that is killed, or fails in an update, is noticed by the
+launcher, which ends the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch.distributed
+from accelerate import PartialState
+from torch.distributed import ProcessGroup
+
+from glm_grpo.errors import PeerError
+
+_IS_GONE = re.compile(r"gloo.*Connection (closed|reset) by peer", re.DOTALL)
+"""What gloo says in a collective of gradients or weights."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of the first process that failed.
+
+    Attributes:
+        rank: Of the process.
+        kind: Name of the error's class.
+        message: Of the error.
+    """
+
+    rank: int
+    kind: str
+    message: str
+
+
+class Team:
+    """The processes that train one policy together; of a single one, nothing here waits.
+
+    Attributes:
+        rank: Of this process, from 0.
+        size: How many there are.
+        failure: What one of them failed at last, once all know; stays, so that all end alike.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, group: ProcessGroup | None = None) -> None:
+        """A team of one unless told otherwise; `current_team` finds the one of a launch.
+
+        Args:
+            rank: Of this process.
+            size: How many there are.
+            group: They talk through; None for a team of one.
+        """
+        self.rank = rank
+        self.size = size
+        self.failure: Failure | None = None
+        self._group = group
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the run folder and tells the terminal."""
+        return self.rank == 0
+
+    def part(self, count: int) -> range:
+        """This process's share of `count` things in their order; the first ones take the rest."""
+        quotient, rest = divmod(count, self.size)
+        start = self.rank * quotient + min(self.rank, rest)
+        return range(start, start + quotient + (self.rank < rest))
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in the order of ranks, in every process."""
+        if self._group is None:
+            return [value]
+        values: list[T] = [value] * self.size
+        with self._others_needed():
+            torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def gather_on_main(self, value: T) -> list[T]:
+        """Every process's value in the main one; its own alone in the others."""
+        if self._group is None:
+            return [value]
+        values: list[T] | None = [value] * self.size if self.is_main else None
+        with self._others_needed():
+            torch.distributed.gather_object(value, values, dst=0, group=self._group)
+        return [value] if values is None else values
+
+    def any(self, is_true: bool) -> bool:
+        """Whether it is true in any process."""
+        return any(self.gather(is_true))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Ends in all processes alike: where the inside fails in one, all of them stop here.
+
+        Nothing inside may wait for another process.
+
+        Raises:
+            PeerError: The inside failed in another process; names it, and says what it said.
+        """
+        if self._group is None:
+            yield
+            return
+        try:
+            yield
+        # Whatever it is, the others must hear of it, or wait for ever.
+        except Exception as error:
+            # That another one is gone as well would say less.
+            with suppress(PeerError):
+                self._note(Failure(self.rank, type(error).__name__, str(error)))
+            raise
+        failure = self._note(None)
+        if failure is not None:
+            raise PeerError(
+                f"process {failure.rank} of {self.size} failed: {failure.kind}: {failure.message}"
+            )
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Does a thing in the main process alone; its result in every process.
+
+        Raises:
+            PeerError: It failed in the main process, and this is another.
+        """
+        results: list[T] = []
+        with self.together():
+            if self.is_main:
+                results.append(work())
+        if self._group is None:
+            return results[0]
+        box: list[T | None] = [results[0] if results else None]
+        with self._others_needed():
+            torch.distributed.broadcast_object_list(box, src=0, group=self._group)
+        (result,) = box
+        return result  # type: ignore[return-value]
+
+    def _note(self, own: Failure | None) -> Failure | None:
+        first = next((each for each in self.gather(own) if each is not None), None)
+        self.failure = first or self.failure
+        return first
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around what talks to the others without the team, such as an update.
+
+        On accelerators nothing is noticed: they wait, and the launcher ends the process.
+
+        Raises:
+            PeerError: Another process was gone inside.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            # Terms and servers lose connections too; their errors have classes of their own.
+            if type(error) is not RuntimeError or _IS_GONE.search(str(error)) is None:
+                raise
+            raise self._lost(error) from error
+
+    @contextmanager
+    def _others_needed(self) -> Iterator[None]:
+        try:
+            yield
+        # gloo says that a connection was closed, or that nothing came in time, no more.
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> PeerError:
+        return PeerError(
+            f"process {self.rank} of {self.size} lost another one ({error}); the launcher's "
+            "last lines name the rank that failed first. Go on with train.resume=auto"
+        )
+
+
+class OnMain(Generic[T]):
+    """Something that exists in the main process alone.
+
+    Args:
+        team: Of the run.
+        make: Makes it, called in the main process.
+    """
+
+    def __init__(self, team: Team, make: Callable[[], T]) -> None:
+        self._team = team
+        self._things: list[T] = []
+        with team.together():
+            if team.is_main:
+                self._things.append(make())
+
+    def __call__(self, work: Callable[[T], R]) -> R:
+        """Does something with it there; the result in every process.
+
+        Raises:
+            PeerError: It failed in the main process, and this is another.
+        """
+        return self._team.on_main(lambda: work(self._things[0]))
+
+
+ALONE = Team()
+"""One process."""
+
+
+def current_team() -> Team:
+    """The processes of the present launch: those that accelerate or torchrun started.
+
+    Called once there is an accelerator, which settles whether they work on CPUs.
+    """
+    state = PartialState()
+    if state.num_processes == 1:
+        return Team()
+    # Objects go through CPU memory whatever carries the gradients.
+    group = torch.distributed.new_group(backend="gloo")
+    if not isinstance(group, ProcessGroup):
+        raise TypeError(f"a group of all processes is {group!r}: this one is not in it")
+    return Team(state.process_index, state.num_processes, group)

@@ -1,0 +1,75 @@
+"""Keys and tokens, which stay in the environment: found and hidden wherever else they turn up."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
+"""Environment variable of a reward server's token, on its side and, as a rule, on the run's."""
+
+HIDDEN = "[hidden]"
+
+_NAME_OF_SECRET = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD|PASSWD)", re.IGNORECASE)
+_SHORTEST = 8
+"""Characters; shorter values, such as `1`, stand in texts that have nothing to do with them."""
+_WORD = re.compile("[a-z_]+")
+_BASE64 = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z\d+/]{32,}=*")
+"""What a secret with slashes looks like, those of AWS among them; paths have dots, dashes or fewer
+characters."""
+_KNOWN_FORMS = re.compile(
+    r"(?<![\w./-])"
+    r"(sk-(?=[\w-]*\d)[\w-]{16,}|hf_(?=[A-Za-z0-9]*\d)[A-Za-z0-9]{16,}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AIza[\w-]{30,}|AKIA[A-Z0-9]{16})"
+)
+"""How keys of OpenAI (and of those who took over its form), Hugging Face, GitHub, Google and AWS
+look: not inside a path or a longer name, the first two with a digit."""
+_ASSIGNED = re.compile(
+    r"""((?:api_?key|_key|\btoken|_token|secret|password|passwd)["']?\s*[=:]\s*)"""
+    r"""("[^"\n]*"|'[^'\n]*'|[^\s"',;}]+)""",
+    re.IGNORECASE,
+)
+_USER_OF_URL = re.compile(r"(\w://)[^/\s@'\"]+@")
+
+
+def find_secret(text: str) -> str | None:
+    """What kind of secret stands in a text, in words that do not repeat it; None for none.
+
+    A value, as a word of its own, of an environment variable whose name ends in KEY, TOKEN, SECRET
+    or PASSWORD, of eight characters or more, that is neither a plain lower-case word nor a path; or
+    what looks like a key of a service that is known here.
+    """
+    for variable, value in _environment_secrets().items():
+        if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text):
+            return f"the value of the environment variable {variable}"
+    return "what looks like a key" if _KNOWN_FORMS.search(text) else None
+
+
+def hide_secrets(text: str) -> str:
+    """A text for a terminal or a log without the secrets in it.
+
+    Left out is what `find_secret` finds, what is assigned to a name that ends like one of a key
+    (`api_key='...'`), and user and password of an address. A secret of another form, under another
+    name, is not recognised.
+    """
+    for value in sorted(_environment_secrets().values(), key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    text = _KNOWN_FORMS.sub(HIDDEN, text)
+    text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
+    return _USER_OF_URL.sub(rf"\1{HIDDEN}@", text)
+
+
+def _environment_secrets() -> Mapping[str, str]:
+    return {
+        variable: value
+        for variable, value in os.environ.items()
+        if _NAME_OF_SECRET.fullmatch(variable) and _can_be_secret(value)
+    }
+
+
+def _can_be_secret(value: str) -> bool:
+    # DATASET_KEY, MODEL_KEY or SSH_KEY may name a column, a hub id or a path.
+    if len(value) < _SHORTEST or _WORD.fullmatch(value):
+        return False
+    return "/" not in value or _BASE64.fullmatch(value) is not None

@@ -1,0 +1,41 @@
+"""The configs for the published model fit the cards they are named for."""
+
+from pathlib import Path
+
+import pytest
+
+from glm_grpo.analysis.memory import ConfigPlanner
+from glm_grpo.config import compose_config
+from glm_grpo.glm_image.meta_models import PUBLISHED_ID
+from glm_grpo.glm_image.shards import Processes
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
+
+
+@pytest.fixture(scope="module")
+def planner():
+    return ConfigPlanner(PUBLISHED_ID, prompt_tokens=256, is_on_accelerator=True)
+
+
+@pytest.mark.parametrize("gigabytes", [16, 24, 80])
+def test_config_of_a_card_leaves_a_tenth_of_it(planner, gigabytes):
+    config = compose_config(CONFIGS, f"glm_image_{gigabytes}gb", PROMPTS)
+    assert planner.plan(config).peak <= 0.9 * gigabytes * 10**9
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_full_fine_tuning_leaves_a_tenth_of_4_or_8_cards(count):
+    processes = Processes(count, is_sharded=True, is_mixed=True)
+    planner = ConfigPlanner(
+        PUBLISHED_ID, prompt_tokens=256, is_on_accelerator=True, processes=processes
+    )
+    config = compose_config(CONFIGS, "glm_image_full", PROMPTS)
+    assert config.rollout.prompts_per_step % count == 0
+    assert planner.plan(config).peak <= 0.9 * 80 * 10**9
+
+
+def test_every_config_of_a_card_is_planned():
+    names = {path.stem for path in CONFIGS.glob("glm_image*.yaml")}
+    cards = {"glm_image_16gb", "glm_image_24gb", "glm_image_80gb"}
+    assert names == cards | {"glm_image_full"}

@@ -1,0 +1,92 @@
+"""Plans of runs on several processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm_grpo.analysis import fit
+from glm_grpo.analysis.planned_sizes import batch_sizes, evaluation_sizes
+from glm_grpo.analysis.process_rules import refuse_for_processes
+from glm_grpo.build import build_prompts, model_path
+from glm_grpo.cli import main
+from glm_grpo.config import compose_config
+from glm_grpo.errors import ConfigError
+from glm_grpo.glm_image.shards import Processes
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SMALL = (
+    "rollout.prompts_per_step=5",
+    "rollout.group_size=2",
+    "train.micro_batch_size=10",
+    "rollout.height=64",
+    "rollout.width=64",
+)
+ADAPTER = "model.adapter={rank: 8, alpha: 16.0}"
+SHARDS = Processes(2, is_sharded=True)
+
+
+def _compose(*overrides):
+    return compose_config(CONFIGS, "tiny", [*SMALL, *overrides])
+
+
+def test_sizes_are_those_of_the_process_with_most_prompts():
+    # 5 prompts over 3 processes are 2, 2 and 1, of 2 images each.
+    sizes = batch_sizes(_compose(), prompt_tokens=30, processes=3)
+    assert (sizes.prompts, sizes.images, sizes.micro_batch_size) == (2, 4, 4)
+    # An evaluation takes 10 // 3 images at once, a sample a prompt.
+    evaluated = _compose("eval.samples_per_prompt=1")
+    assert evaluation_sizes(evaluated, prompt_tokens=30, processes=3).prompts == 3
+    assert batch_sizes(_compose(), prompt_tokens=30).micro_batch_size == 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes", "message"),
+    [
+        ((), Processes(6), "prompts_per_step is 5: .* 6 processes .*raise it to 6 or more"),
+        (("model.dtype=bfloat16",), Processes(), "model.adapter null: .* or model.dtype=float32"),
+        (("model.dtype=bfloat16",), SHARDS, "start several processes with .*fsdp2.yaml"),
+        (("offload=modules_and_optimizer",), SHARDS, "use offload=modules"),
+        ((ADAPTER, "model.quantization=nf4"), SHARDS, "quantization is nf4: .* leave it null"),
+    ],
+    ids=["more than prompts", "bf16 alone", "bf16 in shards", "moments that move", "4 bits"],
+)
+def test_what_so_many_processes_cannot_run_is_refused(overrides, processes, message):
+    with pytest.raises(ConfigError, match=message):
+        refuse_for_processes(_compose(*overrides), processes)
+
+
+def test_shards_kept_in_fp32_may_be_put_together_in_bf16():
+    mixed = Processes(2, is_sharded=True, is_mixed=True)
+    refuse_for_processes(_compose("model.dtype=bfloat16"), mixed)
+
+
+def test_copies_take_what_shards_cannot():
+    refuse_for_processes(_compose("offload=modules_and_optimizer"), Processes(5))
+    refuse_for_processes(_compose(ADAPTER, "model.quantization=nf4"), Processes(5))
+
+
+def test_processes_without_an_accelerator_share_the_memory_of_the_machine(monkeypatch):
+    monkeypatch.setattr(fit, "available_memory", lambda _: 8 * 10**9)
+    processes = Processes(4, on_machine=2)
+    config = _compose("rollout.height=128", "rollout.width=128")
+    device = torch.device("cpu")
+    sources = [build_prompts(config).held_out]
+    found = fit.check_fit(config, model_path("tiny"), sources, device, processes)
+    assert found.endswith("there is 4.00 GB in CPU memory for each of 4 processes")
+
+
+def test_plan_command_plans_each_of_several_processes(capsys):
+    arguments = ["plan", "--config-dir", str(CONFIGS), "--prompt-tokens", "30"]
+    main([*arguments, "--processes", "2", "--sharding", "fsdp2", *SMALL])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "each of 2 processes" in printed
+    assert "shards" in printed
+    main([*arguments, "--processes", "2", *SMALL])
+    assert "shards" not in capsys.readouterr().out
+    for number in ("0", "6"):
+        with pytest.raises(SystemExit) as refused:
+            main([*arguments, "--processes", number, *SMALL])
+        assert refused.value.code == 2

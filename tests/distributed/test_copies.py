@@ -1,0 +1,115 @@
+"""Two processes with copies of the policy (DDP) give what one gives, also where one is killed."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from tests.distributed.conftest import assert_same_metrics, files_of, metrics_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+A_MINUTE = 60.0
+
+EXACT = ("step", "prompt_id", "prompt", "sample", "decode_seed", "token_ids", "is_flat", "image")
+CLOSE = ("raw/ssim", "raw/ocr", "raw/aesthetic", "total", "penalty", "advantage")
+
+# Advantages over the whole batch, groups to recheck on either process, two updates of a rollout,
+# evaluations of three prompts on two processes.
+ADAPTERS = (
+    "model.adapter={rank: 4, alpha: 8.0}",
+    "optim.learning_rate=2e-3",
+    "advantage.normalization=batch_std",
+    "decode.rollout_steps=2",
+    "decode.recheck_groups=3",
+    "decode.recheck_every=1",
+    "train.updates_per_rollout=2",
+    "train.eval_every=1",
+    "trackers=[tensorboard]",
+)
+
+
+@pytest.fixture(scope="module")
+def adapters(launcher):
+    """One process with the whole batch at once, and two with one image at a time."""
+    one = launcher.run("one", *ADAPTERS, "train.micro_batch_size=6")
+    two = launcher.run("two", *ADAPTERS, "train.micro_batch_size=1", processes=2)
+    return one, two
+
+
+def columns(path):
+    table = pyarrow.parquet.read_table(path)
+    return {name: table[name].to_pylist() for name in table.column_names}
+
+
+def assert_same_table(run, expected, name):
+    ours, theirs = columns(run / name), columns(expected / name)
+    assert ours.keys() == theirs.keys()
+    for column in ours.keys() & set(EXACT):
+        assert ours[column] == theirs[column], column
+    for column in ours.keys() & set(CLOSE):
+        for own, other in zip(ours[column], theirs[column], strict=True):
+            assert own == pytest.approx(other, abs=1e-5), column
+    for own, other in zip(ours.get("log_probs", []), theirs.get("log_probs", []), strict=True):
+        # Of single tokens; the least probable ones differ most, by rounding.
+        assert own == pytest.approx(other, abs=1e-4)
+
+
+def test_two_processes_give_the_figures_of_one(adapters):
+    one, two = adapters
+    assert_same_metrics(two, one)
+    # The policy moved, rewards were compared, and the recheck was made: there is something to be
+    # equal in.
+    _, first, second = metrics_of(one)
+    assert first["kl/reference"] != second["kl/reference"]
+    assert first["optim/grad_norm"] > 1e-3
+    assert {first["decode/is_cheap"], second["decode/is_cheap"]} <= {0.0, 1.0}
+    assert "decode/rank_correlation/total" in first
+
+
+def test_two_processes_give_the_tables_of_one(adapters):
+    one, two = adapters
+    for step in (1, 2):
+        assert_same_table(two, one, f"rollouts/step-{step:06d}.parquet")
+    for step in (0, 1, 2):
+        assert_same_table(two, one, f"evaluations/step-{step:06d}.parquet")
+    table = columns(two / "rollouts" / "step-000001.parquet")
+    # Three prompts of two images each, in the order of the batch.
+    assert len(set(table["prompt_id"])) == 3
+    assert table["prompt_id"][::2] == table["prompt_id"][1::2]
+    assert any(value != 0 for value in table["advantage"])
+
+
+def test_one_process_of_two_writes_the_run_folder(adapters):
+    one, two = adapters
+    events = r"tensorboard/.*"
+    ours, theirs = ([re.sub(events, "events", name) for name in files_of(run)] for run in adapters)
+    assert ours == theirs
+    pictures = [name for name in files_of(one) if name.endswith(".png")]
+    assert len(pictures) > 10
+    for name in pictures:
+        ours, theirs = (np.asarray(Image.open(run / name), dtype=int) for run in (two, one))
+        # Rounded to 256 levels, either way.
+        assert abs(ours - theirs).max() <= 1, name
+
+
+def test_a_killed_process_ends_the_others_and_one_process_goes_on(launcher, adapters):
+    run = launcher.folder / "killed"
+    launch = launcher.start("killed", *ADAPTERS, processes=2)
+    launch.wait_for(run / "checkpoints" / "step-000001")
+    launch.worker(1).send_signal(signal.SIGKILL)
+    ended = launch.wait(A_MINUTE)
+
+    assert ended.code != 0
+    summary = ended.output[ended.output.index("Root Cause") :]
+    assert re.search(r"rank +: 1 \(local_rank: 1\)\n +exitcode +: -9 ", summary), ended.output
+    assert "PeerError: process 0 of 2 lost another one (" in ended.output
+
+    launcher.run("killed", *ADAPTERS, "train.resume=auto")
+    one, _ = adapters
+    assert_same_metrics(run, one)

@@ -1,0 +1,128 @@
+"""Full fine-tuning on copies (DDP) and on shards (FSDP2), and checkpoints across them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from glm_grpo.training.checkpoint import load_checkpoint
+from tests.distributed.conftest import (
+    SHARDS,
+    Launcher,
+    assert_same_metrics,
+    files_of,
+    metrics_of,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# One held-out prompt for two processes, which have four images and two.
+FULL = (
+    "model.adapter=null",
+    "train.steps=3",
+    "train.keep_checkpoints=9",
+    "train.micro_batch_size=1",
+    "data.eval_path=held_out_one.txt",
+)
+MIXED = {**SHARDS, "ACCELERATE_MIXED_PRECISION": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def launcher(launcher):
+    launcher.write_prompts("held_out_one.txt", "blue", ["NO"])
+    return launcher
+
+
+@pytest.fixture(scope="module")
+def copies(launcher):
+    return launcher.run("copies", *FULL, processes=2)
+
+
+@pytest.fixture(scope="module")
+def shards(launcher):
+    return launcher.run("shards", *FULL, processes=2, env=SHARDS)
+
+
+@pytest.fixture(scope="module")
+def one_after_shards(launcher, shards):
+    """One process that goes on from the first step of shards, with the whole batch at once."""
+    return went_on(launcher, shards, "one-after-shards", "train.micro_batch_size=6", step=1)
+
+
+def went_on(launcher: Launcher, run, name, *overrides, step, **how):
+    """What becomes of a run from a step on, in a copy of its folder."""
+    shutil.copytree(run, launcher.folder / name)
+    resume = f"train.resume={launcher.folder / name / 'checkpoints' / f'step-{step:06d}'}"
+    return launcher.run(name, *FULL, *overrides, resume, **how)
+
+
+def assert_same_checkpoint(run, expected, *, step=3):
+    """Weights and moments."""
+    name = f"step-{step:06d}"
+    ours, theirs = (load_checkpoint(each / "checkpoints" / name) for each in (run, expected))
+    assert ours.metadata["updates"] == theirs.metadata["updates"] == step
+    for stem in ("policy", "optimizer"):
+        own, other = ours.tensors[stem], theirs.tensors[stem]
+        assert own.keys() == other.keys()
+        for key, tensor in other.items():
+            assert own[key].dtype == tensor.dtype, key
+            # Adam moves a weight whose gradient is near 0 by the learning rate, either way.
+            torch.testing.assert_close(own[key], tensor, atol=1e-4, rtol=1e-3)
+
+
+def test_shards_give_the_figures_of_copies(copies, shards):
+    assert_same_metrics(shards, copies)
+    assert files_of(shards) == files_of(copies)
+    # The policy moved: there is something to be equal in.
+    assert metrics_of(copies)[-1]["kl/reference"] > 1e-3
+
+
+def test_shards_are_saved_whole(copies, shards):
+    assert_same_checkpoint(shards, copies)
+
+
+def test_one_process_goes_on_from_a_checkpoint_of_shards(shards, one_after_shards):
+    assert_same_metrics(one_after_shards, shards)
+    assert_same_checkpoint(one_after_shards, shards)
+
+
+def test_shards_go_on_from_a_checkpoint_of_one_process(launcher, one_after_shards):
+    run = one_after_shards
+    resumed = went_on(launcher, run, "shards-after-one", step=2, processes=2, env=SHARDS)
+    assert_same_metrics(resumed, run)
+    assert_same_checkpoint(resumed, run)
+
+
+@pytest.mark.long
+def test_one_process_gives_the_figures_of_copies(launcher, copies):
+    one = launcher.run("one", *FULL, "train.micro_batch_size=6")
+    assert_same_metrics(one, copies)
+    assert_same_checkpoint(one, copies)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("model.dtype=bfloat16", "model.adapter={rank: 4, alpha: 8.0}")],
+    ids=["full", "adapters"],
+)
+def test_shards_in_fp32_compute_in_bf16(launcher, request, overrides):
+    name = f"mixed-{request.node.callspec.id}"
+    run = launcher.run(name, *FULL, *overrides, processes=2, env=MIXED)
+    rows = metrics_of(run)
+    # That it came so far says that the self-check passed.
+    assert 0 < rows[1]["policy/replay_gap"] < 0.02
+    saved = load_checkpoint(run / "checkpoints" / "step-000003").tensors["policy"]
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    # Updates are smaller than what bf16 can tell apart.
+    assert any(not torch.equal(t, t.bfloat16().float()) for t in saved.values())
+
+
+@pytest.mark.long
+def test_shards_that_compute_in_bf16_go_on_from_their_own_checkpoint(launcher):
+    whole = launcher.run("mixed", *FULL, processes=2, env=MIXED)
+    resumed = went_on(launcher, whole, "mixed-resumed", step=1, processes=2, env=MIXED)
+    assert_same_metrics(resumed, whole)
+    assert_same_checkpoint(resumed, whole)

@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+
+from glm_grpo.glm_image.floors import (
+    DEVICES,
+    DecoderWork,
+    DeviceSpeed,
+    LanguageWork,
+    SequenceSizes,
+    UpdateWork,
+    decode_flops,
+    rollout_floor,
+    token_step_floor,
+    update_flops,
+)
+
+WORK = LanguageWork(
+    layer_entries=100, head_entries=10, attention_width=2, read_bytes=1000, cache_bytes=8
+)
+# Replayed are the prompt and all tokens but the last: 4 of them.
+SEQUENCES = SequenceSizes(prompts=2, group_size=3, prompt_tokens=2, tokens=3)
+PLAIN = UpdateWork(updates=1, is_full=False, is_checkpointing=False, needs_reference=False)
+
+
+def test_token_step_floor_of_the_published_model_is_what_its_weights_take():
+    # GLM-Image in bf16 with its embedding: 17.7e9 / 4.8e12.
+    assert token_step_floor(17_700_000_000, 0, DEVICES["h200"].bandwidth) == pytest.approx(
+        3.6875e-3
+    )
+    assert token_step_floor(900, 100, 10.0) == 100.0
+
+
+def test_rollout_floor_reads_weights_once_a_token_and_prompts_once_a_group():
+    memory_bound = DeviceSpeed("slow memory", bandwidth=1.0, flops=1e30, link=1.0)
+    # Prompts: 1000 bytes. Then two tokens: 1000 each, the 2 x 2 prompt tokens, and 6 samples of 1
+    # and 2 tokens: 8 x (4 + 6) and 8 x (4 + 12).
+    assert rollout_floor(WORK, SEQUENCES, memory_bound) == 1000 + 1080 + 1128
+
+
+def test_rollout_floor_is_that_of_operations_where_they_take_longer():
+    compute_bound = DeviceSpeed("slow cores", bandwidth=1e30, flops=1.0, link=1.0)
+    # Prompts: 2 x (2 x (100 x 2 + 10) + 4 x 2 x 3 pairs) = 888. Two tokens of 6 samples:
+    # 6 x (2 x 110 + 4 x 2 x 3 keys) = 1464, and with 4 keys 1512.
+    assert rollout_floor(WORK, SEQUENCES, compute_bound) == 888 + 1464 + 1512
+
+
+@pytest.mark.parametrize(
+    ("changes", "an_image"),
+    [
+        # Forward, an image: layers 2 x 100 x 4 = 800, head 2 x 10 x 3 = 60, and 4 x 3 / 2 + 4 = 10
+        # pairs of attention, 4 x 2 x 10 = 80.
+        # The frozen head: forward and slope; trained: forward twice and two gradients.
+        ({}, 2 * 800 + 2 * 60 + 3 * 80),
+        ({"is_full": True}, 3 * 800 + 4 * 60 + 3 * 80),
+        ({"is_checkpointing": True}, 3 * 800 + 2 * 60 + 4 * 80),
+        ({"needs_reference": True}, 3 * 800 + 3 * 60 + 4 * 80),
+        # The reference is run once for all updates.
+        ({"needs_reference": True, "updates": 3}, 7 * 800 + 7 * 60 + 10 * 80),
+    ],
+    ids=["adapters", "full", "checkpointing", "reference", "three updates"],
+)
+def test_update_flops_count_every_pass(changes, an_image):
+    assert update_flops(WORK, SEQUENCES, replace(PLAIN, **changes)) == 6 * an_image
+
+
+@pytest.mark.parametrize(("guidance_scale", "passes"), [(1.0, 1), (1.5, 2)])
+def test_decode_flops_double_the_passes_with_guidance(guidance_scale, passes):
+    work = DecoderWork(transformer_flops=1000, vae_flops=70)
+    flops = decode_flops(work, images=3, steps=5, guidance_scale=guidance_scale)
+    assert flops == 3 * (5 * passes * 1000 + 70)

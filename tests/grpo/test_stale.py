@@ -1,0 +1,240 @@
+"""The loss over tokens of an older policy: tokens worked out by hand, and a policy of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from glm_grpo.grpo.losses import LossSettings, Treatment, grpo_loss, importance_weights
+from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
+from glm_grpo.types import (
+    Advantages,
+    Correction,
+    Experience,
+    ImageBatch,
+    LossReport,
+    PromptBatch,
+    Rollout,
+)
+from rewards.types import Prompt, RewardTable
+
+PLAIN = LossSettings(
+    clip_low=0.2, clip_high=0.2, kl_coef=0.0, kl_estimator="k3", kl_behaviour_coef=0.0
+)
+
+
+def log(*probabilities: float) -> Tensor:
+    return torch.tensor([[math.log(value) for value in probabilities]])
+
+
+@pytest.mark.parametrize(
+    ("treatment", "expected"), [("weigh", [0.5, 1.0, 2.0, 2.0]), ("drop", [0.5, 1.0, 2.0, 0.0])]
+)
+def test_importance_weights_are_those_worked_out_by_hand(
+    treatment: Treatment, expected: list[float]
+) -> None:
+    # Ratios of 0.5, 1, 2 and 4 under a limit of 2, which the third one just reaches.
+    weights = importance_weights(
+        torch.tensor([[math.log(0.5), 0.0, 0.69314718, math.log(4.0)]]),
+        torch.zeros(1, 4),
+        largest=2.0,
+        treatment=treatment,
+    )
+    torch.testing.assert_close(weights, torch.tensor([expected]))
+
+
+def test_corrected_loss_is_that_worked_out_by_hand() -> None:
+    # Sampled with 0.1 and 0.4, seen with 0.2 and 0.2 before the update, and with 0.22 and 0.3 now.
+    # Ratios to the policy before the update: 1.1 (inside the clip) and 1.5 (clipped to 1.2 for an
+    # advantage of 2). Weights 0.2 / 0.1 = 2 and 0.2 / 0.4 = 0.5.
+    # Loss: -(2 * 1.1 * 2 + 0.5 * 1.2 * 2) / 2 = -2.8.
+    loss = grpo_loss(
+        log(0.22, 0.3),
+        log(0.1, 0.4),
+        None,
+        torch.tensor([2.0]),
+        PLAIN,
+        Correction(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
+    )
+    assert loss.policy.item() == pytest.approx(-2.8, rel=1e-5)
+    torch.testing.assert_close(loss.surrogate.ratio, torch.tensor([[1.1, 1.5]]))
+    assert loss.surrogate.is_clipped.tolist() == [[False, True]]
+
+
+def test_corrected_loss_for_a_negative_advantage_is_clipped_below() -> None:
+    # As above with an advantage of -1 and present probabilities of 0.1 and 0.22: ratios 0.5
+    # (clipped to 0.8) and 1.1. Loss: (2 * 0.8 + 0.5 * 1.1) / 2 = 1.075.
+    loss = grpo_loss(
+        log(0.1, 0.22),
+        log(0.1, 0.4),
+        None,
+        torch.tensor([-1.0]),
+        PLAIN,
+        Correction(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
+    )
+    assert loss.policy.item() == pytest.approx(1.075, rel=1e-5)
+    assert loss.surrogate.is_clipped.tolist() == [[True, False]]
+
+
+def test_correction_leaves_the_kl_terms_as_they_are() -> None:
+    settings = LossSettings(
+        clip_low=0.2, clip_high=0.2, kl_coef=0.3, kl_estimator="k3", kl_behaviour_coef=0.7
+    )
+    now, sampled, reference = log(0.3, 0.3), log(0.2, 0.5), log(0.4, 0.1)
+    advantages = torch.tensor([1.0])
+    plain = grpo_loss(now, sampled, reference, advantages, settings)
+    correction = Correction(log(0.25, 0.4), torch.tensor([[1.25, 0.8]]))
+    corrected = grpo_loss(now, sampled, reference, advantages, settings, correction)
+    assert corrected.kl.item() == plain.kl.item()
+    assert corrected.kl_behaviour.item() == plain.kl_behaviour.item()
+    assert corrected.policy.item() != plain.policy.item()
+
+
+def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() -> None:
+    """Before the first update, sampling from the older policy and weighing gives the gradient.
+
+    The expectation over the older policy q of (p / q) A grad log p is the one over p of A grad
+    log p; here as an exact sum over a codebook of three, with A = 1 for the first entry alone.
+    """
+    logits = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
+    older = torch.tensor([0.6, 0.3, 0.1])
+    now = logits.log_softmax(0)
+    advantages = torch.tensor([1.0, 0.0, 0.0])
+    total = torch.zeros(())
+    for entry in range(3):
+        proximal = now.detach()[entry].reshape(1, 1)
+        sampled = older.log()[entry].reshape(1, 1)
+        weights = importance_weights(proximal, sampled, largest=100.0, treatment="weigh")
+        loss = grpo_loss(
+            now[entry].reshape(1, 1),
+            sampled,
+            None,
+            advantages[entry : entry + 1],
+            PLAIN,
+            Correction(proximal, weights),
+        )
+        total = total + older[entry] * loss.total
+    (gradient,) = torch.autograd.grad(total, logits)
+    p = now.detach().exp()
+    expected = -p[0] * (torch.tensor([1.0, 0.0, 0.0]) - p)
+    torch.testing.assert_close(gradient, expected)
+
+
+PROMPTS, GROUP, TOKENS, CODEBOOK = 2, 2, 3, 5
+SETTINGS = UpdateSettings(
+    clip_low=0.2,
+    clip_high=0.2,
+    kl_coef=0.0,
+    kl_behaviour_coef=0.0,
+    kl_estimator="k3",
+    is_kl_in_reward=False,
+    max_grad_norm=None,
+    micro_batch_size=PROMPTS * GROUP,
+    updates_per_rollout=1,
+)
+
+
+class TablePolicy:
+    """Token t is drawn from softmax(logits[t]), whatever the prompt."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = nn.Parameter(logits.clone())
+        self.replays = 0
+
+    def replay(self, experience: Experience, rows: Tensor) -> Replay:
+        self.replays += 1
+        log_probs = score(self.logits, experience.rollout.token_ids).flatten(0, 1)[rows]
+        return Replay(log_probs=log_probs, entropy=torch.zeros(len(rows), TOKENS))
+
+    def reference_log_probs(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def trainable_parameters(self) -> Sequence[nn.Parameter]:
+        return [self.logits]
+
+
+class ConstantRate:
+    def step(self) -> None: ...
+
+
+def score(logits: Tensor, token_ids: Tensor) -> Tensor:
+    every = logits.log_softmax(-1).expand(*token_ids.shape, CODEBOOK)
+    return every.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+
+
+def draw(seed: int) -> Tensor:
+    return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
+
+
+def make_experience(sampled_by: Tensor, correction: Correction | None = None) -> Experience:
+    token_ids = torch.randint(
+        CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=torch.Generator().manual_seed(1)
+    )
+    advantages = torch.tensor([[1.0, -1.0], [0.5, -0.5]])
+    seeds = (0,) * PROMPTS
+    prompts = tuple(Prompt(str(row), "a sign") for row in range(PROMPTS))
+    pixels = torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8)
+    return Experience(
+        prompts=PromptBatch(prompts, GROUP, 32, 32, 0, seeds),
+        rollout=Rollout(token_ids, score(sampled_by, token_ids), None, 0),
+        images=ImageBatch(pixels, seeds),
+        rewards=RewardTable(
+            names=("only",),
+            raw=advantages[..., None],
+            is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
+            weights=torch.ones(1),
+            std_floors=torch.ones(1),
+        ),
+        totals=advantages,
+        penalties=torch.zeros_like(advantages),
+        advantages=Advantages(advantages, torch.zeros(PROMPTS, dtype=torch.bool)),
+        correction=correction,
+    )
+
+
+def learn(experience: Experience, settings: UpdateSettings) -> tuple[TablePolicy, list[LossReport]]:
+    policy = TablePolicy(draw(0))
+    optimizer = torch.optim.SGD([policy.logits], lr=1.0)
+    return policy, update_policy(policy, optimizer, ConstantRate(), experience, settings)
+
+
+def correct(experience: Experience) -> Correction:
+    proximal = score(draw(0), experience.rollout.token_ids)
+    old = experience.rollout.log_probs
+    weights = importance_weights(proximal, old, largest=2.0, treatment="weigh")
+    return Correction(proximal, weights)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 4])
+def test_update_moves_along_the_weighed_gradient(micro_batch_size: int) -> None:
+    stale = make_experience(draw(7))
+    stale = replace(stale, correction=correct(stale))
+    policy, (report,) = learn(stale, replace(SETTINGS, micro_batch_size=micro_batch_size))
+
+    # Ratios are 1, so the gradient of the loss is -mean(weight * advantage * (onehot - softmax)).
+    assert stale.correction is not None
+    onehot = nn.functional.one_hot(stale.rollout.token_ids, CODEBOOK).float()
+    factor = stale.correction.weights * stale.advantages.values[..., None]
+    move = (factor[..., None] * (onehot - draw(0).softmax(-1))).sum((0, 1))
+    expected = draw(0) + move / (PROMPTS * GROUP * TOKENS)
+    torch.testing.assert_close(policy.logits.detach(), expected, atol=1e-6, rtol=1e-5)
+    assert report.ratio_mean == pytest.approx(1.0, abs=1e-6)
+    assert report.clip_fraction == 0.0
+
+
+def test_update_measures_no_replay_gap_where_the_policy_has_moved_on() -> None:
+    stale = make_experience(draw(7))
+    _, (report,) = learn(replace(stale, correction=correct(stale)), SETTINGS)
+    assert math.isnan(report.replay_gap)
+    assert not report.is_skipped
+
+
+def test_update_without_correction_replays_no_more_and_measures_the_gap() -> None:
+    policy, (report,) = learn(make_experience(draw(0)), SETTINGS)
+    assert policy.replays == 1
+    assert report.replay_gap == 0.0

@@ -1,0 +1,277 @@
+"""Files that hold a program: refused in words, and nothing of them is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from easyocr.config import detection_models, recognition_models
+from safetensors.torch import save_file
+
+from glm_grpo.errors import CheckpointError, ModelError
+from glm_grpo.glm_image.loading import load_pipeline
+from glm_grpo.storage import RunFolder
+from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from rewards.aesthetic import load_head
+from rewards.build import build_reward
+from rewards.clip_loading import load_clip
+from rewards.config import RewardConfig
+from rewards.pick_score import PickScoreReward
+from rewards.types import RewardError
+
+CPU = torch.device("cpu")
+NAME = "security_test_clip"
+MODEL_CONFIG = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
+    "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}
+TINY = Path(str(files("glm_grpo.tiny").joinpath("weights/pipeline")))
+
+
+@pytest.fixture
+def clip_config(tmp_path: Path) -> Path:
+    config = tmp_path / f"{NAME}.json"
+    config.write_text(json.dumps(MODEL_CONFIG), encoding="utf-8")
+    open_clip.add_model_config(config)
+    return config
+
+
+def test_payload_runs_where_it_is_unpickled(payload: Any) -> None:
+    """Or nothing below would tell."""
+    pickle.loads(pickle.dumps(payload))
+    assert payload.was_run
+
+
+def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes a manifest as someone would who wants it to be believed."""
+    manifest = json.loads((checkpoint / "checkpoint.json").read_text())
+    del manifest["sha256"]
+    change(manifest)
+    content = json.dumps(manifest, sort_keys=True).encode()
+    manifest["sha256"] = hashlib.sha256(content).hexdigest()
+    (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return save_checkpoint(
+        RunFolder(tmp_path / "run"), step=1, tensors={"policy": {"a": torch.ones(2)}}, metadata={}
+    )
+
+
+def test_checkpoint_with_a_pickle_under_a_right_checksum_is_refused(
+    checkpoint: Path, payload: Any
+) -> None:
+    file = checkpoint / "policy.safetensors"
+    torch.save({"a": payload}, file)
+    content = file.read_bytes()
+    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    rewrite(checkpoint, lambda manifest: manifest["files"].update({file.name: entry}))
+
+    with pytest.raises(CheckpointError, match="no safetensors file, though .* lists it"):
+        load_checkpoint(checkpoint)
+
+    assert not payload.was_run
+
+
+@pytest.mark.parametrize(
+    "name", ["../../policy.safetensors", "/tmp/x.safetensors", "policy.pt", ".x.safetensors", ""]
+)
+def test_checkpoint_that_lists_other_files_is_refused(checkpoint: Path, name: str) -> None:
+    def move(manifest: dict[str, Any]) -> None:
+        manifest["files"] = {name: manifest["files"]["policy.safetensors"]}
+
+    shutil.copy(checkpoint / "policy.safetensors", checkpoint.parent.parent)
+    shutil.copy(checkpoint / "policy.safetensors", checkpoint / "policy.pt")
+    rewrite(checkpoint, move)
+    with pytest.raises(CheckpointError, match="no safetensors file of this folder"):
+        load_checkpoint(checkpoint)
+    assert newest_checkpoint(RunFolder(checkpoint.parent.parent)) is None
+
+
+@pytest.mark.parametrize("name", ["head.pth", "head.pt", "head.safetensors"])
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_aesthetic_head_with_a_program_is_refused(
+    tmp_path: Path, payload: Any, name: str, is_plain: bool
+) -> None:
+    head = tmp_path / name
+    state = {"weight": torch.ones(1, 16), "bias": payload}
+    if is_plain:  # without torch's archive around it
+        head.write_bytes(pickle.dumps(state))
+    else:
+        torch.save(state, head)
+
+    with pytest.raises(RewardError, match="cannot be read as tensors") as caught:
+        load_head(head, width=16)
+
+    assert not payload.was_run
+    assert "weights_only" not in str(caught.value)
+    if name != "head.safetensors":
+        assert "may be a program, and was not run" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["clip.pt", "clip.bin", "clip.safetensors"])
+def test_clip_weights_with_a_program_are_refused(
+    tmp_path: Path, payload: Any, clip_config: Path, name: str
+) -> None:
+    torch.save({"state_dict": {"visual.proj": payload}}, tmp_path / name)
+
+    with pytest.raises(RewardError, match="term.weights .* cannot be loaded"):
+        load_clip(NAME, str(tmp_path / name), key="term.weights")
+
+    assert not payload.was_run
+
+
+def build(name: str, **options: Any) -> Any:
+    section = {"terms": {name: {"weight": 1.0, **options}}, "allow_untied": True}
+    return build_reward(RewardConfig.model_validate(section).terms[name], CPU)
+
+
+def test_backbone_of_torchvision_with_a_program_is_refused(
+    tmp_path: Path, payload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchvision asks torch for everything a pickle holds, of a file that is there already."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    torch.save({"features.0.weight": payload}, folder / "alexnet-owt-7be5be79.pth")
+
+    with pytest.raises(RewardError, match="may be a program, and was not run"):
+        build("lpips")
+
+    assert not payload.was_run
+
+
+def test_weights_of_easyocr_with_a_program_are_refused(
+    tmp_path: Path, payload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("easyocr.easyocr.MODULE_PATH", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    for model in (detection_models["craft"], recognition_models["gen2"]["english_g2"]):
+        file = tmp_path / "model" / model["filename"]
+        torch.save({"weight": payload}, file)
+        monkeypatch.setitem(model, "md5sum", hashlib.md5(file.read_bytes()).hexdigest())
+
+    with pytest.raises(RewardError, match="may be a program, and was not run"):
+        build("ocr", engine="easyocr")
+
+    assert not payload.was_run
+
+
+def test_building_a_term_leaves_the_users_own_loading_as_it_was(
+    tmp_path: Path, payload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build("ssim")
+    torch.save({"a": payload}, tmp_path / "own.pt")
+    torch.load(tmp_path / "own.pt", weights_only=False)
+    assert payload.was_run
+
+
+def test_code_beside_a_models_weights_is_not_run(tmp_path: Path, payload: Any) -> None:
+    """A pipeline may name a module of its own folder as the class of a part."""
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    index["transformer"] = ["own_code", "Transformer"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "transformer" / "own_code.py").write_text(
+        payload.as_code() + "class Transformer: pass\n"
+    )
+
+    with pytest.raises(ModelError, match="the pipeline could not be loaded"):
+        load_pipeline(str(folder), dtype=torch.float32)
+
+    assert not payload.was_run
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder", "vision_language_encoder"])
+def test_pickled_weights_of_a_model_are_refused(tmp_path: Path, payload: Any, part: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    for file in (folder / part).glob("*.safetensors*"):
+        file.unlink()
+    for name in ("diffusion_pytorch_model.bin", "pytorch_model.bin"):
+        torch.save({"weight": payload}, folder / part / name)
+
+    with pytest.raises(ModelError, match="the pipeline could not be loaded"):
+        load_pipeline(str(folder), dtype=torch.float32)
+
+    assert not payload.was_run
+
+
+def own_code(folder: Path, payload: Any, config: dict[str, Any], auto_map: dict[str, Any]) -> None:
+    """A repository of transformers whose config says that its classes are in a file beside it."""
+    folder.mkdir()
+    (folder / "own_code.py").write_text(payload.as_code())
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map}))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"auto_map": auto_map}))
+    (folder / "processor_config.json").write_text(json.dumps({"auto_map": auto_map}))
+
+
+@pytest.fixture
+def would_say_yes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A user at the terminal who agrees to everything that is asked there."""
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question="": asked.append(question) or "y")
+    return asked
+
+
+def test_code_beside_a_processor_is_not_run_and_no_one_is_asked(
+    tmp_path: Path, payload: Any, would_say_yes: list[str]
+) -> None:
+    own_code(tmp_path / "own", payload, {"model_type": "own"}, {"AutoProcessor": "own_code.Own"})
+
+    with pytest.raises(RewardError, match="pick_score.processor .* cannot be loaded"):
+        PickScoreReward(model=str(tmp_path), processor=str(tmp_path / "own"), device=CPU)
+
+    assert not payload.was_run
+    assert would_say_yes == []
+
+
+@pytest.mark.parametrize(
+    "text_config",
+    [
+        {"hf_model_name": "OWN", "hf_tokenizer_name": "OWN"},
+        {"hf_tokenizer_name": "OWN", "tokenizer_kwargs": {"trust_remote_code": True}},
+    ],
+    ids=["tower", "tokenizer that the config trusts"],
+)
+def test_code_beside_a_text_tower_is_not_run_and_no_one_is_asked(
+    tmp_path: Path, payload: Any, would_say_yes: list[str], text_config: dict[str, Any]
+) -> None:
+    auto_map = {"AutoConfig": "own_code.Own", "AutoTokenizer": ["own_code.Own", None]}
+    own_code(tmp_path / "own", payload, {"model_type": "own"}, auto_map)
+    name = f"{NAME}_{len(text_config['hf_tokenizer_name'])}_{'hf_model_name' in text_config}"
+    text = {
+        key: str(tmp_path / "own") if value == "OWN" else value
+        for key, value in text_config.items()
+    }
+    config = tmp_path / f"{name}.json"
+    config.write_text(
+        json.dumps({**MODEL_CONFIG, "text_cfg": {**MODEL_CONFIG["text_cfg"], **text}})
+    )
+    weights = tmp_path / "weights.safetensors"
+    if "hf_model_name" in text:
+        save_file({"weight": torch.ones(1)}, weights)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            open_clip.add_model_config(config)
+            save_file(open_clip.create_model(name).state_dict(), weights)
+
+    with pytest.raises(RewardError, match="cannot be loaded"):
+        build("clip_score", clip_model=str(config), clip_weights=str(weights))
+
+    assert not payload.was_run
+    assert would_say_yes == []

@@ -1,0 +1,234 @@
+"""Keys come from the environment, and turn up in nothing that a run writes or says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from glm_grpo import cli
+from glm_grpo.config import compose_config, to_yaml
+from glm_grpo.errors import ConfigError
+from glm_grpo.present import explain
+from glm_grpo.storage import RunFolder
+from glm_grpo.tables import read_metrics, read_table
+from glm_grpo.training import trackers as trackers_module
+from glm_grpo.training.trackers import Trackers
+
+ROOT = Path(__file__).parents[2]
+KEY = "jdg-4f1b9c7a2e8d6053"
+SECRETS = {
+    "JUDGE_KEY": KEY,
+    "WANDB_API_KEY": "5f" * 20,
+    "HF_TOKEN": "hf_" + "Qz7" * 11,
+    "GLM_GRPO_REWARD_TOKEN": "token-of-the-scorer-0123456789",
+    "MLFLOW_TRACKING_PASSWORD": "correct horse battery",
+}
+JUDGE = "+reward.terms.vlm_judge"
+
+
+@contextmanager
+def judging(status: int = 200) -> Iterator[tuple[str, list[str]]]:
+    """An endpoint that repeats the key it was sent; its URL, and the keys it got."""
+    got: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(200, b"{}")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            key = self.headers["Authorization"].removeprefix("Bearer ")
+            got.append(key)
+            message = {"role": "assistant", "content": "7"}
+            body = {"id": key, "choices": [{"message": message}], "error": f"no: {key}"}
+            self.reply(status, json.dumps(body).encode())
+
+        def reply(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1", got
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def train(folder: Path, url: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """A step of training with a judge, by a user who has all those keys."""
+    held_out = folder / "held_out.jsonl"
+    held_out.write_text('{"prompt": "red on white: a circle below the word \\"KITE\\""}\n')
+    command = [
+        *(sys.executable, "train.py", f"run_dir={folder / 'run'}", f"data.eval_path={held_out}"),
+        *("train.steps=1", "train.micro_batch_size=4", "optim.warmup_steps=0"),
+        *("rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples_per_prompt=2"),
+        *("+reward.terms.vlm_judge.weight=0.1", f"{JUDGE}.url={url}", f"{JUDGE}.model=judge"),
+        *(f"{JUDGE}.api_key_variable=JUDGE_KEY", f"{JUDGE}.retries=0", *overrides),
+    ]
+    quiet = {
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB__SERVICE_WAIT": "300",
+        "HF_HUB_OFFLINE": "1",
+    }
+    # Another test's tracker leaves the address of its own service there.
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment = usual | SECRETS | quiet
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def secrets_in(content: bytes) -> list[str]:
+    return [name for name, value in SECRETS.items() if value.encode() in content]
+
+
+def test_run_with_keys_in_the_environment_writes_and_says_none(tmp_path: Path) -> None:
+    with judging() as (url, got):
+        ended = train(tmp_path, url, "trackers=[tensorboard,wandb]")
+    assert ended.returncode == 0, ended.stderr
+    assert set(got) == {KEY}, "the judge was not asked with the key"
+    assert secrets_in((ended.stdout + ended.stderr).encode()) == []
+
+    folder = RunFolder(tmp_path / "run")
+    cli.main(["gallery", str(folder.path), "--zip", str(folder.path / "run.zip")])
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {
+        path: secrets_in(path.read_bytes()) for path in written if secrets_in(path.read_bytes())
+    } == {}
+    # Tables are compressed: what stands in them is looked for as it is read.
+    for table in (*folder.rollouts_dir.iterdir(), *folder.evaluations_dir.iterdir()):
+        rows = read_table(table)
+        assert set(rows["note/vlm_judge"].to_pylist()) == {"7"}
+        assert secrets_in(json.dumps(rows.to_pylist(), default=str).encode()) == []
+    assert secrets_in(json.dumps(read_metrics(folder)).encode()) == []
+    # All kinds of files were there to be looked through.
+    names = {path.name for path in written} | {path.suffix for path in written}
+    assert {"config.yaml", "metrics.jsonl", "run.js", "report.html", ".wandb", ".zip"} <= names, (
+        ended.stderr
+    )
+    assert "JUDGE_KEY" in folder.config_path.read_text()
+
+
+def test_run_whose_judge_repeats_the_key_in_a_refusal_ends_without_it(tmp_path: Path) -> None:
+    with judging(status=401) as (url, got):
+        ended = train(tmp_path, url)
+    assert ended.returncode == 1, ended.stderr
+    assert got, ended.stderr
+    assert "status 401" in ended.stderr
+    assert "[key]" in ended.stderr
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or secrets_in(path.read_bytes()) == []
+    assert secrets_in((ended.stdout + ended.stderr).encode()) == []
+
+
+@pytest.fixture
+def judge_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+
+BASE = (f"{JUDGE}.weight=0.1", f"{JUDGE}.url=http://127.0.0.1:8000/v1", f"{JUDGE}.model=judge")
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "rule"),
+    [
+        (f"{JUDGE}.url=http://user:pass-word@judge.example/v1", "url", "must be an address alone"),
+        (f"{JUDGE}.url='http://judge.example/v1?key=pass-word'", "url", "must be an address alone"),
+        (f"{JUDGE}.url='http://judge.example/v1#pass-word'", "url", "must be an address alone"),
+        (f"{JUDGE}.api_key_variable={KEY}", "api_key_variable", "holds the value of the environ"),
+        (f"{JUDGE}.api_key_variable=sk_live_abc", "api_key_variable", "must be the name of an env"),
+        (f"{JUDGE}.model={KEY}", "model", "the value of the environment variable JUDGE_KEY"),
+        (f"{JUDGE}.question='my key is {KEY}'", "question", "variable JUDGE_KEY"),
+        (f"{JUDGE}.question='${{oc.env:JUDGE_KEY}}'", "question", "variable JUDGE_KEY"),
+        (f"{JUDGE}.model=sk-proj-0123456789abcdefghij", "model", "what looks like a key"),
+    ],
+)
+def test_key_in_the_config_is_refused_and_not_repeated(
+    judge_key: None, configs_dir: Path, override: str, key: str, rule: str
+) -> None:
+    name = override.partition("=")[0]
+    kept = [each for each in BASE if not each.startswith(f"{name}=")]
+    with pytest.raises(ConfigError) as caught:
+        compose_config(configs_dir, "tiny", [*kept, override])
+    text = explain(caught.value)
+    assert f"reward.terms.vlm_judge.{key} = '[hidden]'" in text
+    assert rule in text
+    for secret in (KEY, "pass-word", "sk_live_abc", "sk-proj-0123456789"):
+        assert secret not in text
+        assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "override"),
+    [
+        ("DATASET_KEY", "prompts/train.jsonl", "data.path=prompts/train.jsonl"),
+        ("SSH_KEY", "/home/me", "data.path=/home/me/train.jsonl"),
+        ("POSTGRES_PASSWORD", "postgres", "data.path=/home/postgres/train.jsonl"),
+        ("X_KEY", "group_std", "train.steps=40"),
+    ],
+)
+def test_config_that_names_what_is_no_secret_is_taken(
+    monkeypatch: pytest.MonkeyPatch, configs_dir: Path, variable: str, value: str, override: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    text = to_yaml(compose_config(configs_dir, "tiny", [override]))
+    assert override.partition("=")[2] in text
+
+
+def test_refusal_says_what_to_do_if_it_is_no_secret(judge_key: None, configs_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="if it is none, rename or unset that environment var"):
+        compose_config(configs_dir, "tiny", [f"data.path={KEY}"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+reward.terms.vlm_judge.api_key=abc-def-ghi",
+        "+wandb_api_key=abc-def-ghi",
+        "wandb_api_key=abc-def-ghi",
+        "+train.hub_token='abc-def-ghi'",
+        "+reward.terms.judge={api_key: abc-def-ghi}",
+    ],
+)
+def test_key_under_a_name_of_its_own_is_refused_and_not_printed(
+    configs_dir: Path, override: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config(configs_dir, "tiny", [*BASE, override])
+    text = explain(caught.value)
+    assert "[hidden]" in text
+    assert "abc-def-ghi" not in text
+
+
+def test_tracker_that_fails_with_a_key_in_its_words_is_reported_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRETS["WANDB_API_KEY"])
+
+    def fail(*arguments: object) -> None:
+        raise ValueError(
+            f"no such key: {SECRETS['WANDB_API_KEY']} at https://me:pass-word@mlflow.example/api"
+        )
+
+    monkeypatch.setattr(trackers_module, "start_tracker", fail)
+    trackers = Trackers(("tensorboard",), RunFolder(tmp_path), {})
+    with caplog.at_level(logging.WARNING):
+        trackers.log(0, {"reward/mean": 0.5})
+    assert "no such key: [hidden] at https://[hidden]@mlflow.example/api" in caplog.text

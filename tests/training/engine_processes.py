@@ -1,0 +1,184 @@
+"""What each of two processes learns through the engine, and which launches it refuses.
+
+Started by test_engine.py through torchrun: engine_processes.py FOLDER, which gets RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState
+from torch import nn
+
+from glm_grpo.errors import ConfigError
+from glm_grpo.grpo.update import ONE_PROCESS, Replay, UpdateSettings, update_policy
+from glm_grpo.training.engine import Engine, has_shards, make_accelerator
+from glm_grpo.training.prompts import part_of_batch
+from glm_grpo.training.team import Team, current_team
+from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from rewards.types import Prompt, RewardTable
+
+PROMPTS, GROUP, TOKENS, CODEBOOK = 3, 2, 4, 5
+ADVANTAGES = torch.tensor([[1.0, -1.5], [0.5, -0.25], [2.0, -1.75]])
+
+SETTINGS = UpdateSettings(
+    clip_low=0.05,
+    clip_high=0.05,
+    kl_coef=0.3,
+    kl_behaviour_coef=0.2,
+    kl_estimator="k3",
+    is_kl_in_reward=False,
+    max_grad_norm=0.25,
+    micro_batch_size=PROMPTS * GROUP,
+    updates_per_rollout=3,
+)
+
+SHARDS = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+REFUSED = {
+    "accumulation": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+    "bf16 without shards": {"ACCELERATE_MIXED_PRECISION": "bf16"},
+    "shards of the first kind": {**SHARDS, "FSDP_VERSION": "1"},
+    "models loaded by one": {**SHARDS, "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"},
+}
+
+
+class Table(nn.Module):
+    """Token t is drawn from softmax(logits[t]), whatever the prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(table(0))
+
+    def forward(self, token_ids):
+        log_probs = self.logits.log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return picked(log_probs, token_ids), entropy.detach().expand(len(token_ids), -1)
+
+
+class TablePolicy:
+    """As much of a policy as engine and update use; the reference is another table."""
+
+    def __init__(self) -> None:
+        self.network = Table()
+        self.wrapped: nn.Module = self.network
+        self.replayed: list[int] = []
+
+    def wrap(self, wrapped):
+        self.wrapped = wrapped
+
+    def trainable_parameters(self):
+        return [*self.network.parameters()]
+
+    def replay(self, experience, rows):
+        self.replayed.append(len(rows))
+        log_probs, entropy = self.wrapped(experience.rollout.token_ids.flatten(0, 1)[rows])
+        return Replay(log_probs=log_probs, entropy=entropy)
+
+    def reference_log_probs(self, prompts, rollout, rows):
+        return picked(table(5).log_softmax(-1), rollout.token_ids.flatten(0, 1)[rows])
+
+
+class ConstantRate:
+    def step(self) -> None: ...
+
+
+def table(seed):
+    return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
+
+
+def picked(log_probs, token_ids):
+    return log_probs.expand(len(token_ids), -1, -1).gather(2, token_ids[..., None]).squeeze(-1)
+
+
+def make_experience(team: Team) -> Experience:
+    """This process's part of one batch."""
+    generator = torch.Generator().manual_seed(1)
+    token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
+    log_probs = picked(table(0).log_softmax(-1), token_ids.flatten(0, 1)).view_as(token_ids)
+    prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
+    seeds = (0,) * PROMPTS
+    batch = PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds)
+    rows = team.part(PROMPTS)
+    own = slice(rows.start, rows.stop)
+    pixels = torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8)
+    return Experience(
+        prompts=part_of_batch(batch, rows),
+        rollout=Rollout(token_ids[own], log_probs[own], is_kept=None, policy_step=0),
+        images=ImageBatch(pixels[own], seeds[own]),
+        rewards=RewardTable(
+            names=("only",),
+            raw=ADVANTAGES[own, :, None],
+            is_applicable=torch.ones(len(rows), 1, dtype=torch.bool),
+            weights=torch.ones(1),
+            std_floors=torch.ones(1),
+        ),
+        totals=ADVANTAGES[own],
+        penalties=torch.zeros(len(rows), GROUP),
+        advantages=Advantages(ADVANTAGES[own], torch.zeros(len(rows), dtype=torch.bool)),
+    )
+
+
+def learn(team: Team, accelerator, micro_batch_size: int) -> dict:
+    """Three updates; what the policy is then, what was reported, and what was replayed here."""
+    policy = TablePolicy()
+    engine = ONE_PROCESS if team.size == 1 else Engine(policy, accelerator, team)
+    optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
+    settings = replace(SETTINGS, micro_batch_size=micro_batch_size)
+    reports = update_policy(
+        policy, optimizer, ConstantRate(), make_experience(team), settings, engine
+    )
+    return {
+        "logits": policy.network.logits.tolist(),
+        "reports": [vars(report) for report in reports],
+        "replayed": policy.replayed,
+    }
+
+
+def refusals() -> dict:
+    """What is said of launches that this trainer does not run on."""
+    told = {}
+    for name, settings in REFUSED.items():
+        AcceleratorState._reset_state()
+        os.environ.update(settings)
+        try:
+            make_accelerator()
+        except ConfigError as error:
+            told[name] = str(error)
+        for variable in settings:
+            del os.environ[variable]
+    AcceleratorState._reset_state()
+    return told
+
+
+def mixed() -> dict:
+    """How shards are computed with in bf16."""
+    settings = {**SHARDS, "ACCELERATE_MIXED_PRECISION": "bf16"}
+    settings["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    os.environ.update(settings)
+    accelerator = make_accelerator()
+    policy = accelerator.state.fsdp_plugin.mixed_precision_policy
+    return {
+        "has shards": has_shards(accelerator),
+        "types": [str(policy.param_dtype), str(policy.reduce_dtype), str(policy.output_dtype)],
+    }
+
+
+def main() -> None:
+    accelerator = make_accelerator()
+    team = current_team()
+    found = {
+        "alone": learn(Team(), accelerator, PROMPTS * GROUP),
+        "team": {size: learn(team, accelerator, size) for size in (1, 2, 3, 6)},
+        "refused": refusals(),
+        "mixed": mixed(),
+    }
+    Path(sys.argv[1], f"{team.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The engine on two real processes: gradients of unequal parts, and launches that are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm_grpo.errors import ConfigError
+from glm_grpo.present import exit_code
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of two real processes found."""
+    folder = tmp_path_factory.mktemp("engine")
+    script = Path(__file__).parent / "engine_processes.py"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    ended = subprocess.run(
+        [sys.executable, *launcher, str(script), str(folder)],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "ACCELERATE_USE_CPU": "true",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    paths = sorted(folder.glob("*.json"))
+    assert len(paths) == 2, ended.stdout + ended.stderr
+    return [json.loads(path.read_text()) for path in paths]
+
+
+@pytest.mark.parametrize("micro_batch_size", ["1", "2", "3", "6"])
+def test_unequal_parts_in_micro_batches_give_the_update_of_the_whole_batch(found, micro_batch_size):
+    whole = found[0]["alone"]
+    parts = [each["team"][micro_batch_size] for each in found]
+
+    expected = torch.tensor(whole["logits"])
+    for part in parts:
+        torch.testing.assert_close(torch.tensor(part["logits"]), expected, atol=1e-6, rtol=0)
+        for report, other in zip(part["reports"], whole["reports"], strict=True):
+            assert report == pytest.approx(other, abs=1e-6)
+    # There was something to be equal in: clipped ratios, a KL, a gradient that was scaled down.
+    last = whole["reports"][-1]
+    assert last["clip_fraction"] > 0
+    assert last["kl_reference"] > 0.1
+    assert whole["reports"][0]["grad_norm"] > 0.25
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_size", "first", "second"),
+    [
+        # Four images in one process, two in the other; a single one stands in.
+        ("1", [1, 1, 1, 1], [1, 1, 1, 1]),
+        ("2", [2, 2], [2, 1]),
+        ("3", [3, 1], [2, 1]),
+        ("6", [4], [2]),
+    ],
+)
+def test_processes_replay_equally_often(found, micro_batch_size, first, second):
+    replayed = [each["team"][micro_batch_size]["replayed"] for each in found]
+    assert replayed == [first * 3, second * 3]
+
+
+@pytest.mark.parametrize(
+    ("launch", "told"),
+    [
+        ("accumulation", "accelerate's gradient_accumulation_steps is 4: "),
+        ("bf16 without shards", "accelerate's mixed_precision is bf16: model.dtype sets"),
+        ("shards of the first kind", "accelerate's fsdp_version is 1: "),
+        ("models loaded by one", "accelerate's fsdp_cpu_ram_efficient_loading is true: "),
+    ],
+)
+def test_launches_that_the_trainer_does_not_run_on_are_refused(found, launch, told):
+    for each in found:
+        assert each["refused"][launch].startswith(told)
+    assert exit_code(ConfigError()) == 2
+
+
+def test_shards_that_compute_in_bf16_keep_log_probs_and_gradients_in_fp32(found):
+    for each in found:
+        assert each["mixed"]["has shards"]
+        assert each["mixed"]["types"] == ["torch.bfloat16", "torch.float32", "None"]

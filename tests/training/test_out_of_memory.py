@@ -1,0 +1,98 @@
+import gc
+import weakref
+
+import pytest
+import torch
+
+from glm_grpo.errors import MemoryLimitError
+from glm_grpo.training.out_of_memory import (
+    drawing_size,
+    out_of_memory_explained,
+    replay_size,
+    sampling_size,
+)
+from glm_grpo.types import PromptBatch
+from rewards.types import Prompt, RewardError
+
+# 4 bytes a number.
+FAR_TOO_MUCH = 10**15
+
+
+@pytest.fixture
+def batch():
+    prompts = (Prompt("a", "one"), Prompt("b", "two"))
+    return PromptBatch(prompts, 3, 1024, 512, seed=0, decode_seeds=(0, 1))
+
+
+def test_an_error_of_memory_is_explained_by_phase_size_and_keys(batch):
+    with (
+        pytest.raises(MemoryLimitError) as caught,
+        out_of_memory_explained("update", replay_size(batch, 2)),
+    ):
+        torch.empty(FAR_TOO_MUCH)
+    # Previews of 22 x 11 tokens, pictures of 32 x 16.
+    assert str(caught.value) == (
+        "out of memory in the update phase: 2 of 6 images at a time, 754 tokens each and those of "
+        "the prompt; 4000000.00 GB more were asked for. Lower or set train.micro_batch_size, then "
+        "model.gradient_checkpointing=true, then offload=modules_and_optimizer (this run can go on "
+        "with them); in a new run 'model.adapter={rank: 32, alpha: 64.0}', then "
+        "rollout.height, then rollout.width. `glm-grpo plan` says what each phase takes, and "
+        "with --memory which change "
+        "suffices"
+    )
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_sizes_are_those_a_phase_works_on(batch):
+    assert sampling_size(batch) == "2 prompts x 3 images of 1024 x 512 pixels, 754 tokens each"
+    assert drawing_size(batch) == "a group of 3 images of 1024 x 512 pixels"
+    assert replay_size(batch, 100).startswith("6 of 6 images")
+
+
+def test_where_nothing_is_said_of_bytes_none_are_named():
+    with (
+        pytest.raises(MemoryLimitError, match="phase: pictures. Lower, in a new run"),
+        out_of_memory_explained("records", "pictures"),
+    ):
+        raise MemoryError
+
+
+def test_what_was_explained_inside_goes_through():
+    with (
+        pytest.raises(MemoryLimitError, match="^out of memory in the decode phase: inner"),
+        out_of_memory_explained("records", "outer"),
+        out_of_memory_explained("decode", "inner"),
+    ):
+        raise MemoryError
+
+
+def test_other_errors_go_through_unchanged():
+    with (
+        pytest.raises(RuntimeError, match="mat1 and mat2") as caught,
+        out_of_memory_explained("decode", "pictures"),
+    ):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert type(caught.value) is RuntimeError
+
+
+def test_what_the_failed_phase_held_is_given_back_before_the_error_is_handled():
+    held = []
+
+    def fill_memory():
+        activations = torch.ones(10)
+        held.append(weakref.ref(activations))
+        torch.empty(FAR_TOO_MUCH)
+
+    # The error is alive here, as where what was learnt is saved.
+    with pytest.raises(MemoryLimitError) as caught, out_of_memory_explained("update", "images"):
+        fill_memory()
+    gc.collect()
+    assert caught.value.__cause__ is not None
+    assert held[0]() is None
+
+
+def test_a_term_that_ran_out_of_memory_keeps_its_own_words() -> None:
+    said = "term hps, prompt dog: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    with pytest.raises(RewardError) as caught, out_of_memory_explained("reward", "a group"):
+        raise RewardError(said)
+    assert str(caught.value) == said
