@@ -337,6 +337,7 @@ def _recipe(
             last=config.train.steps,
             updates_each=config.train.updates_per_rollout,
             max_age=section.max_policy_age,
+            collectors=section.collectors,
         ),
         push_every=section.push_every,
         stale=StaleSettings(

@@ -42,12 +42,23 @@ class Steps:
         last: Of the run.
         updates_each: Updates a step brings, >= 1.
         max_age: Updates between the weights that sample and those that learn, at most, >= 0.
+        collectors: How many there are, >= 1.
     """
 
     first: int
     last: int
     updates_each: int
     max_age: int
+    collectors: int
+
+    @property
+    def are_weights_settled(self) -> bool:
+        """Whether there is a collector for every batch that may be on its way.
+
+        Then no batch gains from waiting for newer weights, and its age need not depend on when
+        a collector is ready: it takes the weights with which it may first be sampled.
+        """
+        return self.collectors > self.max_age // self.updates_each
 
 
 class Ledger(Generic[T]):
@@ -72,12 +83,15 @@ class Ledger(Generic[T]):
         self._next = steps.first
         self._count = 0
         self._under_way: dict[int, Assignment] = {}
-        self._again: list[tuple[int, int | None]] = []
+        # Steps to give out before `_next`, and the updates of their weights: None for the newest.
+        self._due: list[tuple[int, int | None]] = []
         self._finished: dict[int, tuple[Assignment, T]] = {}
+        self._settle_weights()
 
     def push(self, policy_step: int) -> None:
         """The collectors have newer weights."""
         self._policy_step = policy_step
+        self._settle_weights()
 
     def age(self, assignment: Assignment) -> int:
         """Updates between the weights that sampled and those that learn from it."""
@@ -87,16 +101,16 @@ class Ledger(Generic[T]):
         """The next batch for a collector that is idle; None where the next would be too old.
 
         Batches that were lost come first, with the weights they had: that they were lost changes no
-        figure. Those that were withdrawn get the newest.
+        figure. Those that were withdrawn get the newest, unless weights are settled.
         """
-        if self._again:
-            self._again.sort(key=lambda entry: entry[0])
-            step, policy_step = self._again.pop(0)
-        else:
+        if self._due:
+            self._due.sort(key=lambda entry: entry[0])
+            step, policy_step = self._due.pop(0)
+        elif self._may_begin(self._next):
             step, policy_step = self._next, None
-            if step > self._steps.last or self._age_with_newest(step) > self._steps.max_age:
-                return None
             self._next += 1
+        else:
+            return None
         self._count += 1
         weights = self._policy_step if policy_step is None else policy_step
         assignment = Assignment(self._count, step, weights, self._settings_for_step(step))
@@ -113,7 +127,7 @@ class Ledger(Generic[T]):
         """A collector died: its batch is given out again, as it was."""
         assignment = self._under_way.pop(number, None)
         if assignment is not None:
-            self._again.append((assignment.step, assignment.policy_step))
+            self._due.append((assignment.step, assignment.policy_step))
 
     def withdraw_outdated(self) -> int:
         """Has batches collected again whose settings have changed since; how many there were."""
@@ -126,7 +140,8 @@ class Ledger(Generic[T]):
         for each in outdated:
             self._under_way.pop(each.number, None)
             self._finished.pop(each.step, None)
-            self._again.append((each.step, None))
+            settled = each.policy_step if self._steps.are_weights_settled else None
+            self._due.append((each.step, settled))
         return len(outdated)
 
     def take(self, step: int) -> tuple[Assignment, T] | None:
@@ -141,9 +156,18 @@ class Ledger(Generic[T]):
     @property
     def oldest(self) -> int:
         """Updates of the oldest weights that a batch may still be sampled with."""
-        again = [policy_step for _, policy_step in self._again if policy_step is not None]
+        due = [policy_step for _, policy_step in self._due if policy_step is not None]
         under_way = [each.policy_step for each in self._under_way.values()]
-        return min([*again, *under_way, self._policy_step])
+        # These may be withdrawn yet, and made again.
+        finished = [each.policy_step for each, _ in self._finished.values()]
+        return min([*due, *under_way, *finished, self._policy_step])
 
-    def _age_with_newest(self, step: int) -> int:
-        return (step - 1) * self._steps.updates_each - self._policy_step
+    def _settle_weights(self) -> None:
+        while self._steps.are_weights_settled and self._may_begin(self._next):
+            self._due.append((self._next, self._policy_step))
+            self._next += 1
+
+    def _may_begin(self, step: int) -> bool:
+        """Whether there is such a step, and the newest weights are new enough for it."""
+        age = (step - 1) * self._steps.updates_each - self._policy_step
+        return step <= self._steps.last and age <= self._steps.max_age

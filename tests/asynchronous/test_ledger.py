@@ -27,8 +27,10 @@ CHEAP = CollectSettings(
 FULL = replace(CHEAP, decode_steps=4)
 
 
-def make_ledger(*, age: int = 1, first: int = 1, last: int = 9, each: int = 1) -> Ledger[str]:
-    steps = Steps(first=first, last=last, updates_each=each, max_age=age)
+def make_ledger(
+    *, age: int = 1, first: int = 1, last: int = 9, each: int = 1, collectors: int = 1
+) -> Ledger[str]:
+    steps = Steps(first=first, last=last, updates_each=each, max_age=age, collectors=collectors)
     return Ledger(steps, (first - 1) * each, lambda _: CHEAP)
 
 
@@ -106,7 +108,7 @@ def test_ledger_takes_a_step_once() -> None:
 
 def test_ledger_collects_outdated_batches_again_with_the_newest_weights() -> None:
     current = {"settings": CHEAP}
-    ledger: Ledger[str] = Ledger(Steps(1, 9, 1, 2), 0, lambda _: current["settings"])
+    ledger: Ledger[str] = Ledger(Steps(1, 9, 1, 2, collectors=2), 0, lambda _: current["settings"])
     first, second = ledger.give_out(), ledger.give_out()
     assert first is not None
     assert second is not None
@@ -124,6 +126,13 @@ def test_ledger_collects_outdated_batches_again_with_the_newest_weights() -> Non
     assert ledger.withdraw_outdated() == 0
 
 
+def test_ledger_settles_weights_where_there_is_a_collector_for_every_batch() -> None:
+    ledger = make_ledger(age=1, collectors=2)
+    ledger.push(1)
+    # Step 2 could have begun with the first weights; that it did not changes nothing.
+    assert given_out(ledger) == [(1, 0), (2, 0), (3, 1)]
+
+
 @given(
     seed=st.integers(0, 2**32),
     collectors=st.integers(1, 4),
@@ -137,15 +146,17 @@ def test_each_step_is_taken_once_in_order_and_never_too_old(
 ) -> None:
     """A learner and collectors that take turns at random, and may die at any moment."""
     draws = random.Random(seed)
-    last, pushed, learnt = 12, 0, 0
+    last, learnt = 12, 0
     push_every = min(push_every, (age // each + 1) * each)  # as the config asks for
     has_changed = False
 
     def settings(step: int) -> CollectSettings:
         return FULL if has_changed and step >= change_at else CHEAP
 
-    ledger: Ledger[Assignment] = Ledger(Steps(1, last, each, age), 0, settings)
+    steps = Steps(1, last, each, age, collectors)
+    ledger: Ledger[Assignment] = Ledger(steps, 0, settings)
     busy: dict[int, Assignment] = {}
+    pushes = [0]
     deaths = 0
     while learnt < last:
         moves = ["learn", *(f"{verb} {index}" for index in busy for verb in ("end", "die"))]
@@ -164,11 +175,14 @@ def test_each_step_is_taken_once_in_order_and_never_too_old(
             assert made_for is assignment
             assert assignment.settings == settings(learnt + 1)
             assert 0 <= ledger.age(assignment) == learnt * each - assignment.policy_step <= age
+            if steps.are_weights_settled:
+                new_enough = [push for push in pushes if learnt * each - push <= age]
+                assert assignment.policy_step == new_enough[0]
             learnt += 1
             has_changed = has_changed or learnt + 1 == change_at
-            if learnt * each - pushed >= push_every:
-                pushed = learnt * each
-            ledger.push(pushed)
+            if learnt * each - pushes[-1] >= push_every:
+                pushes.append(learnt * each)
+            ledger.push(pushes[-1])
             ledger.withdraw_outdated()
     assert ledger.give_out() is None
     assert ledger.waiting == 0

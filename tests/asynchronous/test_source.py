@@ -119,16 +119,23 @@ def experience_of(order: Order, updates: float) -> Experience:
 class FakePool:
     """Collectors that finish in random order; `fate` may have an order end otherwise."""
 
-    def __init__(self, size: int, fate: Callable[[int, Order], Event | None], seed: int) -> None:
+    def __init__(
+        self, size: int, fate: Callable[[int, Order], Event | None], seed: int, late: int = 0
+    ) -> None:
         self._fate = fate
         self._draws = random.Random(seed)
         self._lock = threading.Lock()
-        self._events: list[Event] = [Ready(index) for index in range(size)]
+        self._events: list[Event] = [Ready(index) for index in range(size - late)]
+        self._late: list[Event] = [Ready(index) for index in range(size - late, size)]
         self.weights: dict[int, float] = {}
         self.pushed: list[int] = []
         self.orders: list[Order] = []
         self.replaced: list[int] = []
         self.is_closed = False
+
+    def start_late_ones(self) -> None:
+        with self._lock:
+            self._events += self._late
 
     def push(self, policy_step: int, weights: Mapping[str, Tensor]) -> None:
         self.weights[policy_step] = weights["updates"].item()
@@ -176,15 +183,16 @@ class Run:
         fate: Callable[[int, Order], Event | None] = lambda *_: None,
         settings: Callable[[int], CollectSettings] = lambda _: CHEAP,
         seed: int = 0,
+        late: int = 0,
     ) -> None:
         self.policy = CountingPolicy()
-        self.pool = FakePool(collectors, fate, seed)
+        self.pool = FakePool(collectors, fate, seed, late)
         self.metrics: list[dict[str, float]] = []
         self.clock = PhaseClock(lambda _: None)
         recipe = Recipe(
             batch_for_step=batch_for_step,
             settings_for_step=settings,
-            steps=Steps(first=1, last=last, updates_each=1, max_age=age),
+            steps=Steps(first=1, last=last, updates_each=1, max_age=age, collectors=collectors),
             push_every=push_every,
             stale=StaleSettings(treatment="weigh", max_importance_ratio=2.0, micro_batch_size=1),
         )
@@ -243,13 +251,17 @@ def test_steps_come_once_and_in_order_whoever_finishes_first(
     assert all(0 <= figures["async/policy_age"] <= age for figures in it.metrics)
 
 
+@pytest.mark.parametrize("seed", range(8))
 def test_with_a_collector_for_every_batch_ages_do_not_depend_on_time(
-    run: Callable[..., Run],
+    run: Callable[..., Run], seed: int
 ) -> None:
-    for seed in range(5):
-        it = run(collectors=3, age=2, last=6, seed=seed)
-        it.learn_all()
-        assert [figures["async/policy_age"] for figures in it.metrics] == [0, 1, 2, 2, 2, 2]
+    deaths = DiesAt(2 + seed % 4, times=seed % 3)
+    it = run(collectors=3, age=2, last=6, seed=seed, fate=deaths, late=seed % 3)
+    for step in range(1, 7):
+        it.learn(step)
+        if step == 1 + seed % 4:
+            it.pool.start_late_ones()
+    assert [figures["async/policy_age"] for figures in it.metrics] == [0, 1, 2, 2, 2, 2]
 
 
 def test_at_age_0_every_batch_is_made_with_the_newest_weights_and_left_as_it_is(

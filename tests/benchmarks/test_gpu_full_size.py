@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import time
 from importlib.metadata import version
@@ -166,11 +168,14 @@ def test_peak_clock_takes_the_most_of_each_phase():
 
 
 def test_process_meter_sees_what_was_allocated_and_forgets_it_when_reset():
+    # What other tests left behind may be freed meanwhile, and would be taken off.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     meter = ProcessMeter()
     block = torch.ones(2**26)  # 256 MiB
-    assert _soon(lambda: meter.peak() >= 2**28)
+    assert _soon(lambda: meter.peak() > 0.9 * 2**28)
     del block
-    assert _soon(lambda: meter.reset() or meter.peak() < 2**27)
+    assert _soon(lambda: meter.reset() or meter.peak() < 0.1 * 2**28)
 
 
 def _soon(is_true) -> bool:
