@@ -26,7 +26,7 @@ def train(composed: DictConfig) -> None:
     with job_errors_explained():
         config = load_config(composed)
         # The libraries of the models take seconds, which a mistake in the config need not wait for.
-        from glm_grpo.commands import run_training  # noqa: PLC0415
+        from glm_grpo.commands.train import run_training  # noqa: PLC0415
 
         run_training(config)
 

@@ -189,7 +189,7 @@ def _compose(options: argparse.Namespace) -> Config:
 
 def _check(options: argparse.Namespace) -> None:
     config = _compose(options)
-    from glm_grpo.commands import check_config
+    from glm_grpo.commands.before import check_config
 
     for line in check_config(config):
         _print(f"ok  {line}")
@@ -200,7 +200,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     config = _compose(options)
     memory = None if options.memory is None else parse_memory(options.memory)
-    from glm_grpo.commands import plan_config
+    from glm_grpo.commands.before import plan_config
     from glm_grpo.glm_image.shards import Processes
 
     is_sharded = options.sharding == "fsdp2"
@@ -220,7 +220,7 @@ def _plan(options: argparse.Namespace) -> None:
 def _probe(options: argparse.Namespace) -> None:
     config = _compose(options)
     from glm_grpo.analysis.term_weights import parse_weights
-    from glm_grpo.commands import probe_config
+    from glm_grpo.commands.before import probe_config
 
     tables, page = probe_config(
         config,
@@ -234,7 +234,7 @@ def _probe(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from glm_grpo.commands import evaluate_run, summary_table
+    from glm_grpo.commands.runs import evaluate_run, summary_table
 
     step, rows = evaluate_run(options.run)
     console = Console()
@@ -314,7 +314,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _serve_reward(options: argparse.Namespace) -> None:
     config = _compose(options)
-    from glm_grpo.commands import serve_term
+    from glm_grpo.commands.runs import serve_term
 
     serve_term(config, options.name, host=options.host, port=options.port, announce=_announce)
 
@@ -331,7 +331,7 @@ def _print_tables(tables: Sequence[Table]) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from glm_grpo.commands import export_run
+    from glm_grpo.commands.runs import export_run
 
     _print(export_run(options.run, options.directory, kind=options.format))
 

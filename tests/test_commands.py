@@ -11,7 +11,8 @@ import torch
 from glm_grpo.analysis import fit
 from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.build import build_prompts, model_path
-from glm_grpo.commands import check_config, run_training
+from glm_grpo.commands.before import check_config
+from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import MemoryLimitError, ModelError
 from glm_grpo.glm_image.loading import load_pipeline
@@ -74,7 +75,7 @@ def test_check_config_refuses_with_changes_that_make_it_fit_before_a_model_is_lo
     found = []
     with pytest.raises(MemoryLimitError, match="it fits with .*gradient_checkpointing=true"):
         found.extend(check_config(plain))
-    assert [line.partition(":")[0] for line in found] == ["config", "data"]
+    assert [line.partition(":")[0] for line in found] == ["config", "processes", "data"]
 
 
 def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
@@ -136,3 +137,21 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
         f"run folder: {folder} (from the first evaluation on, gallery/index.html in it can be "
         "opened at any time)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], "processes: 1 to 1"),
+        (
+            ["model.adapter=null", "model.dtype=bfloat16"],
+            "processes: a single one is refused by train.py: model.dtype is bfloat16",
+        ),
+    ],
+)
+def test_check_config_says_how_many_processes_can_run_it(
+    changes: list[str], expected: str, configs_dir: Path
+) -> None:
+    lines = check_config(compose_config(configs_dir, "tiny", [*LEAST, *changes]))
+    next(lines)
+    assert next(lines).startswith(expected)

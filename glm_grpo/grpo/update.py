@@ -3,56 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from glm_grpo.grpo.losses import (
-    GrpoLoss,
-    KlEstimator,
-    LossSettings,
-    effective_sample_size,
-    grpo_loss,
-)
-from glm_grpo.types import Correction, Experience, LossReport, PromptBatch, Rollout
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The policy's present view of tokens that were sampled before.
-
-    Attributes:
-        log_probs: Natural logarithm, of the distribution the tokens were drawn from; with gradient.
-        entropy: Of that distribution at each token, nats.
-    """
-
-    log_probs: Float32[Tensor, "N T"]
-    entropy: Float32[Tensor, "N T"]
-
-
-@runtime_checkable
-class PolicyForUpdate(Protocol):
-    """What an update needs of a policy. Rows index the flattened P * G axis."""
-
-    def replay(self, experience: Experience, rows: Int64[Tensor, " N"]) -> Replay:
-        """Score the tokens of these rows, with gradient."""
-        ...
-
-    def reference_log_probs(
-        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
-    ) -> Float32[Tensor, "N T"]:
-        """Score the tokens of these rows under the reference policy, without gradient."""
-        ...
-
-    def trainable_parameters(self) -> Sequence[nn.Parameter]:
-        """The parameters the optimizer moves, whose gradient is clipped."""
-        ...
+from glm_grpo.grpo.engine import ONE_PROCESS, Engine
+from glm_grpo.grpo.losses import KlEstimator, LossSettings, grpo_loss
+from glm_grpo.grpo.replay import PolicyForUpdate, Replay
+from glm_grpo.grpo.update_report import Scored, report_update, sums_of
+from glm_grpo.types import Correction, Experience, LossReport
 
 
 @runtime_checkable
@@ -62,61 +25,6 @@ class LearningRateSchedule(Protocol):
     def step(self) -> None:
         """Advance by one update."""
         ...
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """Joins the gradients and figures of the processes that train one policy together.
-
-    Each of them replays its own sequences; gradients are averaged over the processes.
-    """
-
-    @property
-    def num_processes(self) -> int:
-        """How many there are."""
-        ...
-
-    def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward pass of a micro-batch; gradients are joined by the last."""
-        ...
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of a scalar."""
-        ...
-
-    def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the joined gradient down to an L2 norm; returns the norm before that."""
-        ...
-
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every process's values, in the order of processes."""
-        ...
-
-
-class OneProcess:
-    """The engine of plain torch."""
-
-    num_processes = 1
-
-    def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """There is nothing to join."""
-        del is_last
-        return nullcontext()
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of a scalar."""
-        torch.autograd.backward(loss)
-
-    def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the gradient down to an L2 norm; returns the norm before that."""
-        return float(nn.utils.clip_grad_norm_(parameters, max_norm))
-
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Those of this process."""
-        return [list(values)]
-
-
-ONE_PROCESS = OneProcess()
 
 
 @dataclass(frozen=True)
@@ -180,16 +88,6 @@ class _MicroBatch:
     share: float
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """What one micro-batch leaves for the report, without gradient."""
-
-    share: float
-    loss: GrpoLoss
-    replay: Replay
-    gap: Float32[Tensor, "N T"]
-
-
 def update_policy(
     policy: PolicyForUpdate,
     optimizer: Optimizer,
@@ -244,8 +142,8 @@ def update_policy(
             with engine.accumulation(is_last=index == len(micro_batches) - 1):
                 parts.append(_score(policy, experience, micro_batch, settings.loss, engine))
         grad_norm = engine.clip_gradient(policy.trainable_parameters(), max_norm)
-        report = _report(
-            _sums(parts, engine),
+        report = report_update(
+            sums_of(parts, engine),
             grad_norm=grad_norm,
             learning_rate=float(optimizer.param_groups[0]["lr"]),
             first=reports[0] if reports else None,
@@ -319,7 +217,7 @@ def _score(
     micro_batch: _MicroBatch,
     settings: LossSettings,
     engine: Engine,
-) -> _Scored:
+) -> Scored:
     """Replay, take the loss, accumulate its gradient; drop the graph before the next one."""
     replay = policy.replay(experience, micro_batch.rows)
     device = replay.log_probs.device
@@ -337,7 +235,7 @@ def _score(
     engine.backward(loss.total * (micro_batch.share * engine.num_processes))
     log_probs = replay.log_probs.detach()
     surrogate = replace(loss.surrogate, loss=loss.surrogate.loss.detach())
-    return _Scored(
+    return Scored(
         share=micro_batch.share,
         loss=replace(loss, total=loss.total.detach(), surrogate=surrogate),
         replay=Replay(log_probs=log_probs, entropy=replay.entropy.detach()),
@@ -355,61 +253,3 @@ def _replay_gap(
     if correction is not None:
         return torch.full_like(log_probs, torch.nan)
     return (log_probs - old_log_probs).abs()
-
-
-def _sums(parts: Sequence[_Scored], engine: Engine) -> dict[str, float]:
-    """Over the sequences of all processes: means, and sums over tokens."""
-    rows = [_weigh(part) for part in parts if part.share > 0]
-    own = torch.tensor([[*row.values()] for row in rows], dtype=torch.float64).sum(dim=0)
-    everyone = torch.tensor(engine.gather(own.tolist()), dtype=torch.float64).sum(dim=0)
-    return dict(zip(rows[0], everyone.tolist(), strict=True))
-
-
-def _weigh(part: _Scored) -> dict[str, float]:
-    loss, replay, ratio = part.loss, part.replay, part.loss.surrogate.ratio.double()
-    means = {
-        "total": loss.total,
-        "policy": loss.policy,
-        "kl": loss.kl,
-        "kl_reference": loss.kl_reference,
-        "kl_behaviour": loss.kl_behaviour,
-        "ratio_mean": ratio.mean(),
-        "clip_fraction": loss.surrogate.is_clipped.double().mean(),
-        "entropy": replay.entropy.double().mean(),
-        "log_prob": replay.log_probs.double().mean(),
-        "replay_gap": part.gap.double().mean(),
-    }
-    return {
-        **{name: part.share * float(mean) for name, mean in means.items()},
-        "ratio_sum": float(ratio.sum()),
-        "square_sum": float(ratio.square().sum()),
-        "num_tokens": float(ratio.numel()),
-    }
-
-
-def _report(
-    sums: Mapping[str, float],
-    *,
-    grad_norm: float,
-    learning_rate: float,
-    first: LossReport | None,
-) -> LossReport:
-    """`first` is of the first update of the rollout; None where this is it."""
-    return LossReport(
-        total=sums["total"],
-        policy=sums["policy"],
-        kl=sums["kl"],
-        kl_reference=sums["kl_reference"],
-        kl_behaviour=sums["kl_behaviour"],
-        ratio_mean=sums["ratio_mean"],
-        clip_fraction=sums["clip_fraction"],
-        effective_sample_size=effective_sample_size(
-            sums["ratio_sum"], sums["square_sum"], int(sums["num_tokens"])
-        ),
-        entropy=sums["entropy"],
-        log_prob=sums["log_prob"],
-        replay_gap=sums["replay_gap"] if first is None else first.replay_gap,
-        grad_norm=grad_norm,
-        learning_rate=learning_rate,
-        is_skipped=not (math.isfinite(sums["total"]) and math.isfinite(grad_norm)),
-    )

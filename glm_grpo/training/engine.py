@@ -24,7 +24,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.glm_image.network import TokenSequences
 from glm_grpo.glm_image.policy import Policy
-from glm_grpo.grpo import update
+from glm_grpo.grpo.engine import Engine as UpdateEngine
 from glm_grpo.training.deepspeed_settings import refuse_missing_deepspeed, refuse_unfit_zero
 from glm_grpo.training.team import Team
 
@@ -39,7 +39,7 @@ _SUPPORTED = (
 
 
 @runtime_checkable
-class TrainingEngine(update.Engine, Protocol):
+class TrainingEngine(UpdateEngine, Protocol):
     """What a run needs of an engine besides what its updates do."""
 
     def prepare(self, optimizer: Optimizer) -> Optimizer:

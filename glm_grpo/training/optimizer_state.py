@@ -40,14 +40,20 @@ def load_optimizer(
         values: As returned by `optimizer_to_tensors`.
 
     Raises:
-        CheckpointError: The state belongs to other parameters or groups.
+        CheckpointError: The state belongs to other parameters or groups, or is malformed.
     """
-    state = {int(parameter): dict(rest) for parameter, rest in values["state"].items()}
-    groups = [_with_tuples(group, optimizer.defaults) for group in values["groups"]]
-    for name, tensor in tensors.items():
-        kind, index, key = name.split("/", maxsplit=2)
-        entries = state[int(index)] if kind == "state" else groups[int(index)]
-        entries[key] = tensor
+    try:
+        state = {int(parameter): dict(rest) for parameter, rest in values["state"].items()}
+        groups = [_with_tuples(group, optimizer.defaults) for group in values["groups"]]
+        for name, tensor in tensors.items():
+            kind, index, key = name.split("/", maxsplit=2)
+            entries = state[int(index)] if kind == "state" else groups[int(index)]
+            entries[key] = tensor
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The optimizer state of the checkpoint is not as this version writes it ({error!r}). "
+            "Resume with the version that wrote it, or from another checkpoint."
+        ) from error
     _check_shapes(optimizer, state)
     _cut_like_parameters(optimizer, state)
     try:

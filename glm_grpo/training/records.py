@@ -9,6 +9,7 @@ from glm_grpo.errors import StorageError
 from glm_grpo.report.gallery import update_gallery, write_gallery
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
+from glm_grpo.tables import read_metrics
 from glm_grpo.training.metrics import evaluation_metrics, step_metrics
 from glm_grpo.training.recorder import Recorder
 from glm_grpo.training.sentinel import Sentinel
@@ -77,8 +78,10 @@ class Records:
         write_gallery(self._folder, ())
 
     def lacks_evaluation(self, step: int) -> bool:
-        """Whether there is none of `step`."""
-        return not self._folder.evaluation_path(step).exists()
+        """Whether there is none of `step`, the last recorded, or its line does not have it yet."""
+        if not self._folder.evaluation_path(step).exists():
+            return True
+        return "eval/total" not in read_metrics(self._folder)[-1]
 
     def step(
         self,

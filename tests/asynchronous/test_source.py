@@ -18,7 +18,7 @@ from glm_grpo.glm_image.decoder import Decoder
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.residency import Residency
 from glm_grpo.glm_image.sampling import Truncation
-from glm_grpo.grpo.update import Replay
+from glm_grpo.grpo.replay import Replay
 from glm_grpo.training.asynchronous import MAX_DEATHS_IN_A_ROW, AsynchronousSource, Recipe
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import CollectSettings, Stage

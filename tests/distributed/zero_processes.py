@@ -17,7 +17,8 @@ from accelerate import Accelerator, PartialState
 from safetensors.torch import load_file, save_file
 from torch.optim import AdamW
 
-from glm_grpo.build import Launch, build_engine, build_policy, build_prompt_set, model_path
+from glm_grpo.build import build_policy, build_prompt_set, model_path
+from glm_grpo.build_trainer import Launch, build_engine
 from glm_grpo.config import compose_config
 from glm_grpo.glm_image.loading import DTYPES, load_pipeline
 from glm_grpo.glm_image.token_grid import token_layout

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from glm_grpo.grpo.losses import LossSettings, Treatment, grpo_loss, importance_weights
-from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
+from glm_grpo.grpo.replay import Replay
+from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.types import (
     Advantages,
     Correction,

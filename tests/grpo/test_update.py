@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from glm_grpo.grpo.engine import OneProcess
 from glm_grpo.grpo.losses import KlEstimator
-from glm_grpo.grpo.update import OneProcess, Replay, UpdateSettings, update_policy
+from glm_grpo.grpo.replay import Replay
+from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.types import Advantages, Experience, ImageBatch, LossReport, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 

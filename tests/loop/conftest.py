@@ -9,7 +9,8 @@ import pytest
 from accelerate import Accelerator
 from rich.console import Console
 
-from glm_grpo.build import Launch, Prompts, build_prompts, build_stage, build_trainer
+from glm_grpo.build import Prompts, build_prompts, build_stage
+from glm_grpo.build_trainer import Launch, build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.training.resume import open_run
 from glm_grpo.training.team import Team

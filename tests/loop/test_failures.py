@@ -13,6 +13,7 @@ from PIL import Image
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import evaluation_steps, read_metrics
 from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint
+from glm_grpo.training.recorder import Recorder
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
 
@@ -200,3 +201,28 @@ def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evalu
     whole.run()
     assert compared(run_dir) == compared(whole_dir)
     assert evaluation_steps(folder) == [0, 2, 4]
+
+
+def test_an_evaluation_made_up_for_is_made_again_where_its_line_was_not_written(
+    make_run, monkeypatch
+):
+    often = "train.eval_every=2"
+    trainer, _, run_dir = make_run(FailsOnHeldOut(2), often)
+    with pytest.raises(RewardError, match="the scorer is gone"):
+        trainer.run()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto", often)
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "amend_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            resumed.run()
+    folder = RunFolder(run_dir)
+    assert folder.evaluation_path(2).exists()
+    assert "eval/total" not in read_metrics(folder)[-1]
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto", often)
+    assert resumed.run() is not None
+    assert [row["step"] for row in read_metrics(folder) if "eval/total" in row] == [0, 2, 4]

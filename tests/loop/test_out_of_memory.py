@@ -139,7 +139,7 @@ SHORT_OF_MEMORY = """
 import resource, sys
 from pathlib import Path
 import glm_grpo.training.loop as loop
-from glm_grpo.commands import run_training
+from glm_grpo.commands.train import run_training
 from glm_grpo.config import compose_config
 from glm_grpo.present import expected_errors_explained
 

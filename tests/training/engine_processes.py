@@ -16,7 +16,9 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.grpo.update import ONE_PROCESS, Replay, UpdateSettings, update_policy
+from glm_grpo.grpo.engine import ONE_PROCESS
+from glm_grpo.grpo.replay import Replay
+from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.training.engine import Engine, has_shards, make_accelerator
 from glm_grpo.training.prompts import part_of_batch
 from glm_grpo.training.team import Team, current_team

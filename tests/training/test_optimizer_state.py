@@ -116,3 +116,14 @@ def test_load_optimizer_refuses_other_groups() -> None:
     other = Adam(nn.Linear(3, 2, bias=False).parameters())
     with pytest.raises(CheckpointError, match="does not fit"):
         load_optimizer(other, *optimizer_to_tensors(Adam(make_model().parameters())))
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"state": {}, "groups": []}, {"state": {"x": {}}, "groups": []}, {"state": 5}]
+)
+def test_load_optimizer_refuses_what_is_no_state(values: dict[str, object]) -> None:
+    optimizer = Adam(make_model().parameters())
+    train(make_model(), optimizer, range(1))
+    tensors = {"state/0/exp_avg": torch.zeros(2, 3)}
+    with pytest.raises(CheckpointError, match="not as this version writes it"):
+        load_optimizer(optimizer, tensors, values)

@@ -79,7 +79,7 @@ def be_quick(store: Path) -> None:
     """
     import torch  # noqa: PLC0415
 
-    from glm_grpo import commands  # noqa: PLC0415
+    from glm_grpo.commands import train  # noqa: PLC0415
     from glm_grpo.training import collect, evaluate  # noqa: PLC0415
 
     sample = collect.sample_rollout
@@ -96,7 +96,7 @@ def be_quick(store: Path) -> None:
             unfinished.rename(path)
         return torch.load(path, weights_only=False)
 
-    commands.check_fit = lambda *_: ""
+    train.check_fit = lambda *_: ""
     collect.sample_rollout = evaluate.sample_rollout = remembered
 
 
@@ -126,7 +126,7 @@ def preload() -> None:
     import torch  # noqa: PLC0415
 
     import rewards.ssim  # noqa: F401, PLC0415
-    from glm_grpo import commands  # noqa: F401, PLC0415
+    from glm_grpo.commands import train  # noqa: F401, PLC0415
 
     torch.set_num_threads(1)
 

@@ -1,0 +1,203 @@
+"""Config -> optimizer, schedule, records and loop of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from rich.console import Console
+from torch.optim import AdamW, Optimizer
+
+from glm_grpo.build import (
+    Prompts,
+    build_batch,
+    build_evaluation_batches,
+    collect_settings,
+    loop_settings,
+)
+from glm_grpo.build_collectors import build_asynchronous_source
+from glm_grpo.config import Config
+from glm_grpo.glm_image.policy import Policy
+from glm_grpo.glm_image.residency import OptimizerPart
+from glm_grpo.storage import RunFolder
+from glm_grpo.tables import read_metrics
+from glm_grpo.training.checkpoint import Checkpoint, forget_checkpoints_after, prune_checkpoints
+from glm_grpo.training.collect import Stage
+from glm_grpo.training.engine import Engine, TrainingEngine, has_shards
+from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.loop import Trainer
+from glm_grpo.training.optimizer_state import load_optimizer
+from glm_grpo.training.progress import Progress
+from glm_grpo.training.progression import Progression
+from glm_grpo.training.ray_cluster import RayCluster
+from glm_grpo.training.recheck import Recheck, RecheckSettings
+from glm_grpo.training.recorder import Recorder
+from glm_grpo.training.records import Records
+from glm_grpo.training.resume import OpenedRun
+from glm_grpo.training.sentinel import Sentinel
+from glm_grpo.training.sources import ExperienceSource, SynchronousSource
+from glm_grpo.training.team import OnMain, Team
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The processes of a run.
+
+    Attributes:
+        accelerator: Of this process.
+        team: What they agree through.
+        cluster: In which collectors run; None where this process collects.
+    """
+
+    accelerator: Accelerator
+    team: Team
+    cluster: RayCluster | None = None
+
+
+def build_trainer(
+    config: Config,
+    stage: Stage,
+    prompts: Prompts,
+    opened: OpenedRun,
+    launch: Launch,
+    console: Console,
+) -> Trainer:
+    """Optimizer, schedule, records and loop, with the state of the checkpoint if there is one."""
+    checkpoint, team = opened.checkpoint, launch.team
+    if has_shards(launch.accelerator) and launch.accelerator.mixed_precision != "no":
+        # As the engine would, but before a checkpoint's weights lose what bf16 cannot hold.
+        for weight in stage.policy.trainable_parameters():
+            weight.data = weight.data.float()
+    if checkpoint is not None:
+        # Before an engine cuts them up.
+        stage.policy.load_state_tensors(checkpoint.tensors["policy"])
+    with stage.residency.phase("update"):
+        engine = build_engine(stage.policy, launch)
+        optimizer = engine.prepare(_build_optimizer(config, stage.policy))
+    learning_rate = _build_learning_rate(config, optimizer)
+    device = launch.accelerator.device
+    if config.offload == "modules_and_optimizer" and device.type != "cpu":
+        stage.residency.add("optimizer", OptimizerPart(optimizer, device=device))
+    progression = Progression()
+    if checkpoint is not None:
+        progression = _restore(checkpoint, optimizer, learning_rate)
+        if config.offload == "modules":
+            # Its moments came back to where the weights wait, and are needed where these work.
+            OptimizerPart(optimizer, device=device).load()
+    recheck = Recheck(
+        stage,
+        collect_settings(config),
+        RecheckSettings(
+            every=config.decode.recheck_every,
+            groups=config.decode.recheck_groups,
+            min_rank_correlation=config.decode.min_rank_correlation,
+        ),
+        progression,
+        team,
+    )
+    batch_for_step = partial(build_batch, config, prompts.training)
+    source: ExperienceSource = SynchronousSource(
+        stage,
+        engine,
+        team,
+        batch_for_step=batch_for_step,
+        settings_for_step=recheck.collect_settings,
+        updates=lambda: learning_rate.updates,
+    )
+    if launch.cluster is not None:
+        source = build_asynchronous_source(
+            config,
+            stage,
+            batch_for_step,
+            recheck,
+            launch.cluster,
+            first_step=progression.step + 1,
+        )
+    return Trainer(
+        stage,
+        optimizer,
+        learning_rate,
+        source=source,
+        evaluation_batches=build_evaluation_batches(config, prompts.held_out, team),
+        settings=loop_settings(config),
+        folder=opened.folder,
+        records=OnMain(team, lambda: _open_records(config, opened.folder, progression)),
+        recheck=recheck,
+        progress=Progress(
+            total=config.train.steps,
+            done=progression.step,
+            console=console,
+            untrained=next(iter(read_metrics(opened.folder)), None),
+        ),
+        progression=progression,
+        engine=engine,
+        team=team,
+    )
+
+
+def build_engine(policy: Policy, launch: Launch) -> TrainingEngine:
+    """What joins the processes of a launch."""
+    if launch.accelerator.distributed_type == DistributedType.DEEPSPEED:
+        # DeepSpeed need not be installed for anything else.
+        from glm_grpo.training.deepspeed_engine import ZeroEngine  # noqa: PLC0415
+
+        return ZeroEngine(policy, launch.accelerator, launch.team)
+    return Engine(policy, launch.accelerator, launch.team)
+
+
+def _build_optimizer(config: Config, policy: Policy) -> AdamW:
+    return AdamW(
+        policy.trainable_parameters(),
+        lr=config.optim.learning_rate,
+        betas=config.optim.betas,
+        eps=config.optim.epsilon,
+        weight_decay=config.optim.weight_decay,
+    )
+
+
+def _build_learning_rate(config: Config, optimizer: Optimizer) -> LearningRate:
+    updates = config.train.updates_per_rollout
+    return LearningRate(
+        optimizer,
+        peak=config.optim.learning_rate,
+        schedule=config.optim.schedule,
+        warmup_updates=config.optim.warmup_steps * updates,
+        total_updates=config.train.steps * updates,
+    )
+
+
+def _open_records(config: Config, folder: RunFolder, at: Progression) -> Records:
+    """The records of a run, without what was recorded after the step it goes on from."""
+    recorder = Recorder(
+        folder,
+        trackers=config.trackers,
+        config=config.model_dump(mode="json"),
+        combine=config.reward.combine,
+    )
+    # A run that has finished no step makes its evaluation of step 0 anew.
+    recorder.truncate_after(at.step if at.step > 0 else -1)
+    forget_checkpoints_after(folder, at.step)
+    # A kill may have come between the checkpoint and the removal of those no longer kept.
+    prune_checkpoints(folder, config.train.keep_checkpoints, at.best_step)
+    sentinel = Sentinel(folder, watch=config.reward.watch, margin=config.reward.canary_margin)
+    return Records(folder, recorder, sentinel, combine=config.reward.combine)
+
+
+def _restore(
+    checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: LearningRate
+) -> Progression:
+    """Puts a checkpoint's state, save the weights, back into the objects of a run."""
+    metadata = checkpoint.metadata
+    load_optimizer(optimizer, checkpoint.tensors["optimizer"], metadata["optimizer"])
+    learning_rate.set(metadata["updates"])
+    best_total = metadata["best_total"]
+    return Progression(
+        step=checkpoint.step,
+        best_step=metadata["best_step"],
+        best_total=-torch.inf if best_total is None else best_total,
+        skipped_in_a_row=metadata["skipped_in_a_row"],
+        full_decode_from=metadata["full_decode_from"],
+    )

@@ -1,0 +1,1 @@
+"""What the commands do, from a validated config to an exit code; building is left to `build`."""

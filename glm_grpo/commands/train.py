@@ -1,0 +1,145 @@
+"""Training, as train.py asks for it."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+
+import diffusers
+import transformers
+from accelerate.utils import get_int_from_env
+from rich.console import Console
+
+from glm_grpo.analysis.fit import check_fit
+from glm_grpo.analysis.process_rules import refuse_for_processes
+from glm_grpo.build import Prompts, build_prompts, load_stage, model_path
+from glm_grpo.build_collectors import collector_needs
+from glm_grpo.build_trainer import Launch, build_trainer
+from glm_grpo.commands.runs import summary_table
+from glm_grpo.config import Config
+from glm_grpo.errors import ConfigError
+from glm_grpo.glm_image.shards import Processes
+from glm_grpo.present import is_sweep
+from glm_grpo.report.summary import SummaryRow
+from glm_grpo.training.engine import has_shards, make_accelerator
+from glm_grpo.training.ray_cluster import RayCluster, require_ray
+from glm_grpo.training.resume import OpenedRun, open_run
+from glm_grpo.training.team import Team, current_team
+from glm_grpo.training.trackers import check_trackers
+
+logger = logging.getLogger(__name__)
+
+
+def run_training(config: Config) -> None:
+    """Trains as the config says; prints where, and before against after.
+
+    Raises:
+        ConfigError: The processes it was started on, or a tracker, cannot be used.
+        PeerError: Another process of the run failed.
+        GlmGrpoError, RewardError: What is needed cannot be read, loaded or written.
+    """
+    launch = _launch(config)
+    team, device = launch.team, launch.accelerator.device
+    check_trackers(config.trackers)
+    with team.together():
+        prompts = build_prompts(config)
+        sources = (prompts.training, prompts.held_out)
+        # Before there is a run folder: a config that cannot fit leaves nothing behind.
+        check_fit(config, model_path(config.model.path), sources, device, _processes(launch))
+    # A sweep goes on in this process, whatever this run ends by.
+    with ExitStack() as ending:
+        if config.train.mode == "async":
+            cluster = RayCluster(config.asynchronous.address, collector_needs(config))
+            ending.callback(cluster.close)
+            launch = replace(launch, cluster=cluster)
+        opened = open_run(config, team)
+        ending.callback(opened.lock.release)
+        logger.info(
+            "run folder: %s (from the first evaluation on, gallery/index.html in it can be opened "
+            "at any time)",
+            opened.folder.path,
+        )
+        summary = _train(config, prompts, opened, launch)
+    if team.size > 1:
+        launch.accelerator.end_training()
+    if not team.is_main:
+        return
+    console = Console()
+    if summary is None:
+        Console(stderr=True).print(
+            f"stopped and saved; go on with train.resume={opened.folder.path}", soft_wrap=True
+        )
+    else:
+        console.print(summary_table(summary, title="held-out prompts, before and after"))
+    console.print(f"gallery: {opened.folder.gallery_path}", soft_wrap=True)
+
+
+def _train(
+    config: Config, prompts: Prompts, opened: OpenedRun, launch: Launch
+) -> list[SummaryRow] | None:
+    """Loads the models and trains; None where the run was asked to stop."""
+    team = launch.team
+    console = Console(stderr=True, quiet=not team.is_main)
+    if not console.is_terminal or not team.is_main:
+        # Their bars redraw a line with control characters; a log has none.
+        diffusers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()
+    with team.together():
+        stage = load_stage(
+            config,
+            launch.accelerator.device,
+            needs_reference=config.loss.kl_coef > 0,
+            is_sharded=has_shards(launch.accelerator),
+        )
+        for prompt_set in (prompts.training, prompts.held_out):
+            stage.scorer.check_prompts(prompt_set[index] for index in range(len(prompt_set)))
+    return build_trainer(config, stage, prompts, opened, launch, console).run()
+
+
+def _launch(config: Config) -> Launch:
+    """The processes that train; the log of all but the main one is for what goes wrong.
+
+    Raises:
+        ConfigError: The config cannot be run by so many, or by their engine.
+    """
+    accelerator = make_accelerator()
+    team = current_team()
+    if not team.is_main:
+        logging.disable(logging.INFO)
+    if team.size > 1 and is_sweep():
+        raise ConfigError(
+            f"a sweep (-m) was started on {team.size} processes, whose ties end with its first "
+            "run; start its runs one by one"
+        )
+    if config.train.mode == "async":
+        _check_asynchronous(team)
+    launch = Launch(accelerator, team)
+    refuse_for_processes(config, _processes(launch))
+    return launch
+
+
+def _processes(launch: Launch) -> Processes:
+    """How the launch spreads the run."""
+    return Processes(
+        count=launch.team.size,
+        is_sharded=has_shards(launch.accelerator),
+        is_mixed=launch.accelerator.mixed_precision != "no",
+        # torchrun's, which accelerate starts processes by.
+        on_machine=get_int_from_env(["LOCAL_WORLD_SIZE"], 1),
+    )
+
+
+def _check_asynchronous(team: Team) -> None:
+    """Refuses what an asynchronous run cannot do, before anything is loaded.
+
+    Raises:
+        ConfigError: Ray is not installed, or several processes train.
+    """
+    if team.size > 1:
+        raise ConfigError(
+            f"train.mode = 'async': the run was started on {team.size} processes, and collectors "
+            "work for a single one that learns; start it with `python train.py`, or set "
+            "train.mode=sync, in which the processes collect and learn together"
+        )
+    require_ray()
