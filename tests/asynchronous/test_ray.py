@@ -104,18 +104,19 @@ def test_learner_killed_leaves_no_process_and_the_run_resumes(
 
 
 def test_stopped_run_leaves_no_process_and_no_file(start: Start) -> None:
-    before = set(Path("/tmp").glob("glm-ray-*"))
     run = start(*AGE_1, "train.steps=50")
     run.wait_for_step(1)
     helpers = run.helpers()
-    mine = set(Path("/tmp").glob("glm-ray-*")) - before
+    said = " ".join(argument for helper in helpers for argument in helper.cmdline())
+    (folder,) = {Path(name) for name in re.findall(r"/tmp/glm-ray-\w+", said)}
+    assert folder.exists()
     run.process.send_signal(signal.SIGTERM)
 
     assert run.wait() == 0, run.log
 
     assert "stopped and saved" in run.log
     assert psutil.wait_procs(helpers, timeout=30)[1] == []
-    assert not any(folder.exists() for folder in mine)
+    assert not folder.exists()
 
 
 def test_a_term_that_fails_in_a_collector_stops_the_run_as_in_a_synchronous_one(
