@@ -32,7 +32,7 @@ def refuse_for_processes(config: Config, processes: Processes) -> None:
     if config.offload == "modules_and_optimizer":
         raise ConfigError(
             "offload is modules_and_optimizer: the optimizer's state is kept in shards; use "
-            "offload=modules, or FSDP2 with fsdp_offload_params: true"
+            "offload=modules"
         )
     if config.model.quantization is not None:
         raise ConfigError(

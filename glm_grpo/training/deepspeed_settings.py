@@ -53,6 +53,5 @@ def refuse_unfit_zero(plugin: DeepSpeedPlugin) -> None:
         if device != "none":
             raise ConfigError(
                 f"accelerate's {key} is {device}: the trainer was not tested with what DeepSpeed "
-                "then steps by; set it to none, or use configs/accelerate/fsdp2.yaml with "
-                "fsdp_offload_params: true"
+                "then steps by; set it to none"
             )

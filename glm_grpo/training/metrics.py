@@ -1,4 +1,4 @@
-"""The figures of one step and of one evaluation, under the names that the README explains."""
+"""The figures of one step and of one evaluation, under the names that docs/reading_curves.md explains."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ def check_trackers(names: Iterable[str]) -> None:
         if name not in LOGGER_TYPE_TO_CLASS:
             known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
             raise ConfigError(f"trackers: {name!r} is unknown. Choose from {known}.")
-        # Trackers that a user has registered with accelerate are no members of the enumeration.
-        if name in LoggerType.list() and LoggerType(name) not in get_available_trackers():
+        if LoggerType(name) not in get_available_trackers():
             raise ConfigError(
                 f"trackers: {name!r} is not installed. Install it: pip install {name}. Or take it "
                 "out of trackers."
