@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 
 from glm_grpo.build import load_stage
@@ -29,12 +30,15 @@ def collector_needs(config: Config) -> Needs:
 
 
 def build_collector_stage(config: Config) -> Stage:
-    """The models of a collector, on the accelerator that its process sees, or on the CPU.
+    """The models of a collector, on the accelerator that is kept for it, or on the CPU.
 
     Raises:
         GlmGrpoError, RewardError: Something cannot be loaded.
     """
-    return load_stage(config, Accelerator().device, needs_reference=config.loss.kl_coef > 0)
+    # Ray hides no accelerator from a process that asked for none.
+    has_accelerator = config.asynchronous.gpus_per_collector > 0
+    device = Accelerator().device if has_accelerator else torch.device("cpu")
+    return load_stage(config, device, needs_reference=config.loss.kl_coef > 0)
 
 
 def build_asynchronous_source(

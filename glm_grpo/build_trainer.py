@@ -84,9 +84,9 @@ def build_trainer(
     progression = Progression()
     if checkpoint is not None:
         progression = _restore(checkpoint, optimizer, learning_rate)
-        if config.offload == "modules":
-            # Its moments came back to where the weights wait, and are needed where these work.
-            OptimizerPart(optimizer, device=device).load()
+        if stage.residency.moves("optimizer"):
+            # Its moments came back to where the weights are, and wait in CPU memory.
+            OptimizerPart(optimizer, device=device).evict()
     recheck = Recheck(
         stage,
         collect_settings(config),
@@ -107,6 +107,16 @@ def build_trainer(
         settings_for_step=recheck.collect_settings,
         updates=lambda: learning_rate.updates,
     )
+    folder = opened.folder
+    evaluation_batches = build_evaluation_batches(config, prompts.held_out, team)
+    records = OnMain(team, lambda: _open_records(config, folder, progression))
+    progress = Progress(
+        total=config.train.steps,
+        done=progression.step,
+        console=console,
+        untrained=next(iter(read_metrics(folder)), None),
+    )
+    # Last: collectors begin to work, and the trainer ends them.
     if launch.cluster is not None:
         source = build_asynchronous_source(
             config,
@@ -121,17 +131,12 @@ def build_trainer(
         optimizer,
         learning_rate,
         source=source,
-        evaluation_batches=build_evaluation_batches(config, prompts.held_out, team),
+        evaluation_batches=evaluation_batches,
         settings=loop_settings(config),
-        folder=opened.folder,
-        records=OnMain(team, lambda: _open_records(config, opened.folder, progression)),
+        folder=folder,
+        records=records,
         recheck=recheck,
-        progress=Progress(
-            total=config.train.steps,
-            done=progression.step,
-            console=console,
-            untrained=next(iter(read_metrics(opened.folder)), None),
-        ),
+        progress=progress,
         progression=progression,
         engine=engine,
         team=team,

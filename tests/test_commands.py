@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import MemoryLimitError, ModelError
 from glm_grpo.glm_image.loading import load_pipeline
 from glm_grpo.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
+from glm_grpo.storage import RunFolder
+from glm_grpo.training.checkpoint import newest_checkpoint
+from glm_grpo.training.loop import Trainer
 from glm_grpo.training.prompts import PromptSource
 
 LEAST = (
@@ -155,3 +159,34 @@ def test_check_config_says_how_many_processes_can_run_it(
     lines = check_config(compose_config(configs_dir, "tiny", [*LEAST, *changes]))
     next(lines)
     assert next(lines).startswith(expected)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_no_file_of_its_checkpoint_open(
+    configs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text('a red sign that says "GO"\n')
+    changes = (f"run_dir={tmp_path / 'run'}", "train.resume=auto")
+    data = (f"data.path={held_out}", f"data.eval_path={held_out}")
+    small = ("rollout.height=64", "rollout.width=64", "decode.steps=1", "eval.samples_per_prompt=1")
+    settings = ("train.steps=2", "train.checkpoint_every=1", "trackers=[]", *small, *data, *changes)
+    config = compose_config(configs_dir, "tiny", [*LEAST, *settings])
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_stop_if_gamed", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(config)
+    mapped: list[str] = []
+
+    def look(self: Trainer) -> None:
+        gc.collect()
+        mapped.extend(line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    monkeypatch.setattr(Trainer, "run", look)
+    run_training(config)
+    assert newest_checkpoint(RunFolder(tmp_path / "run")) is not None
+    assert not [line for line in mapped if str(tmp_path) in line]
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -21,10 +21,11 @@ from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.glm_image.shards import Processes
 from glm_grpo.present import is_sweep
-from glm_grpo.report.summary import SummaryRow
+from glm_grpo.storage import RunFolder
 from glm_grpo.training.engine import has_shards, make_accelerator
+from glm_grpo.training.loop import Trainer
 from glm_grpo.training.ray_cluster import RayCluster, require_ray
-from glm_grpo.training.resume import OpenedRun, open_run
+from glm_grpo.training.resume import open_run
 from glm_grpo.training.team import Team, current_team
 from glm_grpo.training.trackers import check_trackers
 
@@ -53,14 +54,9 @@ def run_training(config: Config) -> None:
             cluster = RayCluster(config.asynchronous.address, collector_needs(config))
             ending.callback(cluster.close)
             launch = replace(launch, cluster=cluster)
-        opened = open_run(config, team)
-        ending.callback(opened.lock.release)
-        logger.info(
-            "run folder: %s (from the first evaluation on, gallery/index.html in it can be opened "
-            "at any time)",
-            opened.folder.path,
-        )
-        summary = _train(config, prompts, opened, launch)
+        # Nothing keeps the checkpoint: its files are mapped, and are removed while the run goes on.
+        trainer, folder = _prepare(config, prompts, launch, ending)
+        summary = trainer.run()
     if team.size > 1:
         launch.accelerator.end_training()
     if not team.is_main:
@@ -68,18 +64,25 @@ def run_training(config: Config) -> None:
     console = Console()
     if summary is None:
         Console(stderr=True).print(
-            f"stopped and saved; go on with train.resume={opened.folder.path}", soft_wrap=True
+            f"stopped and saved; go on with train.resume={folder.path}", soft_wrap=True
         )
     else:
         console.print(summary_table(summary, title="held-out prompts, before and after"))
-    console.print(f"gallery: {opened.folder.gallery_path}", soft_wrap=True)
+    console.print(f"gallery: {folder.gallery_path}", soft_wrap=True)
 
 
-def _train(
-    config: Config, prompts: Prompts, opened: OpenedRun, launch: Launch
-) -> list[SummaryRow] | None:
-    """Loads the models and trains; None where the run was asked to stop."""
+def _prepare(
+    config: Config, prompts: Prompts, launch: Launch, ending: ExitStack
+) -> tuple[Trainer, RunFolder]:
+    """Opens the run folder, whose lock is released at the end, and loads the models."""
     team = launch.team
+    opened = open_run(config, team)
+    ending.callback(opened.lock.release)
+    logger.info(
+        "run folder: %s (from the first evaluation on, gallery/index.html in it can be opened at "
+        "any time)",
+        opened.folder.path,
+    )
     console = Console(stderr=True, quiet=not team.is_main)
     if not console.is_terminal or not team.is_main:
         # Their bars redraw a line with control characters; a log has none.
@@ -94,7 +97,7 @@ def _train(
         )
         for prompt_set in (prompts.training, prompts.held_out):
             stage.scorer.check_prompts(prompt_set[index] for index in range(len(prompt_set)))
-    return build_trainer(config, stage, prompts, opened, launch, console).run()
+    return build_trainer(config, stage, prompts, opened, launch, console), opened.folder
 
 
 def _launch(config: Config) -> Launch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rewards.options import refuse_secrets
 
@@ -189,6 +189,10 @@ class TrainSection(Section):
     a checkpoint in one; absent: start anew."""
 
 
+_LEAST_GPU = 0.0001
+"""Part of an accelerator that Ray can count."""
+
+
 class AsyncSection(Section):
     """Asynchronous collection through Ray; read where `train.mode` is async."""
 
@@ -209,7 +213,18 @@ class AsyncSection(Section):
     cpus_per_collector: int = Field(default=1, ge=1)
     """Cores that Ray keeps for a collector, and threads it computes with."""
     gpus_per_collector: float = Field(default=0.0, ge=0.0)
-    """Accelerators that Ray keeps for a collector; a fraction shares one, 0: it has none."""
+    """Accelerators that Ray keeps for a collector: a share of one, or a whole number; 0: it
+    computes on the CPU."""
+
+    @field_validator("gpus_per_collector")
+    @classmethod
+    def _check_gpus(cls, gpus: float) -> float:
+        if (gpus > 1 and not gpus.is_integer()) or 0 < gpus < _LEAST_GPU:
+            raise ValueError(
+                f"Ray keeps whole accelerators or a share of one: 0, {_LEAST_GPU} to 1, or a whole "
+                "number"
+            )
+        return gpus
 
 
 class EvalSection(Section):

@@ -41,6 +41,9 @@ MAX_DEATHS_IN_A_ROW = 3
 _POLL_SECONDS = 0.1
 """After which the thread looks for orders that were given meanwhile."""
 
+PATIENCE_SECONDS = 120.0
+"""After which a learner that waits says that there is no collector yet."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -96,6 +99,7 @@ class AsynchronousSource:
         self._busy: dict[int, Assignment] = {}
         self._idle_since: dict[int, float] = {}
         self._counts = _Counts()
+        self._is_anyone_ready = self._is_warned = False
         self._deaths_in_a_row = 0
         self._failure: Exception | None = None
         self._is_closing = threading.Event()
@@ -119,6 +123,7 @@ class AsynchronousSource:
                 if self._failure is not None:
                     raise self._failure
                 self._changed.wait()
+                self._warn_where_nobody_comes(self._now() - started)
             waited = self._now() - started
             metrics = self._metrics(waited)
             assignment, outcome = entry
@@ -170,6 +175,7 @@ class AsynchronousSource:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Ready):
+            self._is_anyone_ready = True
             self._idle_since[event.collector] = self._now()
         elif isinstance(event, Finished):
             del self._busy[event.collector]
@@ -221,6 +227,18 @@ class AsynchronousSource:
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
+
+    def _warn_where_nobody_comes(self, waited: float) -> None:
+        """Ray lets a collector that finds no place wait without a word."""
+        if self._is_anyone_ready or self._is_warned or waited < PATIENCE_SECONDS:
+            return
+        self._is_warned = True
+        logger.warning(
+            "no collector is ready after %.0f s: they load their models, or no machine of the "
+            "cluster has free what async.cpus_per_collector and async.gpus_per_collector ask for "
+            "(`ray status` tells)",
+            waited,
+        )
 
     def _metrics(self, waited: float) -> dict[str, float]:
         """Of the time since the last step was taken, up to now."""

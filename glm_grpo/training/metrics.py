@@ -1,4 +1,4 @@
-"""The figures of one step and of one evaluation, under the names that docs/reading_curves.md explains."""
+"""The figures of one step and of one evaluation; docs/reading_curves.md explains their names."""
 
 from __future__ import annotations
 

@@ -62,6 +62,15 @@ def load_optimizer(
         raise CheckpointError(
             f"The optimizer state does not fit: {error}. Resume with the configuration of the run."
         ) from error
+    _own(optimizer)
+
+
+def _own(optimizer: Optimizer) -> None:
+    """Copies what torch took over as it was: tensors of a checkpoint are its files, mapped."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.device.type == "cpu":
+                state[key] = value.clone()
 
 
 def _cut_like_parameters(optimizer: Optimizer, state: dict[int, dict[str, Any]]) -> None:

@@ -26,6 +26,8 @@ _PRIVATE: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Every process of the cluster asks for the run's token, which travels in the environment.
     "RAY_AUTH_MODE": "token",
+    # A connection that was closed is not opened again by whatever is asked next.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
     # Has Ray listen on the loopback address alone, on Linux too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }

@@ -10,11 +10,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import (
+    ActorDiedError,
     GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
     OutOfMemoryError,
     RayActorError,
+    RayError,
     RayTaskError,
     WorkerCrashedError,
 )
@@ -119,14 +121,23 @@ class RayPool:
         except RayTaskError as error:
             # A defect: its traceback is all that tells where.
             result = CollectorError(f"it failed\n{error}")
+        except ActorDiedError as error:
+            if error.actor_init_failed:
+                # No machine would do it better: a package that is missing there, most likely.
+                failure = CollectorError(f"a collector could not be begun\n{error}")
+                return Unusable(job.collector, failure)
+            return self._death(job.collector, error)
         except _DEATHS as error:
-            reason = str(error).strip().partition("\n")[0]
-            return Died(job.collector, f"{self._describe(job.collector)} died ({reason})")
+            return self._death(job.collector, error)
         if job.number is not None:
             return Finished(job.collector, job.number, self._named(job.collector, result))
         if result is None:
             return Ready(job.collector)
         return Unusable(job.collector, self._named(job.collector, result))
+
+    def _death(self, collector: int, error: RayError) -> Died:
+        reason = str(error).strip().partition("\n")[0]
+        return Died(collector, f"{self._describe(collector)} died ({reason})")
 
     def _named(self, collector: int, result: Any) -> Any:
         """An error with the collector's name in front; those of terms name what they are about."""

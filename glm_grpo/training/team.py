@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Generic, TypeVar
 
 import torch.distributed
@@ -22,6 +23,10 @@ from glm_grpo.errors import PeerError
 
 _IS_GONE = re.compile(r"gloo.*Connection (closed|reset) by peer", re.DOTALL)
 """What gloo says in a collective of gradients or weights."""
+
+_LONGEST_WORK = timedelta(hours=6)
+"""That one process does while the others wait, such as writing a checkpoint of 107 GB to a slow
+disk. One that dies is noticed at once, by its closed connection."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -215,7 +220,7 @@ def current_team() -> Team:
     if state.num_processes == 1:
         return Team()
     # Objects go through CPU memory whatever carries the gradients.
-    group = torch.distributed.new_group(backend="gloo")
+    group = torch.distributed.new_group(backend="gloo", timeout=_LONGEST_WORK)
     if not isinstance(group, ProcessGroup):
         raise TypeError(f"a group of all processes is {group!r}: this one is not in it")
     return Team(state.process_index, state.num_processes, group)

@@ -61,6 +61,8 @@ def test_unknown_key_of_the_section_names_the_nearest(tiny) -> None:
         ("async.max_importance_ratio=0.5", r"max_importance_ratio = 0.5\n.*must be at least 1"),
         ("async.on_stale=ignore", r"async\.on_stale = 'ignore'\n.*one of weigh, drop"),
         ("async.gpus_per_collector=-1", r"must be at least 0"),
+        ("async.gpus_per_collector=1.5", r"gpus_per_collector = 1.5\n.*or a whole number"),
+        ("async.gpus_per_collector=0.00001", r"0, 0.0001 to 1, or a whole number"),
         ("async.cpus_per_collector=0", r"must be at least 1"),
         ("train.mode=asynch", r"did you mean async\?"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -19,7 +20,12 @@ from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.residency import Residency
 from glm_grpo.glm_image.sampling import Truncation
 from glm_grpo.grpo.replay import Replay
-from glm_grpo.training.asynchronous import MAX_DEATHS_IN_A_ROW, AsynchronousSource, Recipe
+from glm_grpo.training.asynchronous import (
+    MAX_DEATHS_IN_A_ROW,
+    PATIENCE_SECONDS,
+    AsynchronousSource,
+    Recipe,
+)
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import CollectSettings, Stage
 from glm_grpo.training.collector_pool import (
@@ -184,6 +190,7 @@ class Run:
         settings: Callable[[int], CollectSettings] = lambda _: CHEAP,
         seed: int = 0,
         late: int = 0,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.policy = CountingPolicy()
         self.pool = FakePool(collectors, fate, seed, late)
@@ -198,7 +205,7 @@ class Run:
         )
         scorer = Scorer([Term("only", Nothing(), 1.0)])
         stage = Stage(self.policy, NoDecoder(), scorer, Residency({}))
-        self.source = AsynchronousSource(self.pool, recipe, stage)
+        self.source = AsynchronousSource(self.pool, recipe, stage, now=now)
         self._last = last
 
     def learn(self, step: int) -> Experience:
@@ -443,3 +450,18 @@ def test_closing_ends_thread_and_pool(run: Callable[..., Run]) -> None:
     it.source.close()
     assert it.pool.is_closed
     assert threading.active_count() == before
+
+
+def test_collectors_that_find_no_place_are_told_of_once(
+    run: Callable[..., Run], caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = itertools.count(0.0, PATIENCE_SECONDS / 3)
+    it = run(collectors=1, age=0, last=1, late=1, now=lambda: next(seconds))
+    learner = threading.Thread(target=it.learn, args=(1,))
+    learner.start()
+    while "no collector is ready" not in caplog.text:
+        time.sleep(0.01)
+    it.pool.start_late_ones()
+    learner.join()
+    assert caplog.text.count("no collector is ready") == 1
+    assert "ray status" in caplog.text

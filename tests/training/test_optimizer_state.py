@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from glm_grpo.errors import CheckpointError
@@ -127,3 +127,17 @@ def test_load_optimizer_refuses_what_is_no_state(values: dict[str, object]) -> N
     tensors = {"state/0/exp_avg": torch.zeros(2, 3)}
     with pytest.raises(CheckpointError, match="not as this version writes it"):
         load_optimizer(optimizer, tensors, values)
+
+
+def test_load_optimizer_keeps_no_tensor_of_the_checkpoint() -> None:
+    model = make_model()
+    optimizer = Adam(model.parameters())
+    train(model, optimizer, range(1))
+    tensors, values = optimizer_to_tensors(optimizer)
+    resumed = Adam(make_model().parameters())
+    load_optimizer(resumed, tensors, values)
+    # A checkpoint's tensors are its files, mapped; they are removed while the run goes on.
+    given = {tensor.data_ptr() for tensor in tensors.values()}
+    kept = [x for state in resumed.state.values() for x in state.values() if isinstance(x, Tensor)]
+    assert len(kept) == 6
+    assert not given & {tensor.data_ptr() for tensor in kept}
