@@ -40,7 +40,8 @@ def check_trackers(names: Iterable[str]) -> None:
         if name not in LOGGER_TYPE_TO_CLASS:
             known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
             raise ConfigError(f"trackers: {name!r} is unknown. Choose from {known}.")
-        if LoggerType(name) not in get_available_trackers():
+        # A class that a program has registered with accelerate is no member of the enumeration.
+        if name in LoggerType.list() and LoggerType(name) not in get_available_trackers():
             raise ConfigError(
                 f"trackers: {name!r} is not installed. Install it: pip install {name}. Or take it "
                 "out of trackers."
