@@ -123,5 +123,5 @@ def test_check_command_passes_on_the_tiny_config(capsys, monkeypatch):
     cli.main(["check", *small])
 
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7
+    assert len(lines) == 8
     assert all(line.startswith("ok  ") for line in lines)
