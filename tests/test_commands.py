@@ -146,7 +146,7 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ([], "processes: 1 to 1"),
+        (["rollout.prompts_per_step=2"], "processes: 1 to 2"),
         (
             ["model.adapter=null", "model.dtype=bfloat16"],
             "processes: a single one is refused by train.py: model.dtype is bfloat16",

@@ -85,7 +85,8 @@ def _described_processes(config: Config) -> str:
         refuse_for_processes(config, ONE_PROCESS)
     except ConfigError as error:
         return f"a single one is refused by train.py: {error}"
-    return f"1 to {config.rollout.prompts_per_step}"
+    is_asynchronous = config.train.mode == "async"
+    return "1" if is_asynchronous else f"1 to {config.rollout.prompts_per_step}"
 
 
 def plan_config(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import string
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,34 +11,13 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm_grpo.errors import DataError
 from glm_grpo.storage import safe_name
-from glm_grpo.training.prompts import PromptSet, load_prompts
-
-GENERATED = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    # A folder of a test's own serves all its examples: each writes its file anew.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-
-
-def load(path: Path | str) -> PromptSet:
-    return load_prompts(str(path), height=32, width=32)
-
-
-def written(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def lines(*rows: dict[str, object]) -> str:
-    return "\n".join(map(json.dumps, rows))
+from glm_grpo.training.prompts import PromptSet
+from tests.faults.prompt_files import GENERATED, lines, load, written
 
 
 def table(**columns: object) -> bytes:

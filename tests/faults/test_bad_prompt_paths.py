@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from glm_grpo.errors import DataError
 from glm_grpo.storage import safe_name
-from glm_grpo.training.prompts import PromptSet, load_prompts
-
-GENERATED = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    # A folder of a test's own serves all its examples: each writes its file anew.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-
-
-def load(path: Path | str) -> PromptSet:
-    return load_prompts(str(path), height=32, width=32)
-
-
-def written(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def lines(*rows: dict[str, object]) -> str:
-    return "\n".join(map(json.dumps, rows))
-
+from tests.faults.prompt_files import GENERATED, lines, load, written
 
 NAMES_FILES = "names files of the run; use at most 100 printable characters, no slash, no dot"
 BAD_IDS = [

@@ -18,18 +18,10 @@ import pyarrow.parquet
 import pytest
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.prompts import PromptSet, load_prompts
+from glm_grpo.training.prompts import PromptSet
+from tests.faults.prompt_files import load, written
 
 MEBIBYTE = 2**20
-
-
-def load(path: Path | str) -> PromptSet:
-    return load_prompts(str(path), height=32, width=32)
-
-
-def written(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def table(**columns: object) -> bytes:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,29 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(found_by_two_processes):
     """What each of two real processes found."""
-    folder = tmp_path_factory.mktemp("engine")
-    script = Path(__file__).parent / "engine_processes.py"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    ended = subprocess.run(
-        [sys.executable, *launcher, str(script), str(folder)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "ACCELERATE_USE_CPU": "true",
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    paths = sorted(folder.glob("*.json"))
-    assert len(paths) == 2, ended.stdout + ended.stderr
-    return [json.loads(path.read_text()) for path in paths]
+    return found_by_two_processes("engine_processes.py")
 
 
 @pytest.mark.parametrize("micro_batch_size", ["1", "2", "3", "6"])

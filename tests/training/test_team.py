@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -112,28 +108,9 @@ def test_other_errors_of_an_update_are_not_told_as_a_process_that_is_gone(error)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(found_by_two_processes):
     """What each of two real processes found."""
-    folder = tmp_path_factory.mktemp("team")
-    script = Path(__file__).parent / "team_processes.py"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    ended = subprocess.run(
-        [sys.executable, *launcher, str(script), str(folder)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "ACCELERATE_USE_CPU": "true",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    paths = sorted(folder.glob("*.json"))
-    assert len(paths) == 2, ended.stdout + ended.stderr
-    return [json.loads(path.read_text()) for path in paths]
+    return found_by_two_processes("team_processes.py")
 
 
 def test_values_are_gathered_in_the_order_of_ranks(found):

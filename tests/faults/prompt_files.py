@@ -1,0 +1,32 @@
+"""What tests of bad prompt files share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+from glm_grpo.training.prompts import PromptSet, load_prompts
+
+GENERATED = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    # A folder of a test's own serves all its examples: each writes its file anew.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def load(path: Path | str) -> PromptSet:
+    return load_prompts(str(path), height=32, width=32)
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def lines(*rows: dict[str, object]) -> str:
+    return "\n".join(map(json.dumps, rows))
