@@ -114,7 +114,7 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
     return (covariance / variance).mean(dim=0).float()
 
 
-def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, "P *R"]:
+def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
     """Whether all images of a group have the same score, to within `FLAT_TOLERANCE`."""
     spread = scores.amax(dim=1) - scores.amin(dim=1)
     return spread <= FLAT_TOLERANCE * scores.abs().amax(dim=1)

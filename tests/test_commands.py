@@ -167,7 +167,8 @@ def test_a_resumed_run_keeps_no_file_of_its_checkpoint_open(
 ) -> None:
     held_out = tmp_path / "held_out.txt"
     held_out.write_text('a red sign that says "GO"\n')
-    changes = (f"run_dir={tmp_path / 'run'}", "train.resume=auto")
+    run_dir = tmp_path / "day" / "run"
+    changes = (f"run_dir={run_dir}", "train.resume=auto")
     data = (f"data.path={held_out}", f"data.eval_path={held_out}")
     small = ("rollout.height=64", "rollout.width=64", "decode.steps=1", "eval.samples_per_prompt=1")
     settings = ("train.steps=2", "train.checkpoint_every=1", "trackers=[]", *small, *data, *changes)
@@ -184,7 +185,7 @@ def test_a_resumed_run_keeps_no_file_of_its_checkpoint_open(
 
     monkeypatch.setattr(Trainer, "run", look)
     run_training(config)
-    assert newest_checkpoint(RunFolder(tmp_path / "run")) is not None
+    assert newest_checkpoint(RunFolder(run_dir)) is not None
     assert not [line for line in mapped if str(tmp_path) in line]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm_grpo.config import Config, config_differences, from_yaml, to_yaml
-from glm_grpo.errors import CheckpointError, GlmGrpoError, StorageError
+from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
 from glm_grpo.storage import (
     RunFolder,
     remove_leftovers,
@@ -125,7 +125,11 @@ def read_config(folder: RunFolder) -> Config:
             "run, such as outputs/<date>/<time>"
         )
     with storage_errors("read", folder.config_path):
-        return from_yaml(folder.config_path.read_text(encoding="utf-8"))
+        content = folder.config_path.read_bytes()
+    try:
+        return from_yaml(content.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{folder.config_path} is not UTF-8 ({error}); restore it") from error
 
 
 def _new_run(config: Config, lock: RunLock) -> _Found:

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from glm_grpo.errors import StorageError
 from glm_grpo.storage import RunFolder, storage_errors, write_atomically
 from glm_grpo.types import Evaluation, Experience
 from rewards.canaries import (
@@ -93,12 +94,19 @@ class Sentinel:
         """Takes up the bands of a run that resumes.
 
         Raises:
-            StorageError: They cannot be read.
+            StorageError: They cannot be read, or are damaged.
         """
         path = self._folder.canaries_path
         with storage_errors("read", path):
-            stored = json.loads(path.read_text(encoding="utf-8"))
-        self._bands = {name: Band(**band) for name, band in stored.items()}
+            content = path.read_bytes()
+        try:
+            stored = json.loads(content)
+            self._bands = {name: Band(**band) for name, band in stored.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise StorageError(
+                f"{path} is damaged ({error}); restore it from a copy, or start a new run without "
+                "train.resume"
+            ) from error
 
     def look(self, experience: Experience) -> Watched:
         """Measures the pictures of a step; says so when a canary leaves its band or comes back."""

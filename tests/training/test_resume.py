@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from glm_grpo.config import Config, compose_config, to_yaml
+from glm_grpo.errors import ConfigError
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import save_checkpoint
-from glm_grpo.training.resume import open_run
+from glm_grpo.training.resume import open_run, read_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -45,3 +46,18 @@ def test_open_run_begins_anew_beside_a_finished_run(
     opened = open_run(compose(tmp_path / "2026-01-02" / "09-00-00"))
     assert opened.folder.path == tmp_path / "2026-01-02" / "09-00-00"
     assert opened.checkpoint is None
+
+
+@pytest.mark.parametrize("content", [b"model: {path: '\xed\xa0\x80'}", b"rollout: [", b"", b"\0"])
+def test_open_run_begins_anew_beside_a_run_whose_config_is_damaged(
+    content: bytes, tmp_path: Path, last_step_saved: RunFolder
+) -> None:
+    last_step_saved.config_path.write_bytes(content)
+    opened = open_run(compose(tmp_path / "2026-01-02" / "09-00-00"))
+    assert opened.folder.path == tmp_path / "2026-01-02" / "09-00-00"
+
+
+def test_a_config_that_is_not_utf8_is_refused_with_its_path(last_step_saved: RunFolder) -> None:
+    last_step_saved.config_path.write_bytes(b"model: {path: '\xed\xa0\x80'}")
+    with pytest.raises(ConfigError, match=r"config\.yaml is not UTF-8 .*byte 0xed.*restore it"):
+        read_config(last_step_saved)

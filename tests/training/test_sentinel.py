@@ -164,3 +164,13 @@ def test_sentinel_of_a_resumed_run_judges_as_before(sentinel, tmp_path):
 def test_sentinel_says_where_bands_are_missing(tmp_path):
     with pytest.raises(StorageError, match="canaries.json"):
         Sentinel(RunFolder(tmp_path), watch=[], margin=4.0).restore()
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[1]", b'{"a": 1}', b'{"a": {"b": 1}}', b"\xed\xa0\x80"]
+)
+def test_damaged_bands_are_refused_with_their_path(content, tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.canaries_path.write_bytes(content)
+    with pytest.raises(StorageError, match=rf"{folder.canaries_path.name} is damaged .*restore it"):
+        Sentinel(folder, watch=[], margin=4.0).restore()
