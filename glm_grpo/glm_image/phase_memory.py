@@ -193,9 +193,9 @@ def _rollout(
         draw(support_log_probs(logits, is_kept), _zeros(sizes.images).double())
     heads = model.config.text_config.num_attention_heads
     # At the last token: scores for prompt and generated tokens, the two joined, their softmax in
-    # fp32 and in the model's type.
+    # fp32, in the model's type, and taken apart again.
     scores = sizes.images * heads * (sizes.prompt_tokens + sizes.tokens)
-    return reading, memory.peak_bytes + scores * (3 * settings.dtype.itemsize + 4)
+    return reading, memory.peak_bytes + scores * (4 * settings.dtype.itemsize + 4)
 
 
 def _update(

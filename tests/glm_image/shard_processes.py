@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,8 +26,8 @@ ROWS, READ, DRAWN = 4, 301, 272
 """Sequences; tokens that are read, 30 of a prompt and all but the last of a 128 x 128 grid."""
 
 
-def allocated(work: Callable[[], object]) -> list[int]:
-    """Most bytes above those before, and what is left of them."""
+def allocated(work: Callable[[], object]) -> int:
+    """Most bytes above those before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     live = peak = 0
@@ -37,7 +35,7 @@ def allocated(work: Callable[[], object]) -> list[int]:
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
-    return [peak, live]
+    return peak
 
 
 def bytes_of(tensors: list[Tensor]) -> int:
@@ -69,19 +67,18 @@ def measure(policy: Policy, engine: Engine) -> dict:
     learn()
     optimizer.step()
     moments = [value for state in optimizer.state.values() for value in state.values()]
-    together = []
-    # On a busy machine the thread that gathers may still hold a layer's buffer: not every time.
-    for _ in range(5):
-        with ExitStack() as stack:
-            entered = partial(stack.enter_context, engine.whole_weights())
-            together.append(allocated(entered)[1])
+    with engine.whole_weights():
+        storages = [each.untyped_storage() for each in policy.trainable_parameters()]
+        together = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    # What the thread that gathers frees is not seen, and on a busy machine it frees more.
+    backward = min(allocated(learn) for _ in range(5))
     return {
         "weights": bytes_of(weights),
         "gradients": bytes_of([weight.grad for weight in weights]),
         "moments": bytes_of([moment for moment in moments if moment.ndim > 0]),
-        "put together": min(together),
-        "backward": allocated(learn)[0],
-        "step": allocated(optimizer.step)[0],
+        "put together": together,
+        "backward": backward,
+        "step": allocated(optimizer.step),
     }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import GlmImageTextModel
 from transformers.cache_utils import DynamicCache
 from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
 
+from glm_grpo.glm_image import token_step
 from glm_grpo.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.glm_image.token_step import TokenStep
 
@@ -56,10 +58,16 @@ def make_inputs(lengths: list[int]) -> PromptInputs:
 @pytest.mark.parametrize("lengths", [[4, 4], [6, 3]])
 @pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
 @pytest.mark.parametrize("partial_rotary_factor", [0.5, 1.0])
+@pytest.mark.parametrize("largest_block", [1, 2, 64])
 @torch.no_grad()
 def test_token_step_equals_the_forward_pass_over_whole_rows(
-    lengths: list[int], num_key_value_heads: int, partial_rotary_factor: float
+    lengths: list[int],
+    num_key_value_heads: int,
+    partial_rotary_factor: float,
+    largest_block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(token_step, "_LARGEST_BLOCK", largest_block)
     model, inputs = make_model(num_key_value_heads, partial_rotary_factor), make_inputs(lengths)
     generator = torch.Generator().manual_seed(2)
     token_ids = torch.randint(2, 50, (len(lengths) * GROUP, TOKENS), generator=generator)
@@ -86,3 +94,28 @@ def test_token_step_equals_the_forward_pass_over_whole_rows(
         use_cache=False,
     ).last_hidden_state[:, -TOKENS:]
     torch.testing.assert_close(stepwise, whole, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("use_dora", [False, True])
+@torch.no_grad()
+def test_adapted_maps_give_what_their_modules_give(dtype: torch.dtype, use_dora: bool) -> None:
+    config = LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj", "down_proj"], use_dora=use_dora
+    )
+    model = get_peft_model(make_model(2, 1.0).to(dtype), config).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    layer = model.base_model.model.layers[0]
+    states = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wide = torch.randn(3, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    fast = token_step._projections(layer)
+    assert torch.equal(fast["q_proj"](states), layer.self_attn.q_proj(states))
+    assert torch.equal(fast["down_proj"](wide), layer.mlp.down_proj(wide))
+    assert torch.equal(fast["k_proj"](states), layer.self_attn.k_proj(states))
+    plain = layer.self_attn.q_proj.base_layer(states)
+    assert not torch.equal(fast["q_proj"](states), plain)
+    with model.disable_adapter():
+        assert torch.equal(token_step._projections(layer)["q_proj"](states), plain)
