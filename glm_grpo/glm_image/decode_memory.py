@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm_grpo.glm_image.decoder import turned_at_once
 from glm_grpo.glm_image.meta_memory import META, measured_on_meta
 from glm_grpo.glm_image.meta_models import PartConfigs, build_decoder
 from glm_grpo.glm_image.phase_memory import BatchSizes, ModelSettings
@@ -35,15 +36,20 @@ def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSize
             crop_coords=_zeros(at_once, 2).to(settings.dtype),
             return_dict=False,
         )
+    turned = turned_at_once(at_once, sizes.height, sizes.width)
     with measured_on_meta() as turning, torch.no_grad():
-        vae.decode(torch.empty(at_once, vae.config.latent_channels, height, width, **latents))
+        vae.decode(torch.empty(turned, vae.config.latent_channels, height, width, **latents))
+    # What was turned before waits, and is put together while all of it is there.
+    picture = 3 * sizes.height * sizes.width * settings.dtype.itemsize
+    turning_bytes = turning.peak_bytes + (at_once - turned) * picture
+    together_bytes = 2 * at_once * picture
     # A layer of the transformer at a time is cast.
     cast = 0
     if settings.quantization.decoder is not None:
         cast = max(weight.numel() for weight in transformer.parameters()) * settings.dtype.itemsize
     # The pictures that are finished wait for the rest of their group.
-    waiting = (sizes.group_size - at_once) * 3 * sizes.height * sizes.width
-    return max(drawing.peak_bytes + cast, turning.peak_bytes) + waiting * settings.dtype.itemsize
+    waiting = (sizes.group_size - at_once) * picture
+    return max(drawing.peak_bytes + cast, turning_bytes, together_bytes) + waiting
 
 
 def _zeros(*shape: int) -> Tensor:

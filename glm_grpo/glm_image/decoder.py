@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
 import torch
-from diffusers import GlmImagePipeline
+from diffusers import AutoencoderKL, GlmImagePipeline
 from diffusers.image_processor import VaeImageProcessor
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from glm_grpo.types import ImageBatch, PromptBatch
 
 _REMEMBERED_TEXTS = 256
 """Texts whose embeddings are kept in CPU memory; of the published model 3 kB a letter and text."""
+
+_LARGEST_TURNED = 2 * 128 * 128
+"""Pixels that go through the VAE together: two pictures of 128 x 128, else one."""
 
 
 class Decoder:
@@ -51,7 +54,7 @@ class Decoder:
             processor=None,
             text_encoder=pipeline.text_encoder,
             vision_language_encoder=None,
-            vae=pipeline.vae,
+            vae=_SlicedVae(pipeline.vae),
             transformer=pipeline.transformer,
             scheduler=pipeline.scheduler,
         )
@@ -60,7 +63,7 @@ class Decoder:
         )
         self._pipeline.set_progress_bar_config(disable=True)
         # What convolutions work in; otherwise each of them turns its input and its output around.
-        self._pipeline.vae.to(memory_format=torch.channels_last)
+        pipeline.vae.to(memory_format=torch.channels_last)
         self.steps = steps
         self._guidance_scale = guidance_scale
         self._batch_size = batch_size
@@ -148,6 +151,49 @@ def _refuse_non_finite(drawn: Float[Tensor, "G 3 H W"], prompt_id: str) -> None:
             "weights are damaged, or overflow in model.dtype: load them anew, or set "
             "model.dtype=float32"
         )
+
+
+def turned_at_once(pictures: int, height: int, width: int) -> int:
+    """Pictures, of several of one size, that go through the VAE together.
+
+    A divisor of their number: another number at a time would be rounded otherwise, and samples of
+    equal tokens would get different pixels.
+    """
+    most = max(1, _LARGEST_TURNED // (height * width))
+    return max(size for size in range(1, most + 1) if pictures % size == 0)
+
+
+class _SlicedVae(nn.Module):
+    """The published VAE, but that a group goes through it in parts; at least a picture at a time.
+
+    Its last layers hold many channels of every pixel: of a whole group more than caches do, and at
+    1024 x 1024 more than is left on a small accelerator. Upstream's `enable_slicing` takes pictures
+    one by one, which is slower where they are small.
+    """
+
+    def __init__(self, vae: AutoencoderKL) -> None:
+        super().__init__()
+        self._vae = vae
+        self.config = vae.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self._vae.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return self._vae.device
+
+    def decode(
+        self, latents: Float[Tensor, "N C h w"], *, return_dict: bool, generator: None
+    ) -> tuple[Float[Tensor, "N 3 H W"]]:
+        """As upstream, without `return_dict` and without a generator, which it never uses."""
+        factor = 2 ** (len(self.config.block_out_channels) - 1)
+        height, width = (factor * size for size in latents.shape[-2:])
+        parts = latents.split(turned_at_once(len(latents), height, width))
+        return (torch.cat([self._vae.decode(part, return_dict=False)[0] for part in parts]),)
 
 
 class _MarkingImageProcessor(VaeImageProcessor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm_grpo.glm_image.decoder import Decoder
+from glm_grpo.glm_image.decoder import Decoder, turned_at_once
 from glm_grpo.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
 
 LAYOUT = token_layout(128, 128)
@@ -132,14 +132,24 @@ def test_texts_of_several_prompts_are_not_padded_together(random_pipeline, batch
         parts.encode_prompt(texts, False, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, token_ids):
-    same = token_ids[:, :1].expand(-1, 3, -1)
+@pytest.mark.parametrize("group_size", [3, 4, 5])
+def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, token_ids, group_size):
+    # Sizes that go through the VAE in parts, and would leave a rest if parts had another size.
+    same = token_ids[:, :1].expand(-1, group_size, -1)
     decoder = Decoder(random_pipeline, steps=2, guidance_scale=1.0)
 
     pixels = decoder.decode(batch, same).pixels
 
-    assert torch.equal(pixels[0, 0], pixels[0, 2])
+    assert torch.equal(pixels, pixels[:, :1].expand_as(pixels))
     assert not torch.equal(pixels[0, 0], pixels[1, 0])
+
+
+@pytest.mark.parametrize(
+    ("pictures", "side", "expected"),
+    [(8, 128, 2), (3, 128, 1), (8, 256, 1), (6, 64, 6), (9, 64, 3)],
+)
+def test_parts_that_go_through_the_vae_are_equal_and_few_pixels(pictures, side, expected):
+    assert turned_at_once(pictures, side, side) == expected
 
 
 def test_decoding_keeps_no_gradient(random_pipeline, batch, token_ids):
