@@ -36,7 +36,8 @@ def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSize
             crop_coords=_zeros(at_once, 2).to(settings.dtype),
             return_dict=False,
         )
-    turned = turned_at_once(at_once, sizes.height, sizes.width)
+    rest = sizes.group_size % at_once or at_once
+    turned = max(turned_at_once(n, sizes.height, sizes.width) for n in (at_once, rest))
     with measured_on_meta() as turning, torch.no_grad():
         vae.decode(torch.empty(turned, vae.config.latent_channels, height, width, **latents))
     # What was turned before waits, and is put together while all of it is there.

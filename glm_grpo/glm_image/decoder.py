@@ -63,7 +63,7 @@ class Decoder:
         )
         self._pipeline.set_progress_bar_config(disable=True)
         # What convolutions work in; otherwise each of them turns its input and its output around.
-        pipeline.vae.to(memory_format=torch.channels_last)
+        self._vae = pipeline.vae.to(memory_format=torch.channels_last)
         self.steps = steps
         self._guidance_scale = guidance_scale
         self._batch_size = batch_size
@@ -77,7 +77,7 @@ class Decoder:
     def modules(self) -> tuple[nn.Module, ...]:
         """What decoding needs on the accelerator."""
         parts = self._pipeline
-        return (parts.text_encoder, parts.transformer, parts.vae)
+        return (parts.text_encoder, parts.transformer, self._vae)
 
     @torch.no_grad()
     def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:
