@@ -72,6 +72,8 @@ def test_metrics_of_collectors_are_documented(undisturbed: Any) -> None:
 def test_a_collector_killed_at_random_changes_no_figure(start: Start, undisturbed: Any) -> None:
     run = start(*AGE_1, "train.steps=6")
     run.wait_for_step(random.randrange(4))
+    # The evaluation before the first step may end before collectors have begun.
+    run.wait_until(lambda: run.collectors() != [])
     random.choice(run.collectors()).send_signal(signal.SIGKILL)
 
     assert run.wait() == 0, run.log
@@ -86,8 +88,8 @@ def test_learner_killed_leaves_no_process_and_the_run_resumes(
 ) -> None:
     run = start(*AGE_1, "train.steps=6")
     run.wait_for_step(3)
+    run.wait_until(lambda: len(run.collectors()) == 2)
     helpers, collectors = run.helpers(), run.collectors()
-    assert len(collectors) == 2
     run.process.kill()
     run.process.wait()
     assert psutil.wait_procs(collectors, timeout=30)[1] == []

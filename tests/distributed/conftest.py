@@ -211,8 +211,12 @@ def metrics_of(run: Path) -> list[dict[str, float | None]]:
     return [{name: row[name] for name in sorted(row) if not name.startswith(timed)} for row in rows]
 
 
-def assert_same_metrics(run: Path, expected: Path, *, tolerance: float = 1e-5) -> None:
-    """Row by row and name by name, to an absolute tolerance."""
+ROUNDING = {"optim/grad_norm": 1e-4}
+"""The norm of the gradient is about 1, and after two updates of other sums up to 3e-5 apart."""
+
+
+def assert_same_metrics(run: Path, expected: Path) -> None:
+    """Row by row and name by name, to 1e-5, or what `ROUNDING` says."""
     ours, theirs = metrics_of(run), metrics_of(expected)
     assert len(ours) == len(theirs)
     for own, other in zip(ours, theirs, strict=True):
@@ -220,7 +224,7 @@ def assert_same_metrics(run: Path, expected: Path, *, tolerance: float = 1e-5) -
         far = {
             name: (own[name], other[name])
             for name in own
-            if own[name] != pytest.approx(other[name], abs=tolerance)
+            if own[name] != pytest.approx(other[name], abs=ROUNDING.get(name, 1e-5))
         }
         assert not far, f"step {own['step']}: {far}"
 
