@@ -154,7 +154,7 @@ def _refuse_non_finite(drawn: Float[Tensor, "G 3 H W"], prompt_id: str) -> None:
 
 
 def turned_at_once(pictures: int, height: int, width: int) -> int:
-    """Pictures, of several of one size, that go through the VAE together.
+    """How many of `pictures` of `height` x `width` pixels go through the VAE together.
 
     A divisor of their number: another number at a time would be rounded otherwise, and samples of
     equal tokens would get different pixels.

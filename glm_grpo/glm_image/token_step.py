@@ -77,7 +77,7 @@ class TokenStep:
         self._written = 0
         keys = [layer.keys for layer in cache.layers]
         num_tokens = positions.shape[-1]
-        # An accelerator reads rows with gaps as fast, and blocks are products to be added up.
+        # Blocks are measured on the CPU only, and each is a product more to be added up.
         num_blocks = math.ceil(num_tokens / _LARGEST_BLOCK) if keys[0].device.type == "cpu" else 1
         self._block_size = math.ceil(num_tokens / num_blocks)
         rows = keys[0].shape[0] * group_size

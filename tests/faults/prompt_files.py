@@ -5,18 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
-
 from glm_grpo.training.prompts import PromptSet, load_prompts
-
-GENERATED = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    # A folder of a test's own serves all its examples: each writes its file anew.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 def load(path: Path | str) -> PromptSet:

@@ -17,23 +17,16 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm_grpo.config import Config, compose_config, from_yaml, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
+from tests.faults.generated import GENERATED
 
 MEBIBYTE = 2**20
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_MESSAGE = 5_000
-GENERATED = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    # What is generated from is read only.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 pytestmark = pytest.mark.timeout(60)
 

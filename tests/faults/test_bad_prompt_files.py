@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from glm_grpo.errors import DataError
 from glm_grpo.storage import safe_name
 from glm_grpo.training.prompts import PromptSet
-from tests.faults.prompt_files import GENERATED, lines, load, written
+from tests.faults.generated import GENERATED
+from tests.faults.prompt_files import lines, load, written
 
 
 def table(**columns: object) -> bytes:

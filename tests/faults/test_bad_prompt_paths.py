@@ -14,7 +14,8 @@ from PIL import Image
 
 from glm_grpo.errors import DataError
 from glm_grpo.storage import safe_name
-from tests.faults.prompt_files import GENERATED, lines, load, written
+from tests.faults.generated import GENERATED
+from tests.faults.prompt_files import lines, load, written
 
 NAMES_FILES = "names files of the run; use at most 100 printable characters, no slash, no dot"
 BAD_IDS = [
