@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import GlmImageTextModel
@@ -21,9 +21,9 @@ from transformers.cache_utils import Cache
 
 from glm_grpo.glm_image.prompt_inputs import PromptInputs
 
-_LARGEST_BLOCK = 64
-"""Tokens whose keys lie side by side in CPU memory. What a token step reads is then without gaps up
-to the block that is being filled; with room for all tokens left in every row it took twice as long.
+_LARGEST_GROWTH = 64
+"""Tokens by which keys and values grow in CPU memory. All that there is room for is read at a step:
+with gaps between the rows that are read it took twice as long.
 """
 _NORMS = (
     "input_layernorm",
@@ -33,20 +33,33 @@ _NORMS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Layer:
     """A decoder layer with its cache.
 
-    K key/value heads of size d; L prompt tokens; generated ones in C blocks of B.
+    P prompts of L tokens, N samples with room for S; K key/value heads of size d.
     """
 
     module: Any
     project: Mapping[str, Callable[[Tensor], Tensor]]
     norm: Mapping[str, Callable[[Tensor], Tensor]]
-    prompt_keys: Float[Tensor, "P K d L"]
-    prompt_values: Float[Tensor, "P K L d"]
-    keys: Float[Tensor, "C N K B d"]
-    values: Float[Tensor, "C N K B d"]
+    prompt_keys: Float[Tensor, "PK d L"]
+    prompt_values: Float[Tensor, "PK L d"]
+    keys: Float[Tensor, "NK S d"]
+    values: Float[Tensor, "NK S d"]
+
+    def grow(self, tokens: int) -> None:
+        """Makes room, which holds zeros."""
+        self.keys = nn.functional.pad(self.keys, (0, 0, 0, tokens))
+        self.values = nn.functional.pad(self.values, (0, 0, 0, tokens))
+
+    def write(
+        self, at: int, *, keys: Float[Tensor, "N K d"], values: Float[Tensor, "N K d"]
+    ) -> None:
+        """Those of one token of every sample."""
+        for room, states in ((self.keys, keys), (self.values, values)):
+            rows, heads, size = states.shape
+            room.view(rows, heads, -1, size).select(2, at).copy_(states)
 
 
 class TokenStep:
@@ -72,45 +85,53 @@ class TokenStep:
         group_size: int,
         positions: Int64[Tensor, "3 P T"],
     ) -> None:
-        self._model = language_model
         self._group_size = group_size
         self._written = 0
-        keys = [layer.keys for layer in cache.layers]
+        like = cache.layers[0].keys
+        prompts, self._heads, _, size = like.shape
         num_tokens = positions.shape[-1]
-        # Blocks are measured on the CPU only, and each is a product more to be added up.
-        num_blocks = math.ceil(num_tokens / _LARGEST_BLOCK) if keys[0].device.type == "cpu" else 1
-        self._block_size = math.ceil(num_tokens / num_blocks)
-        rows = keys[0].shape[0] * group_size
-        room = (num_blocks, rows, keys[0].shape[1], self._block_size, keys[0].shape[3])
+        # Measured on the CPU only; growing takes room for one layer more while it is copied.
+        self._is_growing = like.device.type == "cpu"
+        num_growths = math.ceil(num_tokens / _LARGEST_GROWTH) if self._is_growing else 1
+        self._growth = math.ceil(num_tokens / num_growths)
+        empty = (prompts * group_size * self._heads, 0, size)
         self._layers = tuple(
             _Layer(
                 module=module,
                 project=_projections(module),
                 norm={name: _norm(getattr(module, name)) for name in _NORMS},
-                prompt_keys=layer.keys.transpose(2, 3),
-                prompt_values=layer.values,
-                keys=layer.keys.new_zeros(room),
-                values=layer.values.new_zeros(room),
+                prompt_keys=layer.keys.flatten(0, 1).transpose(1, 2),
+                prompt_values=layer.values.flatten(0, 1),
+                keys=like.new_empty(empty),
+                values=like.new_empty(empty),
             )
             for module, layer in zip(language_model.layers, cache.layers, strict=True)
         )
-        cos, sin = language_model.rotary_emb(keys[0], positions.to(keys[0].device))
+        cos, sin = language_model.rotary_emb(like, positions.to(like.device))
         self._cos, self._sin = (
             table.transpose(0, 1).repeat_interleave(group_size, dim=1).unsqueeze(2).contiguous()
             for table in (cos, sin)
         )
         # Rotating by halves is a swap of them once the sign stands in the sine.
         self._sin[..., : sin.shape[-1] // 2].neg_()
-        is_padded = inputs.attention_mask == 0
-        bias = torch.zeros(is_padded.shape).masked_fill_(is_padded, -torch.inf)
+        self._embed = partial(nn.functional.embedding, weight=language_model.embed_tokens.weight)
         self._norm = _norm(language_model.norm)
-        self._padding = bias[:, None, None].to(keys[0]) if is_padded.any() else None
+        is_padded = (inputs.attention_mask == 0).repeat_interleave(self._heads, dim=0)
+        self._is_padded = bool(is_padded.any())
+        padding = torch.zeros(is_padded.shape).masked_fill_(is_padded, -torch.inf)
+        self._padding = padding.unsqueeze(1).to(like)
+        self._unwritten = like.new_full((1, 1, num_growths * self._growth), -torch.inf)
 
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """Takes the next token of every sample; the hidden state that predicts the one after it."""
-        hidden = self._model.embed_tokens(token_ids)
+        if self._written % self._growth == 0:
+            for layer in self._layers:
+                layer.grow(self._growth)
+        self._unwritten[..., self._written] = 0.0
+        turn = self._cos[self._written], self._sin[self._written]
+        hidden = self._embed(token_ids)
         for layer in self._layers:
-            attended = self._attend(layer, layer.norm["input_layernorm"](hidden))
+            attended = self._attend(layer, layer.norm["input_layernorm"](hidden), turn)
             hidden = hidden + layer.norm["post_self_attn_layernorm"](attended)
             normed = layer.norm["post_attention_layernorm"](hidden)
             gate, up = layer.project["gate_up_proj"](normed).chunk(2, dim=-1)
@@ -119,56 +140,60 @@ class TokenStep:
         self._written += 1
         return self._norm(hidden)
 
-    def _attend(self, layer: _Layer, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def _attend(
+        self, layer: _Layer, hidden: Float[Tensor, "N D"], turn: tuple[Tensor, Tensor]
+    ) -> Float[Tensor, "N D"]:
         attention, project = layer.module.self_attn, layer.project
-        rows, size, heads = len(hidden), attention.head_dim, layer.keys.shape[2]
-        block, at = divmod(self._written, self._block_size)
+        rows, heads, size = len(hidden), self._heads, attention.head_dim
         unrotated = torch.cat([project["q_proj"](hidden), project["k_proj"](hidden)], dim=-1)
-        rotated = self._rotate(unrotated.view(rows, -1, size))
-        layer.keys[block, :, :, at] = rotated[:, -heads:]
-        layer.values[block, :, :, at] = project["v_proj"](hidden).view(rows, heads, size)
-        queries = (rotated[:, :-heads] * attention.scaling).view(rows, heads, -1, size)
-        to_prompt = self._by_prompt(queries) @ layer.prompt_keys
-        if self._padding is not None:
-            to_prompt = to_prompt + self._padding
-        width = self._block_size if block else at + 1
-        to_blocks = queries @ layer.keys[: block + 1, :, :, :width].transpose(3, 4)
-        weights = self._weigh(to_prompt, to_blocks).to(hidden.dtype)
+        rotated = _rotate(unrotated.view(rows, -1, size), *turn)
+        values = project["v_proj"](hidden).view(rows, -1, size)
+        layer.write(self._written, keys=rotated[:, -heads:], values=values)
+        queries = rotated[:, :-heads].reshape(rows * heads, -1, size)
+        to_prompt = torch.baddbmm(
+            self._padding,
+            self._by_prompt(queries),
+            layer.prompt_keys,
+            beta=int(self._is_padded),
+            alpha=attention.scaling,
+        )
+        width = layer.keys.shape[1] if self._is_growing else self._written + 1
+        to_generated = torch.baddbmm(
+            self._unwritten[..., :width],
+            queries,
+            layer.keys[:, :width].transpose(1, 2),
+            beta=int(width > self._written + 1),
+            alpha=attention.scaling,
+        )
+        scores = torch.cat([self._by_sample(to_prompt), to_generated], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(hidden.dtype)
         on_prompt, on_generated = weights.tensor_split([to_prompt.shape[-1]], dim=-1)
-        on_blocks = on_generated.unflatten(-1, (-1, width)).permute(3, 0, 1, 2, 4)
-        of_blocks = on_blocks @ layer.values[: block + 1, :, :, :width]
-        values = of_blocks.sum(dim=0) if block else of_blocks[0]
-        values = values + self._by_sample(self._by_prompt(on_prompt) @ layer.prompt_values)
-        return project["o_proj"](values.reshape(rows, -1))
+        mixed = torch.bmm(on_generated, layer.values[:, :width])
+        mixed += self._by_sample(torch.bmm(self._by_prompt(on_prompt), layer.prompt_values))
+        return project["o_proj"](mixed.view(rows, -1))
 
-    def _weigh(
-        self, to_prompt: Float[Tensor, "P K GR L"], to_blocks: Float[Tensor, "C N K R B"]
-    ) -> Float32[Tensor, "N K R S"]:
-        """Softmax over prompt and generated tokens, side by side; 0 on what is not written yet."""
-        blocks, *shape, width = to_blocks.shape
-        prompt = to_prompt.shape[-1]
-        scores = to_blocks.new_empty(*shape, prompt + blocks * width)
-        by_sample = to_prompt.unflatten(2, (self._group_size, -1)).transpose(1, 2)
-        scores[..., :prompt].unflatten(0, (-1, self._group_size)).copy_(by_sample)
-        scores[..., prompt:].unflatten(-1, (blocks, -1)).copy_(to_blocks.permute(1, 2, 3, 0, 4))
-        scores[..., prompt + self._written + 1 :] = -torch.inf
-        return scores.softmax(dim=-1, dtype=torch.float32)
-
-    def _rotate(self, states: Float[Tensor, "N heads d"]) -> Float[Tensor, "N heads d"]:
-        cos, sin = self._cos[self._written], self._sin[self._written]
-        turned, kept = states, None
-        if cos.shape[-1] < states.shape[-1]:
-            turned, kept = states.tensor_split([cos.shape[-1]], dim=-1)
-        first, second = turned.chunk(2, dim=-1)
-        turned = turned * cos + torch.cat([second, first], dim=-1) * sin
-        return turned if kept is None else torch.cat([turned, kept], dim=-1)
-
-    def _by_prompt(self, states: Float[Tensor, "N K R s"]) -> Float[Tensor, "P K GR s"]:
+    def _by_prompt(self, states: Float[Tensor, "NK R s"]) -> Float[Tensor, "PK GR s"]:
         """Samples of a prompt side by side, so that its keys and values are read once."""
-        return states.unflatten(0, (-1, self._group_size)).transpose(1, 2).flatten(2, 3)
+        rows, size = states.shape[1:]
+        by_sample = states.view(-1, self._group_size, self._heads, rows, size)
+        return by_sample.transpose(1, 2).reshape(-1, self._group_size * rows, size)
 
-    def _by_sample(self, states: Float[Tensor, "P K GR s"]) -> Float[Tensor, "N K R s"]:
-        return states.unflatten(2, (self._group_size, -1)).transpose(1, 2).flatten(0, 1)
+    def _by_sample(self, states: Float[Tensor, "PK GR s"]) -> Float[Tensor, "NK R s"]:
+        rows, size = states.shape[1] // self._group_size, states.shape[2]
+        by_head = states.view(-1, self._heads, self._group_size, rows, size)
+        return by_head.transpose(1, 2).reshape(-1, rows, size)
+
+
+def _rotate(
+    states: Float[Tensor, "N heads d"], cos: Float[Tensor, "N 1 r"], sin: Float[Tensor, "N 1 r"]
+) -> Float[Tensor, "N heads d"]:
+    """By position; the first r of d."""
+    turned, kept = states, None
+    if cos.shape[-1] < states.shape[-1]:
+        turned, kept = states.tensor_split([cos.shape[-1]], dim=-1)
+    swapped = turned.roll(turned.shape[-1] // 2, dims=-1)
+    turned = torch.addcmul(turned * cos, swapped, sin)
+    return turned if kept is None else torch.cat([turned, kept], dim=-1)
 
 
 def _projections(layer: Any) -> dict[str, Callable[[Tensor], Tensor]]:

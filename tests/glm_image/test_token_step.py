@@ -58,16 +58,16 @@ def make_inputs(lengths: list[int]) -> PromptInputs:
 @pytest.mark.parametrize("lengths", [[4, 4], [6, 3]])
 @pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
 @pytest.mark.parametrize("partial_rotary_factor", [0.5, 1.0])
-@pytest.mark.parametrize("largest_block", [1, 2, 64])
+@pytest.mark.parametrize("largest_growth", [1, 2, 64])
 @torch.no_grad()
 def test_token_step_equals_the_forward_pass_over_whole_rows(
     lengths: list[int],
     num_key_value_heads: int,
     partial_rotary_factor: float,
-    largest_block: int,
+    largest_growth: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(token_step, "_LARGEST_BLOCK", largest_block)
+    monkeypatch.setattr(token_step, "_LARGEST_GROWTH", largest_growth)
     model, inputs = make_model(num_key_value_heads, partial_rotary_factor), make_inputs(lengths)
     generator = torch.Generator().manual_seed(2)
     token_ids = torch.randint(2, 50, (len(lengths) * GROUP, TOKENS), generator=generator)
