@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor
 _LOWEST = -1e4
 """Stands for -inf where a product with 0 must be 0: exp(-1e4) is 0 in fp32."""
 
-CHUNK_ENTRIES = 2**23
-"""Logits made at once: 32 MB in fp32."""
+CHUNK_ENTRIES = 2**24
+"""Logits made at once: 64 MB in fp32."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def score_tokens(
     Equals the plain computation to rounding. Logits exist for `CHUNK_ENTRIES / V` tokens at a time,
     so memory does not grow with the vocabulary. Where the head is frozen, the slope of each
     log-probability is kept, which is as large as its hidden state; where it is trained, logits are
-    computed again in the backward pass.
+    computed again in the backward pass, but for the last chunk's.
     Source: Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models
     (arXiv 2411.09009), section 4, without its kernels; gradients made in the forward pass, Hsu et
     al. 2024, Liger Kernel (arXiv 2410.10989), section 3.2.
@@ -101,6 +102,7 @@ class _Score(torch.autograd.Function):
         entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         slopes = torch.empty_like(hidden) if needs_hidden and not needs_weight else None
+        last = None
         for rows in chunks.rows():
             logits = chunks.logits(rows)
             log_probs[rows] = logits.gather(-1, token_ids[rows, None]).squeeze(-1)
@@ -118,9 +120,12 @@ class _Score(torch.autograd.Function):
                 own = weight[token_ids[rows]]
                 minus_p = masses.to(weight.dtype)
                 torch.addmm(own, minus_p, weight, beta=1.0 / temperature, out=slopes[rows])
+            elif rows.stop == len(hidden):
+                # In memory that the backward pass would take for it.
+                last = _minus_one_hot(masses.div_(total[:, None]), token_ids[rows])
         log_probs -= log_sums
         if slopes is None:
-            ctx.save_for_backward(hidden, weight, token_ids, log_sums, is_kept)
+            ctx.save_for_backward(hidden, weight, token_ids, log_sums, is_kept, last)
         else:
             ctx.save_for_backward(slopes)
         ctx.temperature = temperature
@@ -133,20 +138,31 @@ class _Score(torch.autograd.Function):
         if not needs_weight:
             (slopes,) = ctx.saved_tensors
             return (slopes * gradient[:, None].to(slopes.dtype), None, None, None, None)
-        hidden, weight, token_ids, log_sums, is_kept = ctx.saved_tensors
+        hidden, weight, token_ids, log_sums, is_kept, last = ctx.saved_tensors
         chunks = _Chunks(hidden, weight, ctx.temperature, is_kept)
         for_hidden = torch.empty_like(hidden) if needs_hidden else None
         for_weight = torch.zeros_like(weight)
-        scaled = (gradient / ctx.temperature)[:, None]
+        # d log p(token) / d logits = one_hot(token) - p.
+        scaled = (-gradient / ctx.temperature)[:, None]
+        weighed = (hidden * scaled).to(weight.dtype)
         for rows in chunks.rows():
-            # d log p(token) / d logits = one_hot(token) - p.
-            by_logits = chunks.logits(rows).sub_(log_sums[rows, None]).exp_().mul_(-scaled[rows])
-            by_logits = by_logits.scatter_add_(-1, token_ids[rows, None], scaled[rows])
+            if rows.stop == len(hidden):
+                by_logits = last
+            else:
+                masses = chunks.logits(rows).sub_(log_sums[rows, None]).exp_()
+                by_logits = _minus_one_hot(masses, token_ids[rows])
             by_logits = by_logits.to(weight.dtype)
             if for_hidden is not None:
                 torch.mm(by_logits, weight, out=for_hidden[rows])
-            for_weight.addmm_(by_logits.T, hidden[rows])
+            for_weight.addmm_(by_logits.T, weighed[rows])
+        if for_hidden is not None:
+            for_hidden *= scaled
         return for_hidden, for_weight, None, None, None
+
+
+def _minus_one_hot(masses: Tensor, token_ids: Tensor) -> Tensor:
+    """In place."""
+    return masses.scatter_add_(-1, token_ids[:, None], masses.new_full((len(masses), 1), -1.0))
 
 
 class _Chunks:
@@ -160,8 +176,11 @@ class _Chunks:
     ) -> None:
         self._hidden, self._weight = hidden, weight
         self._temperature, self._is_kept = temperature, is_kept
-        self._size = max(1, min(len(hidden), CHUNK_ENTRIES // len(weight)))
-        self._logits = self._room(weight.dtype)
+        largest = max(1, CHUNK_ENTRIES // len(weight))
+        # Of one size: a product of few rows takes longer per row.
+        num_chunks = max(1, math.ceil(len(hidden) / largest))
+        self._size = max(1, math.ceil(len(hidden) / num_chunks))
+        self._logits: Tensor | None = None
         self._masses: Tensor | None = None
 
     def rows(self) -> list[slice]:
@@ -172,6 +191,8 @@ class _Chunks:
 
     def logits(self, rows: slice) -> Tensor:
         """In fp32; until the next call."""
+        if self._logits is None:
+            self._logits = self._room(self._weight.dtype)
         room = self._logits[: rows.stop - rows.start]
         logits = torch.mm(self._hidden[rows], self._weight.T, out=room).float()
         if self._temperature != 1.0:
