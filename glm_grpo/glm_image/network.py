@@ -77,8 +77,9 @@ class PolicyNetwork(nn.Module):
         sequences = TokenSequences(input_ids, attention_mask, position_ids, token_ids, is_kept)
         scores = score_tokens(
             self._read(sequences),
-            self.codebook_weight(),
+            self.lm_head.weight,
             token_ids,
+            codebook_size=self._codebook_size,
             temperature=self.temperature,
             is_kept=is_kept,
         )
@@ -89,8 +90,9 @@ class PolicyNetwork(nn.Module):
         """The log-probabilities of `forward` alone, without gradient."""
         return token_log_probs(
             self._read(sequences),
-            self.codebook_weight(),
+            self.lm_head.weight,
             sequences.token_ids,
+            codebook_size=self._codebook_size,
             temperature=self.temperature,
             is_kept=sequences.is_kept,
         )

@@ -233,8 +233,9 @@ def replay_on_meta(policy: Policy, sizes: BatchSizes) -> Tensor:
     is_kept = _zeros(rows, sizes.tokens, entries).bool() if sizes.is_truncated else None
     scores = score_tokens(
         hidden_states[:, -sizes.tokens :],
-        head.weight[:entries],
+        head.weight,
         _zeros(rows, sizes.tokens),
+        codebook_size=entries,
         temperature=policy.temperature,
         is_kept=is_kept,
     )

@@ -32,13 +32,14 @@ class TokenScores:
 
 def score_tokens(
     hidden_states: Float[Tensor, "*N D"],
-    weight: Float[Tensor, "V D"],
+    head: Float[Tensor, "H D"],
     token_ids: Int64[Tensor, "*N"],
     *,
+    codebook_size: int,
     temperature: float,
     is_kept: Bool[Tensor, "*N V"] | None = None,
 ) -> TokenScores:
-    """Log-probability and entropy of each token under softmax(hidden @ weight.T / temperature).
+    """Log-probability and entropy of each token under softmax(hidden @ head.T / temperature).
 
     Equals the plain computation to rounding. Logits exist for `CHUNK_ENTRIES / V` tokens at a time,
     so memory does not grow with the vocabulary. Where the head is frozen, the slope of each
@@ -50,15 +51,17 @@ def score_tokens(
 
     Args:
         hidden_states: Of the last layer, normalised.
-        weight: Of the head, cut to the entries that can be drawn.
+        head: Its weight; the gradient is of all rows, so that no copy of it is made.
         token_ids: In 0..V-1.
+        codebook_size: V, the entries that can be drawn: the head's first.
         temperature: > 0.
         is_kept: Entries that truncation left; None for all.
     """
     log_probs, entropy = _Score.apply(
         hidden_states.flatten(0, -2),
-        weight,
+        head,
         token_ids.flatten(),
+        codebook_size,
         temperature,
         None if is_kept is None else is_kept.flatten(0, -2),
     )
@@ -68,16 +71,17 @@ def score_tokens(
 @torch.no_grad()
 def token_log_probs(
     hidden_states: Float[Tensor, "*N D"],
-    weight: Float[Tensor, "V D"],
+    head: Float[Tensor, "H D"],
     token_ids: Int64[Tensor, "*N"],
     *,
+    codebook_size: int,
     temperature: float,
     is_kept: Bool[Tensor, "*N V"] | None = None,
 ) -> Float32[Tensor, "*N"]:
     """The log-probabilities of `score_tokens` alone, without gradient; arguments as there."""
     flat, tokens = hidden_states.flatten(0, -2), token_ids.flatten()
     kept = None if is_kept is None else is_kept.flatten(0, -2)
-    chunks = _Chunks(flat, weight, temperature, kept)
+    chunks = _Chunks(flat, head[:codebook_size], temperature, kept)
     log_probs = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
     for rows in chunks.rows():
         logits = chunks.logits(rows)
@@ -92,16 +96,18 @@ class _Score(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Tensor,
-        weight: Tensor,
+        head: Tensor,
         token_ids: Tensor,
+        codebook_size: int,
         temperature: float,
         is_kept: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        weight = head[:codebook_size]
         chunks = _Chunks(hidden, weight, temperature, is_kept)
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
-        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        slopes = torch.empty_like(hidden) if needs_hidden and not needs_weight else None
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
+        slopes = torch.empty_like(hidden) if needs_hidden and not needs_head else None
         last = None
         for rows in chunks.rows():
             logits = chunks.logits(rows)
@@ -120,28 +126,29 @@ class _Score(torch.autograd.Function):
                 own = weight[token_ids[rows]]
                 minus_p = masses.to(weight.dtype)
                 torch.addmm(own, minus_p, weight, beta=1.0 / temperature, out=slopes[rows])
-            elif rows.stop == len(hidden):
+            elif needs_head and rows.stop == len(hidden):
                 # In memory that the backward pass would take for it.
                 last = _minus_one_hot(masses.div_(total[:, None]), token_ids[rows])
         log_probs -= log_sums
         if slopes is None:
-            ctx.save_for_backward(hidden, weight, token_ids, log_sums, is_kept, last)
+            ctx.save_for_backward(hidden, head, token_ids, log_sums, is_kept, last)
         else:
             ctx.save_for_backward(slopes)
-        ctx.temperature = temperature
+        ctx.codebook_size, ctx.temperature = codebook_size, temperature
         ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        if not needs_weight:
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
+        if not needs_head:
             (slopes,) = ctx.saved_tensors
-            return (slopes * gradient[:, None].to(slopes.dtype), None, None, None, None)
-        hidden, weight, token_ids, log_sums, is_kept, last = ctx.saved_tensors
+            return (slopes * gradient[:, None].to(slopes.dtype), *[None] * 5)
+        hidden, head, token_ids, log_sums, is_kept, last = ctx.saved_tensors
+        weight = head[: ctx.codebook_size]
         chunks = _Chunks(hidden, weight, ctx.temperature, is_kept)
         for_hidden = torch.empty_like(hidden) if needs_hidden else None
-        for_weight = torch.zeros_like(weight)
+        for_head = torch.zeros_like(head)
         # d log p(token) / d logits = one_hot(token) - p.
         scaled = (-gradient / ctx.temperature)[:, None]
         weighed = (hidden * scaled).to(weight.dtype)
@@ -154,10 +161,10 @@ class _Score(torch.autograd.Function):
             by_logits = by_logits.to(weight.dtype)
             if for_hidden is not None:
                 torch.mm(by_logits, weight, out=for_hidden[rows])
-            for_weight.addmm_(by_logits.T, weighed[rows])
+            for_head[: ctx.codebook_size].addmm_(by_logits.T, weighed[rows])
         if for_hidden is not None:
             for_hidden *= scaled
-        return for_hidden, for_weight, None, None, None
+        return (for_hidden, for_head, *[None] * 4)
 
 
 def _minus_one_hot(masses: Tensor, token_ids: Tensor) -> Tensor:

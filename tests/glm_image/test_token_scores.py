@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from glm_grpo.glm_image import token_scores
 from glm_grpo.glm_image.token_scores import score_tokens, token_log_probs
 
-ROWS, TOKENS, WIDTH, ENTRIES = 2, 7, 5, 11
+ROWS, TOKENS, WIDTH, ENTRIES, HEAD = 2, 7, 5, 11, 13
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 def plain(hidden: Tensor, weight: Tensor, temperature: float, is_kept: Tensor | None) -> Tensor:
-    logits = hidden @ weight.T / temperature
+    logits = hidden @ weight[:ENTRIES].T / temperature
     if is_kept is not None:
         logits = logits.masked_fill(~is_kept, -torch.inf)
     return logits.log_softmax(dim=-1)
@@ -67,10 +67,12 @@ def test_score_tokens_equals_the_plain_computation(
 ) -> None:
     monkeypatch.setattr(token_scores, "CHUNK_ENTRIES", chunk * ENTRIES)
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
-    weight = made(ENTRIES, WIDTH, seed=2).requires_grad_()
+    weight = made(HEAD, WIDTH, seed=2).requires_grad_()
     is_kept = make_kept() if is_truncated else None
 
-    scores = score_tokens(hidden, weight, TOKEN_IDS, temperature=temperature, is_kept=is_kept)
+    scores = score_tokens(
+        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=temperature, is_kept=is_kept
+    )
     every = plain(hidden, weight, temperature, is_kept)
     chosen = every.gather(-1, TOKEN_IDS[..., None]).squeeze(-1)
 
@@ -90,11 +92,13 @@ def test_gradient_under_a_frozen_head_equals_the_plain_one(
     temperature: float, is_truncated: bool
 ) -> None:
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
-    weight = made(ENTRIES, WIDTH, seed=2)
+    weight = made(HEAD, WIDTH, seed=2)
     is_kept = make_kept() if is_truncated else None
     wanted = made(ROWS, TOKENS, seed=4)
 
-    scores = score_tokens(hidden, weight, TOKEN_IDS, temperature=temperature, is_kept=is_kept)
+    scores = score_tokens(
+        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=temperature, is_kept=is_kept
+    )
     chosen = plain(hidden, weight, temperature, is_kept).gather(-1, TOKEN_IDS[..., None])
 
     torch.testing.assert_close(scores.log_probs, chosen.squeeze(-1), rtol=1e-5, atol=1e-5)
@@ -106,10 +110,14 @@ def test_gradient_under_a_frozen_head_equals_the_plain_one(
 
 @pytest.mark.parametrize("is_truncated", [False, True])
 def test_token_log_probs_are_those_of_score_tokens(is_truncated: bool) -> None:
-    hidden, weight = made(ROWS, TOKENS, WIDTH, seed=1), made(ENTRIES, WIDTH, seed=2)
+    hidden, weight = made(ROWS, TOKENS, WIDTH, seed=1), made(HEAD, WIDTH, seed=2)
     is_kept = make_kept() if is_truncated else None
-    alone = token_log_probs(hidden, weight, TOKEN_IDS, temperature=0.5, is_kept=is_kept)
-    scores = score_tokens(hidden, weight, TOKEN_IDS, temperature=0.5, is_kept=is_kept)
+    alone = token_log_probs(
+        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5, is_kept=is_kept
+    )
+    scores = score_tokens(
+        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5, is_kept=is_kept
+    )
     torch.testing.assert_close(alone, scores.log_probs, rtol=1e-6, atol=1e-6)
 
 
@@ -129,9 +137,11 @@ def test_score_tokens_never_holds_the_logits_of_all_tokens(
 
     monkeypatch.setattr(token_scores._Chunks, "logits", watch)
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
-    weight = made(ENTRIES, WIDTH, seed=2).requires_grad_(is_trained)
+    weight = made(HEAD, WIDTH, seed=2).requires_grad_(is_trained)
     with LargestTensor() as largest:
-        score_tokens(hidden, weight, TOKEN_IDS, temperature=1.0).log_probs.sum().backward()
+        score_tokens(
+            hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=1.0
+        ).log_probs.sum().backward()
     # 14 tokens, three at a time.
     assert rows == [3, 3, 3, 3, 2, *again]
     assert largest.entries == max(3 * ENTRIES, ROWS * TOKENS * WIDTH)
