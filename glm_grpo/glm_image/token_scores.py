@@ -41,8 +41,8 @@ def score_tokens(
 ) -> TokenScores:
     """Log-probability and entropy of each token under softmax(hidden @ head.T / temperature).
 
-    Equals the plain computation to rounding. Logits exist for `CHUNK_ENTRIES / V` tokens at a time,
-    so memory does not grow with the vocabulary. Where the head is frozen, the slope of each
+    Equals the plain computation to rounding. Logits exist for at most `CHUNK_ENTRIES / V` tokens
+    at a time, so memory does not grow with the vocabulary. Where the head is frozen, the slope of each
     log-probability is kept, which is as large as its hidden state; where it is trained, logits are
     computed again in the backward pass, but for the last chunk's.
     Source: Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models
@@ -127,14 +127,15 @@ class _Score(torch.autograd.Function):
                 minus_p = masses.to(weight.dtype)
                 torch.addmm(own, minus_p, weight, beta=1.0 / temperature, out=slopes[rows])
             elif needs_head and rows.stop == len(hidden):
-                # In memory that the backward pass would take for it.
+                # Two chunks' memory is then taken in the backward pass, as it is here.
                 last = _minus_one_hot(masses.div_(total[:, None]), token_ids[rows])
         log_probs -= log_sums
         if slopes is None:
-            ctx.save_for_backward(hidden, head, token_ids, log_sums, is_kept, last)
+            # The view keeps a head alive that was gathered for the forward pass alone.
+            ctx.save_for_backward(hidden, weight, token_ids, log_sums, is_kept, last)
         else:
             ctx.save_for_backward(slopes)
-        ctx.codebook_size, ctx.temperature = codebook_size, temperature
+        ctx.head_size, ctx.temperature = len(head), temperature
         ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
@@ -144,11 +145,10 @@ class _Score(torch.autograd.Function):
         if not needs_head:
             (slopes,) = ctx.saved_tensors
             return (slopes * gradient[:, None].to(slopes.dtype), *[None] * 5)
-        hidden, head, token_ids, log_sums, is_kept, last = ctx.saved_tensors
-        weight = head[: ctx.codebook_size]
+        hidden, weight, token_ids, log_sums, is_kept, last = ctx.saved_tensors
         chunks = _Chunks(hidden, weight, ctx.temperature, is_kept)
         for_hidden = torch.empty_like(hidden) if needs_hidden else None
-        for_head = torch.zeros_like(head)
+        for_head = weight.new_zeros(ctx.head_size, weight.shape[1])
         # d log p(token) / d logits = one_hot(token) - p.
         scaled = (-gradient / ctx.temperature)[:, None]
         weighed = (hidden * scaled).to(weight.dtype)
@@ -161,7 +161,7 @@ class _Score(torch.autograd.Function):
             by_logits = by_logits.to(weight.dtype)
             if for_hidden is not None:
                 torch.mm(by_logits, weight, out=for_hidden[rows])
-            for_head[: ctx.codebook_size].addmm_(by_logits.T, weighed[rows])
+            for_head[: len(weight)].addmm_(by_logits.T, weighed[rows])
         if for_hidden is not None:
             for_hidden *= scaled
         return (for_hidden, for_head, *[None] * 4)

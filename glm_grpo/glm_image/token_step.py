@@ -1,7 +1,8 @@
 """One token of every sample: the language model's forward pass without its bookkeeping.
 
 The model's own forward makes masks, positions and growing caches anew for every token. Here they
-are made once, and a prompt's keys and values are kept and read once for all samples of its group.
+are made once or every few dozen tokens, and a prompt's keys and values are kept and read once for
+all samples of its group.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _NORMS = (
 class _Layer:
     """A decoder layer with its cache.
 
-    P prompts of L tokens, N samples with room for S; K key/value heads of size d.
+    P prompts of L tokens, N samples with room for S; K key/value heads of size d. Below, R queries
+    share a head.
     """
 
     module: Any

@@ -140,6 +140,21 @@ def test_missed_target_ends_with_exit_code_1_only_if_strict(
         assert results == [timing.to_json(missed)] * len(every.PHASES)
 
 
+def test_rows_whose_target_a_busy_moment_decides_are_repeated_more(
+    run_benchmark, monkeypatch
+) -> None:
+    asked: dict[tuple[str, ...], int] = {}
+    monkeypatch.setattr(
+        every, "run_phase", lambda phase, repeats: asked.update({phase: repeats}) or []
+    )
+    run_benchmark(every.main, "--repeats", "2")
+    assert set(asked) == set(every.PHASES)
+    assert {phase: times for phase, times in asked.items() if times != 2} == {
+        ("rollout", "--prompts", "2", "--group", "8"): 10,
+        ("update",): 4,
+    }
+
+
 def test_every_row_of_the_table_is_a_module_that_takes_its_options() -> None:
     modules = {
         "rollout": rollout,

@@ -142,6 +142,27 @@ def test_score_tokens_never_holds_the_logits_of_all_tokens(
         score_tokens(
             hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=1.0
         ).log_probs.sum().backward()
-    # 14 tokens, three at a time.
+    # 14 tokens, at most three at a time.
     assert rows == [3, 3, 3, 3, 2, *again]
     assert largest.entries == max(3 * ENTRIES, ROWS * TOKENS * WIDTH)
+
+
+def test_chunks_are_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_scores, "CHUNK_ENTRIES", 6 * ENTRIES)
+    hidden, weight = made(ROWS * TOKENS, WIDTH, seed=1), made(ENTRIES, WIDTH, seed=2)
+    rows = token_scores._Chunks(hidden, weight, 1.0, None).rows()
+    assert [at.stop - at.start for at in rows] == [5, 5, 4]
+
+
+def test_gradients_in_bf16_are_near_those_in_fp32() -> None:
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).bfloat16().float()
+    weight = made(HEAD, WIDTH, seed=2).bfloat16().float()
+    wanted = made(ROWS, TOKENS, seed=4)
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = tuple(x.to(dtype).requires_grad_() for x in (hidden, weight))
+        scores = score_tokens(*inputs, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5)
+        gradients.append(torch.autograd.grad((scores.log_probs * wanted).sum(), inputs))
+    for exact, rounded in zip(*gradients, strict=True):
+        assert rounded.dtype == torch.bfloat16
+        torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.05)
