@@ -42,9 +42,9 @@ def score_tokens(
     """Log-probability and entropy of each token under softmax(hidden @ head.T / temperature).
 
     Equals the plain computation to rounding. Logits exist for at most `CHUNK_ENTRIES / V` tokens
-    at a time, so memory does not grow with the vocabulary. Where the head is frozen, the slope of each
-    log-probability is kept, which is as large as its hidden state; where it is trained, logits are
-    computed again in the backward pass, but for the last chunk's.
+    at a time, so memory does not grow with the vocabulary. Where the head is frozen, the slope of
+    each log-probability is kept, which is as large as its hidden state; where it is trained, logits
+    are computed again in the backward pass, but for the last chunk's.
     Source: Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models
     (arXiv 2411.09009), section 4, without its kernels; gradients made in the forward pass, Hsu et
     al. 2024, Liger Kernel (arXiv 2410.10989), section 3.2.
