@@ -3,8 +3,9 @@
 python -m benchmarks [--repeats 3] [--strict] [--json outputs/bench.json]
 
 Each benchmark runs in a process of its own, so that threads and memory of one do not weigh on the
-next; the command of each row runs it alone. Two of them are repeated 5 and 2 times as often. A
-target that is missed is shown, and ends the program with exit code 1 only with --strict.
+next; the command of each row runs it alone. The rollout at 2 x 8 is repeated 5 times as often,
+the update of every weight twice. A target that is missed is shown, and ends the program with exit
+code 1 only with --strict.
 """
 
 from __future__ import annotations

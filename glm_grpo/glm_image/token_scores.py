@@ -168,7 +168,7 @@ class _Score(torch.autograd.Function):
 
 
 def _minus_one_hot(masses: Tensor, token_ids: Tensor) -> Tensor:
-    """In place."""
+    """Masses [N, V] less 1 at each token's entry, in place."""
     return masses.scatter_add_(-1, token_ids[:, None], masses.new_full((len(masses), 1), -1.0))
 
 

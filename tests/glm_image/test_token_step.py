@@ -58,7 +58,7 @@ def make_inputs(lengths: list[int]) -> PromptInputs:
 @pytest.mark.parametrize("lengths", [[4, 4], [6, 3]])
 @pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
 @pytest.mark.parametrize("partial_rotary_factor", [0.5, 1.0])
-# As on accelerators: room for all tokens at once, of which what is written is read.
+# None: as on accelerators, room for all tokens at once, of which what is written is read.
 @pytest.mark.parametrize("largest_growth", [1, 2, 64, None])
 @torch.no_grad()
 def test_token_step_equals_the_forward_pass_over_whole_rows(
