@@ -3,9 +3,9 @@
 python -m benchmarks [--repeats 3] [--strict] [--json outputs/bench.json]
 
 Each benchmark runs in a process of its own, so that threads and memory of one do not weigh on the
-next; the command of each row runs it alone. The rollout at 2 x 8 is repeated 5 times as often,
-the update of every weight twice. A target that is missed is shown, and ends the program with exit
-code 1 only with --strict.
+next; the command of each row runs it alone. Short ones and those near their target are repeated
+2 to 5 times as often. A target that is missed is shown, and ends the program with exit code 1 only
+with --strict.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ PHASES: tuple[tuple[str, ...], ...] = (
     ("overlap",),
 )
 """Modules with their options."""
-REPEATED_MORE = {("rollout", "--prompts", "2", "--group", "8"): 5, ("update",): 2}
+REPEATED_MORE = {
+    ("rollout", "--prompts", "2", "--group", "8"): 5,
+    ("update", "--adapter-rank", "32"): 2,
+    ("update",): 2,
+    ("decode", "--groups", "8"): 5,
+    ("rewards",): 3,
+}
 """As many times `--repeats`: where a busy moment of the machine would decide about a target."""
 DEFAULT_FILE = ROOT / "outputs" / "bench.json"
 """Below a folder that git ignores."""

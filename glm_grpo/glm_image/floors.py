@@ -152,8 +152,8 @@ def update_flops(work: LanguageWork, sizes: SequenceSizes, update: UpdateWork) -
 
     A matrix costs 2 operations an entry and token, once forward, once for the gradient of its
     input, once for its own, and once more where the forward pass is repeated: layers under
-    checkpointing, the head where it is trained. Frozen, it keeps the slope of each log-probability
-    from the forward pass. Attention costs twice as much backward as forward.
+    checkpointing. Logits beyond a chunk, which a trained head makes again, come on top. Attention
+    costs twice as much backward as forward.
     """
     length = sizes.prompt_tokens + sizes.tokens - 1
     layers = 2 * work.layer_entries * length
@@ -162,7 +162,7 @@ def update_flops(work: LanguageWork, sizes: SequenceSizes, update: UpdateWork) -
     again = int(update.is_checkpointing)
     an_update = (
         (2 + update.is_full + again) * layers
-        + (2 + 2 * update.is_full) * head
+        + (2 + update.is_full) * head
         + (3 + again) * attention
     )
     reference = layers + head + attention if update.needs_reference else 0

@@ -16,6 +16,10 @@ _LOWEST = -1e4
 CHUNK_ENTRIES = 2**24
 """Logits made at once: 64 MB in fp32."""
 
+TRAINED_CHUNK_ENTRIES = 2**25
+"""The same for a trained head, where fewer chunks are less to compute again: 1280 tokens of the
+published codebook are one chunk."""
+
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -42,9 +46,10 @@ def score_tokens(
     """Log-probability and entropy of each token under softmax(hidden @ head.T / temperature).
 
     Equals the plain computation to rounding. Logits exist for at most `CHUNK_ENTRIES / V` tokens
-    at a time, so memory does not grow with the vocabulary. Where the head is frozen, the slope of
-    each log-probability is kept, which is as large as its hidden state; where it is trained, logits
-    are computed again in the backward pass, but for the last chunk's.
+    at a time (`TRAINED_CHUNK_ENTRIES / V` where the head is trained), so memory does not grow with
+    the vocabulary. Where the head is frozen, the slope of each log-probability is kept, which is as
+    large as its hidden state; where it is trained, logits are computed again in the backward pass,
+    but for the last chunk's.
     Source: Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models
     (arXiv 2411.09009), section 4, without its kernels; gradients made in the forward pass, Hsu et
     al. 2024, Liger Kernel (arXiv 2410.10989), section 3.2.
@@ -81,7 +86,7 @@ def token_log_probs(
     """The log-probabilities of `score_tokens` alone, without gradient; arguments as there."""
     flat, tokens = hidden_states.flatten(0, -2), token_ids.flatten()
     kept = None if is_kept is None else is_kept.flatten(0, -2)
-    chunks = _Chunks(flat, head[:codebook_size], temperature, kept)
+    chunks = _Chunks(flat, head[:codebook_size], temperature, kept, CHUNK_ENTRIES)
     log_probs = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
     for rows in chunks.rows():
         logits = chunks.logits(rows)
@@ -103,10 +108,11 @@ class _Score(torch.autograd.Function):
         is_kept: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         weight = head[:codebook_size]
-        chunks = _Chunks(hidden, weight, temperature, is_kept)
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
+        entries = TRAINED_CHUNK_ENTRIES if needs_head else CHUNK_ENTRIES
+        chunks = _Chunks(hidden, weight, temperature, is_kept, entries)
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
-        needs_hidden, needs_head = ctx.needs_input_grad[:2]
         slopes = torch.empty_like(hidden) if needs_hidden and not needs_head else None
         last = None
         for rows in chunks.rows():
@@ -146,7 +152,7 @@ class _Score(torch.autograd.Function):
             (slopes,) = ctx.saved_tensors
             return (slopes * gradient[:, None].to(slopes.dtype), *[None] * 5)
         hidden, weight, token_ids, log_sums, is_kept, last = ctx.saved_tensors
-        chunks = _Chunks(hidden, weight, ctx.temperature, is_kept)
+        chunks = _Chunks(hidden, weight, ctx.temperature, is_kept, TRAINED_CHUNK_ENTRIES)
         for_hidden = torch.empty_like(hidden) if needs_hidden else None
         for_head = weight.new_zeros(ctx.head_size, weight.shape[1])
         # d log p(token) / d logits = one_hot(token) - p.
@@ -179,11 +185,16 @@ class _Chunks:
     """
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, temperature: float, is_kept: Tensor | None
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        temperature: float,
+        is_kept: Tensor | None,
+        entries: int,
     ) -> None:
         self._hidden, self._weight = hidden, weight
         self._temperature, self._is_kept = temperature, is_kept
-        largest = max(1, CHUNK_ENTRIES // len(weight))
+        largest = max(1, entries // len(weight))
         # Of one size: a product of few rows takes longer per row.
         num_chunks = max(1, math.ceil(len(hidden) / largest))
         self._size = max(1, math.ceil(len(hidden) / num_chunks))

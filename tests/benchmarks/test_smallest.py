@@ -151,7 +151,10 @@ def test_rows_whose_target_a_busy_moment_decides_are_repeated_more(
     assert set(asked) == set(every.PHASES)
     assert {phase: times for phase, times in asked.items() if times != 2} == {
         ("rollout", "--prompts", "2", "--group", "8"): 10,
+        ("update", "--adapter-rank", "32"): 4,
         ("update",): 4,
+        ("decode", "--groups", "8"): 10,
+        ("rewards",): 6,
     }
 
 

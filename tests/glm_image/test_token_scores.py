@@ -19,8 +19,9 @@ ROWS, TOKENS, WIDTH, ENTRIES, HEAD = 2, 7, 5, 11, 13
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Three tokens a chunk: the last one is not full.
+    # Three tokens a chunk, four where the head is trained: the last one is not full.
     monkeypatch.setattr(token_scores, "CHUNK_ENTRIES", 3 * ENTRIES + 1)
+    monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", 4 * ENTRIES + 1)
 
 
 def made(*shape: int, seed: int) -> Tensor:
@@ -65,7 +66,7 @@ def plain(hidden: Tensor, weight: Tensor, temperature: float, is_kept: Tensor | 
 def test_score_tokens_equals_the_plain_computation(
     temperature: float, is_truncated: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_scores, "CHUNK_ENTRIES", chunk * ENTRIES)
+    monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", chunk * ENTRIES)
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
     weight = made(HEAD, WIDTH, seed=2).requires_grad_()
     is_kept = make_kept() if is_truncated else None
@@ -123,9 +124,11 @@ def test_token_log_probs_are_those_of_score_tokens(is_truncated: bool) -> None:
 
 # A frozen head has its slopes from the forward pass; a trained one makes its logits again, all but
 # those it came by last.
-@pytest.mark.parametrize(("is_trained", "again"), [(False, []), (True, [3, 3, 3, 3])])
+@pytest.mark.parametrize(
+    ("is_trained", "made_rows"), [(False, [3, 3, 3, 3, 2]), (True, [4, 4, 4, 2, 4, 4, 4])]
+)
 def test_score_tokens_never_holds_the_logits_of_all_tokens(
-    monkeypatch: pytest.MonkeyPatch, is_trained: bool, again: list[int]
+    monkeypatch: pytest.MonkeyPatch, is_trained: bool, made_rows: list[int]
 ) -> None:
     rows: list[int] = []
     make_logits = token_scores._Chunks.logits
@@ -142,15 +145,25 @@ def test_score_tokens_never_holds_the_logits_of_all_tokens(
         score_tokens(
             hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=1.0
         ).log_probs.sum().backward()
-    # 14 tokens, at most three at a time.
-    assert rows == [3, 3, 3, 3, 2, *again]
-    assert largest.entries == max(3 * ENTRIES, ROWS * TOKENS * WIDTH)
+    # 14 tokens, at most three at a time, or four.
+    assert rows == made_rows
+    assert largest.entries == max(made_rows[0] * ENTRIES, ROWS * TOKENS * WIDTH)
 
 
-def test_chunks_are_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_scores, "CHUNK_ENTRIES", 6 * ENTRIES)
+def test_logits_of_a_trained_head_that_are_one_chunk_are_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", ROWS * TOKENS * ENTRIES)
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
+    weight = made(HEAD, WIDTH, seed=2).requires_grad_()
+    scores = score_tokens(hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=1.0)
+    monkeypatch.setattr(token_scores._Chunks, "logits", None)
+    scores.log_probs.sum().backward()
+
+
+def test_chunks_are_of_one_size() -> None:
     hidden, weight = made(ROWS * TOKENS, WIDTH, seed=1), made(ENTRIES, WIDTH, seed=2)
-    rows = token_scores._Chunks(hidden, weight, 1.0, None).rows()
+    rows = token_scores._Chunks(hidden, weight, 1.0, None, entries=6 * ENTRIES).rows()
     assert [at.stop - at.start for at in rows] == [5, 5, 4]
 
 
