@@ -4,10 +4,10 @@ python -m benchmarks.update [--adapter-rank 32] [--repeats 3] [--side 1024] [--b
 
 A language model of hidden size 512 and 4 layers with the published head (16512 outputs) learns from
 one rollout of full grids. Plain: logits of every output for all rows at once, `log_softmax`,
-`gather`, a second model as the reference. Ours: `update_policy` on a `Policy`, row by row. With
-`--adapter-rank` both learn adapters, else language model and head. Both run in processes of their
-own, in turns; printed are the medians, their ratios, and how far loss and gradient norm of the two
-differ.
+`gather`, the entropy of every token, a second model as the reference. Ours: `update_policy` on a
+`Policy`, row by row. With `--adapter-rank` both learn adapters, else language model and head. Each
+side lives in a process of its own, and they update in turns; printed are the medians, their ratios,
+and how far loss, gradient norm and entropy of the two differ.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,10 +76,12 @@ class Outcome:
     Attributes:
         loss: Its value.
         grad_norm: L2 norm of the gradient.
+        entropy: Mean over tokens, nats.
     """
 
     loss: float
     grad_norm: float
+    entropy: float
 
 
 class ConstantRate:
@@ -97,23 +100,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--child", choices=("plain", "ours"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child is not None:
-        sys.stdout.write(json.dumps(_measure(options)) + "\n")
+        _serve(options)
         return
     runs: dict[str, list[dict[str, float]]] = {"plain": [], "ours": []}
-    for repeat in range(options.repeats):
-        for child in runs if repeat % 2 == 0 else reversed(runs):
-            runs[child].append(_run(child, options))
+    with _child("plain", options) as plain, _child("ours", options) as ours:
+        sides = {"plain": plain, "ours": ours}
+        for side in sides.values():
+            _ask(side)
+        for repeat in range(options.repeats):
+            for name in sides if repeat % 2 == 0 else reversed(sides):
+                runs[name].append(_ask(sides[name]))
     publish(_results(runs["ours"], runs["plain"], options), options.json)
 
 
 def _results(
     ours: list[dict[str, float]], plain: list[dict[str, float]], options: argparse.Namespace
 ) -> list[Result]:
-    """Seconds and memory; how far loss and gradient norm differ stands beside both."""
+    """Seconds and memory; how far what is reported differs stands beside both."""
     details = {
         "tokens": token_layout(options.side, options.side).num_tokens,
         "loss_difference": abs(ours[0]["loss"] - plain[0]["loss"]),
         "grad_norm_relative": abs(ours[0]["grad_norm"] / plain[0]["grad_norm"] - 1),
+        "entropy_difference": abs(ours[0]["entropy"] - plain[0]["entropy"]),
     }
     command = f"python -m benchmarks.update --side {options.side} --batch {options.batch}"
     phase = f"update {options.batch} x {details['tokens']:.0f} tokens"
@@ -140,13 +148,32 @@ def _results(
     ]
 
 
-def _run(child: str, options: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.update", "--child", child]
+@contextmanager
+def _child(name: str, options: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
+    """One side, which updates once for each line that it is sent."""
+    command = [sys.executable, "-m", "benchmarks.update", "--child", name]
     command += ["--side", str(options.side), "--batch", str(options.batch)]
     if options.adapter_rank is not None:
         command += ["--adapter-rank", str(options.adapter_rank)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        yield process
+
+
+def _ask(process: subprocess.Popen[str]) -> dict[str, float]:
+    """Figures of one update.
+
+    Raises:
+        SystemExit: The process ended; why stands in what it wrote.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("update\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"a side of benchmarks.update ended with exit code {process.wait()}")
+    measured: dict[str, float] = json.loads(line)
     return measured
 
 
@@ -165,8 +192,8 @@ def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> Policy:
     )
 
 
-def _measure(options: argparse.Namespace) -> dict[str, float]:
-    """One update to warm up and one that is timed; peak memory above that of the models."""
+def _serve(options: argparse.Namespace) -> None:
+    """Writes the figures of an update for each line read; memory is above that of the models."""
     policy = _build_policy(options.adapter_rank, needs_reference=options.child == "ours")
     second = _build_policy(None, needs_reference=False) if options.child == "plain" else None
     experience = _make_experience(options.side, options.batch)
@@ -177,24 +204,21 @@ def _measure(options: argparse.Namespace) -> dict[str, float]:
 
         def update() -> Outcome:
             (report,) = update_policy(policy, optimizer, ConstantRate(), experience, UPDATE)
-            return Outcome(report.total, report.grad_norm)
+            return Outcome(report.total, report.grad_norm, report.entropy)
     else:
 
         def update() -> Outcome:
             return _plain_update(policy, second, optimizer, experience)
 
     before = _resident_bytes()
-    update()
-    begun = time.perf_counter()
-    outcome = update()
-    seconds = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "seconds": seconds,
-        "peak_megabytes": (peak - before) / MEGABYTE,
-        "loss": outcome.loss,
-        "grad_norm": outcome.grad_norm,
-    }
+    for _ in sys.stdin:
+        begun = time.perf_counter()
+        outcome = update()
+        seconds = time.perf_counter() - begun
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        figures = {"seconds": seconds, "peak_megabytes": (peak - before) / MEGABYTE}
+        sys.stdout.write(json.dumps(figures | asdict(outcome)) + "\n")
+        sys.stdout.flush()
 
 
 def _plain_update(
@@ -202,8 +226,12 @@ def _plain_update(
 ) -> Outcome:
     optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
-        reference = _plain_log_probs(policy, experience, *second.modules())
-    log_probs = _plain_log_probs(policy, experience, *policy.modules())
+        reference = _chosen(_plain_log_probs(policy, experience, *second.modules()), experience)
+    every = _plain_log_probs(policy, experience, *policy.modules())
+    with torch.no_grad():
+        entropy = -(every.exp() * every).sum(dim=-1).mean()
+    log_probs = _chosen(every, experience)
+    del every
     loss = grpo_loss(
         log_probs,
         experience.rollout.log_probs.flatten(0, 1),
@@ -214,7 +242,7 @@ def _plain_update(
     loss.total.backward()
     norm = nn.utils.clip_grad_norm_(policy.trainable_parameters(), math.inf)
     optimizer.step()
-    return Outcome(loss.total.item(), float(norm))
+    return Outcome(loss.total.item(), float(norm), entropy.item())
 
 
 def _plain_log_probs(
@@ -234,9 +262,13 @@ def _plain_log_probs(
         use_cache=False,
     ).last_hidden_state[:, -layout.num_tokens :]
     # Over the codebook, as ours, so that losses can be compared; 128 outputs of 16512 are cut.
-    every = head(hidden)[..., : SIZES.codebook].log_softmax(dim=-1)
-    chosen: Tensor = every.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-    return chosen
+    every: Tensor = head(hidden)[..., : SIZES.codebook].log_softmax(dim=-1)
+    return every
+
+
+def _chosen(every: Tensor, experience: Experience) -> Tensor:
+    token_ids = experience.rollout.token_ids.flatten(0, 1)
+    return every.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def _make_experience(side: int, batch: int) -> Experience:

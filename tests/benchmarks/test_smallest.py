@@ -96,6 +96,7 @@ def test_update(run_benchmark) -> None:
         check_result(result, unit=unit)
         assert result["details"]["tokens"] == 257
         assert result["details"]["grad_norm_relative"] < 1e-4
+        assert result["details"]["entropy_difference"] < 1e-4
 
 
 def test_growth_of_the_smallest_sizes_is_that_of_the_cache() -> None:
