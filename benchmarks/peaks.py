@@ -115,14 +115,19 @@ def _measure(work: Work, size: Size) -> int:
 
 
 def _peak_above(run: Callable[[], object]) -> int:
-    before = _status_bytes("VmRSS")
-    # Sets the peak back to what there is now.
-    Path("/proc/self/clear_refs").write_text("5")
+    before = status_bytes("VmRSS")
+    reset_peak()
     run()
-    return _status_bytes("VmHWM") - before
+    return status_bytes("VmHWM") - before
 
 
-def _status_bytes(key: str) -> int:
+def reset_peak() -> None:
+    """Sets this process's VmHWM back to what there is now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def status_bytes(key: Literal["VmRSS", "VmHWM"]) -> int:
+    """This process's memory, or its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (kilobytes,) = (line.split()[1] for line in lines if line.startswith(f"{key}:"))
     return int(kilobytes) * 1024

@@ -15,20 +15,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peaks import reset_peak, status_bytes
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
@@ -63,6 +62,8 @@ UPDATE = UpdateSettings(
     updates_per_rollout=1,
 )
 MEGABYTE = 2**20
+UPDATES_PER_PROCESS = 3
+"""After one to warm up: processes differ, so figures are of more than one pair."""
 TIME_TARGET = Target("at most", 0.9)
 MEMORY_TARGET = Target("at most", 0.35)
 TARGET_SIZE = (1024, 4)
@@ -103,13 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _serve(options)
         return
     runs: dict[str, list[dict[str, float]]] = {"plain": [], "ours": []}
-    with _child("plain", options) as plain, _child("ours", options) as ours:
-        sides = {"plain": plain, "ours": ours}
-        for side in sides.values():
-            _ask(side)
-        for repeat in range(options.repeats):
-            for name in sides if repeat % 2 == 0 else reversed(sides):
-                runs[name].append(_ask(sides[name]))
+    for begun in range(0, options.repeats, UPDATES_PER_PROCESS):
+        with _side("plain", options) as plain, _side("ours", options) as ours:
+            sides = {"plain": plain, "ours": ours}
+            for update in sides.values():
+                update()
+            for repeat in range(begun, min(begun + UPDATES_PER_PROCESS, options.repeats)):
+                for name in sides if repeat % 2 == 0 else reversed(sides):
+                    runs[name].append(sides[name]())
     publish(_results(runs["ours"], runs["plain"], options), options.json)
 
 
@@ -132,7 +134,7 @@ def _results(
         compare(
             Labels(
                 phase=f"{phase}, {what}",
-                against="full logits, log_softmax, deep copy",
+                against="full logits, log_softmax, a second model",
                 unit=unit,
                 command=f"{command} --repeats {options.repeats}",
             ),
@@ -149,32 +151,31 @@ def _results(
 
 
 @contextmanager
-def _child(name: str, options: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
-    """One side, which updates once for each line that it is sent."""
+def _side(name: str, options: argparse.Namespace) -> Iterator[Callable[[], dict[str, float]]]:
+    """A process of its own that updates once for each call, which returns the figures of it.
+
+    Raises:
+        SystemExit: The process failed; why stands in what it wrote.
+    """
     command = [sys.executable, "-m", "benchmarks.update", "--child", name]
     command += ["--side", str(options.side), "--batch", str(options.batch)]
     if options.adapter_rank is not None:
         command += ["--adapter-rank", str(options.adapter_rank)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
-        yield process
+        questions, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
 
+        def update() -> dict[str, float]:
+            with suppress(BrokenPipeError):
+                questions.write("update\n")
+                questions.flush()
+            line = answers.readline()
+            if not line:
+                raise SystemExit(f"benchmarks.update --child {name} ended: {process.wait()}")
+            figures: dict[str, float] = json.loads(line)
+            return figures
 
-def _ask(process: subprocess.Popen[str]) -> dict[str, float]:
-    """Figures of one update.
-
-    Raises:
-        SystemExit: The process ended; why stands in what it wrote.
-    """
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("update\n")
-    process.stdin.flush()
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"a side of benchmarks.update ended with exit code {process.wait()}")
-    measured: dict[str, float] = json.loads(line)
-    return measured
+        yield update
 
 
 def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> Policy:
@@ -194,12 +195,27 @@ def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> Policy:
 
 def _serve(options: argparse.Namespace) -> None:
     """Writes the figures of an update for each line read; memory is above that of the models."""
+    answers = sys.stdout
+    with redirect_stdout(sys.stderr):
+        update = _build_update(options)
+        before = status_bytes("VmRSS")
+        for _ in sys.stdin:
+            reset_peak()
+            begun = time.perf_counter()
+            outcome = update()
+            seconds = time.perf_counter() - begun
+            peak = (status_bytes("VmHWM") - before) / MEGABYTE
+            figures = {"seconds": seconds, "peak_megabytes": peak, **asdict(outcome)}
+            answers.write(json.dumps(figures) + "\n")
+            answers.flush()
+
+
+def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
     policy = _build_policy(options.adapter_rank, needs_reference=options.child == "ours")
     second = _build_policy(None, needs_reference=False) if options.child == "plain" else None
     experience = _make_experience(options.side, options.batch)
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.0)
     policy.encode(experience.prompts)
-    update: Callable[[], Outcome]
     if second is None:
 
         def update() -> Outcome:
@@ -210,15 +226,7 @@ def _serve(options: argparse.Namespace) -> None:
         def update() -> Outcome:
             return _plain_update(policy, second, optimizer, experience)
 
-    before = _resident_bytes()
-    for _ in sys.stdin:
-        begun = time.perf_counter()
-        outcome = update()
-        seconds = time.perf_counter() - begun
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        figures = {"seconds": seconds, "peak_megabytes": (peak - before) / MEGABYTE}
-        sys.stdout.write(json.dumps(figures | asdict(outcome)) + "\n")
-        sys.stdout.flush()
+    return update
 
 
 def _plain_update(
@@ -229,9 +237,9 @@ def _plain_update(
         reference = _chosen(_plain_log_probs(policy, experience, *second.modules()), experience)
     every = _plain_log_probs(policy, experience, *policy.modules())
     with torch.no_grad():
-        entropy = -(every.exp() * every).sum(dim=-1).mean()
+        # Row by row: at once, two more tensors of this size would be made.
+        entropy = torch.stack([-(row.exp() * row).sum(dim=-1) for row in every]).mean()
     log_probs = _chosen(every, experience)
-    del every
     loss = grpo_loss(
         log_probs,
         experience.rollout.log_probs.flatten(0, 1),
@@ -298,10 +306,6 @@ def _make_experience(side: int, batch: int) -> Experience:
         penalties=torch.zeros_like(totals),
         advantages=Advantages(totals - totals.mean(), torch.zeros(1, dtype=torch.bool)),
     )
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
+_LOWEST = -1e4
+"""Stands for -inf where a product with 0 must be 0: exp(-1e4) is 0 in fp32."""
+
 CHUNK_ENTRIES = 2**24
 """Logits made at once: 64 MB in fp32."""
 
@@ -86,7 +89,10 @@ def token_log_probs(
     chunks = _Chunks(flat, head[:codebook_size], temperature, kept, CHUNK_ENTRIES)
     log_probs = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
     for rows in chunks.rows():
-        log_probs[rows] = _at(chunks.log_probs(rows), tokens[rows])
+        logits = chunks.logits(rows)
+        log_probs[rows] = logits.gather(-1, tokens[rows, None]).squeeze(-1)
+        highest = logits.amax(dim=-1)
+        log_probs[rows] -= logits.sub_(highest[:, None]).exp_().sum(dim=-1).log() + highest
     return log_probs.view(token_ids.shape)
 
 
@@ -102,24 +108,37 @@ class _Score(torch.autograd.Function):
         is_kept: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         weight = head[:codebook_size]
-        needs_head = ctx.needs_input_grad[1]
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
         entries = TRAINED_CHUNK_ENTRIES if needs_head else CHUNK_ENTRIES
         chunks = _Chunks(hidden, weight, temperature, is_kept, entries)
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        slopes = torch.empty_like(hidden)
-        by_logits = None
+        entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
+        slopes = torch.empty_like(hidden) if needs_hidden and not needs_head else None
+        last = None
         for rows in chunks.rows():
-            every = chunks.log_probs(rows)
-            log_probs[rows] = _at(every, token_ids[rows])
-            by_logits = _minus_one_hot(every.exp_(), token_ids[rows]).to(weight.dtype)
-            torch.mm(by_logits, weight, out=slopes[rows])
-        # d log p(token) / d hidden = the token's row of the head - the expected row.
-        slopes *= -1.0 / temperature
-        # The token's logit less the expected one, and log of the sum of masses less the token's.
-        entropy = torch.linalg.vecdot(hidden.float(), slopes.float()) - log_probs
-        if needs_head:
+            logits = chunks.logits(rows)
+            log_probs[rows] = logits.gather(-1, token_ids[rows, None]).squeeze(-1)
+            highest = logits.amax(dim=-1, keepdim=True)
+            logits.sub_(highest)
+            masses = chunks.exp(logits)
+            total = masses.sum(dim=-1)
+            log_sums[rows] = highest.squeeze(-1) + total.log()
+            # An entry of mass 0 adds nothing, also where its logit is -inf.
+            expected = torch.bmm(masses[:, None], logits.clamp_(min=_LOWEST)[..., None])
+            entropy[rows] = total.log() - expected.flatten() / total
+            if slopes is not None:
+                # d log p(token) / d hidden = the token's row of the head - the expected row.
+                masses.mul_(-1.0 / (total * temperature)[:, None])
+                own = weight[token_ids[rows]]
+                minus_p = masses.to(weight.dtype)
+                torch.addmm(own, minus_p, weight, beta=1.0 / temperature, out=slopes[rows])
+            elif needs_head and rows.stop == len(hidden):
+                # Two chunks' memory is then taken in the backward pass, as it is here.
+                last = _minus_one_hot(masses.div_(total[:, None]), token_ids[rows])
+        log_probs -= log_sums
+        if slopes is None:
             # The view keeps a head alive that was gathered for the forward pass alone.
-            ctx.save_for_backward(slopes, hidden, weight, token_ids, is_kept, by_logits)
+            ctx.save_for_backward(hidden, weight, token_ids, log_sums, is_kept, last)
         else:
             ctx.save_for_backward(slopes)
         ctx.head_size, ctx.temperature = len(head), temperature
@@ -129,33 +148,34 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
-        slopes, *rest = ctx.saved_tensors
-        for_hidden = slopes * gradient[:, None].to(slopes.dtype) if needs_hidden else None
         if not needs_head:
-            return (for_hidden, *[None] * 5)
-        hidden, weight, token_ids, is_kept, last = rest
+            (slopes,) = ctx.saved_tensors
+            return (slopes * gradient[:, None].to(slopes.dtype), *[None] * 5)
+        hidden, weight, token_ids, log_sums, is_kept, last = ctx.saved_tensors
         chunks = _Chunks(hidden, weight, ctx.temperature, is_kept, TRAINED_CHUNK_ENTRIES)
-        # d log p(token) / d logits = one_hot(token) - p.
-        weighed = (hidden * (-gradient / ctx.temperature)[:, None]).to(weight.dtype)
+        for_hidden = torch.empty_like(hidden) if needs_hidden else None
         for_head = weight.new_zeros(ctx.head_size, weight.shape[1])
+        # d log p(token) / d logits = one_hot(token) - p.
+        scaled = (-gradient / ctx.temperature)[:, None]
+        weighed = (hidden * scaled).to(weight.dtype)
         for rows in chunks.rows():
             if rows.stop == len(hidden):
                 by_logits = last
             else:
-                probs = chunks.log_probs(rows).exp_()
-                by_logits = _minus_one_hot(probs, token_ids[rows]).to(weight.dtype)
+                masses = chunks.logits(rows).sub_(log_sums[rows, None]).exp_()
+                by_logits = _minus_one_hot(masses, token_ids[rows])
+            by_logits = by_logits.to(weight.dtype)
+            if for_hidden is not None:
+                torch.mm(by_logits, weight, out=for_hidden[rows])
             for_head[: len(weight)].addmm_(by_logits.T, weighed[rows])
+        if for_hidden is not None:
+            for_hidden *= scaled
         return (for_hidden, for_head, *[None] * 4)
 
 
-def _at(every: Tensor, token_ids: Tensor) -> Tensor:
-    """Of values [N, V] those of the tokens [N]."""
-    return every.gather(-1, token_ids[:, None]).squeeze(-1)
-
-
-def _minus_one_hot(probs: Tensor, token_ids: Tensor) -> Tensor:
-    """Probabilities [N, V] less 1 at each token's entry, in place."""
-    return probs.scatter_add_(-1, token_ids[:, None], probs.new_full((len(probs), 1), -1.0))
+def _minus_one_hot(masses: Tensor, token_ids: Tensor) -> Tensor:
+    """Masses [N, V] less 1 at each token's entry, in place."""
+    return masses.scatter_add_(-1, token_ids[:, None], masses.new_full((len(masses), 1), -1.0))
 
 
 class _Chunks:
@@ -178,7 +198,8 @@ class _Chunks:
         # Of one size: a product of few rows takes longer per row.
         num_chunks = max(1, math.ceil(len(hidden) / largest))
         self._size = max(1, math.ceil(len(hidden) / num_chunks))
-        self._room: Tensor | None = None
+        self._logits: Tensor | None = None
+        self._masses: Tensor | None = None
 
     def rows(self) -> list[slice]:
         """Of every chunk."""
@@ -186,17 +207,23 @@ class _Chunks:
         starts = range(0, num_tokens, self._size)
         return [slice(start, min(start + self._size, num_tokens)) for start in starts]
 
-    def log_probs(self, rows: slice) -> Tensor:
-        """Of all entries, in fp32; until the next call."""
-        if self._room is None:
-            self._room = self._hidden.new_empty(
-                self._size, len(self._weight), dtype=self._weight.dtype
-            )
-        room = self._room[: rows.stop - rows.start]
+    def logits(self, rows: slice) -> Tensor:
+        """In fp32; until the next call."""
+        if self._logits is None:
+            self._logits = self._room(self._weight.dtype)
+        room = self._logits[: rows.stop - rows.start]
         logits = torch.mm(self._hidden[rows], self._weight.T, out=room).float()
         if self._temperature != 1.0:
             logits = logits.div_(self._temperature)
         if self._is_kept is not None:
             logits = logits.masked_fill_(~self._is_kept[rows], -torch.inf)
-        # One row after the other is read and written while it is in a cache.
-        return torch.log_softmax(logits, dim=-1, out=logits)
+        return logits
+
+    def exp(self, logits: Tensor) -> Tensor:
+        """Of logits; until the next call."""
+        if self._masses is None:
+            self._masses = self._room(torch.float32)
+        return torch.exp(logits, out=self._masses[: len(logits)])
+
+    def _room(self, dtype: torch.dtype) -> Tensor:
+        return self._hidden.new_empty(self._size, len(self._weight), dtype=dtype)

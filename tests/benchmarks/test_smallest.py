@@ -99,6 +99,11 @@ def test_update(run_benchmark) -> None:
         assert result["details"]["entropy_difference"] < 1e-4
 
 
+def test_update_whose_process_fails_ends_with_its_exit_code(run_benchmark) -> None:
+    with pytest.raises(SystemExit, match="--child plain ended: 1"):
+        run_benchmark(update.main, "--side", "33", "--batch", "2", "--repeats", "1")
+
+
 def test_growth_of_the_smallest_sizes_is_that_of_the_cache() -> None:
     sizes = growth.Sizes(
         groups=(1, 2),
