@@ -6,8 +6,10 @@ A language model of hidden size 512 and 4 layers with the published head (16512 
 one rollout of full grids. Plain: logits of every output for all rows at once, `log_softmax`,
 `gather`, the entropy of every token, a second model as the reference. Ours: `update_policy` on a
 `Policy`, row by row. With `--adapter-rank` both learn adapters, else language model and head. Each
-side lives in a process of its own, and they update in turns; printed are the medians, their ratios,
-and how far loss, gradient norm and entropy of the two differ.
+side lives in a process of its own, and they update in turns; printed are the medians and their
+ratios. The file has, beside how far loss, gradient norm and entropy of the two differ, the floor:
+what the products take that neither side can do without, at the speed of the head's, which is
+measured after each update; and its ratio to the plain side, the lowest that there can be.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import subprocess
 import sys
 import time
@@ -29,6 +32,7 @@ from torch import Tensor, nn
 
 from benchmarks.peaks import reset_peak, status_bytes
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
+from glm_grpo.glm_image.floors import LanguageWork, SequenceSizes, UpdateWork, update_flops
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.grpo.losses import LossSettings, grpo_loss
@@ -47,6 +51,13 @@ SIZES = PolicySizes(
     rope_theta=10000.0,
     rope_section=(8, 12, 12),
 )
+_KEYS_WIDTH = SIZES.key_value_heads * SIZES.hidden_size // SIZES.heads
+LAYER_ENTRIES = (
+    SIZES.layers
+    * SIZES.hidden_size
+    * (2 * SIZES.hidden_size + 2 * _KEYS_WIDTH + 3 * SIZES.intermediate_size)
+)
+"""Of the matrices of all layers: queries and output, keys and values, gate, up and down."""
 LOSS = LossSettings(
     clip_low=0.2, clip_high=0.2, kl_coef=0.02, kl_estimator="k3", kl_behaviour_coef=0.0
 )
@@ -124,6 +135,8 @@ def _results(
         "loss_difference": abs(ours[0]["loss"] - plain[0]["loss"]),
         "grad_norm_relative": abs(ours[0]["grad_norm"] / plain[0]["grad_norm"] - 1),
         "entropy_difference": abs(ours[0]["entropy"] - plain[0]["entropy"]),
+        "floor_seconds": statistics.median(run["floor_seconds"] for run in ours + plain),
+        "floor_ratio": statistics.median(run["floor_seconds"] / run["seconds"] for run in plain),
     }
     command = f"python -m benchmarks.update --side {options.side} --batch {options.batch}"
     phase = f"update {options.batch} x {details['tokens']:.0f} tokens"
@@ -206,8 +219,44 @@ def _serve(options: argparse.Namespace) -> None:
             seconds = time.perf_counter() - begun
             peak = (status_bytes("VmHWM") - before) / MEGABYTE
             figures = {"seconds": seconds, "peak_megabytes": peak, **asdict(outcome)}
+            figures["floor_seconds"] = _floor_flops(options) / _flops_per_second(options)
             answers.write(json.dumps(figures) + "\n")
             answers.flush()
+
+
+def _floor_flops(options: argparse.Namespace) -> int:
+    """Operations of the products of an update, without those of the prompts."""
+    work = LanguageWork(
+        layer_entries=LAYER_ENTRIES,
+        head_entries=SIZES.codebook * SIZES.hidden_size,
+        attention_width=SIZES.layers * SIZES.hidden_size,
+        # Bytes are of no account here.
+        read_bytes=0,
+        cache_bytes=0,
+    )
+    tokens = token_layout(options.side, options.side).num_tokens
+    sizes = SequenceSizes(prompts=1, group_size=options.batch, prompt_tokens=1, tokens=tokens)
+    update = UpdateWork(
+        updates=1,
+        is_full=options.adapter_rank is None,
+        is_checkpointing=False,
+        needs_reference=True,
+    )
+    return update_flops(work, sizes, update)
+
+
+def _flops_per_second(options: argparse.Namespace) -> float:
+    """Of the head's product with one sequence; the best of three."""
+    tokens = token_layout(options.side, options.side).num_tokens
+    hidden = torch.ones(tokens, SIZES.hidden_size)
+    head = torch.ones(SIZES.codebook, SIZES.hidden_size)
+    logits = torch.empty(tokens, SIZES.codebook)
+    seconds = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        torch.mm(hidden, head.T, out=logits)
+        seconds.append(time.perf_counter() - begun)
+    return 2 * tokens * head.numel() / min(seconds)
 
 
 def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:

@@ -23,6 +23,7 @@ from benchmarks import (
     timing,
     update,
 )
+from glm_grpo.tiny.models import build_policy_model
 
 
 def check_result(result: dict, *, unit: str) -> None:
@@ -97,6 +98,15 @@ def test_update(run_benchmark) -> None:
         assert result["details"]["tokens"] == 257
         assert result["details"]["grad_norm_relative"] < 1e-4
         assert result["details"]["entropy_difference"] < 1e-4
+        assert result["details"]["floor_seconds"] > 0
+        assert 0 < result["details"]["floor_ratio"] < 1
+
+
+def test_floor_of_the_update_counts_the_matrices_of_its_model() -> None:
+    model = build_policy_model(seed=0, sizes=update.SIZES)
+    layers = model.model.language_model.layers
+    matrices = [p for p in layers.parameters() if p.dim() > 1]
+    assert sum(p.numel() for p in matrices) == update.LAYER_ENTRIES
 
 
 def test_update_whose_process_fails_ends_with_its_exit_code(run_benchmark) -> None:
