@@ -9,7 +9,7 @@ one rollout of full grids. Plain: logits of every output for all rows at once, `
 side lives in a process of its own, and they update in turns; printed are the medians and their
 ratios. The file has, beside how far loss, gradient norm and entropy of the two differ, the floor:
 what the products take that neither side can do without, at the speed of the head's, which is
-measured after each update; and its ratio to the plain side, the lowest that there can be.
+measured after each update; and its ratio to the plain side, the lowest that this speed allows.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _results(
         compare(
             Labels(
                 phase=f"{phase}, {what}",
-                against="full logits, log_softmax, a second model",
+                against="full logits, log_softmax, entropy, a second model",
                 unit=unit,
                 command=f"{command} --repeats {options.repeats}",
             ),
