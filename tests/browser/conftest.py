@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.grpo.advantages import group_advantages
@@ -49,7 +50,28 @@ RAW = torch.tensor(
 )
 NOTES = (("CXT", "", "CAT"), ("DOG", "D0G", "DOG"), ("", "", ""), (HOSTILE, "", ""))
 
+# Milliseconds. A test that waits longer waits in vain.
+TIMEOUT = 10_000
+expect.set_options(timeout=TIMEOUT)
+
 OpenGallery = Callable[..., Page]
+
+
+def wait_until_loaded(page: Page) -> None:
+    """Until the view has all its data and answers to keys.
+
+    Heading and controls are there before the data, which come in files of their own. Later still
+    come the pictures of Groups, the cells of Progress and the drawings of Curves, each once it is
+    near the screen: who reads those at once has to wait for them.
+    """
+    page.wait_for_selector("main h1, main h2")
+    loading = page.locator("main [role=status]", has_text=re.compile(r"^\s*Loading "))
+    expect(loading).to_have_count(0)
+    # Progress shows its first evaluation while the others load.
+    expect(page.locator("main thead", has_text="loading")).to_have_count(0)
+    # Preact runs the effects of a rendering, such as listening to keys, in a task after the next
+    # frame, which it asked for before this does.
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
 
 
 def _prompts() -> tuple[Prompt, ...]:
@@ -210,7 +232,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_gallery(browser: Browser, gallery_run: RunFolder) -> Iterator[OpenGallery]:
-    """Opens an address of a gallery: `open_gallery(fragment, run=..., **context)`.
+    """Opens an address of a gallery and waits: `open_gallery(fragment, run=..., **context)`.
 
     `run` is a run folder (default: `gallery_run`), `allows` a text that console errors of this page
     may hold, `throws` that a script may fail, `context` what `Browser.new_context` takes. At the
@@ -230,13 +252,12 @@ def open_gallery(browser: Browser, gallery_run: RunFolder) -> Iterator[OpenGalle
     ) -> Page:
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
-        # A test that waits longer waits in vain.
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(TIMEOUT)
         _watch(page, run.path, allows, complaints)
         if not throws:
             page.on("pageerror", lambda error: complaints.append(f"error: {error.stack}"))
         page.goto(f"{run.gallery_path.as_uri()}#{fragment}")
-        page.wait_for_selector("main h1, main h2")
+        wait_until_loaded(page)
         return page
 
     yield open_page

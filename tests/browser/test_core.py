@@ -16,13 +16,26 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from glm_grpo.storage import RunFolder
+from tests.browser.conftest import GROUP_SIZE, OpenGallery
 
-OpenGallery = Callable[..., Page]
 NOT_FOUND = "ERR_FILE_NOT_FOUND"
 
 
 def group_of(page: Page, prompt_id: str) -> Locator:
     return page.locator(".group").filter(has=page.get_by_role("heading", name=prompt_id, level=3))
+
+
+def samples_of(page: Page, prompt_id: str) -> Locator:
+    """The samples of a group, once they are there."""
+    samples = group_of(page, prompt_id).locator(".sample")
+    expect(samples).to_have_count(GROUP_SIZE)
+    return samples
+
+
+def wait_until_drawn(page: Page) -> None:
+    """Until pictures stand in all groups or rows, few enough to be near the screen."""
+    expect(page.locator(".group:not(:has(.group-pictures))")).to_have_count(0)
+    expect(page.locator(".progress-table tbody tr:not(:has([data-place]))")).to_have_count(0)
 
 
 def change_data(run: RunFolder, key: str, change: Callable[[Any], None]) -> None:
@@ -44,8 +57,10 @@ def change_totals(run: RunFolder, prompt_id: str, totals: list[float]) -> None:
     change_data(run, "steps-000001", change)
 
 
-def cells(rows: Locator) -> list[list[str]]:
-    return [row.locator("th, td").all_inner_texts() for row in rows.all()]
+def expect_cells(rows: Locator, texts: list[list[str]]) -> None:
+    expect(rows).to_have_count(len(texts))
+    for index, row in enumerate(texts):
+        expect(rows.nth(index).locator("th, td")).to_have_text(row, use_inner_text=True)
 
 
 @pytest.fixture
@@ -77,13 +92,16 @@ def test_groups_and_find_call_all_images_best_that_share_the_highest_total(
 
 
 def test_groups_show_scores_and_the_parts_of_the_total(open_gallery: OpenGallery) -> None:
-    best = group_of(open_gallery("groups?step=1"), "plain").locator(".sample").first
-    assert cells(best.locator(".scores tr")) == [
-        ["Term", "Score", "Part"],
-        ["lpips", "1.000", "0.500"],
-        ["ocr", "0.500", "0.125"],
-        ["Total", "", "0.625"],
-    ]
+    best = samples_of(open_gallery("groups?step=1"), "plain").first
+    expect_cells(
+        best.locator(".scores tr"),
+        [
+            ["Term", "Score", "Part"],
+            ["lpips", "1.000", "0.500"],
+            ["ocr", "0.500", "0.125"],
+            ["Total", "", "0.625"],
+        ],
+    )
     # The bar of the best is the longest of the group: 0.5 / 0.625 and 0.125 / 0.625 of its width.
     pieces = best.locator(".bar:not(.advantage) .piece").all()
     ends = [
@@ -97,9 +115,7 @@ def test_groups_parts_add_up_where_terms_are_standardised(
     open_gallery: OpenGallery, standardised_run: RunFolder
 ) -> None:
     page = open_gallery("groups?step=1", run=standardised_run)
-    samples = group_of(page, "plain").locator(".sample").all()
-    assert len(samples) == 3
-    for sample in samples:
+    for sample in samples_of(page, "plain").all():
         texts = sample.locator(".scores td:last-child").all_inner_texts()
         *parts, total = [float(text.replace("\u2212", "-")) for text in texts]
         # Three figures, each rounded to 0.001.
@@ -120,7 +136,7 @@ def test_groups_say_where_totals_were_weighed_otherwise(
 
 
 def test_groups_show_advantages_with_their_sign(open_gallery: OpenGallery) -> None:
-    samples = group_of(open_gallery("groups?step=1"), "plain").locator(".sample")
+    samples = samples_of(open_gallery("groups?step=1"), "plain")
     # (0.625, 0.5, 0.25) less their mean 0.458333, over their standard deviation 0.190941.
     expect(samples.locator(".line strong")).to_have_text(["+0.873", "+0.218", "\u22121.091"])
     places = samples.locator(".advantage .piece").evaluate_all(
@@ -132,13 +148,10 @@ def test_groups_show_advantages_with_their_sign(open_gallery: OpenGallery) -> No
 
 
 def test_groups_mark_the_wrong_letters_that_were_read(open_gallery: OpenGallery) -> None:
-    samples = group_of(open_gallery("groups?step=1"), "plain").locator(".sample")
+    samples = samples_of(open_gallery("groups?step=1"), "plain")
     # In order of reward: what was read of samples 2, 0 and 1.
-    assert [sample.locator(".notes mark").all_inner_texts() for sample in samples.all()] == [
-        [],
-        ["X"],
-        [],
-    ]
+    for index, wrong in enumerate(([], ["X"], [])):
+        expect(samples.nth(index).locator(".notes mark")).to_have_text(wrong)
     expect(samples.nth(1).locator(".note")).to_have_text(re.compile(r"^CXT\s+\(wrong: X\)$"))
     expect(samples.nth(2).locator(".note")).to_have_text("nothing")
 
@@ -147,14 +160,14 @@ def test_groups_mark_flat_groups_and_terms_that_do_not_apply(open_gallery: OpenG
     page = open_gallery("groups?step=1")
     expect(page.locator("p[role=status]")).to_contain_text("4 prompts, 12 samples")
     expect(page.locator("p[role=status]")).to_contain_text("1 flat group.")
-    assert page.locator(".group:has(.badge)").count() == 1
+    expect(page.locator(".group:has(.badge)")).to_have_count(1)
     expect(group_of(page, "flat")).to_contain_text("so every advantage is 0")
     masked = group_of(page, "masked")
     expect(masked).to_contain_text("This prompt has no target picture.")
-    assert cells(masked.locator(".sample").first.locator(".scores tbody tr")) == [
-        ["lpips", "does not apply"],
-        ["ocr", "1.000", "0.750"],
-    ]
+    expect_cells(
+        samples_of(page, "masked").first.locator(".scores tbody tr"),
+        [["lpips", "does not apply"], ["ocr", "1.000", "0.750"]],
+    )
 
 
 def test_groups_lay_pictures_over_their_target(open_gallery: OpenGallery) -> None:
@@ -162,7 +175,8 @@ def test_groups_lay_pictures_over_their_target(open_gallery: OpenGallery) -> Non
     page.keyboard.press("d")
     expect(page.get_by_label("Difference to the target")).to_be_checked()
     expect(page).to_have_url(re.compile(r"#groups\?step=1&diff=1$"))
-    layers = group_of(page, "plain").locator(".sample").first.locator(".difference img")
+    layers = samples_of(page, "plain").first.locator(".difference img")
+    expect(layers).to_have_count(2)
     sources = layers.evaluate_all("layers => layers.map(layer => layer.getAttribute('src'))")
     assert sources == ["thumbs/train-targets/plain.webp", "thumbs/step-000001/plain-2.webp"]
     assert layers.last.evaluate("layer => getComputedStyle(layer).mixBlendMode") == "difference"
@@ -188,12 +202,11 @@ def test_groups_go_from_step_to_step_by_keys_buttons_and_choice(open_gallery: Op
 
 def test_groups_move_between_prompts_by_keys(open_gallery: OpenGallery) -> None:
     page = open_gallery("groups?step=1")
-    page.wait_for_selector(".sample")
     page.keyboard.press("j")
     page.keyboard.press("j")
-    assert page.evaluate("document.activeElement.innerText") == "masked"
+    expect(group_of(page, "masked").get_by_role("heading", level=3)).to_be_focused()
     page.keyboard.press("k")
-    assert page.evaluate("document.activeElement.innerText") == "plain"
+    expect(group_of(page, "plain").get_by_role("heading", level=3)).to_be_focused()
 
 
 def test_groups_address_leads_to_a_sample(open_gallery: OpenGallery) -> None:
@@ -270,12 +283,15 @@ def test_progress_shows_every_score_of_what_is_pointed_at(open_gallery: OpenGall
     expect(details).to_contain_text("Point at a picture")
     page.get_by_role("button", name="plain, step 6, sample 0").hover()
     expect(details.get_by_role("heading")).to_have_text("plain: step 6, sample 0")
-    assert cells(details.locator("tr")) == [
-        ["Term", "Score", "Since step 0"],
-        ["lpips", "1.000", "0.000"],
-        ["ocr", "1.000", "+1.000"],
-        ["Total", "0.750", "+0.250"],
-    ]
+    expect_cells(
+        details.locator("tr"),
+        [
+            ["Term", "Score", "Since step 0"],
+            ["lpips", "1.000", "0.000"],
+            ["ocr", "1.000", "+1.000"],
+            ["Total", "0.750", "+0.250"],
+        ],
+    )
     expect(details.locator("mark")).to_have_text("X")
 
 
@@ -286,7 +302,7 @@ def test_progress_moves_by_arrow_keys_with_one_tab_stop(open_gallery: OpenGaller
         page.keyboard.press(key)
     details = page.get_by_role("complementary")
     expect(details.get_by_role("heading")).to_have_text("masked: step 12, sample 0")
-    assert page.locator("[role=grid] [tabindex='0']").count() == 1
+    expect(page.locator("[role=grid] [tabindex='0']")).to_have_count(1)
     page.keyboard.press("Enter")
     expect(page.locator(".is-pinned")).to_have_count(1)
     assert page.evaluate("glmGallery.route().params") == {
@@ -348,8 +364,9 @@ def test_hostile_prompt_is_text_and_does_nothing(
 ) -> None:
     page = open_gallery(fragment)
     expect(page.get_by_text(hostile, exact=True).first).to_be_visible()
-    assert page.locator("img[src=x]").count() == 0
-    assert page.locator("#app script").count() == 0
+    wait_until_drawn(page)
+    expect(page.locator("img[src=x]")).to_have_count(0)
+    expect(page.locator("#app script")).to_have_count(0)
     assert "taken over" not in page.title()
 
 
@@ -368,6 +385,7 @@ def test_long_prompt_is_cut_until_asked_for(open_gallery: OpenGallery) -> None:
     group = group_of(page, "flat")
     assert group.inner_text().count("word") < 100
     group.get_by_role("button", name="more (5,000 characters)").click()
+    expect(group.get_by_role("button", name="less")).to_be_visible()
     assert group.inner_text().count("word") == 1000
 
 
@@ -409,16 +427,15 @@ def test_unknown_step_and_view_offer_the_nearest(open_gallery: OpenGallery) -> N
 def test_navigation_moves_focus_and_title_and_marks_the_view(open_gallery: OpenGallery) -> None:
     page = open_gallery()
     name = page.locator("h1").inner_text()
-    assert page.title() == f"Progress: {name}"
+    expect(page).to_have_title(f"Progress: {name}")
     expect(page.get_by_role("banner")).to_contain_text("step 13 of 40")
     navigation = page.get_by_role("navigation")
     navigation.get_by_role("link", name="Groups").click()
     expect(page.get_by_role("heading", name="Groups")).to_be_focused()
     expect(navigation.locator("[aria-current=page]")).to_have_text("Groups")
     expect(page).to_have_title(f"Groups: {name}")
-    assert navigation.get_by_role("link", name="Before and after").get_attribute("href") == (
-        "report.html"
-    )
+    report = navigation.get_by_role("link", name="Before and after")
+    expect(report).to_have_attribute("href", "report.html")
     page.go_back()
     expect(page.get_by_role("heading", name="Progress")).to_be_focused()
 
@@ -481,6 +498,7 @@ def test_keys_leave_a_control_what_it_needs_itself(open_gallery: OpenGallery) ->
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
     # This view has neither; others do.
     page.evaluate(
         """() => document.querySelector("main").insertAdjacentHTML("beforeend",
@@ -585,6 +603,8 @@ def test_views_pass_axe(
 ) -> None:
     page = open_gallery(fragment, color_scheme=scheme)
     page.wait_for_selector(".is-pinned, .sample, main .problem")
+    wait_until_drawn(page)
+    expect(page.get_by_role("dialog")).to_have_count(int("large=1" in fragment))
     assert find_violations(page) == []
 
 

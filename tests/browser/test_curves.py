@@ -17,8 +17,8 @@ from playwright.sync_api import Locator, Page, expect
 from glm_grpo.report.gallery import write_gallery
 from glm_grpo.storage import RunFolder
 from rewards.canaries import Band, find_departures
+from tests.browser.conftest import OpenGallery, wait_until_loaded
 
-OpenGallery = Callable[..., Page]
 LAST = 13
 # Steps 12 and 13 of the run have tables, step 6 has an evaluation and no rollout.
 ROWS: list[dict[str, int | float | None]] = [
@@ -88,8 +88,9 @@ def slider(page: Page, title: str) -> Locator:
     return page.get_by_role("slider", name=title, exact=True)
 
 
-def legend(page: Page, title: str) -> list[str]:
-    return chart(page, title).locator(".legend li").all_inner_texts()
+def expect_legend(page: Page, title: str, texts: list[str]) -> None:
+    entries = chart(page, title).locator(".legend li")
+    expect(entries).to_have_text(texts, use_inner_text=True)
 
 
 def place_of(page: Page, title: str, step: float) -> tuple[float, float]:
@@ -104,14 +105,17 @@ def point_at(page: Page, title: str, step: float) -> None:
     page.mouse.move(*place_of(page, title, step))
 
 
-def fragment(page: Page) -> str:
-    return str(page.evaluate("location.hash"))
+def expect_fragment(page: Page, fragment: str) -> None:
+    expect(page).to_have_url(re.compile(re.escape(fragment) + "$"))
 
 
 def test_every_value_is_that_of_the_metrics_file(open_curves: OpenGallery) -> None:
     page = open_curves()
-    for button in page.get_by_role("button", name="Values of").all():
+    buttons = page.get_by_role("button", name="Values of")
+    expect(buttons).to_have_count(12)
+    for button in buttons.all():
         button.click()
+    expect(page.locator(".values table")).to_have_count(12)
     tables = page.locator(".values table").evaluate_all(
         """tables => tables.map(table => ({
             names: [...table.querySelectorAll("thead th")].map(cell => cell.textContent),
@@ -132,6 +136,7 @@ def test_every_value_is_that_of_the_metrics_file(open_curves: OpenGallery) -> No
 
 def test_charts_stand_under_the_question_they_answer(open_curves: OpenGallery) -> None:
     page = open_curves()
+    expect(page.locator("details.question")).to_have_count(7)
     shown = {
         question.locator("h3").inner_text(): question.locator("h4").all_inner_texts()
         for question in page.locator("details.question").all()
@@ -148,28 +153,30 @@ def test_charts_stand_under_the_question_they_answer(open_curves: OpenGallery) -
         "Where do time and memory go?": ["Most memory in use"],
         "Other": ["custom/figure", "custom/empty"],
     }
-    assert "No finite value at any step" in chart(page, "custom/empty").inner_text()
+    expect(chart(page, "custom/empty")).to_contain_text("No finite value at any step")
 
 
 def test_legend_shows_the_last_values_and_those_under_the_pointer(open_curves: OpenGallery) -> None:
     page = open_curves()
-    assert legend(page, "Total") == ["reward/mean 0.8125 ± 0.5000", "eval/total 0.75"]
+    expect_legend(page, "Total", ["reward/mean 0.8125 ± 0.5000", "eval/total 0.75"])
     point_at(page, "Total", 2.2)
-    assert legend(page, "Total") == ["reward/mean 0.6250 ± 0.2500", "eval/total none at this step"]
+    expect_legend(page, "Total", ["reward/mean 0.6250 ± 0.2500", "eval/total none at this step"])
     # All charts show the same step.
-    assert legend(page, "Entropy of the policy") == ["policy/entropy not finite"]
-    assert page.locator(".step-bar strong").inner_text() == "Step 2"
+    expect_legend(page, "Entropy of the policy", ["policy/entropy not finite"])
+    expect(page.locator(".step-bar strong")).to_have_text("Step 2")
     point_at(page, "Total", 6.4)
-    assert legend(page, "Total") == ["reward/mean none at this step", "eval/total 0.5"]
+    expect_legend(page, "Total", ["reward/mean none at this step", "eval/total 0.5"])
 
 
 def test_figures_have_their_unit(open_curves: OpenGallery) -> None:
     page = open_curves()
-    assert legend(page, "Most memory in use") == ["memory/peak_bytes 3.419 GB"]
-    assert legend(page, "Replay gap") == ["policy/replay_gap 3.633e\N{MINUS SIGN}8"]
-    assert legend(page, "Correlation between terms, inside groups") == [
-        "correlation/lpips/ocr \N{MINUS SIGN}0.375"
-    ]
+    expect_legend(page, "Most memory in use", ["memory/peak_bytes 3.419 GB"])
+    expect_legend(page, "Replay gap", ["policy/replay_gap 3.633e\N{MINUS SIGN}8"])
+    expect_legend(
+        page,
+        "Correlation between terms, inside groups",
+        ["correlation/lpips/ocr \N{MINUS SIGN}0.375"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,24 +201,24 @@ def test_a_click_leads_to_the_images_of_the_step(open_curves: OpenGallery) -> No
     page = open_curves()
     page.mouse.click(*place_of(page, "Total", 2))
     expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
-    assert fragment(page) == "#groups?step=2"
+    expect_fragment(page, "#groups?step=2")
     page.go_back()
     expect(page.locator(".step-bar strong")).to_have_text("Step 2")
-    assert fragment(page) == "#curves?step=2"
+    expect_fragment(page, "#curves?step=2")
 
 
 def test_a_click_on_an_evaluation_leads_to_the_held_out_images(open_curves: OpenGallery) -> None:
     page = open_curves()
     page.mouse.click(*place_of(page, "Texts read without a mistake, as a fraction", 6))
     expect(page.get_by_role("heading", level=2)).to_have_text("Progress")
-    assert fragment(page) == "#progress?prompt=plain&step=6&sample=0"
+    expect_fragment(page, "#progress?prompt=plain&step=6&sample=0")
 
 
 def test_a_finger_moves_the_cursor_and_stays_on_the_page(open_curves: OpenGallery) -> None:
     page = open_curves(has_touch=True, viewport={"width": 390, "height": 800})
     page.touchscreen.tap(*place_of(page, "Total", 12))
     expect(page.locator(".step-bar strong")).to_have_text("Step 12")
-    assert fragment(page).startswith("#curves")
+    expect(page).to_have_url(re.compile("#curves"))
     page.get_by_role("link", name="Held-out pictures").tap()
     expect(page.get_by_role("heading", level=2)).to_have_text("Progress")
 
@@ -219,13 +226,11 @@ def test_a_finger_moves_the_cursor_and_stays_on_the_page(open_curves: OpenGaller
 def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGallery) -> None:
     page = open_curves()
     total, entropy = slider(page, "Total"), slider(page, "Entropy of the policy")
-    assert total.get_attribute("aria-valuetext") == (
-        "last values: reward/mean 0.8125 ± 0.5000, eval/total 0.75"
-    )
+    text = "last values: reward/mean 0.8125 ± 0.5000, eval/total 0.75"
+    expect(total).to_have_attribute("aria-valuetext", text)
     total.press("Home")
-    assert total.get_attribute("aria-valuetext") == (
-        "step 0: reward/mean none at this step, eval/total 0.25"
-    )
+    text = "step 0: reward/mean none at this step, eval/total 0.25"
+    expect(total).to_have_attribute("aria-valuetext", text)
     for key, step in {
         "ArrowRight": 1,
         "ArrowUp": 2,
@@ -246,7 +251,7 @@ def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGalle
     entropy.press("ArrowLeft")
     entropy.press("Enter")
     expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
-    assert fragment(page) == "#groups?step=1"
+    expect_fragment(page, "#groups?step=1")
 
 
 def test_escape_takes_the_cursor_away(open_curves: OpenGallery) -> None:
@@ -282,16 +287,13 @@ def test_state_is_in_the_address(open_curves: OpenGallery) -> None:
     page.locator("summary").nth(1).click()
     page.wait_for_url(re.compile("closed=signal"))
     page.reload()
-    page.wait_for_selector(".plot canvas")
-    assert page.locator("h4").all_text_contents() == [
-        "Total",
-        "ocr",
-        "Share of the advantage, by term",
-    ]
+    wait_until_loaded(page)
+    titles = ["Total", "ocr", "Share of the advantage, by term"]
+    expect(page.locator("h4")).to_have_text(titles)
     expect(page.get_by_label("Smoothing")).to_have_value("0.5")
     expect(page.get_by_label("Steps from")).to_have_value("1")
     expect(page.get_by_role("button", name="Enlarge ocr")).to_have_attribute("aria-pressed", "true")
-    assert page.locator("details.question").nth(1).get_attribute("open") is None
+    expect(page.locator("details.question").nth(1)).not_to_have_attribute("open", re.compile(".*"))
     page.get_by_role("button", name="Whole run").click()
     expect(page.get_by_label("Steps from")).to_have_value("0")
 
@@ -305,7 +307,7 @@ def test_an_address_that_makes_no_sense_shows_the_whole_run(
     page = open_curves(query)
     expect(page.get_by_label("Smoothing")).to_have_value("0")
     expect(page.get_by_label("to", exact=True)).to_have_value(str(LAST))
-    assert len(page.locator("h4").all()) == 12
+    expect(page.locator("h4")).to_have_count(12)
 
 
 def test_dragging_shows_a_range_of_steps(open_curves: OpenGallery) -> None:
@@ -333,6 +335,7 @@ def test_no_metric_of_that_name_is_said(open_curves: OpenGallery) -> None:
 def test_lines_of_a_chart_differ_without_their_colours(open_curves: OpenGallery) -> None:
     page = open_curves()
     lines = chart(page, "Share of the advantage, by term").locator(".legend line")
+    expect(lines).to_have_count(2)
     dashes = [line.get_attribute("stroke-dasharray") for line in lines.all()]
     assert len(dashes) == len(set(dashes)) == 2
 
@@ -351,9 +354,8 @@ def test_smoothing_changes_the_drawing_and_not_the_figures(open_curves: OpenGall
     before = draw(page, "Total")
     page.get_by_label("Smoothing").fill("0.9")
     expect(page.get_by_text("Figures stay as they were recorded")).to_be_visible()
-    page.wait_for_timeout(200)
-    assert draw(page, "Total") != before
-    assert legend(page, "Total")[0] == "reward/mean 0.8125 ± 0.5000"
+    wait_for_drawing(page, "Total", other_than=before)
+    expect_legend(page, "Total", ["reward/mean 0.8125 ± 0.5000", "eval/total 0.75"])
 
 
 def test_values_that_are_not_finite_are_bridged_by_a_dotted_line(open_curves: OpenGallery) -> None:
@@ -424,17 +426,29 @@ def test_drawings_follow_the_colours_of_the_system(open_curves: OpenGallery) -> 
     page = open_curves(color_scheme="light")
     light = draw(page, "Total")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_timeout(300)
-    dark = draw(page, "Total")
-    assert dark != light
+    wait_for_drawing(page, "Total", other_than=light)
     page.emulate_media(color_scheme="light")
-    page.wait_for_timeout(300)
-    assert draw(page, "Total") == light
+    wait_for_drawing(page, "Total", like=light)
 
 
 def draw(page: Page, title: str) -> str:
     drawing: str = chart(page, title).locator("canvas").evaluate("canvas => canvas.toDataURL()")
     return drawing
+
+
+def wait_for_drawing(
+    page: Page, title: str, *, like: str | None = None, other_than: str | None = None
+) -> None:
+    """Until a chart is drawn as `like`, or in any way other than `other_than`."""
+    page.wait_for_function(
+        """([title, like, otherThan]) => {
+            const charts = [...document.querySelectorAll("figure.chart")];
+            const chart = charts.find(each => each.querySelector("h4").textContent === title);
+            const drawing = chart.querySelector("canvas")?.toDataURL();
+            return drawing && drawing !== otherThan && (like === null || drawing === like);
+        }""",
+        arg=[title, like, other_than],
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 360])
@@ -452,6 +466,8 @@ def test_curves_are_accessible(
         query, color_scheme=scheme, viewport=viewport, allows="Content Security Policy"
     )
     page.get_by_role("button", name="Values of Total").click()
+    expect(page.get_by_role("region", name="Values of Total")).to_be_visible()
+    expect(page.locator(".step-bar strong")).to_have_text("Step 12")
     assert find_violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 

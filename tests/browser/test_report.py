@@ -33,6 +33,7 @@ def open_report(open_gallery: OpenGallery, run: RunFolder, scheme: str) -> Page:
     viewport = {"width": WIDTH, "height": 740}
     page = open_gallery(run=run, viewport=viewport, color_scheme=scheme)
     page.get_by_role("link", name="Before and after").click()
+    page.wait_for_url("**/gallery/report.html")
     expect(page.get_by_role("heading", name="What changed")).to_be_visible()
     return page
 

@@ -19,7 +19,6 @@ from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.report.gallery import write_gallery
-from glm_grpo.report.rescoring import Rescoring
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.recorder import Recorder
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
@@ -118,6 +117,7 @@ def fragment(**params: object) -> str:
 def read_figure(page: Page, name: str) -> list[float]:
     """The exact numbers behind a figure of the summary; NaN where there is none."""
     numbers = page.locator(f"[data-figure={name}] data")
+    # All figures come in one rendering.
     numbers.first.wait_for()
     values = numbers.evaluate_all("all => all.map((one) => one.getAttribute('value'))")
     return [float(value or "nan") for value in values]
@@ -135,13 +135,18 @@ def read_shares(page: Page) -> dict[str, list[float]]:
 
 
 def read_overrides(page: Page) -> list[str]:
-    """What the shown command passes to `glm-grpo rescore`."""
+    """What the shown command passes to `glm-grpo rescore`, as soon as it is there."""
     program, command, run, *overrides = shlex.split(page.locator("pre").nth(1).inner_text())
     assert (program, command, run) == ("glm-grpo", "rescore", "RUN")
     return overrides
 
 
-def assert_shows(page: Page, expected: Rescoring) -> None:
+def assert_shows(page: Page, run: RunFolder, overrides: list[str]) -> None:
+    """That the page shows what `glm-grpo rescore` computes for a run, and names the command."""
+    command = " ".join(["glm-grpo rescore RUN", *overrides])
+    # In one rendering with the figures.
+    expect(page.locator("pre").nth(1)).to_have_text(command)
+    expected = rescore(run, overrides)
     assert read_figure(page, "winners") == [expected.changed_winners]
     assert read_figure(page, "flat") == [expected.flat_before, expected.flat_after]
     assert read_figure(page, "images") == [expected.images]
@@ -177,16 +182,14 @@ def test_weights_show_what_rescore_computes(
 ) -> None:
     folder: RunFolder = request.getfixturevalue(run)
     page = open_gallery(fragment(**params), run=folder)
-    page.locator(".weights-figures").wait_for()
     # The command that the page shows is the one that gives its figures.
-    assert_shows(page, rescore(folder, read_overrides(page)))
+    assert_shows(page, folder, read_overrides(page))
 
 
 def test_weights_give_the_advantages_of_rescore(
     open_gallery: OpenGallery, sum_run: RunFolder
 ) -> None:
     page = open_gallery(fragment(w__ocr=-0.5), run=sum_run)
-    page.locator(".weights-figures").wait_for()
     found = page.evaluate(
         """async () => {
           const { run, scoring } = glmGallery;
@@ -219,17 +222,18 @@ def test_weights_follow_the_slider_the_field_and_the_reset(
     slider.focus()
     for _ in range(5):
         page.keyboard.press("ArrowRight")
-    assert_shows(page, rescore(sum_run, ["reward.terms.ocr.weight=0.35"]))
+    assert_shows(page, sum_run, ["reward.terms.ocr.weight=0.35"])
     page.wait_for_url(re.compile(r"#weights\?w\.ocr=0\.35$"))
     set_weight(page, "ocr", -1.5)
     page.wait_for_url(re.compile(r"#weights\?w\.ocr=-1\.5$"))
-    assert_shows(page, rescore(sum_run, ["reward.terms.ocr.weight=-1.5"]))
+    assert_shows(page, sum_run, ["reward.terms.ocr.weight=-1.5"])
     expect(slider).to_have_attribute("aria-valuetext", "-1.5, 0.3 in the run")
     page.get_by_label("normalize_then_sum").check()
     overrides = ["reward.terms.ocr.weight=-1.5", "reward.combine=normalize_then_sum"]
-    assert_shows(page, rescore(sum_run, overrides))
+    assert_shows(page, sum_run, overrides)
     reset.click()
     page.wait_for_url(re.compile(r"#weights$"))
+    expect(reset).to_be_disabled()
     assert read_figure(page, "winners") == [0]
 
 
@@ -241,10 +245,10 @@ def test_weights_keep_a_half_typed_number(open_gallery: OpenGallery, sum_run: Ru
     page.keyboard.press("Delete")
     expect(field).to_have_value("")
     # An empty field is no weight: the last one holds.
-    assert_shows(page, rescore(sum_run, ["reward.terms.ocr.weight=0.5"]))
+    assert_shows(page, sum_run, ["reward.terms.ocr.weight=0.5"])
     page.keyboard.type("0.75")
     expect(field).to_have_value("0.75")
-    assert_shows(page, rescore(sum_run, ["reward.terms.ocr.weight=0.75"]))
+    assert_shows(page, sum_run, ["reward.terms.ocr.weight=0.75"])
     page.keyboard.press("Control+a")
     page.keyboard.press("Delete")
     page.keyboard.press("Tab")
@@ -315,8 +319,7 @@ def test_weights_list_groups_by_what_changes_in_their_new_order(
     expect(winners).to_have_count(8)
     plain = page.locator(".weights-group", has_text="Step 1, prompt plain")
     expect(plain).to_contain_text("winner changes: sample 2 to sample 1")
-    ranks = plain.locator(".weights-rank").all_inner_texts()
-    assert ranks == ["1 (was 3)", "2 (was 1)", "3 (was 2)"]
+    expect(plain.locator(".weights-rank")).to_have_text(["1 (was 3)", "2 (was 1)", "3 (was 2)"])
     links = plain.locator(".weights-samples a").evaluate_all("all => all.map((one) => one.hash)")
     assert links == [f"#groups?step=1&prompt=plain&sample={sample}" for sample in (1, 2, 0)]
     # Of the three pairs of `plain` only 1-2 and 0-1 turn round: (1 - 2) / 3.
@@ -324,8 +327,8 @@ def test_weights_list_groups_by_what_changes_in_their_new_order(
     flat = page.locator(".weights-group", has_text="Step 1, prompt flat")
     expect(flat.locator(".is-best")).to_have_count(0)
     # Eight groups of sixteen change; twelve fit on a page.
+    expect(page.locator(".weights-group h4")).to_have_count(12)
     headings = page.locator(".weights-group h4").all_inner_texts()
-    assert len(headings) == 12
     assert all("plain" in text or "script" in text for text in headings[:8])
     page.get_by_label("only groups whose winner changes").check()
     expect(page.locator(".weights-group")).to_have_count(8)
@@ -427,7 +430,7 @@ def test_weights_do_without_the_advantages_of_a_config_that_cannot_be_read(
     write_gallery(folder, ())
     page = open_gallery(fragment(w__ocr=0.9), run=folder)
     # Weights and scores stand in the tables too.
-    assert_shows(page, rescore(sum_run, ["reward.terms.ocr.weight=0.9"]))
+    assert_shows(page, sum_run, ["reward.terms.ocr.weight=0.9"])
     expect(page.get_by_label("Sorted by")).to_have_value("order")
     expect(page.locator(".weights-samples li").first).to_have_text(
         re.compile(r"^1( \(was \d\))?total \d\.\d{3}$")
