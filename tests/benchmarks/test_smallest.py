@@ -40,6 +40,7 @@ def test_rollout(run_benchmark) -> None:
     (result,) = report["results"]
     check_result(result, unit="tokens/s")
     assert result["details"]["tokens"] == 2 * 272
+    assert result["details"]["threads_gain"] > 0
     assert result["target"] is None
     assert report["machine"]["threads"] >= 1
 

@@ -319,10 +319,10 @@ def test_dragging_shows_a_range_of_steps(open_curves: OpenGallery) -> None:
     page.wait_for_url(re.compile("from=1&to=6"))
     # The view is the same: no click came of it.
     expect(page.get_by_role("heading", level=2)).to_have_text("Curves")
-    # A seventh of the width is now less than a step: 1 + 5 / 7 lies nearest to 2.
-    x, y = place_of(page, "Total", LAST / 7)
+    # Two fifths of the width are now at 1 + 5 * 2 / 5 = 3; of all steps they lie nearest to 6.
+    x, y = place_of(page, "Total", LAST * 2 / 5)
     page.mouse.move(x, y)
-    expect(page.locator(".step-bar strong")).to_have_text("Step 2")
+    expect(page.locator(".step-bar strong")).to_have_text("Step 3")
 
 
 def test_no_metric_of_that_name_is_said(open_curves: OpenGallery) -> None:
