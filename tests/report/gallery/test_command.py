@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,12 @@ def test_gallery_command_serves_until_ctrl_c(run: Any) -> None:
     run.record_step(1)
     arguments = ["-m", "glm_grpo.cli", "gallery", str(run.folder.path), "--serve", "--port", "0"]
     with subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell starts what it runs in the background deaf to Ctrl-C, and so the tests' processes.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline().decode().strip() for _ in range(2)]
