@@ -34,10 +34,13 @@ def threads_gain() -> float:
 
 
 def _seconds(rows: torch.Tensor, weights: list[torch.Tensor]) -> float:
-    begun = 0.0
-    for measured in range(-_PASSES // 4, _PASSES):
-        if measured == 0:
-            begun = time.perf_counter()
+    _multiply(rows, weights, _PASSES // 4)
+    begun = time.perf_counter()
+    _multiply(rows, weights, _PASSES)
+    return time.perf_counter() - begun
+
+
+def _multiply(rows: torch.Tensor, weights: list[torch.Tensor], passes: int) -> None:
+    for _ in range(passes):
         for weight in weights:
             torch.nn.functional.linear(rows, weight)
-    return time.perf_counter() - begun

@@ -30,7 +30,3 @@ def test_threads_are_as_before_where_measuring_fails(monkeypatch) -> None:
     with pytest.raises(MemoryError):
         cores.threads_gain()
     assert torch.get_num_threads() == 3
-
-
-def test_gain_of_real_products_is_a_positive_number() -> None:
-    assert 0 < cores.threads_gain() < 100

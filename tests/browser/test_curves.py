@@ -315,8 +315,10 @@ def test_dragging_shows_a_range_of_steps(open_curves: OpenGallery) -> None:
     page.mouse.move(*place_of(page, "Total", 1))
     page.mouse.down()
     page.mouse.move(*place_of(page, "Total", 6), steps=5)
+    before = draw(page, "Total")
     page.mouse.up()
     page.wait_for_url(re.compile("from=1&to=6"))
+    wait_for_drawing(page, "Total", other_than=before)
     # The view is the same: no click came of it.
     expect(page.get_by_role("heading", level=2)).to_have_text("Curves")
     # Two fifths of the width are now at 1 + 5 * 2 / 5 = 3; of all steps they lie nearest to 6.
