@@ -10,7 +10,8 @@ from diffusers import GlmImagePipeline
 
 from glm_grpo.config import Config
 from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.loading import DTYPES, load_pipeline
+from glm_grpo.glm_image.loading import DTYPES, check_model, load_pipeline
+from glm_grpo.glm_image.model_folder import ReservedTokens
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.quantization import Quantization, refuse_without_accelerator
 from glm_grpo.glm_image.residency import ModulePart, Movable, Residency
@@ -147,19 +148,47 @@ class Prompts:
 
 
 def build_prompts(config: Config) -> Prompts:
-    """Loads and checks both prompt sets; raises DataError before anything expensive starts."""
+    """Checks the model's files, then loads and checks both prompt sets.
+
+    Raises:
+        ModelError: The model's files cannot be used.
+        DataError: A prompt cannot.
+    """
+    reserved = check_model(model_path(config.model.path))
     return Prompts(
-        training=build_prompt_set(config.data.path, config),
-        held_out=build_prompt_set(config.data.eval_path, config),
+        training=build_prompt_set(config.data.path, config, reserved),
+        held_out=build_prompt_set(config.data.eval_path, config, reserved),
     )
 
 
-def build_prompt_set(path: str, config: Config) -> PromptSource:
-    """Prompts of a file, a folder, a hub data set, or of the embedded world (`tiny:...`)."""
+def check_prompt_sets(stage: Stage, prompts: Prompts) -> list[str]:
+    """Refuses prompts that no term can score; lines on terms that apply to few prompts.
+
+    Raises:
+        RewardError: See `Scorer.check_prompts`.
+    """
+    named = (("training prompts", prompts.training), ("held-out prompts", prompts.held_out))
+    return [
+        line
+        for of, prompt_set in named
+        for line in stage.scorer.check_prompts(
+            (prompt_set[index] for index in range(len(prompt_set))), of=of
+        )
+    ]
+
+
+def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> PromptSource:
+    """Prompts of a file, a folder, a hub data set, or of the embedded world (`tiny:...`).
+
+    Args:
+        path: Of the prompts.
+        config: Of the run.
+        reserved: What no prompt may hold.
+    """
     height, width = config.rollout.height, config.rollout.width
     if path.startswith(f"{TINY}:"):
         return tiny_prompts(path.removeprefix(f"{TINY}:"), height=height, width=width)
-    return load_prompts(path, height=height, width=width)
+    return load_prompts(path, height=height, width=width, reserved=reserved)
 
 
 def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch:

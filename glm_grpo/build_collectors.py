@@ -91,6 +91,7 @@ def _recipe(
         stale=StaleSettings(
             treatment=section.on_stale,
             max_importance_ratio=section.max_importance_ratio,
+            min_importance_ratio=section.min_importance_ratio or 0.0,
             micro_batch_size=config.train.micro_batch_size,
         ),
     )

@@ -23,7 +23,7 @@ from glm_grpo.config import Config
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.residency import OptimizerPart
 from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
+from glm_grpo.tables import read_evaluation, read_metrics
 from glm_grpo.training.checkpoint import Checkpoint, forget_checkpoints_after, prune_checkpoints
 from glm_grpo.training.collect import Stage
 from glm_grpo.training.engine import Engine, TrainingEngine, has_shards
@@ -73,7 +73,8 @@ def build_trainer(
             weight.data = weight.data.float()
     if checkpoint is not None:
         # Before an engine cuts them up.
-        stage.policy.load_state_tensors(checkpoint.tensors["policy"])
+        with checkpoint.named():
+            stage.policy.load_state_tensors(checkpoint.of("policy"))
     with stage.residency.phase("update"):
         engine = build_engine(stage.policy, launch)
         optimizer = engine.prepare(_build_optimizer(config, stage.policy))
@@ -84,6 +85,7 @@ def build_trainer(
     progression = Progression()
     if checkpoint is not None:
         progression = _restore(checkpoint, optimizer, learning_rate)
+        progression.best_total = _comparable_best(config, opened.folder, progression)
         if stage.residency.moves("optimizer"):
             # Its moments came back to where the weights are, and wait in CPU memory.
             OptimizerPart(optimizer, device=device).evict()
@@ -114,6 +116,8 @@ def build_trainer(
         total=config.train.steps,
         done=progression.step,
         console=console,
+        eval_every=config.train.eval_every,
+        checkpoint_every=config.train.checkpoint_every,
         untrained=next(iter(read_metrics(folder)), None),
     )
     # Last: collectors begin to work, and the trainer ends them.
@@ -182,9 +186,10 @@ def _open_records(config: Config, folder: RunFolder, at: Progression) -> Records
         config=config.model_dump(mode="json"),
         combine=config.reward.combine,
     )
+    # First: a checkpoint whose records are gone could not be gone on from.
+    forget_checkpoints_after(folder, at.step)
     # A run that has finished no step makes its evaluation of step 0 anew.
     recorder.truncate_after(at.step if at.step > 0 else -1)
-    forget_checkpoints_after(folder, at.step)
     # A kill may have come between the checkpoint and the removal of those no longer kept.
     prune_checkpoints(folder, config.train.keep_checkpoints, at.best_step)
     sentinel = Sentinel(folder, watch=config.reward.watch, margin=config.reward.canary_margin)
@@ -195,14 +200,28 @@ def _restore(
     checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: LearningRate
 ) -> Progression:
     """Puts a checkpoint's state, save the weights, back into the objects of a run."""
-    metadata = checkpoint.metadata
-    load_optimizer(optimizer, checkpoint.tensors["optimizer"], metadata["optimizer"])
-    learning_rate.set(metadata["updates"])
-    best_total = metadata["best_total"]
+    state = checkpoint.run_state()
+    with checkpoint.named():
+        load_optimizer(optimizer, checkpoint.of("optimizer"), state.optimizer.model_dump())
+    learning_rate.set(state.updates)
     return Progression(
         step=checkpoint.step,
-        best_step=metadata["best_step"],
-        best_total=-torch.inf if best_total is None else best_total,
-        skipped_in_a_row=metadata["skipped_in_a_row"],
-        full_decode_from=metadata["full_decode_from"],
+        best_step=state.best_step,
+        best_total=-torch.inf if state.best_total is None else state.best_total,
+        skipped_in_a_row=state.skipped_in_a_row,
+        full_decode_from=state.full_decode_from,
     )
+
+
+def _comparable_best(config: Config, folder: RunFolder, at: Progression) -> float:
+    """The best total so far, on the scale that later evaluations have.
+
+    Checkpoints may have been written when `normalize_then_sum` totals of evaluations were relative
+    to their group.
+    """
+    if at.best_step is None or config.reward.combine == "weighted_sum":
+        return at.best_total
+    if not folder.evaluation_path(at.best_step).exists():
+        return at.best_total
+    totals = read_evaluation(folder, at.best_step)["total"].to_numpy()
+    return torch.tensor(totals).mean().item()

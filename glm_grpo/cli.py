@@ -19,8 +19,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from glm_grpo.commands import arguments as types
 from glm_grpo.glm_image.floors import DEVICES
-from glm_grpo.present import expected_errors_explained, printable
+from glm_grpo.present import (
+    errors_explained,
+    guard_output,
+    printable,
+    refuse_stripped_docstrings,
+)
 from rewards.keys import hide_secrets
 
 if TYPE_CHECKING:
@@ -29,22 +35,29 @@ if TYPE_CHECKING:
     from glm_grpo.storage import RunFolder
 
 _SHEET_COLUMNS = 8
+_PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any that is free")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command; expected errors end it with a message and exit code 1 or 2."""
+    """Runs a command; errors end it with a message and exit code 1 or 2."""
+    guard_output(is_run=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
-    options = _parser().parse_args(arguments)
-    with expected_errors_explained():
-        options.command(options)
+    try:
+        options = _parser().parse_args(arguments)
+        with errors_explained(f"glm-grpo {options.subcommand}"):
+            refuse_stripped_docstrings()
+            options.command(options)
+    finally:
+        # Here, where it may still end the command; at the end of Python it is too late.
+        sys.stdout.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="glm-grpo", description="Everything but training, which train.py does."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
 
     check = commands.add_parser("check", help="everything that can be checked before a run")
     _add_config(check)
@@ -55,16 +68,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_config(plan)
     plan.add_argument(
-        "--memory", metavar="SIZE", help="what there is, such as 24GB; exit code 1 if too little"
+        "--memory",
+        type=types.memory_size,
+        metavar="SIZE",
+        help="what there is, such as 24GB; exit code 1 if too little",
     )
     plan.add_argument(
-        "--prompt-tokens", type=int, default=256, metavar="N", help="of the longest prompt (256)"
+        "--prompt-tokens",
+        type=types.whole_number(1, 10**6, remedy="give the tokens of the longest prompt"),
+        default=256,
+        metavar="N",
+        help="of the longest prompt (256)",
     )
     plan.add_argument(
-        "--processes", type=_positive, default=1, metavar="N", help="that train together (1)"
+        "--processes",
+        type=types.whole_number(1, 10**6, remedy="give the processes of the launch"),
+        default=1,
+        metavar="N",
+        help="that train together (1)",
     )
     plan.add_argument(
         "--sharding",
+        type=types.name,
         choices=("none", "fsdp2"),
         default="none",
         help="none: each process holds the policy (DDP); fsdp2: it is cut over them, as by "
@@ -73,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     place = plan.add_mutually_exclusive_group()
     place.add_argument(
         "--device",
+        type=types.name,
         choices=sorted(DEVICES),
         default="h100",
         help="whose published figures the least time of a step follows from (h100)",
@@ -86,46 +112,70 @@ def _parser() -> argparse.ArgumentParser:
         "probe", help="before a run: what each reward term measures on the untrained model"
     )
     _add_config(probe)
-    probe.add_argument("--prompts", type=int, default=24, metavar="N", help="sampled (24)")
     probe.add_argument(
-        "--noises", type=int, default=4, metavar="K", help="noises one sample is decoded under (4)"
+        "--prompts",
+        type=types.whole_number(1, 10**9, remedy="with more than there are, all are sampled"),
+        default=24,
+        metavar="N",
+        help="sampled (24)",
+    )
+    probe.add_argument(
+        "--noises",
+        type=types.whole_number(2, 1000, remedy="two at least, for a spread to be seen"),
+        default=4,
+        metavar="K",
+        help="noises one sample is decoded under (4)",
     )
     probe.add_argument(
         "--share",
+        type=types.word,
         nargs="+",
         default=[],
         metavar="TERM=SHARE",
         help="propose weights that give the terms these shares of the advantage; write last",
     )
-    probe.add_argument("--output", type=Path, default=Path("probe"), help="folder of the page")
+    probe.add_argument(
+        "--output", type=types.output_folder, default="probe", help="folder of the page"
+    )
     probe.set_defaults(command=_probe)
 
     evaluate = commands.add_parser("eval", help="evaluate a checkpoint on the held-out prompts")
-    evaluate.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint in it")
+    evaluate.add_argument(
+        "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
+    )
     evaluate.set_defaults(command=_evaluate)
 
     gallery = commands.add_parser("gallery", help="write a run's gallery again from its tables")
-    gallery.add_argument("run", type=Path, metavar="RUN", help="run folder, also of a crashed run")
+    gallery.add_argument(
+        "run", type=types.path, metavar="RUN", help="run folder, also of a crashed run"
+    )
     gallery.add_argument(
         "--serve", action="store_true", help="show it to browsers on this machine until Ctrl-C"
     )
     gallery.add_argument(
-        "--port", type=int, default=8600, help="for --serve; 0: any that is free (8600)"
+        "--port", type=_PORT, default=8600, help="for --serve; 0: any that is free (8600)"
     )
     gallery.add_argument(
-        "--zip", type=Path, metavar="FILE", help="also pack gallery and pictures, to be sent"
+        "--zip",
+        type=types.output_file(".zip"),
+        metavar="FILE",
+        help="also pack gallery and pictures, to be sent",
     )
     gallery.add_argument(
-        "--sheet", type=Path, metavar="PNG", help="also one picture of target, before and after"
+        "--sheet",
+        type=types.output_file(".png"),
+        metavar="PNG",
+        help="also one picture of target, before and after",
     )
     gallery.set_defaults(command=_gallery)
 
     rescore = commands.add_parser(
         "rescore", help="what other weights would have made of a run's stored scores"
     )
-    rescore.add_argument("run", type=Path, metavar="RUN")
+    rescore.add_argument("run", type=types.path, metavar="RUN")
     rescore.add_argument(
         "overrides",
+        type=types.word,
         nargs="*",
         metavar="key=value",
         help="reward.terms.<name>.weight or .std_floor, reward.combine, advantage.*",
@@ -133,9 +183,12 @@ def _parser() -> argparse.ArgumentParser:
     rescore.set_defaults(command=_rescore)
 
     compare = commands.add_parser("compare", help="judge runs by one yardstick")
-    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    compare.add_argument(
+        "runs", type=types.path, nargs="+", metavar="RUN", help="run folders, or that of a sweep"
+    )
     compare.add_argument(
         "--yardstick",
+        type=types.word,
         nargs="+",
         metavar="TERM=WEIGHT",
         help="of the total all runs are judged by (the weights of the first run)",
@@ -143,23 +196,32 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--html", action="store_true", help="show the pictures of all runs side by side on the page"
     )
-    compare.add_argument("--output", type=Path, default=Path("compare"), help="folder of the page")
+    compare.add_argument(
+        "--output", type=types.output_folder, default="compare", help="folder of the page"
+    )
     compare.set_defaults(command=_compare)
 
     serve = commands.add_parser(
         "serve-reward", help="serve a term over HTTP, for `remote` terms of runs elsewhere"
     )
-    serve.add_argument("name", metavar="NAME", help="a term of the config")
+    serve.add_argument("name", type=types.name, metavar="NAME", help="a term of the config")
     _add_config(serve)
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
-    serve.add_argument("--port", type=int, default=8700, help="0: any that is free (8700)")
+    serve.add_argument(
+        "--host", type=types.host, default="127.0.0.1", help="address to listen at (127.0.0.1)"
+    )
+    serve.add_argument("--port", type=_PORT, default=8700, help="0: any that is free (8700)")
     serve.set_defaults(command=_serve_reward)
 
     export = commands.add_parser("export", help="write trained weights for other programs")
-    export.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint in it")
-    export.add_argument("directory", type=Path, metavar="DIR", help="new or empty folder")
+    export.add_argument(
+        "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
+    )
+    export.add_argument(
+        "directory", type=types.output_folder, metavar="DIR", help="new or empty folder"
+    )
     export.add_argument(
         "--format",
+        type=types.name,
         choices=("adapter", "pipeline"),
         help="adapter: a folder that peft loads (default where adapters were trained); pipeline: "
         "merged, a folder that GlmImagePipeline.from_pretrained loads",
@@ -168,17 +230,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
-    return number
-
-
 def _add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config-name", default="tiny", help="file in the config folder")
-    command.add_argument("--config-dir", type=Path, default=Path("configs"))
-    command.add_argument("overrides", nargs="*", metavar="key=value")
+    command.add_argument(
+        "--config-name", type=types.name, default="tiny", help="file in the config folder"
+    )
+    command.add_argument("--config-dir", type=types.path, default=Path("configs"))
+    command.add_argument("overrides", type=types.word, nargs="*", metavar="key=value")
 
 
 def _compose(options: argparse.Namespace) -> Config:
@@ -196,17 +253,14 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from glm_grpo.analysis.memory import parse_memory
-
     config = _compose(options)
-    memory = None if options.memory is None else parse_memory(options.memory)
     from glm_grpo.commands.before import plan_config
     from glm_grpo.glm_image.shards import Processes
 
     is_sharded = options.sharding == "fsdp2"
     for part in plan_config(
         config,
-        memory=memory,
+        memory=options.memory,
         prompt_tokens=options.prompt_tokens,
         device=None if options.cpu else DEVICES[options.device],
         processes=Processes(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
@@ -218,15 +272,15 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _probe(options: argparse.Namespace) -> None:
+    shares = types.parse_weights(options.share, option="--share")
     config = _compose(options)
-    from glm_grpo.analysis.term_weights import parse_weights
     from glm_grpo.commands.before import probe_config
 
     tables, page = probe_config(
         config,
         num_prompts=options.prompts,
         noises=options.noises,
-        shares=parse_weights(options.share, option="--share"),
+        shares=shares,
         directory=options.output,
     )
     _print_tables(tables)
@@ -287,11 +341,21 @@ def _summarise(folder: RunFolder) -> list[SummaryRow]:
 
 def _rescore(options: argparse.Namespace) -> None:
     from glm_grpo.analysis.rescore import rescore
+    from glm_grpo.errors import ConfigError
     from glm_grpo.report.rescore_page import print_rescoring, write_rescoring_sheet
     from glm_grpo.storage import RunFolder
 
     folder = RunFolder(options.run)
     rescoring = rescore(folder, options.overrides)
+    if not rescoring.changes:
+        weights = " ".join(
+            f"reward.terms.{term.name}.weight={term.weight_before:g}" for term in rescoring.terms
+        )
+        raise ConfigError(
+            f"{' '.join(options.overrides) or 'no key=value'}: the run was weighed like that, so "
+            f"nothing would change; write other values ({weights} is what it had, "
+            f"reward.combine and advantage.* can be changed too)"
+        )
     print_rescoring(Console(), folder, rescoring)
     sheet = write_rescoring_sheet(folder, rescoring)
     if sheet is not None:
@@ -299,15 +363,13 @@ def _rescore(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
+    yardstick = None
+    if options.yardstick is not None:
+        yardstick = types.parse_weights(options.yardstick, option="--yardstick")
     from glm_grpo.analysis.compare import compare
-    from glm_grpo.analysis.term_weights import parse_weights
     from glm_grpo.report.compare_page import comparison_tables, write_comparison
 
-    yardstick = options.yardstick
-    comparison = compare(
-        options.runs,
-        None if yardstick is None else parse_weights(yardstick, option="--yardstick"),
-    )
+    comparison = compare(options.runs, yardstick)
     _print_tables(comparison_tables(comparison))
     _print(str(write_comparison(comparison, options.output, has_samples=options.html)))
 

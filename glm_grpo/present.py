@@ -1,33 +1,49 @@
-"""How a command ends: expected errors as a few lines on stderr, everything else as a traceback."""
+"""How a program writes and ends: errors as a few lines on stderr, output that nobody takes dropped.
+
+The traceback of a defect goes to a file; HYDRA_FULL_ERROR=1 prints it in its place.
+"""
 
 from __future__ import annotations
 
+import errno
+import inspect
+import io
 import os
 import re
+import shlex
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TextIO
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
 from hydra.types import RunMode
 
 from glm_grpo.config import COMPOSITION_ERRORS, UNNAMED_COMPOSITION_ERRORS, override_error
-from glm_grpo.errors import ConfigError, GlmGrpoError
+from glm_grpo.errors import ConfigError, GlmGrpoError, StorageError
 from rewards.keys import hide_secrets
+from rewards.options import path_problem
 from rewards.types import RewardError
 
 EXPECTED_ERRORS = (GlmGrpoError, RewardError, *COMPOSITION_ERRORS)
-"""What a user can act on; any other exception is a defect and keeps its traceback."""
+"""What a user can act on; any other exception is a defect."""
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+_IS_TRACEBACK_PRINTED = os.environ.get(_FULL_ERROR) == "1"
+"""Hydra's switch, read before `run_hydra_application` sets it."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What moves the cursor, colours, renames a terminal's window, or turns the direction of a line."""
 
 _INTERRUPTED = 128 + 2
-"""Exit code of a program that SIGINT ended, by the convention of POSIX shells."""
-
+_READER_GONE = 128 + 13
+"""Exit codes of a program that SIGINT or SIGPIPE ended, by the convention of POSIX shells: a
+script sees what it would see of `cat`."""
 
 _PATIENCE_SECONDS = 10.0
 """Time that threads have to end after the program failed."""
@@ -58,15 +74,94 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def guard_output(*, is_run: bool) -> None:
+    """Make stdout and stderr of this process such that no write to them fails as a defect.
+
+    Messages that stderr does not take are dropped. What stdout does not take ends a command, whose
+    result it is: quietly where the reader is gone, else with a message. It never ends a run. A
+    character that the encoding lacks is spelt out. Streams that someone replaced are left alone.
+
+    Args:
+        is_run: Whether the program goes on when nobody takes its output.
+    """
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _guarded(sys.stderr, 2, _dropped)
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _guarded(sys.stdout, 1, _run_goes_on if is_run else _command_ends)
+
+
+class _GuardedFile(io.FileIO):
+    """A descriptor that leads nowhere from the first write on that fails."""
+
+    def __init__(self, descriptor: int, lost: Callable[[OSError], None]) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._lost = lost
+
+    def write(self, content: Any) -> int:
+        """All of it, or nothing more for ever."""
+        try:
+            return super().write(content)
+        except OSError as error:
+            # Of the whole process: libraries that hold the descriptor are quiet from now on too.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            self._lost(error)
+            return len(memoryview(content).cast("B"))
+
+
+def _guarded(stream: TextIO | None, descriptor: int, lost: Callable[[OSError], None]) -> TextIO:
+    if stream is None:
+        # Closed by whoever started the program; the next file opened must not take its place.
+        while (nowhere := os.open(os.devnull, os.O_RDWR)) < descriptor:
+            pass
+        return os.fdopen(nowhere, "w", encoding="utf-8", errors="backslashreplace")
+    stream.flush()
+    file = _GuardedFile(descriptor, lost)
+    is_unbuffered = isinstance(stream, io.TextIOWrapper) and stream.write_through
+    return io.TextIOWrapper(
+        # As Python does for -u.
+        file if is_unbuffered else io.BufferedWriter(file),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=bool(stream.line_buffering),
+        write_through=is_unbuffered,
+    )
+
+
+def _dropped(_: OSError) -> None:
+    pass
+
+
+def _run_goes_on(error: OSError) -> None:
+    sys.stderr.write(
+        f"standard output takes no more ({error.strerror}): the run goes on, and what it would "
+        "print is dropped; its folder has its metrics and its gallery\n"
+    )
+
+
+def _command_ends(error: OSError) -> None:
+    if error.errno == errno.EPIPE:
+        raise SystemExit(_READER_GONE)
+    lost = StorageError(f"standard output cannot be written: {error.strerror}; send it elsewhere")
+    sys.stderr.write(f"{explain(lost)}\n")
+    raise SystemExit(exit_code(lost))
+
+
 @contextmanager
-def expected_errors_explained() -> Iterator[None]:
-    """End the program with a message and an exit code, without a traceback, on expected errors.
+def errors_explained(doing: str) -> Iterator[None]:
+    """End the program with a message and an exit code on errors, without a traceback.
+
+    Args:
+        doing: What is being done inside, for the message of a defect.
 
     Raises:
-        SystemExit: An expected error was raised inside, or Ctrl-C was pressed where no run was
-            under way to be saved.
+        SystemExit: An error was raised inside, or Ctrl-C was pressed where no run was under way to
+            be saved.
+        Exception: A defect, where the environment asks for tracebacks.
     """
     try:
+        _refuse_folder()
         yield
     except EXPECTED_ERRORS as error:
         sys.stderr.write(f"{explain(error)}\n")
@@ -74,6 +169,57 @@ def expected_errors_explained() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
         raise SystemExit(_INTERRUPTED) from None
+    # The last line of defence: whatever nobody foresaw.
+    except Exception as error:
+        if _IS_TRACEBACK_PRINTED:
+            raise
+        sys.stderr.write(_explain_defect(error, doing))
+        raise SystemExit(GlmGrpoError.exit_code) from None
+
+
+def _explain_defect(error: Exception, doing: str) -> str:
+    summary = f"{type(error).__name__}: {error}".splitlines()[0]
+    trace = hide_secrets(
+        f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}"
+    ).encode(errors="backslashreplace")
+    try:
+        # Not in the run folder, which may be what is damaged. Nobody else may read it.
+        with tempfile.NamedTemporaryFile(prefix="glm-grpo-", suffix=".txt", delete=False) as file:
+            file.write(trace)
+        where = f"the traceback in {file.name}"
+    except OSError as unwritable:
+        where = f"this traceback, which no file takes ({unwritable}):\n{trace.decode()}"
+    return (
+        f"Unexpected error in {doing}: {printable(hide_secrets(summary))}\n"
+        f"This is a defect of glm-grpo; please report it with {where}\n"
+    )
+
+
+def refuse_stripped_docstrings() -> None:
+    """Refuse `python -OO`.
+
+    Raises:
+        ConfigError: Python was started with it.
+    """
+    if sys.flags.optimize > 1:
+        raise ConfigError(
+            f"Python was started with -OO (or PYTHONOPTIMIZE={sys.flags.optimize}), which strips "
+            "the docstrings that transformers reads when it is imported; start it without, or "
+            "with -O"
+        )
+
+
+def _refuse_folder() -> None:
+    """Refuse to work in a folder that is gone, or whose name no file of a run can hold."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the current folder does not exist any more; change to another one"
+        ) from None
+    rule = path_problem(folder)
+    if rule is not None:
+        raise ConfigError(f"the current folder is {folder!r}, whose path {rule}")
 
 
 def is_sweep() -> bool:
@@ -83,18 +229,18 @@ def is_sweep() -> bool:
 
 @contextmanager
 def job_errors_explained() -> Iterator[None]:
-    """`expected_errors_explained` for the inside of a function decorated by `hydra.main`.
+    """`errors_explained` for the inside of a function decorated by `hydra.main`.
 
     In a sweep the errors go on to Hydra: it names the run that failed, and runs the others.
 
     Raises:
-        SystemExit: As `expected_errors_explained`, where there is one run.
+        SystemExit: As `errors_explained`, where there is one run.
     """
     if is_sweep():
         yield
         return
     # Here, because Hydra heads whatever leaves its function with a line of its own.
-    with expected_errors_explained():
+    with errors_explained("the run"):
         yield
 
 
@@ -124,18 +270,20 @@ def run_hydra_application(application: Callable[[], None]) -> None:
     """Run a function decorated by `hydra.main` so that its errors are explained here.
 
     Raises:
-        SystemExit: As `expected_errors_explained`.
+        SystemExit: As `errors_explained`.
     """
+    guard_output(is_run=True)
     # Hydra's own report ends every error alike with exit code 1 and a shortened traceback; this
     # switch makes it hand the exception on.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    with expected_errors_explained():
+    with errors_explained("train.py"), env_override({_FULL_ERROR: "1"}):
+        refuse_stripped_docstrings()
         try:
             application()
         except EXPECTED_ERRORS:
             raise
         except UNNAMED_COMPOSITION_ERRORS as error:
-            # Once the config is composed, such an error is a defect and keeps its traceback.
-            if any(frame.name == "run_job" for frame in traceback.extract_tb(error.__traceback__)):
+            # Once the application has begun, such an error is a defect.
+            begun = inspect.unwrap(application).__code__
+            if any(frame.f_code is begun for frame, _ in traceback.walk_tb(error.__traceback__)):
                 raise
             raise override_error(error) from None

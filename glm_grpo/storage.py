@@ -11,18 +11,25 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from PIL import Image
 
 from glm_grpo.errors import StorageError
+from rewards.pictures import PictureError, open_rgb
 
-PICTURE_FORMATS = ("PNG",)
-"""What a run stores; pillow opens more, some of them by running other programs (EPS)."""
+_PICTURE_FORMATS = ("PNG",)
+"""What a run stores."""
 
+_IMAGES = "images"
 _TEMPORARY_SUFFIX = ".tmp"
-_EARLIER_SUFFIX = f".earlier{_TEMPORARY_SUFFIX}"
+_LEFTOVER = re.compile(r"\.(.+)\.(?:\d+|earlier)\.tmp")
+"""How a process that writes here names temporary files and folders, see `_temporary_beside`."""
 _SAFE_NAME_LENGTH = 64
 _HASH_LENGTH = 12
 _STEP_NAME = re.compile(r"(?:step|eval)-(\d{6,})")
@@ -42,100 +49,178 @@ _REMEDIES = {
 class RunFolder:
     """Names of all that a run stores. Nothing is created until it is written.
 
+    No name leads out of the folder: all of them come from `inside`, which raises StorageError where
+    a link does. The folder itself may be reached through links.
+
     Attributes:
         path: The run's own folder, `outputs/<date>/<time>`.
     """
 
     path: Path
 
+    def inside(self, name: str) -> Path:
+        """The path of what is read, written, served or packed in the folder.
+
+        Args:
+            name: Relative to the folder. Links on the way may lead to other places in it.
+
+        Raises:
+            StorageError: It leads out of the folder, by a link or by itself, or no file can have
+                that name.
+        """
+        self._resolve(name)
+        return self.path / name
+
+    def picture(self, stored: str) -> Path:
+        """The path of a picture, by what the tables say of it.
+
+        Raises:
+            StorageError: It is not below `images/`, or as `inside`.
+        """
+        parts = PurePosixPath(stored).parts
+        if parts[:1] != (_IMAGES,) or ".." in parts:
+            raise StorageError(
+                f"picture {stored!r} is not below {_IMAGES}/. Restore the table that the run wrote."
+            )
+        return self.inside(stored)
+
+    def open(self, name: str) -> BinaryIO:
+        """A regular file of the folder, for reading; also where links are made meanwhile.
+
+        Raises:
+            StorageError: As `inside`.
+            OSError: There is none, or it cannot be read.
+        """
+        root, target = self._resolve(name)
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in Path(target).relative_to(root).parts:
+                # What is resolved holds no link; a pipe would be waited for.
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                below = os.open(part, flags, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = below
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "no regular file", name)
+            return os.fdopen(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _resolve(self, name: str) -> tuple[str, str]:
+        """The folder and what the name leads to there, without links."""
+        try:
+            root, target = os.path.realpath(self.path), os.path.realpath(self.path / name)
+        except ValueError as error:
+            raise StorageError(
+                f"{str(self.path / name)!r} cannot be the name of a file ({error}). Give another."
+            ) from error
+        if Path(target).is_relative_to(root):
+            return root, target
+        path = self.path / name
+        # From the top: the first link that leads out, or a name that does so by itself.
+        way = [each for each in (*reversed(path.parents), path) if each.is_relative_to(self.path)]
+        links = (each for each in way if os.path.islink(each))
+        out = next((e for e in links if not Path(os.path.realpath(e)).is_relative_to(root)), path)
+        what = "is a link that leads" if os.path.islink(out) else "leads"
+        raise StorageError(
+            f"{out} {what} out of the run folder: nothing outside is read or written. Put what "
+            "belongs there in its place; to keep a run on another disk, link its whole folder."
+        )
+
     @property
     def config_path(self) -> Path:
         """The resolved configuration."""
-        return self.path / "config.yaml"
+        return self.inside("config.yaml")
 
     @property
     def metrics_path(self) -> Path:
         """One JSON object a line, one line a step."""
-        return self.path / "metrics.jsonl"
+        return self.inside("metrics.jsonl")
 
     @property
     def canaries_path(self) -> Path:
         """Bands of the canaries, measured on the untrained model."""
-        return self.path / "canaries.json"
+        return self.inside("canaries.json")
+
+    @property
+    def tracker_ids_path(self) -> Path:
+        """What each tracker calls the run."""
+        return self.inside("trackers.json")
 
     @property
     def gallery_path(self) -> Path:
         """The page that shows samples and scores."""
-        return self.path / "gallery" / "index.html"
+        return self.inside("gallery/index.html")
 
     @property
     def rescore_dir(self) -> Path:
         """What other weights would have done, in pictures."""
-        return self.path / "rescore"
+        return self.inside("rescore")
 
     @property
     def tensorboard_dir(self) -> Path:
         """Event files of TensorBoard."""
-        return self.path / "tensorboard"
+        return self.inside("tensorboard")
 
     @property
     def rollouts_dir(self) -> Path:
         """One table for each training step."""
-        return self.path / "rollouts"
+        return self.inside("rollouts")
 
     @property
     def evaluations_dir(self) -> Path:
         """One table for each evaluation."""
-        return self.path / "evaluations"
+        return self.inside("evaluations")
 
     @property
     def images_dir(self) -> Path:
         """Lossless pictures: a folder for each step and evaluation, one for targets."""
-        return self.path / "images"
+        return self.inside(_IMAGES)
 
     @property
     def checkpoints_dir(self) -> Path:
         """One folder for each checkpoint kept."""
-        return self.path / "checkpoints"
+        return self.inside("checkpoints")
 
     @property
     def failures_dir(self) -> Path:
         """Pictures that a reward term could not score: a folder for each step that failed."""
-        return self.path / "failures"
+        return self.inside("failures")
 
     @property
     def targets_dir(self) -> Path:
         """Target pictures of the evaluation prompts."""
-        return self.images_dir / "targets"
+        return self.inside(f"{_IMAGES}/targets")
 
     @property
     def train_targets_dir(self) -> Path:
         """Target pictures of the prompts trained on, whose ids may be those of others."""
-        return self.images_dir / "train-targets"
+        return self.inside(f"{_IMAGES}/train-targets")
 
     def rollout_path(self, step: int) -> Path:
         """The table of what was sampled, scored and learnt from in `step`."""
-        return self.rollouts_dir / f"step-{step:06d}.parquet"
+        return self.inside(f"rollouts/step-{step:06d}.parquet")
 
     def image_dir(self, step: int) -> Path:
         """The pictures of the rollout of `step`."""
-        return self.images_dir / f"step-{step:06d}"
+        return self.inside(f"{_IMAGES}/step-{step:06d}")
 
     def evaluation_path(self, step: int) -> Path:
         """The table of the evaluation made at policy step `step`."""
-        return self.evaluations_dir / f"step-{step:06d}.parquet"
+        return self.inside(f"evaluations/step-{step:06d}.parquet")
 
     def evaluation_image_dir(self, step: int) -> Path:
         """The pictures of the evaluation made at policy step `step`."""
-        return self.images_dir / f"eval-{step:06d}"
+        return self.inside(f"{_IMAGES}/eval-{step:06d}")
 
     def checkpoint_dir(self, step: int) -> Path:
         """The checkpoint taken after `step`."""
-        return self.checkpoints_dir / f"step-{step:06d}"
+        return self.inside(f"checkpoints/step-{step:06d}")
 
     def failure_dir(self, step: int) -> Path:
         """The pictures of `step` that a reward term could not score."""
-        return self.failures_dir / f"step-{step:06d}"
+        return self.inside(f"failures/step-{step:06d}")
 
 
 def step_of(path: Path) -> int | None:
@@ -175,6 +260,19 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
         reason = os.strerror(code) if code else str(error)
         remedy = _REMEDIES.get(code, "Check the path and the state of the disk.")
         raise StorageError(f"Cannot {action} {path}: {reason}. {remedy}") from error
+
+
+def read_picture(path: Path) -> Image.Image:
+    """A picture that a run stored, in RGB.
+
+    Raises:
+        StorageError: It is missing, damaged or no picture.
+    """
+    with storage_errors("read", path):
+        try:
+            return open_rgb(path, formats=_PICTURE_FORMATS)
+        except PictureError as error:
+            raise StorageError(f"picture {path} {error}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -245,11 +343,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 def remove(path: Path) -> None:
     """Remove a file or a folder; a folder disappears at once, never file by file.
 
+    Of a link, what it leads to stays.
+
     Raises:
         StorageError: The file system refuses.
     """
     with storage_errors("remove", path):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             temporary = path.rename(_temporary_beside(path))
             shutil.rmtree(temporary)
         else:
@@ -257,7 +357,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, *, below: bool = False) -> None:
-    """Remove what a killed process left half written in `folder`.
+    """Remove what a killed process left half written in `folder`, known by its name.
 
     A folder that it was about to replace, and had already taken the name of, gets that name back.
     Only the process that writes the run folder may call this.
@@ -271,12 +371,21 @@ def remove_leftovers(folder: Path, *, below: bool = False) -> None:
     """
     pattern = f".*{_TEMPORARY_SUFFIX}"
     for path in sorted(folder.rglob(pattern) if below else folder.glob(pattern)):
-        replaced = path.with_name(path.name.removeprefix(".").removesuffix(_EARLIER_SUFFIX))
+        written = leftover_of(path)
+        if written is None:
+            continue
+        replaced = path.with_name(written)
         if path == _earlier_of(replaced) and not replaced.exists():
             with storage_errors("rename", path):
                 path.rename(replaced)
         else:
             remove(path)
+
+
+def leftover_of(path: Path) -> str | None:
+    """The name that a temporary file or folder of ours was to get; None where it is no such."""
+    match = _LEFTOVER.fullmatch(path.name)
+    return match[1] if match else None
 
 
 def _temporary_beside(path: Path) -> Path:
@@ -285,7 +394,7 @@ def _temporary_beside(path: Path) -> Path:
 
 def _earlier_of(path: Path) -> Path:
     """Where a folder is while another takes its place; still there after a kill just then."""
-    return path.with_name(f".{path.name}{_EARLIER_SUFFIX}")
+    return path.with_name(f".{path.name}.earlier{_TEMPORARY_SUFFIX}")
 
 
 def _sync(path: Path) -> None:

@@ -148,10 +148,22 @@ class LossReport:
     effective_sample_size: float
     entropy: float
     log_prob: float
+    outside_codebook: float
     replay_gap: float
     grad_norm: float
     learning_rate: float
     is_skipped: bool
+
+
+@dataclass(frozen=True)
+class EvaluationPart:
+    """Some of the held-out prompts, sampled and scored; attributes as in `Evaluation`."""
+
+    step: int
+    prompts: tuple[Prompt, ...]
+    images: ImageBatch
+    rewards: RewardTable
+    entropy: Float32[Tensor, " P"]
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,8 @@ class Evaluation:
         prompts: The P prompts, the same in every evaluation of a run.
         images: G samples per prompt.
         rewards: Raw scores of every term.
-        totals: The weighed rewards.
+        totals: The weighed rewards, on a scale that compares across steps; see
+            `rewards.reweigh.contributions`.
         entropy: Minus the mean log-probability of the tokens sampled for each prompt, nats: an
             unbiased estimate of the entropy a token of the sampling distribution has.
     """

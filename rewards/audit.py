@@ -8,6 +8,7 @@ has no value, such as the mean of a term that applies to no prompt.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -97,6 +98,36 @@ def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
         correlations=correlations(table),
         headroom=headroom(combine(table, mode=mode)),
     )
+
+
+def describe_rare_terms(
+    weights: Mapping[str, float], counts: Mapping[str, int], total: int, *, of: str
+) -> list[str]:
+    """Name the terms with a weight that apply to none or to fewer than half of the prompts.
+
+    Where a term does not apply, its weight goes to the others: such a reward is another one than
+    its weights say.
+
+    Args:
+        weights: By term, not all of them 0.
+        counts: Prompts to which each of these terms applies.
+        total: Prompts in all.
+        of: What they are, such as `training prompts`.
+
+    Returns:
+        A line for each number of prompts, such as `lpips and ssim, 0.60 of the weight, apply to
+        none of the 12 training prompts`; the rarest terms first.
+    """
+    sizes = {name: abs(weight) for name, weight in weights.items() if weight != 0}
+    lines = []
+    for count in sorted({counts[name] for name in sizes if 2 * counts[name] < total}):
+        names = [name for name in sizes if counts[name] == count]
+        listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        share = sum(sizes[name] for name in names) / sum(sizes.values())
+        verb = "apply" if len(names) > 1 else "applies"
+        number = str(count) if count else "none"
+        lines.append(f"{listed}, {share:.2f} of the weight, {verb} to {number} of the {total} {of}")
+    return lines
 
 
 def correlations(table: RewardTable) -> Float64[Tensor, "R R"]:

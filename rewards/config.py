@@ -56,7 +56,7 @@ def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
     kind = options.get("kind", name)
     if isinstance(kind, str) and kind in KINDS:
         return {"kind": kind, **options}
-    nearest = difflib.get_close_matches(str(kind), KINDS, n=1)
+    nearest = difflib.get_close_matches(kind, KINDS, n=1) if isinstance(kind, str) else []
     if "kind" in options:
         remedy = (
             f"did you mean {nearest[0]}?"
@@ -115,7 +115,8 @@ class RewardConfig(Options):
 
     combine: Literal["weighted_sum", "normalize_then_sum"] = "weighted_sum"
     """`weighted_sum` of the scores, or `normalize_then_sum`: scores standardised inside each
-    prompt's group first, so that terms of small spread count as much as terms of large spread."""
+    prompt's group first, so that terms of small spread count as much as terms of large spread;
+    in evaluations by mean and std of the untrained model, so that totals compare across steps."""
     terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
     """The terms in use by name; absent or null means not used."""
     allow_untied: bool = False
@@ -162,7 +163,7 @@ class RewardConfig(Options):
     def _check_watched(self, name: str) -> None:
         if name not in self.terms:
             known = [term for term, weight in self.weights().items() if weight == 0]
-            rule = f"{name!r} is not a term of reward.terms"
+            rule = f"{name[:100]!r} is not a term of reward.terms"
             remedy = f"add it there with weight 0{f', or use {known}' if known else ''}"
             raise problem_at(("watch",), self.watch, rule, remedy)
         if self.terms[name].weight != 0:

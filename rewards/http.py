@@ -1,22 +1,26 @@
-"""What every term that asks over HTTP needs: its key, when to ask again, how to say what came."""
+"""The client of every term that asks over HTTP: its key, its bounds, when it asks again."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import math
 import os
 import re
+import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 import httpx
 
+from rewards.keys import hide_value
 from rewards.types import RewardError
-from rewards.wire import EXCERPT
 
 MAX_ANSWER_BYTES = 2**24
 """Longest answer that is read: scores and notes of some thousand pictures are smaller."""
 
+_CONNECT_SECONDS = 10.0
 _KEY = re.compile("[!-~]+")
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 120.0
@@ -58,29 +62,72 @@ class RetryRules:
         return isinstance(outcome, self.errors)
 
 
-async def send(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
-    """Send a request and read the answer, up to a limit.
+def open_client(url: str, *, key: str, verify: ssl.SSLContext | bool = True) -> httpx.AsyncClient:
+    """The client of every request to an endpoint or a scorer; its bounds are those of `ask`.
+
+    Args:
+        url: Asks the environment for a proxy, unless it is this machine's own.
+        key: Is sent as bearer token; "" for none.
+        verify: Certificates of authorities, where they have been read before.
 
     Raises:
-        httpx.RequestError: It cannot be sent; or the answer is broken, compressed, or longer than
-            `MAX_ANSWER_BYTES`.
+        RewardError: The URL is none.
+    """
+    return httpx.AsyncClient(
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        # No time limit of its own: httpx counts each read, and an answer can come byte by byte.
+        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+        trust_env=uses_environment(url),
+        verify=verify,
+    )
+
+
+async def ask(
+    client: httpx.AsyncClient, request: httpx.Request, rules: RetryRules, *, seconds: float
+) -> httpx.Response | httpx.RequestError:
+    """Send a request, again where the rules say so, and read the last answer.
+
+    Args:
+        client: Of `open_client`.
+        request: Can be sent more than once.
+        rules: See there.
+        seconds: Longest time of one try, from the first byte that is sent to the last that comes.
+
+    Returns:
+        The answer, with status, body and Retry-After alone; or why there is none: it cannot be
+        sent, took too long, or the answer is broken, compressed, or longer than `MAX_ANSWER_BYTES`.
     """
     # A few bytes can be a thousand times as many once they are decompressed.
     request.headers["Accept-Encoding"] = "identity"
+    for tries in itertools.count(1):
+        outcome: httpx.Response | httpx.RequestError
+        try:
+            async with asyncio.timeout(seconds):
+                outcome = await _send(client, request)
+        except TimeoutError:
+            outcome = httpx.ReadTimeout(f"no answer within {seconds:g} seconds")
+        except httpx.RemoteProtocolError:
+            # httpx's own text quotes what came, in which the key may stand.
+            outcome = httpx.RemoteProtocolError("the answer breaks off, or is no HTTP")
+        except httpx.RequestError as error:
+            outcome = error
+        wait = rules.wait_after(outcome, tries)
+        if wait is None:
+            break
+        await asyncio.sleep(wait)
+    return outcome
+
+
+async def _send(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
     answer = await client.send(request, stream=True)
     body = bytearray()
     try:
-        encoding = answer.headers.get("Content-Encoding", "identity")
-        if encoding != "identity":
-            raise httpx.DecodingError(
-                f"the answer is compressed ({encoding}), which was not asked for", request=request
-            )
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise httpx.DecodingError("the answer is compressed, which was not asked for")
         async for block in answer.aiter_raw():
             body += block
             if len(body) > MAX_ANSWER_BYTES:
-                raise httpx.DecodingError(
-                    f"the answer has more than {MAX_ANSWER_BYTES} bytes", request=request
-                )
+                raise httpx.DecodingError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
     finally:
         await answer.aclose()
     kept = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
@@ -126,7 +173,10 @@ def uses_environment(url: str) -> bool:
 
 
 def describe(outcome: httpx.Response | httpx.RequestError, *, secret: str = "") -> str:
-    """What came of a request, for an error: the failure, or the status and how the text begins.
+    """What came of a request, for an error: the failure, or the status.
+
+    Nothing that the other side wrote is repeated, in which the key may stand in any form: not the
+    body, and not its own words for the status.
 
     Args:
         outcome: Of the request.
@@ -134,14 +184,15 @@ def describe(outcome: httpx.Response | httpx.RequestError, *, secret: str = "") 
     """
     if isinstance(outcome, httpx.RequestError):
         return hide(f"{type(outcome).__name__}: {outcome}", secret)
-    asked = outcome.headers.get("Retry-After")
-    patience = "" if asked is None else f", Retry-After {asked}"
-    return f"status {outcome.status_code}{patience}: {hide(outcome.text, secret)[:EXCERPT]!r}"
+    wait = _read_retry_after(outcome)
+    patience = "" if wait is None else f", Retry-After {wait:.0f}"
+    phrase = httpx.codes.get_reason_phrase(outcome.status_code)
+    return f"status {outcome.status_code} {phrase}".rstrip() + patience
 
 
 def hide(text: str, secret: str) -> str:
     """The text without a secret; to be called before a text is cut, which could cut the secret."""
-    return text.replace(secret, "[key]") if secret else text
+    return hide_value(text, secret, "[key]")
 
 
 def _read_retry_after(answer: httpx.Response) -> float | None:

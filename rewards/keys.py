@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from html.entities import html5
 
 TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
 """Environment variable of a reward server's token, on its side and, as a rule, on the run's."""
@@ -54,10 +56,35 @@ def hide_secrets(text: str) -> str:
     name, is not recognised.
     """
     for value in sorted(_environment_secrets().values(), key=len, reverse=True):
-        text = text.replace(value, HIDDEN)
+        text = hide_value(text, value, HIDDEN)
     text = _KNOWN_FORMS.sub(HIDDEN, text)
     text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
     return _USER_OF_URL.sub(rf"\1{HIDDEN}@", text)
+
+
+def hide_value(text: str, value: str, instead: str) -> str:
+    """A text without a value, as it is and as JSON, addresses and HTML escape it, in part or whole.
+
+    To be called before the text is cut, which could cut the value.
+    """
+    return _in_any_form(value).sub(lambda found: instead, text) if value else text
+
+
+@lru_cache(maxsize=64)
+def _in_any_form(value: str) -> re.Pattern[str]:
+    return re.compile("".join(f"(?:{'|'.join(_forms(character))})" for character in value))
+
+
+def _forms(character: str) -> Iterator[str]:
+    code = ord(character)
+    yield re.escape(character)
+    yield rf"\\+{re.escape(character)}"
+    yield rf"(?i:\\+(?:u00{code:02x}|x{code:02x}|u\{{0*{code:x}\}}))"
+    yield rf"(?i:%(?:25)*{code:02x})"
+    yield rf"(?i:&(?:amp;)*#(?:0*{code}|x0*{code:x});?)"
+    # Some names end without a semicolon too.
+    for name in (name for name, meant in html5.items() if meant == character):
+        yield rf"&(?:amp;)*{re.escape(name)}"
 
 
 def _environment_secrets() -> Mapping[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,7 +13,7 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.base import has_needs
-from rewards.http import RetryRules, describe, hide, send, uses_environment
+from rewards.http import RetryRules, ask, describe, hide, open_client, uses_environment
 from rewards.keys import TOKEN_VARIABLE
 from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError, Scores
@@ -27,7 +26,6 @@ from rewards.wire import (
     encode_request,
 )
 
-_CONNECT_SECONDS = 10.0
 _INFO_SECONDS = 30.0
 
 _Message = TypeVar("_Message")
@@ -74,8 +72,7 @@ class RemoteReward:
             errors=(httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout),
         )
         self._token = token
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._trust_env = uses_environment(url)
+        uses_environment(url)  # refuses what is no address
         # Once: it reads the certificates of all authorities.
         self._certificates = httpx.create_ssl_context()
         self._name = self._read_info().name
@@ -138,8 +135,8 @@ class RemoteReward:
             return decode(answer)
         except WireError:
             # It quotes the answer, cut, and the cut could leave a part of the token over.
-            hidden = answer.replace(self._token.encode(), b"[key]") if self._token else answer
-        return decode(hidden)
+            hidden = hide(answer.decode(errors="replace"), self._token)
+        return decode(hidden.encode())
 
     def _send(self, method: str, path: str, body: bytes | None, *, seconds: float) -> bytes:
         outcome = asyncio.run(self._try(method, path, body, seconds=seconds))
@@ -167,29 +164,17 @@ class RemoteReward:
     async def _try(
         self, method: str, path: str, body: bytes | None, *, seconds: float
     ) -> httpx.Response | httpx.RequestError:
-        headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         outcome: httpx.Response | httpx.RequestError = httpx.ReadTimeout("it is silent, or slow")
-        # httpx counts each read, and an answer can come byte by byte.
+        # Further tries take none of their time from another limit.
         with suppress(TimeoutError):
             async with (
                 asyncio.timeout(seconds),
-                httpx.AsyncClient(
-                    headers=headers,
-                    timeout=httpx.Timeout(None, connect=min(_CONNECT_SECONDS, seconds)),
-                    trust_env=self._trust_env,
-                    verify=self._certificates,
-                ) as client,
+                open_client(self._url, key=self._token, verify=self._certificates) as client,
             ):
-                for tries in itertools.count(1):
-                    try:
-                        request = client.build_request(method, self._url + path, content=body)
-                        outcome = await send(client, request)
-                    except httpx.RequestError as error:
-                        outcome = error
-                    wait = self._rules.wait_after(outcome, tries)
-                    if wait is None:
-                        break
-                    await asyncio.sleep(wait)
+                headers = {} if body is None else {"Content-Type": "application/json"}
+                url = self._url + path
+                request = client.build_request(method, url, content=body, headers=headers)
+                outcome = await ask(client, request, self._rules, seconds=seconds)
         return outcome
 
     def _explain_status(self, answer: httpx.Response) -> RewardError:

@@ -19,18 +19,23 @@ FLAT_TOLERANCE = 8 * torch.finfo(torch.float32).eps
 """Largest spread of a flat group, relative to its largest |score|: a few fp32 roundings."""
 
 
-def combine(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G"]:
+def combine(
+    table: RewardTable, *, mode: Mode, untrained: RewardTable | None = None
+) -> Float32[Tensor, "P G"]:
     """Total reward of every image: the sum of `contributions` over the terms.
 
     Args:
         table: Raw scores, finite.
         mode: See `contributions`.
+        untrained: See `contributions`; given for evaluations, whose totals are compared across
+            steps.
 
     Raises:
-        RewardError: A total is beyond what float32 holds; names the image and its scores.
+        RewardError: A total is beyond what float32 holds (names the image and its scores), or a
+            term has no scale.
         ValueError: See `contributions`.
     """
-    totals = contributions(table, mode=mode).sum(dim=-1)
+    totals = contributions(table, mode=mode, untrained=untrained).sum(dim=-1)
     for row, image in (~totals.isfinite()).nonzero().tolist():
         scores = zip(
             table.names, table.raw[row, image].tolist(), table.weights.tolist(), strict=True
@@ -46,7 +51,9 @@ def combine(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G"]:
     return totals
 
 
-def contributions(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G R"]:
+def contributions(
+    table: RewardTable, *, mode: Mode, untrained: RewardTable | None = None
+) -> Float32[Tensor, "P G R"]:
     """What each term adds to each image's total; exactly 0 where a term does not apply.
 
     With weights w, scores s, and A the terms that apply to a prompt:
@@ -58,6 +65,10 @@ def contributions(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G R"]
       group whose scores are all equal; the std is the sample one. Each term then counts by its
       weight alone, however small its spread. Source: GDPO (arXiv 2601.05242), section 3; TRL's
       `multi_objective_aggregation="normalize_then_sum"`.
+      With `untrained`, mean and std are instead those of the untrained model's scores, over all
+      images of the prompts to which the term applies: x = (s - mean_0) / max(std_0, std_floor).
+      Inside its group every step has mean 0; on this scale, which no step moves, a policy that
+      scores higher has higher totals, and a group may hold a single image.
 
     The factor is exactly 1 where every term applies, which leaves the plain weighted sum. Where
     some do not, the weight of the missing ones goes to the others in proportion, so that a total
@@ -68,12 +79,17 @@ def contributions(table: RewardTable, *, mode: Mode) -> Float32[Tensor, "P G R"]
     Args:
         table: Raw scores, finite.
         mode: One of the two above.
+        untrained: Raw scores of the untrained model by the same terms; `weighted_sum` does not
+            read them.
 
     Raises:
+        RewardError: A term with a weight applies to a prompt here, and to none in `untrained`.
         ValueError: A prompt has no applicable term with a weight other than 0; a std floor is not
             positive; or a group to be standardised has fewer than two images.
     """
-    scores = _standardise(table) if mode == "normalize_then_sum" else table.raw
+    scores = table.raw
+    if mode == "normalize_then_sum":
+        scores = _standardise(table) if untrained is None else _standardise_by(untrained, table)
     # Filled, not multiplied by 0: a stored table may hold NaN where a term does not apply.
     applicable_scores = scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
     return table.weights * applicable_scores * _scale(table)[:, None, None]
@@ -121,10 +137,7 @@ def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
 
 
 def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
-    raw = table.raw
-    for name, floor in zip(table.names, table.std_floors.tolist(), strict=True):
-        if not floor > 0:
-            raise ValueError(f"std_floor {floor} of {name}: must be above 0; 1e-4 is a usual one")
+    raw, floors = table.raw, _std_floors(table)
     if raw.shape[1] < 2:
         raise ValueError(
             f"group size {raw.shape[1]}: normalize_then_sum compares the images of one prompt; "
@@ -132,8 +145,33 @@ def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
         )
     centred = _centre(raw.double())
     std = centred.square().sum(dim=1, keepdim=True).div(raw.shape[1] - 1).sqrt()
-    standardised = centred / std.clamp(min=table.std_floors.double())
+    standardised = centred / std.clamp(min=floors)
     return standardised.masked_fill(is_flat(raw)[:, None, :], 0.0).float()
+
+
+def _standardise_by(untrained: RewardTable, table: RewardTable) -> Float32[Tensor, "P G R"]:
+    # One row an image: the sums do not depend on how images are grouped.
+    raw = untrained.raw.double().flatten(0, 1)
+    applies = untrained.is_applicable.repeat_interleave(untrained.raw.shape[1], dim=0)
+    counts = applies.sum(dim=0)
+    is_weighed = table.is_applicable.any(dim=0) & (table.weights != 0)
+    for column in (is_weighed & (counts == 0)).nonzero().flatten().tolist():
+        raise RewardError(
+            f"term {table.names[column]} applies to held-out prompts now and applied to none in "
+            "the evaluation of the untrained model, whose spread normalize_then_sum divides by; "
+            "put the held-out prompts back as they were, or begin a new run"
+        )
+    means = raw.masked_fill(~applies, 0.0).sum(dim=0) / counts.clamp(min=1)
+    squares = (raw - means).masked_fill(~applies, 0.0).square().sum(dim=0)
+    stds = (squares / (counts - 1).clamp(min=1)).sqrt()
+    return ((table.raw.double() - means) / stds.clamp(min=_std_floors(table))).float()
+
+
+def _std_floors(table: RewardTable) -> Float64[Tensor, " R"]:
+    for name, floor in zip(table.names, table.std_floors.tolist(), strict=True):
+        if not floor > 0:
+            raise ValueError(f"std_floor {floor} of {name}: must be above 0; 1e-4 is a usual one")
+    return table.std_floors.double()
 
 
 def _scale(table: RewardTable) -> Float32[Tensor, " P"]:

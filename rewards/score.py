@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, UInt8
 from torch import Tensor, nn
 
+from rewards.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_with_notes
 from rewards.out_of_memory import is_out_of_memory
 from rewards.types import Prompt, RewardError, RewardTable, Scores
@@ -72,14 +73,22 @@ class Scorer:
         """Networks of all terms, for whoever moves them between devices."""
         return tuple(module for term in self._terms for module in term.reward.modules())
 
-    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+    def check_prompts(self, prompts: Iterable[Prompt], *, of: str = "prompts") -> list[str]:
         """Refuse prompts that no term can score, before anything is sampled.
+
+        Args:
+            prompts: Each is taken once: that reads its target picture.
+            of: What they are, for the lines.
+
+        Returns:
+            Terms that apply to few of them, see `describe_rare_terms`.
 
         Raises:
             RewardError: No term with a weight other than 0 applies to a prompt, or one applies and
                 cannot score it.
         """
         weighed = [term for term in self._terms if term.weight != 0]
+        counts, total = dict.fromkeys(self.names, 0), 0
         for prompt in prompts:
             # Every term is asked, also those that are only watched: one may refuse the prompt.
             applicable = [term for term in self._terms if term.reward.applies_to(prompt)]
@@ -90,6 +99,11 @@ class Scorer:
                     "to it. Give it a target picture (lpips, ssim) or a text in quotation marks "
                     "(ocr), remove it, or add a term that applies to every prompt (clip_score)"
                 )
+            total += 1
+            for term in applicable:
+                counts[term.name] += 1
+        weights = {term.name: term.weight for term in self._terms}
+        return describe_rare_terms(weights, counts, total, of=of)
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]) -> RewardTable:
         """Score every picture by every term that applies to its prompt.

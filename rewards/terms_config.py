@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rewards.keys import TOKEN_VARIABLE
-from rewards.options import Options, Url, Variable, problem_at
+from rewards.options import LONGEST_WAIT, Options, PathText, Url, Variable, problem_at
 
 Need = Literal["prompt", "text", "target"]
 """What a term compares a picture with."""
@@ -29,7 +29,7 @@ class TermConfig(Options):
     std_floor: float = Field(default=1e-4, gt=0.0)
     """Smallest divisor when scores are standardised inside a group (`normalize_then_sum`), in units
     of the score: the spread below which differences are noise."""
-    timeout_seconds: float = Field(default=600.0, gt=0.0)
+    timeout_seconds: float = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
     """Seconds to score one group of pictures; after that the run stops, with everything saved."""
     run_in: Literal["thread", "process"] = "thread"
     """`process`: score in a process of its own (`glm-grpo serve-reward` on this machine), which a
@@ -94,9 +94,9 @@ class RapidOcrConfig(OcrConfig):
 
     engine: Literal["rapidocr"]
     """ONNX on the CPU, models in the wheel (Latin and Chinese script); needs no download."""
-    threads: int = Field(default=2, ge=1)
+    threads: int = Field(default=2, ge=1, le=1024)
     """Pictures read at the same time, one CPU thread each."""
-    detection_side: int = Field(default=256, ge=64, multiple_of=32)
+    detection_side: int = Field(default=256, ge=64, le=16_384, multiple_of=32)
     """Pixels; pictures with a shorter side below it are enlarged before text is searched. Time
     grows with its square; larger pictures are not touched."""
 
@@ -107,11 +107,11 @@ class AestheticConfig(TermConfig):
     compares_with = ()
     kind: Literal["aesthetic"]
     """Class that scores."""
-    clip_model: str = Field(default="ViT-L-14-quickgelu", min_length=1)
+    clip_model: PathText = "ViT-L-14-quickgelu"
     """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
-    clip_weights: str = Field(default="openai", min_length=1)
+    clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
-    head: str = Field(min_length=1)
+    head: PathText
     """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
     `weight` [1, D] and `bias` [1]. All paths may be written pkg://package/relative/path."""
 
@@ -122,9 +122,9 @@ class ClipScoreConfig(TermConfig):
     compares_with = ("prompt",)
     kind: Literal["clip_score"]
     """Class that scores."""
-    clip_model: str = Field(default="ViT-L-14-quickgelu", min_length=1)
+    clip_model: PathText = "ViT-L-14-quickgelu"
     """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
-    clip_weights: str = Field(default="openai", min_length=1)
+    clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
 
 
@@ -134,9 +134,9 @@ class ClipImageConfig(TermConfig):
     compares_with = ("target",)
     kind: Literal["clip_image"]
     """Class that scores."""
-    clip_model: str = Field(default="ViT-L-14-quickgelu", min_length=1)
+    clip_model: PathText = "ViT-L-14-quickgelu"
     """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
-    clip_weights: str = Field(default="openai", min_length=1)
+    clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
 
 
@@ -146,9 +146,9 @@ class PickScoreConfig(TermConfig):
     compares_with = ("prompt",)
     kind: Literal["pick_score"]
     """Class that scores."""
-    model: str = Field(default="yuvalkirstain/PickScore_v1", min_length=1)
+    model: PathText = "yuvalkirstain/PickScore_v1"
     """A hub id, or a folder that holds the model."""
-    processor: str = Field(default="laion/CLIP-ViT-H-14-laion2B-s32B-b79K", min_length=1)
+    processor: PathText = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """A hub id, or a folder that holds tokenizer and image processor."""
 
 
@@ -158,9 +158,9 @@ class HpsConfig(TermConfig):
     compares_with = ("prompt",)
     kind: Literal["hps"]
     """Class that scores."""
-    clip_model: str = Field(default="ViT-H-14", min_length=1)
+    clip_model: PathText = "ViT-H-14"
     """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
-    checkpoint: str = Field(default="HPS_v2.1_compressed.pt", min_length=1)
+    checkpoint: PathText = "HPS_v2.1_compressed.pt"
     """The published checkpoint, a file from huggingface.co/xswu/HPSv2."""
 
 
@@ -183,17 +183,17 @@ class VlmJudgeConfig(TermConfig):
     )
     """Question about one picture; {prompt}, {text} (the texts that are asked for, in quotation
     marks), {lowest} and {highest} are filled in. Braces that are meant are doubled."""
-    lowest: int = 0
+    lowest: int = Field(default=0, ge=-(10**6), le=10**6)
     """Lowest score the model may answer; becomes 0."""
-    highest: int = 10
+    highest: int = Field(default=10, ge=-(10**6), le=10**6)
     """Highest score the model may answer; becomes 1."""
     api_key_variable: Variable | None = None
     """Environment variable that holds the key; absent: none is sent."""
-    request_timeout_seconds: float = Field(default=60.0, gt=0.0)
+    request_timeout_seconds: float = Field(default=60.0, gt=0.0, le=LONGEST_WAIT)
     """Seconds one request may take before it is tried again."""
-    retries: int = Field(default=3, ge=0)
+    retries: int = Field(default=3, ge=0, le=1000)
     """Further tries after a time-out, a broken connection, or an answer of status 429 or 5xx."""
-    requests_at_once: int = Field(default=8, ge=1)
+    requests_at_once: int = Field(default=8, ge=1, le=1024)
     """Requests in flight at a time."""
 
     @model_validator(mode="after")
@@ -222,7 +222,7 @@ class RemoteConfig(TermConfig):
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
     """What of a prompt the scorer looks at: some of prompt, text, target, as the scorer says it
     does. It is not asked about prompts that lack it."""
-    retries: int = Field(default=3, ge=0)
+    retries: int = Field(default=3, ge=0, le=1000)
     """Further tries after a broken connection or an answer of status 502, 503 or 504."""
 
     @model_validator(mode="after")
@@ -242,7 +242,7 @@ class CustomConfig(TermConfig):
 
     kind: Literal["custom"]
     """Class that scores."""
-    function: str = Field(min_length=3, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`module:function`, importable from the folder the run starts in. It gets a list of N prompts
     and pictures UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N]."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,13 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from rewards.base import has_needs
-from rewards.http import RetryRules, describe, hide, read_key, send, uses_environment
-from rewards.png import encode_png
+from rewards.http import RetryRules, ask, describe, hide, open_client, read_key
+from rewards.pictures import encode_png
 from rewards.types import Prompt, RewardError, Scores
 from rewards.vlm_question import Question
 from rewards.wire import EXCERPT
 
 _PROBE_SECONDS = 10.0
+_ONCE = RetryRules(retries=0, statuses=frozenset(), errors=())
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,12 @@ class VlmJudgeReward:
         option = "vlm_judge.api_key_variable"
         remedy = "leave api_key_variable out where none is wanted"
         self._key = "" if variable is None else read_key(variable, option=option, remedy=remedy)
-        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._rules = RetryRules(
             retries=endpoint.retries,
             statuses=frozenset({429, *range(500, 600)}),
             errors=(httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError),
         )
-        self._probe()
+        asyncio.run(self._probe())
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has what the question is about."""
@@ -131,40 +130,20 @@ class VlmJudgeReward:
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> list[_Verdict]:
         free = asyncio.Semaphore(self._endpoint.requests_at_once)
-        # No time limit of its own: httpx counts each read and write, and we the whole request.
-        async with httpx.AsyncClient(
-            headers=self._headers, timeout=None, trust_env=uses_environment(self._url)
-        ) as client:
+        async with open_client(self._url, key=self._key) as client:
 
             async def ask_about(index: int) -> _Verdict:
                 async with free:
                     payload = self._payload(prompts[index], pixels[index])
-                    outcome = await self._request(client, payload)
+                    url = f"{self._url}/chat/completions"
+                    request = client.build_request("POST", url, json=payload)
+                    seconds = self._endpoint.request_timeout_seconds
+                    outcome = await ask(client, request, self._rules, seconds=seconds)
                 name = f"vlm_judge: prompt {prompts[index].prompt_id}, image {index}"
                 return self._read_verdict(outcome, name)
 
             # The first failure ends asyncio.run, which gives up what is still under way.
             return await asyncio.gather(*map(ask_about, range(len(prompts))))
-
-    async def _request(
-        self, client: httpx.AsyncClient, payload: dict[str, object]
-    ) -> httpx.Response | httpx.RequestError:
-        for tries in itertools.count(1):
-            outcome: httpx.Response | httpx.RequestError
-            try:
-                async with asyncio.timeout(self._endpoint.request_timeout_seconds):
-                    url = f"{self._url}/chat/completions"
-                    outcome = await send(client, client.build_request("POST", url, json=payload))
-            except TimeoutError:
-                seconds = self._endpoint.request_timeout_seconds
-                outcome = httpx.ReadTimeout(f"no answer within {seconds:g} seconds")
-            except httpx.RequestError as error:
-                outcome = error
-            wait = self._rules.wait_after(outcome, tries)
-            if wait is None:
-                break
-            await asyncio.sleep(wait)
-        return outcome
 
     def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
         data = base64.b64encode(encode_png(picture)).decode("ascii")
@@ -191,7 +170,7 @@ class VlmJudgeReward:
         except ValidationError:
             # Not chained: its text quotes the answer, in which the key may stand.
             raise RewardError(
-                f"{name}: {self._url} answered {self._describe(outcome)}, which is no chat "
+                f"{name}: {self._url} answered {self._describe(outcome)} with what is no chat "
                 "completion with a text; set vlm_judge.url to an OpenAI-compatible endpoint"
             ) from None
         try:
@@ -203,25 +182,22 @@ class VlmJudgeReward:
             ) from error
         return _Verdict(value, hide(answer.strip(), self._key))
 
-    def _probe(self) -> None:
-        trust_env = uses_environment(self._url)
+    async def _probe(self) -> None:
         seconds = min(_PROBE_SECONDS, self._endpoint.request_timeout_seconds)
-        try:
-            with httpx.Client(
-                headers=self._headers, timeout=seconds, trust_env=trust_env
-            ) as client:
-                answer = client.get(f"{self._url}/models")
-        except httpx.RequestError as error:
+        async with open_client(self._url, key=self._key) as client:
+            request = client.build_request("GET", f"{self._url}/models")
+            outcome = await ask(client, request, _ONCE, seconds=seconds)
+        if isinstance(outcome, httpx.RequestError):
             raise RewardError(
-                f"vlm_judge.url {self._url} cannot be reached ({self._describe(error)}); start the "
-                "endpoint, or correct the address: it ends in /v1 for vLLM, SGLang and OpenAI"
-            ) from error
+                f"vlm_judge.url {self._url} cannot be reached ({self._describe(outcome)}); start "
+                "the endpoint, or correct the address: it ends in /v1 for vLLM, SGLang and OpenAI"
+            ) from outcome
         # Not every endpoint lists its models.
-        if answer.status_code not in (httpx.codes.OK, httpx.codes.NOT_FOUND):
+        if outcome.status_code not in (httpx.codes.OK, httpx.codes.NOT_FOUND):
             raise RewardError(
                 f"vlm_judge.url {self._url} refused a request for its models with "
-                f"{self._describe(answer)}; correct the address, or set vlm_judge.api_key_variable "
-                "to the environment variable that holds the key"
+                f"{self._describe(outcome)}; correct the address, or set "
+                "vlm_judge.api_key_variable to the environment variable that holds the key"
             )
 
     def _describe(self, outcome: httpx.Response | httpx.RequestError) -> str:

@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from rewards.png import decode_png, encode_png
+from rewards.pictures import PictureError, decode_png, encode_png, read_png_size
 from rewards.terms_config import Need
 from rewards.types import Prompt, Scores
 
@@ -24,6 +24,12 @@ PROTOCOL: Final = 1
 
 EXCERPT = 200
 """Characters of a foreign text that are quoted in an error."""
+
+MAX_REQUEST_PIXELS = 2**28
+"""Most pixels of a request's pictures and targets together: 256 pictures of 1024 x 1024."""
+
+_MOST_ITEMS = 2**20
+"""Each item of a message takes some hundred bytes, and the file two."""
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -125,40 +131,62 @@ def encode_request(
     return json.dumps({"protocol": PROTOCOL, "prompts": sent, "pictures": pictures}).encode()
 
 
-def decode_request(body: bytes) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]:
+def decode_request(
+    body: bytes, *, most_pixels: int = MAX_REQUEST_PIXELS
+) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]:
     """Read a request: one prompt per picture, and the pictures.
+
+    Args:
+        body: The message.
+        most_pixels: Of all pictures and targets together, counted before one is decoded.
 
     Raises:
         WireError: It is of another version, has keys too many or too few, a picture that is no
-            8-bit RGB PNG, or pictures of several sizes.
+            8-bit RGB PNG, pictures of several sizes, or more than is allowed.
     """
+    if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_ITEMS:
+        raise WireError(f"has more than {_MOST_ITEMS} items; send fewer pictures")
     request = _parse(_Request, body)
-    prompts = []
-    for number, sent in enumerate(request.prompts):
-        target, place = sent.target, f"prompts.{number}.target"
-        prompts.append(
-            Prompt(
-                prompt_id=sent.prompt_id,
-                prompt=sent.prompt,
-                texts=sent.texts,
-                target=None if target is None else _read_picture(target, place),
-            )
-        )
-    pictures = [
-        _read_picture(picture.png, f"pictures.{number}.png")
-        for number, picture in enumerate(request.pictures)
-    ]
-    sizes = sorted({f"{picture.shape[2]} x {picture.shape[1]}" for picture in pictures})
-    if len(sizes) > 1:
-        raise WireError(f"pictures of several sizes ({', '.join(sizes)}); send one size a request")
-    indices = [picture.prompt for picture in request.pictures]
-    for number, index in enumerate(indices):
-        if index >= len(prompts):
+    for number, each in enumerate(request.pictures):
+        if each.prompt >= len(request.prompts):
             raise WireError(
-                f"pictures.{number}.prompt is {index}, but there are {len(prompts)} prompts; "
-                "it must be the place of one, counted from 0"
+                f"pictures.{number}.prompt is {each.prompt}, but there are {len(request.prompts)} "
+                "prompts; it must be the place of one, counted from 0"
             )
-    return [prompts[index] for index in indices], torch.stack(pictures)
+    pictures = {f"pictures.{number}.png": each.png for number, each in enumerate(request.pictures)}
+    targets = {
+        f"prompts.{number}.target": each.target
+        for number, each in enumerate(request.prompts)
+        if each.target is not None
+    }
+    files = {place: _decode_base64(text, place) for place, text in (pictures | targets).items()}
+    sizes = {place: _read_size(file, place) for place, file in files.items()}
+    pixels = sum(width * height for width, height in sizes.values())
+    if pixels > most_pixels:
+        raise WireError(
+            f"has pictures of {pixels} pixels together; at most {most_pixels} are read: send fewer "
+            "pictures, or smaller ones"
+        )
+    each_size = sorted({sizes[place] for place in pictures})
+    if len(each_size) > 1:
+        found = ", ".join(f"{width} x {height}" for width, height in each_size)
+        raise WireError(f"pictures of several sizes ({found}); send one size a request")
+    prompts = [
+        Prompt(
+            prompt_id=sent.prompt_id,
+            prompt=sent.prompt,
+            texts=sent.texts,
+            target=None if sent.target is None else _read_picture(files[place], place),
+        )
+        for number, sent in enumerate(request.prompts)
+        for place in (f"prompts.{number}.target",)
+    ]
+    # One by one into their place: a list of them beside it would be as large again.
+    width, height = each_size[0]
+    stacked = torch.empty(len(pictures), 3, height, width, dtype=torch.uint8)
+    for number, place in enumerate(pictures):
+        stacked[number] = _read_picture(files[place], place)
+    return [prompts[each.prompt] for each in request.pictures], stacked
 
 
 def encode_scores(scores: Scores) -> bytes:
@@ -218,14 +246,25 @@ def _describe_prompt(prompt: Prompt, *, has_target: bool) -> dict[str, object]:
     return described
 
 
-def _read_picture(text: str, place: str) -> UInt8[Tensor, "3 H W"]:
+def _decode_base64(text: str, place: str) -> bytes:
     try:
-        return decode_png(base64.b64decode(text, validate=True))
-    except ValueError as error:  # base64's own is one too
-        raise WireError(
-            f"{place} is no 8-bit RGB PNG in base64 ({error}); convert the picture, and send the "
-            "whole file"
-        ) from error
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise WireError(f"{place} is no base64 ({error}); send the whole file") from error
+
+
+def _read_size(file: bytes, place: str) -> tuple[int, int]:
+    try:
+        return read_png_size(file)
+    except PictureError as error:
+        raise WireError(f"{place} {error}") from error
+
+
+def _read_picture(file: bytes, place: str) -> UInt8[Tensor, "3 H W"]:
+    try:
+        return decode_png(file)
+    except PictureError as error:
+        raise WireError(f"{place} {error}") from error
 
 
 def _parse(kind: type[_Message], body: bytes) -> _Message:

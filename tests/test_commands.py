@@ -4,6 +4,7 @@ import gc
 import logging
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from glm_grpo.analysis import fit
 from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.build import build_prompts, model_path
-from glm_grpo.commands.before import check_config
+from glm_grpo.commands.before import check_config, probe_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import MemoryLimitError, ModelError
@@ -122,10 +123,20 @@ def test_longest_prompt_is_counted_by_the_models_own_processor(config: Config) -
 
 @pytest.mark.parametrize("resume", ["null", "auto"])
 def test_run_training_says_where_it_writes_before_a_model_is_loaded(
-    resume: str, tmp_path: Path, configs_dir: Path, caplog: pytest.LogCaptureFixture
+    resume: str,
+    tmp_path: Path,
+    configs_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+    give_memory: Callable[[int | None], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelError("not loaded")
+
+    monkeypatch.setattr("glm_grpo.commands.train.load_stage", refuse)
+    give_memory(None)
     folder = tmp_path / "run"
-    overrides = [f"run_dir={folder}", f"model.path={tmp_path / 'no_model'}"]
+    overrides = [f"run_dir={folder}"]
     if resume == "auto":
         with pytest.raises(ModelError):
             run_training(compose_config(configs_dir, "tiny", overrides))
@@ -142,6 +153,18 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
         f"run folder: {folder} (from the first evaluation on, gallery/index.html in it can be "
         "opened at any time)",
     ]
+
+
+def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
+    tmp_path: Path, configs_dir: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(model_path("tiny"), model)
+    (model / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    overrides = [f"run_dir={tmp_path / 'run'}", f"model.path={model}"]
+    with pytest.raises(ModelError, match="vae/diffusion_pytorch_model.safetensors: empty"):
+        run_training(compose_config(configs_dir, "tiny", overrides))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -161,6 +184,59 @@ def test_check_config_says_how_many_processes_can_run_it(
     lines = check_config(compose_config(configs_dir, "tiny", [*LEAST, *changes]))
     next(lines)
     assert re.match(expected, next(lines))
+
+
+WITHOUT_TARGETS = (
+    "rollout.height=64",
+    "rollout.width=64",
+    "decode.steps=1",
+    "eval.samples_per_prompt=1",
+    "reward.combine=normalize_then_sum",
+)
+
+
+@pytest.fixture
+def without_targets(tmp_path: Path, configs_dir: Path) -> Config:
+    """Three prompts of which one has a text; LPIPS and SSIM apply to none."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text('a red sign\na sign that says "GO"\na blue sign\n')
+    data = (f"data.path={prompts}", f"data.eval_path={prompts}")
+    run = ("train.steps=1", "trackers=[]", f"run_dir={tmp_path / 'run'}", "optim.warmup_steps=0")
+    return compose_config(configs_dir, "tiny", [*LEAST, *WITHOUT_TARGETS, *data, *run])
+
+
+RARE = [
+    f"{line} of the 3 {of} prompts"
+    for of in ("training", "held-out")
+    for line in (
+        "lpips and ssim, 0.60 of the weight, apply to none",
+        "ocr, 0.30 of the weight, applies to 1",
+    )
+]
+
+
+def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt(
+    without_targets: Config,
+) -> None:
+    found = dict(line.split(": ", maxsplit=1) for line in check_config(without_targets))
+    first, *rare = found["reward"].split("\n    ")
+    assert first == "lpips, ssim, ocr, aesthetic; every prompt has a term that applies"
+    assert rare == RARE
+    for part in ("one rollout", "one held-out prompt"):
+        assert found[part].startswith("lpips does not apply, ssim does not apply, ocr ")
+    # The first held-out prompt asks for no text.
+    assert "ocr does not apply, aesthetic 0." in found["one held-out prompt"]
+
+
+def test_run_and_probe_name_terms_that_apply_to_few(
+    without_targets: Config, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    run_training(without_targets)
+    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert [line for line in said if "of the weight" in line] == RARE
+    caplog.clear()
+    probe_config(without_targets, num_prompts=1, noises=2, shares={}, directory=tmp_path / "probe")
+    assert [line for line in caplog.messages if "of the weight" in line] == RARE[:2]
 
 
 @pytest.mark.slow

@@ -35,6 +35,54 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["..", "/etc/passwd", "../run2/x", "images/../../x", "a\0b", "\ud800", "loop/../../x", "out/x"],
+)
+def test_run_folder_has_no_name_outside(tmp_path: Path, name: str) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    (folder.path / "loop").symlink_to("loop")
+    (folder.path / "out").symlink_to("..")
+    with pytest.raises(StorageError, match="out of the run folder|cannot be the name of a file"):
+        folder.inside(name)
+    with pytest.raises(StorageError):
+        folder.open(name)
+    with pytest.raises(StorageError):
+        folder.picture(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "images/a..b.png", "images\\..\\..\\x", "C:\\x", "x" * 5000]
+)
+def test_run_folder_takes_odd_names_that_stay_inside(tmp_path: Path, name: str) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    assert folder.inside(name) == tmp_path / "run" / name
+    with pytest.raises(OSError, match=r"No such file|File name too long|no regular file"):
+        folder.open(name)
+
+
+def test_run_folder_opens_regular_files_alone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file", "link"):
+        with folder.open(name) as file:
+            assert file.read() == b"content"
+    for name in ("pipe", "."):
+        with pytest.raises(OSError, match="no regular file"):
+            folder.open(name)
+
+
+def test_remove_takes_a_link_and_leaves_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to("kept")
+    remove(tmp_path / "link")
+    assert names_in(tmp_path) == ["kept"]
+
+
 def test_run_folder_names_follow_the_documented_layout() -> None:
     folder = RunFolder(Path("run"))
     paths = {
@@ -266,13 +314,15 @@ def test_remove_leftovers_spares_everything_else(tmp_path: Path) -> None:
 
 
 def test_remove_leftovers_looks_below_only_when_asked(tmp_path: Path) -> None:
-    inner = tmp_path / "tracker" / ".of-its-own.tmp"
+    inner = tmp_path / "tracker" / ".events.7.tmp"
     inner.parent.mkdir()
     inner.touch()
+    for other in (".of-its-own.tmp", "notes.7.tmp", ".7.tmp"):
+        (inner.parent / other).touch()
     remove_leftovers(tmp_path)
     assert inner.exists()
     remove_leftovers(tmp_path, below=True)
-    assert names_in(inner.parent) == []
+    assert names_in(inner.parent) == [".7.tmp", ".of-its-own.tmp", "notes.7.tmp"]
 
 
 def test_remove_leftovers_gives_a_folder_back_the_name_that_a_kill_took(

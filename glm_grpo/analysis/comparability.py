@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
-from PIL import Image
 
 from glm_grpo.analysis.settings import list_settings
 from glm_grpo.analysis.stored import EvaluatedRun, StoredEvaluation
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
-from glm_grpo.storage import PICTURE_FORMATS, storage_errors
+from glm_grpo.storage import read_picture
 
 _SAME_EVALUATION = (
     "model.path",
@@ -157,21 +155,14 @@ def _check_same_targets(first: EvaluatedRun, run: EvaluatedRun) -> None:
     for target, other in pairs:
         if target is None or other is None:
             continue
-        ours, theirs = run.folder.path / target, first.folder.path / other
-        if not (ours.is_file() and theirs.is_file()):
+        ours, theirs = run.folder.picture(target), first.folder.picture(other)
+        if not (os.path.isfile(ours) and os.path.isfile(theirs)):
             continue
-        with storage_errors("read", ours):
-            is_same = np.array_equal(_read_picture(ours), _read_picture(theirs))
-        if not is_same:
+        if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
             raise ConfigError(
                 f"{ours} is another target picture than {theirs}; compare runs with the same "
                 "data.eval_path"
             )
-
-
-def _read_picture(path: Path) -> UInt8[np.ndarray, "H W C"]:
-    with Image.open(path, formats=PICTURE_FORMATS) as picture:
-        return np.asarray(picture.convert("RGB"))
 
 
 def _identities(evaluation: StoredEvaluation) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,25 +17,29 @@ from glm_grpo.analysis.comparability import (
     sort_terms,
 )
 from glm_grpo.analysis.settings import differing_settings
-from glm_grpo.analysis.side_by_side import picture_totals, place_side_by_side
+from glm_grpo.analysis.side_by_side import Yardstick, place_side_by_side
 from glm_grpo.analysis.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
 from glm_grpo.analysis.trade_offs import find_trade_offs
-from glm_grpo.errors import ConfigError
+from glm_grpo.config import read_config
+from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.report.comparison import ComparedRun, Comparison, Gain
 from glm_grpo.storage import RunFolder
-from glm_grpo.training.resume import read_config
 from glm_grpo.training.statistics import paired_bootstrap
 
 _BOOTSTRAP_SEED = 0
+_SWEEP_FILE = "multirun.yaml"
+"""Hydra's, beside the runs of a sweep."""
 
 
 def compare(run_dirs: Sequence[Path], yardstick: Mapping[str, float] | None) -> Comparison:
-    """Judge runs by one weighted sum of raw scores, at every evaluation they stored.
+    """Judge runs by one total, at every evaluation they stored.
 
     Args:
-        run_dirs: At least two runs; the others are held against the first.
-        yardstick: Weight by name of the term; None for the weights that the first run was trained
-            with.
+        run_dirs: At least two runs; the others are held against the first. The folder of a sweep
+            stands for its runs, and its multirun.yaml, which a shell's star names too, for nothing.
+        yardstick: Weight by name of the term, of a weighted sum of raw scores; None for the reward
+            that the first run was trained with, under `normalize_then_sum` in units of the spread
+            of its first evaluation.
 
     Raises:
         ConfigError: The runs cannot be compared: other prompts, seeds, sizes or models, a term of
@@ -43,7 +48,8 @@ def compare(run_dirs: Sequence[Path], yardstick: Mapping[str, float] | None) -> 
         StorageError: A run has fewer than two evaluations, or a table is damaged.
     """
     runs = _read_runs(run_dirs)
-    given = runs[0].config.reward.weights() if yardstick is None else yardstick
+    reward = runs[0].config.reward
+    given = reward.weights() if yardstick is None else yardstick
     weights = {name: weight for name, weight in given.items() if weight != 0}
     comparable, left_out = sort_terms(runs)
     check_yardstick(runs, weights, comparable)
@@ -55,10 +61,16 @@ def compare(run_dirs: Sequence[Path], yardstick: Mapping[str, float] | None) -> 
     names = [name for name in (*weights, *comparable) if first.applies(name).any()]
     terms = tuple(dict.fromkeys(names))
     untrained = first.term_means(terms)
+    judge = Yardstick(
+        weights,
+        {name: reward.terms[name].std_floor for name in weights},
+        reward.combine if yardstick is None else "weighted_sum",
+        first,
+    )
     differing = differing_settings([run.config for run in runs])
-    reference = _prompt_totals(runs[0].evaluations[-1], weights)
+    reference = _prompt_totals(runs[0].evaluations[-1], judge)
     compared = tuple(
-        _judge(run, settings, weights, terms, None if run is runs[0] else reference)
+        _judge(run, settings, judge, terms, None if run is runs[0] else reference)
         for run, settings in zip(runs, differing, strict=True)
     )
     return Comparison(
@@ -69,12 +81,13 @@ def compare(run_dirs: Sequence[Path], yardstick: Mapping[str, float] | None) -> 
         untrained=untrained,
         trade_offs=find_trade_offs(compared, untrained, weights),
         left_out=left_out,
-        side_by_side=place_side_by_side(runs, weights, terms),
+        side_by_side=place_side_by_side(runs, judge, terms),
+        combine=judge.combine,
     )
 
 
 def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
-    paths = [path.resolve() for path in run_dirs]
+    paths = [path.resolve() for each in run_dirs for path in _runs_at(each)]
     if len(paths) < 2 or len(set(paths)) < len(paths):
         raise ConfigError(
             f"runs {', '.join(map(str, run_dirs)) or '(none)'}: a comparison needs at least two, "
@@ -90,6 +103,24 @@ def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
     ]
 
 
+def _runs_at(path: Path) -> list[Path]:
+    """The runs of a sweep, the first one first; of any other path, itself."""
+    if path.name == _SWEEP_FILE and path.is_file():
+        return []
+    if not (path / _SWEEP_FILE).is_file():
+        return [path]
+    runs = [config.parent for config in path.glob("*/config.yaml")]
+    if not runs:
+        raise CheckpointError(f"{path} is the folder of a sweep of which no run is there")
+    return sorted(runs, key=_natural_order)
+
+
+def _natural_order(path: Path) -> list[int | str]:
+    """9 before 10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
 def _short_names(paths: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell them apart."""
     length = 1
@@ -103,11 +134,11 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
 def _judge(
     run: EvaluatedRun,
     settings: Mapping[str, str],
-    weights: Mapping[str, float],
+    yardstick: Yardstick,
     terms: Sequence[str],
     reference: Float32[Tensor, " P"] | None,
 ) -> ComparedRun:
-    totals = [_prompt_totals(evaluation, weights) for evaluation in run.evaluations]
+    totals = [_prompt_totals(evaluation, yardstick) for evaluation in run.evaluations]
     return ComparedRun(
         name=run.name,
         settings=settings,
@@ -124,8 +155,6 @@ def _gain(before: Float32[Tensor, " P"], after: Float32[Tensor, " P"]) -> Gain:
     return Gain(interval.mean_difference, interval.low, interval.high)
 
 
-def _prompt_totals(
-    evaluation: StoredEvaluation, weights: Mapping[str, float]
-) -> Float32[Tensor, " P"]:
+def _prompt_totals(evaluation: StoredEvaluation, yardstick: Yardstick) -> Float32[Tensor, " P"]:
     """The yardstick total of each prompt, mean over its samples."""
-    return picture_totals(evaluation, weights).mean(dim=1)
+    return yardstick.totals(evaluation).mean(dim=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 from glm_grpo.analysis.planned_sizes import batch_sizes, evaluation_sizes, model_settings
 from glm_grpo.analysis.process_rules import refuse_for_processes
 from glm_grpo.analysis.scorer_sizes import scorer_sizes
-from glm_grpo.config import Config
+from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.glm_image.meta_models import read_part_configs
 from glm_grpo.glm_image.plan import MemoryPlanner, ScorerSizes
@@ -19,36 +18,8 @@ from glm_grpo.glm_image.quantization import refuse_without_accelerator
 from glm_grpo.glm_image.shards import ONE_PROCESS, Processes
 from glm_grpo.report.memory_plan import MemoryAdvice, MemoryPlan
 
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
-
 _Change = Mapping[str, Any]
 """Dotted keys and their values, set together."""
-
-
-def parse_memory(text: str) -> int:
-    """Bytes of a size such as 24GB.
-
-    Raises:
-        ConfigError: It is not a positive number with a unit.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text, flags=re.IGNORECASE)
-    size = 0
-    if match is not None and match[2].upper() in _UNITS:
-        size = round(float(match[1]) * _UNITS[match[2].upper()])
-    if size <= 0:
-        raise ConfigError(
-            f"--memory {text!r}: must be a positive number and a unit: B, KB, MB, GB (powers of "
-            "1000) or KiB, MiB, GiB (powers of 1024); write for example --memory 24GB"
-        )
-    return size
 
 
 class ConfigPlanner:
@@ -93,6 +64,7 @@ class ConfigPlanner:
             RewardError: A term names a network that does not exist.
         """
         self._refuse_unfit(config)
+        config = self._effective(config)
         key = config.reward.model_dump_json()
         if key not in self._scorers:
             self._scorers[key] = scorer_sizes(config.reward.terms.values())
@@ -120,6 +92,7 @@ class ConfigPlanner:
         Returns:
             Empty where nothing helps.
         """
+        config = self._effective(config)
         alone = []
         for kind in _CHANGES:
             fitting = self._mildest(config, (), [*kind(config)], memory)
@@ -184,6 +157,12 @@ class ConfigPlanner:
             return None
         return changed
 
+    def _effective(self, config: Config) -> Config:
+        processes = self._processes
+        return effective_config(
+            config, processes=processes.count, is_sharded=processes.is_sharded
+        ).config
+
     def _refuse_unfit(self, config: Config) -> None:
         refuse_without_accelerator(
             config.model.quantization, is_on_accelerator=self._is_on_accelerator
@@ -224,10 +203,9 @@ def _more_offload(config: Config) -> Iterator[_Change]:
 
 
 def _smaller_micro_batches(config: Config) -> Iterator[_Change]:
-    images = config.rollout.prompts_per_step * config.rollout.group_size
     for size in range(config.train.micro_batch_size - 1, 0, -1):
         # Powers of two suffice to find the right order, and each plan takes a second or two.
-        if images % size == 0 and size & (size - 1) == 0:
+        if size & (size - 1) == 0:
             yield {"train.micro_batch_size": size}
 
 

@@ -29,11 +29,6 @@ def refuse_for_processes(config: Config, processes: Processes) -> None:
         )
     if not processes.is_sharded:
         return
-    if config.offload == "modules_and_optimizer":
-        raise ConfigError(
-            "offload is modules_and_optimizer: the optimizer's state is kept in shards; use "
-            "offload=modules"
-        )
     if config.model.quantization is not None:
         raise ConfigError(
             f"model.quantization is {config.model.quantization}: such weights cannot be cut up; "

@@ -12,12 +12,12 @@ from torch import Tensor
 from glm_grpo.analysis.group_order import rank_correlations, winner_changes
 from glm_grpo.analysis.stored import StoredGroups, StoredRollouts, read_rollouts
 from glm_grpo.analysis.weighing_overrides import list_changes, override_weighing
-from glm_grpo.config import Config
+from glm_grpo.config import Config, read_config
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.report.rescoring import MovedImage, Rescoring, TermChange
 from glm_grpo.storage import RunFolder
-from glm_grpo.training.resume import read_config
+from rewards.audit import describe_rare_terms
 from rewards.reweigh import advantage_shares, combine, is_flat
 from rewards.types import RewardError, RewardTable
 
@@ -74,7 +74,16 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
         terms=_term_changes(before, after),
         gaining=gaining,
         losing=losing,
+        rare_terms=tuple(_describe_rare_terms(stored.groups, other)),
     )
+
+
+def _describe_rare_terms(groups: StoredGroups, config: Config) -> list[str]:
+    # A prompt is sampled at many steps, and counts once.
+    rows = dict(zip(groups.prompt_ids, groups.is_applicable.tolist(), strict=True))
+    counts = dict(zip(groups.names, map(sum, zip(*rows.values(), strict=True)), strict=True))
+    weights = config.reward.weights()
+    return describe_rare_terms(weights, counts, len(rows), of="prompts that the run sampled")
 
 
 def _score(stored: StoredRollouts, config: Config) -> _Scored:

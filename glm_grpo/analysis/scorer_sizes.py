@@ -16,12 +16,17 @@ from rewards.terms_config import (
     AestheticConfig,
     ClipImageConfig,
     ClipScoreConfig,
+    CustomConfig,
     EasyOcrConfig,
     HpsConfig,
     LpipsConfig,
     PickScoreConfig,
+    PsnrConfig,
     RapidOcrConfig,
+    RemoteConfig,
+    SsimConfig,
     TermConfig,
+    VlmJudgeConfig,
 )
 
 _FLOAT32 = 4
@@ -37,19 +42,23 @@ _PICK_SCORE_PARAMETERS = 986_000_000
 
 
 def scorer_sizes(terms: Iterable[TermConfig]) -> ScorerSizes:
-    """What the terms hold in memory, in fp32; a function of the user's own counts for nothing.
+    """What the terms hold in memory, in fp32.
+
+    A function of the user's own counts for nothing, since no one can know what it loads.
 
     Raises:
         RewardError: A term names a CLIP architecture that does not exist.
+        TypeError: A kind of term has no size here.
     """
     movable = staying = on_cpu = 0
     for term in terms:
+        size = _network_bytes(term)
         if isinstance(term, RapidOcrConfig):
-            on_cpu += _rapidocr_bytes()
+            on_cpu += size
         elif term.run_in == "process":
-            staying += _network_bytes(term)
+            staying += size
         else:
-            movable += _network_bytes(term)
+            movable += size
     return ScorerSizes(movable=movable, staying=staying, on_cpu=on_cpu)
 
 
@@ -65,8 +74,21 @@ def _network_bytes(term: TermConfig) -> int:
             return _clip_bytes(term.clip_model, is_image_only=True)
         case ClipScoreConfig() | HpsConfig():
             return _clip_bytes(term.clip_model, is_image_only=False)
-        case _:
+        case RapidOcrConfig():
+            return _rapidocr_bytes()
+        case SsimConfig() | PsnrConfig():
+            # Windows and differences, without weights.
             return 0
+        case VlmJudgeConfig() | RemoteConfig():
+            # Their networks are behind an endpoint, in the memory of another process.
+            return 0
+        case CustomConfig():
+            return 0
+        case _:
+            raise TypeError(
+                f"{type(term).__name__}: what a term of this kind holds in memory is not known to "
+                "the plan; add it to glm_grpo/analysis/scorer_sizes.py"
+            )
 
 
 def _clip_bytes(clip_model: str, *, is_image_only: bool) -> int:

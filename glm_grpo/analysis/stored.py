@@ -8,18 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
-from glm_grpo.storage import RunFolder, step_of, storage_errors
-from glm_grpo.tables import check_schema, evaluation_steps
+from glm_grpo.storage import RunFolder
+from glm_grpo.tables import RAW, evaluation_steps, read_evaluation, read_table, stored_steps
 from rewards.types import RewardTable
 
-_RAW = "raw/"
 _IDENTITY = ("step", "prompt_id", "prompt", "sample", "image")
 
 
@@ -138,11 +136,7 @@ def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -
         StorageError: There is no rollout, or a table is missing something, damaged, or holds an
             incomplete group.
     """
-    steps = sorted(
-        step
-        for path in folder.rollouts_dir.glob("*.parquet")
-        if (step := step_of(path)) is not None
-    )
+    steps = stored_steps(folder.rollouts_dir)
     if not steps:
         raise StorageError(
             f"{folder.path} holds no rollout (rollouts/step-*.parquet); let the run take its first "
@@ -150,7 +144,7 @@ def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -
         )
     columns = (*_IDENTITY, *_raw_columns(names), "penalty", "total", "advantage")
     table = pyarrow.concat_tables(
-        [_read_columns(folder.rollout_path(step), columns) for step in steps]
+        [read_table(folder.rollout_path(step), columns) for step in steps]
     )
     groups = _group(table, names, group_size=group_size, path_of=folder.rollout_path)
     return StoredRollouts(
@@ -188,7 +182,7 @@ def _read_evaluation(
     folder: RunFolder, step: int, names: Sequence[str], samples: int
 ) -> StoredEvaluation:
     columns = (*_IDENTITY, *_raw_columns(names), "texts", "target")
-    table = _read_columns(folder.evaluation_path(step), columns)
+    table = read_evaluation(folder, step, columns)
     groups = _group(table, names, group_size=samples, path_of=folder.evaluation_path)
     firsts = table.take(list(range(0, table.num_rows, samples)))
     return StoredEvaluation(
@@ -200,28 +194,7 @@ def _read_evaluation(
 
 
 def _raw_columns(names: Sequence[str]) -> list[str]:
-    return [f"{_RAW}{name}" for name in names]
-
-
-def _read_columns(path: Path, columns: Sequence[str]) -> pyarrow.Table:
-    with storage_errors("read", path):
-        try:
-            file = pyarrow.parquet.ParquetFile(path)
-            check_schema(file.schema_arrow, path)
-            stored = set(file.schema_arrow.names)
-            missing = [name for name in columns if name not in stored]
-            if missing:
-                raise StorageError(
-                    f"{path} has no column {', '.join(missing)}: it does not belong to the run's "
-                    "config.yaml, or was written by another version. Restore the table that the "
-                    "run wrote."
-                )
-            # Tables of a step are small: threads would cost more than they save.
-            return file.read(columns=list(columns), use_threads=False)
-        except pyarrow.ArrowInvalid as error:
-            raise StorageError(
-                f"{path} is not a whole Parquet file ({error}). Remove it, or restore a copy."
-            ) from error
+    return [f"{RAW}{name}" for name in names]
 
 
 def _group(
@@ -234,12 +207,10 @@ def _group(
     raw = np.stack([table[name].fill_null(0.0).to_numpy() for name in columns], axis=1)
     is_scored = is_scored.reshape(-1, group_size, len(names))
     is_torn = (is_scored != is_scored[:, :1]).any(axis=(1, 2))
-    is_torn |= ~np.isfinite(raw).reshape(-1, group_size * len(names)).all(axis=1)
     for row in np.flatnonzero(is_torn)[:1] * group_size:
         raise StorageError(
-            f"{path_of(int(steps[row]))}: prompt {table['prompt_id'][int(row)]} has scores that "
-            "are not finite, or missing for some of its images only. Restore the table that the "
-            "run wrote."
+            f"{path_of(int(steps[row]))}: prompt {table['prompt_id'][int(row)]} lacks scores of "
+            "some of its images only. Restore the table that the run wrote."
         )
     firsts = table.select(["prompt_id", "prompt"]).take(list(range(0, len(steps), group_size)))
     return StoredGroups(

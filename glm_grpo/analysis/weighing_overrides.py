@@ -59,7 +59,7 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
         section[name] = value
     if problems:
         raise ConfigError(describe_problems(problems))
-    return validate_config(values)
+    return validate_config(values, is_stored=True)
 
 
 def list_changes(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from accelerate import Accelerator
 from rich.table import Table
 
 from glm_grpo.analysis.fit import check_fit
@@ -14,8 +14,16 @@ from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.analysis.probe import draw_probe, probed_prompts, report_probe
 from glm_grpo.analysis.process_rules import refuse_for_processes
 from glm_grpo.analysis.step_time import step_floors
-from glm_grpo.build import build_batch, build_prompts, collect_settings, load_stage, model_path
-from glm_grpo.config import Config
+from glm_grpo.build import (
+    Prompts,
+    build_batch,
+    build_prompts,
+    check_prompt_sets,
+    collect_settings,
+    load_stage,
+    model_path,
+)
+from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.glm_image.floors import DeviceSpeed
 from glm_grpo.glm_image.self_check import self_check
@@ -29,12 +37,17 @@ from glm_grpo.report.memory_table import (
 )
 from glm_grpo.report.probe_page import probe_tables, write_probe
 from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import collect
+from glm_grpo.training.collect import Stage, collect
+from glm_grpo.training.engine import make_accelerator
+from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.out_of_memory import out_of_memory_explained, replay_size
+from glm_grpo.training.prompts import PromptSource, evaluation_batches, part_of_batch
 from glm_grpo.training.ray_cluster import require_ray
 from glm_grpo.training.trackers import check_trackers
+from glm_grpo.types import Evaluation, PromptBatch
+from rewards.types import RewardTable
 
-_FEWEST_NOISES = 2
+logger = logging.getLogger(__name__)
 
 
 def check_config(config: Config) -> Iterator[str]:
@@ -46,18 +59,20 @@ def check_config(config: Config) -> Iterator[str]:
     check_trackers(config.trackers)
     if config.train.mode == "async":
         require_ray()
-    yield "config: every key is known and in range"
+    effective = effective_config(config)
+    config, note = effective.config, effective.note
+    yield f"config: every key is known and in range{f'; {note}' if note else ''}"
     yield f"processes: {_described_processes(config)}"
     prompts = build_prompts(config)
     yield f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
     sources = (prompts.training, prompts.held_out)
-    device = Accelerator().device
+    device = make_accelerator().device
     yield f"memory: {check_fit(config, model_path(config.model.path), sources, device)}"
     stage = load_stage(config, device, needs_reference=config.loss.kl_coef > 0)
     yield f"model: loaded {config.model.path} in {config.model.dtype}"
-    for prompt_set in sources:
-        stage.scorer.check_prompts(prompt_set[index] for index in range(len(prompt_set)))
-    yield f"reward: {', '.join(stage.scorer.names)}; every prompt has a term that applies"
+    rare = check_prompt_sets(stage, prompts)
+    found = f"reward: {', '.join(stage.scorer.names)}; every prompt has a term that applies"
+    yield "\n    ".join([found, *rare])
     experience = collect(
         stage,
         build_batch(config, prompts.training, 0),
@@ -65,8 +80,8 @@ def check_config(config: Config) -> Iterator[str]:
         policy_step=0,
         clock=PhaseClock(lambda _: None),
     )
-    means = zip(stage.scorer.names, experience.rewards.raw.mean(dim=(0, 1)).tolist(), strict=True)
-    yield f"one rollout: {', '.join(f'{name} {mean:.3f}' for name, mean in means)}"
+    yield f"one rollout: {_describe_means(experience.rewards)}"
+    yield f"one held-out prompt: {_describe_means(_evaluate_one(stage, config, prompts).rewards)}"
     rows = config.train.micro_batch_size
     with (
         out_of_memory_explained("update", replay_size(experience.prompts, rows)),
@@ -76,6 +91,31 @@ def check_config(config: Config) -> Iterator[str]:
     yield (
         f"self-check: full grids, replay gap {report.mean_gap:.1e} nats a token (largest "
         f"{report.max_gap:.1e}), mean ratio {report.mean_ratio:.6f}"
+    )
+
+
+def _evaluate_one(stage: Stage, config: Config, prompts: Prompts) -> Evaluation:
+    """The first held-out prompt as an evaluation scores it, which is not as training does."""
+    batches = evaluation_batches(
+        prompts.held_out,
+        range(1),
+        prompts_per_batch=1,
+        samples_per_prompt=config.eval.samples_per_prompt,
+        seed=config.eval.seed,
+    )
+    part = evaluate(stage, batches, collect_settings(config), step=0)
+    return weigh_evaluation([part], mode=config.reward.combine, untrained=None)
+
+
+def _describe_means(table: RewardTable) -> str:
+    """Mean score of each term over the prompts to which it applies."""
+    scores = [
+        (name, table.raw[table.is_applicable[:, column], :, column])
+        for column, name in enumerate(table.names)
+    ]
+    return ", ".join(
+        f"{name} {found.mean().item():.3f}" if len(found) else f"{name} does not apply"
+        for name, found in scores
     )
 
 
@@ -156,7 +196,7 @@ def probe_config(
 
     Args:
         config: Of the run to come; its training prompts are used, a step's worth at a time.
-        num_prompts: Prompts sampled, at least; rounded up to whole steps.
+        num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
         shares: Of the advantage, by term, if weights are to be proposed; empty for none.
         directory: Of the page.
@@ -168,17 +208,14 @@ def probe_config(
         ConfigError: A number is out of range, or no weights give the shares.
         GlmGrpoError, RewardError: As in a run.
     """
-    if num_prompts < 1 or noises < _FEWEST_NOISES:
-        raise ConfigError(
-            f"--prompts {num_prompts} and --noises {noises}: at least 1 prompt, and "
-            f"{_FEWEST_NOISES} noises, for a spread to be seen"
-        )
     _check_shares(shares, tuple(config.reward.terms))
+    config = effective_config(config).config
     prompts = build_prompts(config)
-    stage = load_stage(config, Accelerator().device, needs_reference=False)
-    stage.scorer.check_prompts(prompts.training[index] for index in range(len(prompts.training)))
-    steps = math.ceil(min(num_prompts, len(prompts.training)) / config.rollout.prompts_per_step)
-    batches = [build_batch(config, prompts.training, step) for step in range(steps)]
+    batches = _probed_batches(config, prompts.training, num_prompts)
+    stage = load_stage(config, make_accelerator().device, needs_reference=False)
+    training = (prompts.training[index] for index in range(len(prompts.training)))
+    for line in stage.scorer.check_prompts(training, of="training prompts"):
+        logger.warning("%s", line)
     samples = draw_probe(stage, batches, collect_settings(config), noises=noises)
     try:
         report = report_probe(
@@ -191,6 +228,19 @@ def probe_config(
         raise ConfigError(f"--share: {error}") from error
     pictures = probed_prompts(samples, mode=config.reward.combine)
     return probe_tables(report), write_probe(report, pictures, directory)
+
+
+def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:
+    """The first steps' prompts as training would sample them, without those that are too many."""
+    at_once = config.rollout.prompts_per_step
+    if num_prompts > len(prompts):
+        logger.info("--prompts %d: there are %d, and all are sampled", num_prompts, len(prompts))
+        num_prompts = len(prompts)
+    batches = [
+        build_batch(config, prompts, step) for step in range(math.ceil(num_prompts / at_once))
+    ]
+    rest = num_prompts - at_once * (len(batches) - 1)
+    return [*batches[:-1], part_of_batch(batches[-1], range(rest))]
 
 
 def _check_shares(shares: Mapping[str, float], names: Sequence[str]) -> None:

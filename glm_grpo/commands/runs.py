@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from accelerate import Accelerator
 from rich.table import Table
 
 from glm_grpo.build import (
@@ -19,12 +18,16 @@ from glm_grpo.build import (
 )
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.glm_image.export import export_adapter, export_pipeline
-from glm_grpo.glm_image.loading import DTYPES, load_pipeline
+from glm_grpo.glm_image.export import README, StockSettings, export_adapter, export_pipeline
+from glm_grpo.glm_image.loading import DTYPES, check_model, load_pipeline
+from glm_grpo.glm_image.token_grid import token_layout
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import storage_errors
-from glm_grpo.training.evaluate import evaluate
-from glm_grpo.training.resume import find_checkpoint
+from glm_grpo.tables import read_metrics
+from glm_grpo.training.engine import make_accelerator
+from glm_grpo.training.evaluate import evaluate, weigh_evaluation
+from glm_grpo.training.metrics import outside_codebook_note
+from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, read_config_at
 from glm_grpo.training.summaries import compare_evaluations
 from rewards.build import build_reward
 from rewards.serve import read_token, serve
@@ -47,7 +50,7 @@ def serve_term(
         )
     # A token that is missing is told before weights are loaded.
     read_token(host)
-    reward = build_reward(terms[name], Accelerator().device)
+    reward = build_reward(terms[name], make_accelerator().device)
     serve(reward, name=name, needs=terms[name].needs(), host=host, port=port, announce=announce)
 
 
@@ -64,12 +67,17 @@ def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:
     """
     found = find_checkpoint(run)
     config = found.config
-    stage = load_stage(config, Accelerator().device, needs_reference=False)
-    batches = build_evaluation_batches(config, build_prompt_set(config.data.eval_path, config))
+    reserved = check_model(model_path(config.model.path))
+    held_out = build_prompt_set(config.data.eval_path, config, reserved)
+    stage = load_stage(config, make_accelerator().device, needs_reference=False)
+    batches = build_evaluation_batches(config, held_out)
     settings = collect_settings(config)
-    before = evaluate(stage, batches, settings, step=0)
+    mode = config.reward.combine
+    part = evaluate(stage, batches, settings, step=0)
+    before = weigh_evaluation([part], mode=mode, untrained=None)
     stage.policy.load_state_tensors(found.checkpoint.tensors["policy"])
-    after = evaluate(stage, batches, settings, step=found.checkpoint.step)
+    part = evaluate(stage, batches, settings, step=found.checkpoint.step)
+    after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
     return found.checkpoint.step, compare_evaluations(before, after)
 
 
@@ -77,9 +85,10 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     """Writes the weights of a run's newest checkpoint, or of the one the path names.
 
     Returns:
-        A line that says what was written and how to load it.
+        What was written, how to load it, and what to mind.
 
     Raises:
+        ConfigError: An adapter is asked for where none was trained.
         CheckpointError: The path holds no run or no whole checkpoint.
         StorageError: The folder is not empty, or cannot be written.
     """
@@ -87,18 +96,50 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
         raise StorageError(
             f"{directory} is not an empty folder; nothing is overwritten; name another"
         )
-    found = find_checkpoint(run)
-    config = found.config
-    pipeline = load_pipeline(model_path(config.model.path), dtype=DTYPES[config.model.dtype])
-    policy = build_policy(config, pipeline, needs_reference=False)
-    policy.load_state_tensors(found.checkpoint.tensors["policy"])
+    config = read_config_at(run)
     kind = kind or ("pipeline" if config.model.adapter is None else "adapter")
+    if kind == "adapter" and config.model.adapter is None:
+        raise ConfigError(
+            "the run trained the language model in full (model.adapter is absent), so there is no "
+            "adapter to export; use --format pipeline"
+        )
+    found = find_checkpoint(run)
+    checkpoint = found.checkpoint
+    base = model_path(config.model.path)
+    pipeline = load_pipeline(base, dtype=DTYPES[config.model.dtype])
+    policy = build_policy(config, pipeline, needs_reference=False)
+    policy.load_state_tensors(checkpoint.tensors["policy"])
+    settings = StockSettings(
+        base=base,
+        dtype=config.model.dtype,
+        height=config.rollout.height,
+        width=config.rollout.width,
+        temperature=config.rollout.temperature,
+        top_k=config.rollout.top_k,
+        top_p=config.rollout.top_p,
+        decode_steps=config.decode.steps,
+        guidance_scale=config.decode.guidance_scale,
+        outside_codebook=_outside_codebook_note(found),
+    )
     with storage_errors("write", directory):
-        if kind == "adapter":
-            export_adapter(policy, directory)
-            return f"{directory}: step {found.checkpoint.step}; PeftModel.from_pretrained loads it"
-        export_pipeline(policy, pipeline, directory)
-    return f"{directory}: step {found.checkpoint.step}; GlmImagePipeline.from_pretrained loads it"
+        if policy.adapted_model is not None and kind == "adapter":
+            export_adapter(policy.adapted_model, settings, directory)
+        else:
+            export_pipeline(policy, pipeline, settings, directory)
+    readme = directory / README
+    return f"{directory}: step {checkpoint.step}; {readme} shows how to draw a picture with it"
+
+
+def _outside_codebook_note(found: FoundCheckpoint) -> str:
+    """Nothing where the run's metrics do not have it."""
+    sizes = found.config.rollout
+    tokens = token_layout(sizes.height, sizes.width).num_tokens
+    try:
+        rows = read_metrics(found.folder)
+    except StorageError:
+        # The weights are whole, whatever became of the metrics.
+        return ""
+    return outside_codebook_note(rows, step=found.checkpoint.step, tokens=tokens)
 
 
 def summary_table(rows: Sequence[SummaryRow], *, title: str) -> Table:

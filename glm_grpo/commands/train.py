@@ -13,11 +13,11 @@ from rich.console import Console
 
 from glm_grpo.analysis.fit import check_fit
 from glm_grpo.analysis.process_rules import refuse_for_processes
-from glm_grpo.build import Prompts, build_prompts, load_stage, model_path
+from glm_grpo.build import Prompts, build_prompts, check_prompt_sets, load_stage, model_path
 from glm_grpo.build_collectors import collector_needs
 from glm_grpo.build_trainer import Launch, build_trainer
 from glm_grpo.commands.runs import summary_table
-from glm_grpo.config import Config
+from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.glm_image.shards import Processes
 from glm_grpo.present import is_sweep
@@ -41,13 +41,18 @@ def run_training(config: Config) -> None:
         GlmGrpoError, RewardError: What is needed cannot be read, loaded or written.
     """
     launch = _launch(config)
+    processes, given = _processes(launch), config
+    effective = effective_config(given, processes=processes.count, is_sharded=processes.is_sharded)
+    config = effective.config
+    if effective.note:
+        logger.info("settings: %s", effective.note)
     team, device = launch.team, launch.accelerator.device
     check_trackers(config.trackers)
     with team.together():
         prompts = build_prompts(config)
         sources = (prompts.training, prompts.held_out)
         # Before there is a run folder: a config that cannot fit leaves nothing behind.
-        check_fit(config, model_path(config.model.path), sources, device, _processes(launch))
+        check_fit(config, model_path(config.model.path), sources, device, processes)
     # A sweep goes on in this process, whatever this run ends by.
     with ExitStack() as ending:
         if config.train.mode == "async":
@@ -55,7 +60,7 @@ def run_training(config: Config) -> None:
             ending.callback(cluster.close)
             launch = replace(launch, cluster=cluster)
         # Nothing keeps the checkpoint: its files are mapped, and are removed while the run goes on.
-        trainer, folder = _prepare(config, prompts, launch, ending)
+        trainer, folder = _prepare(given, config, prompts, launch, ending)
         summary = trainer.run()
     if team.size > 1:
         launch.accelerator.end_training()
@@ -72,11 +77,14 @@ def run_training(config: Config) -> None:
 
 
 def _prepare(
-    config: Config, prompts: Prompts, launch: Launch, ending: ExitStack
+    given: Config, config: Config, prompts: Prompts, launch: Launch, ending: ExitStack
 ) -> tuple[Trainer, RunFolder]:
-    """Opens the run folder, whose lock is released at the end, and loads the models."""
+    """Opens the run folder, which keeps the config as given, and loads the models.
+
+    Its lock is released at the end.
+    """
     team = launch.team
-    opened = open_run(config, team)
+    opened = open_run(given, team)
     ending.callback(opened.lock.release)
     logger.info(
         "run folder: %s (from the first evaluation on, gallery/index.html in it can be opened at "
@@ -95,8 +103,9 @@ def _prepare(
             needs_reference=config.loss.kl_coef > 0,
             is_sharded=has_shards(launch.accelerator),
         )
-        for prompt_set in (prompts.training, prompts.held_out):
-            stage.scorer.check_prompts(prompt_set[index] for index in range(len(prompt_set)))
+        rare = check_prompt_sets(stage, prompts)
+    for line in rare if team.is_main else ():
+        logger.warning("%s", line)
     return build_trainer(config, stage, prompts, opened, launch, console), opened.folder
 
 

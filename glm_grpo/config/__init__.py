@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glm_grpo.config.effective import EffectiveConfig, effective_config
 from glm_grpo.config.load import (
     COMPOSITION_ERRORS,
     UNNAMED_COMPOSITION_ERRORS,
@@ -11,6 +12,8 @@ from glm_grpo.config.load import (
     from_yaml,
     load_config,
     override_error,
+    read_config,
+    read_config_text,
     to_yaml,
     validate_config,
 )
@@ -38,6 +41,7 @@ __all__ = [
     "Config",
     "DataSection",
     "DecodeSection",
+    "EffectiveConfig",
     "EvalSection",
     "LossSection",
     "ModelSection",
@@ -46,10 +50,13 @@ __all__ = [
     "TrainSection",
     "compose_config",
     "config_differences",
+    "effective_config",
     "flatten",
     "from_yaml",
     "load_config",
     "override_error",
+    "read_config",
+    "read_config_text",
     "to_yaml",
     "validate_config",
 ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
@@ -25,8 +29,9 @@ from glm_grpo.config.problems import (
     known_keys,
     unknown_key_problem,
 )
-from glm_grpo.config.root import Config
-from glm_grpo.errors import ConfigError
+from glm_grpo.config.root import Config, estimator_problems
+from glm_grpo.errors import CheckpointError, ConfigError
+from glm_grpo.storage import RunFolder, storage_errors
 from rewards.terms_config import KINDS
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -41,6 +46,9 @@ _DEEPEST = 50
 
 _TERMS = "reward.terms."
 """Keys below it need not stand in a file: terms have names of the user's own."""
+
+_HYDRAS_OWN_FOLDER = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+"""`hydra.run.dir` where no file and no override sets it."""
 
 _MAY_CHANGE_ON_RESUME = frozenset(
     {
@@ -71,11 +79,28 @@ _MAY_CHANGE_ON_RESUME = frozenset(
 def _sweep_folder_or(run_dir: str) -> str:
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         return str(HydraConfig.get().runtime.output_dir)
-    return run_dir
+    named = _folder_named_to_hydra()
+    return run_dir if named is None else str(named)
+
+
+def _folder_named_to_hydra() -> Path | None:
+    """What `hydra.run.dir` names; None where nobody set it."""
+    if not HydraConfig.initialized():
+        return None
+    hydra = HydraConfig.get()
+    if OmegaConf.to_container(hydra.run, resolve=False) == {"dir": _HYDRAS_OWN_FOLDER}:
+        return None
+    # `run/dated.yaml` sets it to the current folder, so that Hydra makes none.
+    if Path(hydra.run.dir) == Path():
+        return None
+    # Not made from the name while Hydra runs the job: that may be in another folder by now.
+    is_made = not OmegaConf.is_missing(hydra.runtime, "output_dir")
+    return Path(hydra.runtime.output_dir if is_made else hydra.run.dir).absolute()
 
 
 # `${sweep_folder_or:FOLDER}` in a YAML file: FOLDER, but in a sweep the folder that Hydra made for
-# this run of it. Hydra has no key that means both.
+# this run of it, and otherwise that of `hydra.run.dir` where someone sets it. Hydra has no key that
+# means all of them.
 OmegaConf.register_new_resolver("sweep_folder_or", _sweep_folder_or, replace=True)
 
 
@@ -106,19 +131,51 @@ def load_config(composed: DictConfig) -> Config:
             for key in missing
         ]
         raise ConfigError(describe_problems(problems))
-    return validate_config(values)
+    config = validate_config(values)
+    _check_folder(config)
+    return config
 
 
-def validate_config(values: object) -> Config:
+def _check_folder(config: Config) -> None:
+    """Refuse a run that is named twice, by `run_dir` and by Hydra's own key.
+
+    Raises:
+        ConfigError: The two differ, or a sweep is told to write into one folder.
+    """
+    named = _folder_named_to_hydra()
+    if named is None:
+        return
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise ConfigError(
+            f"hydra.run.dir = {HydraConfig.get().run.dir!r} names one folder for the runs of a "
+            "sweep; set hydra.sweep.dir, in which each has its own"
+        )
+    if Path(os.path.abspath(config.run_dir)) != Path(os.path.abspath(named)):
+        raise ConfigError(
+            f"run_dir = {config.run_dir!r} and hydra.run.dir = {HydraConfig.get().run.dir!r} name "
+            "two folders for one run; leave one of them out"
+        )
+
+
+def validate_config(values: object, *, is_stored: bool = False) -> Config:
     """Validate plain values, as read from YAML.
+
+    Args:
+        values: The sections.
+        is_stored: Whether a run was made with them: `estimator_problems` were once allowed, and
+            such a run is still read.
 
     Raises:
         ConfigError: Names every refused key with its value, the rule and the remedy.
     """
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(describe_problems(find_problems(error, Config, values))) from error
+    problems = [] if is_stored else estimator_problems(config.loss)
+    if problems:
+        raise ConfigError(describe_problems(problems))
+    return config
 
 
 def compose_config(config_dir: Path, name: str, overrides: Sequence[str] = ()) -> Config:
@@ -134,10 +191,24 @@ def compose_config(config_dir: Path, name: str, overrides: Sequence[str] = ()) -
     """
     try:
         with initialize_config_dir(str(config_dir.resolve()), version_base=None):
-            composed = compose(name, overrides=list(overrides))
+            composed = compose(name, overrides=list(overrides), return_hydra_config=True)
     except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS) as error:
         raise override_error(error) from error
-    return load_config(composed)
+    with _hydra_settings(composed):
+        return load_config(composed)
+
+
+@contextmanager
+def _hydra_settings(composed: DictConfig) -> Iterator[None]:
+    """Move Hydra's own section from the config to where it is while Hydra runs a job."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(composed)
+    with open_dict(composed):
+        del composed["hydra"]
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = before
 
 
 def override_error(error: Exception) -> ConfigError:
@@ -149,23 +220,56 @@ def override_error(error: Exception) -> ConfigError:
     unknown = re.search(r"use \+([^=\s]+)=(.*)", str(error))
     if unknown is not None:
         return ConfigError(describe_problems([_absent_key_problem(unknown[1], unknown[2])]))
-    message = str(error).partition("Config search path:")[0].strip()
+    message, _, places = str(error).partition("Config search path:")
+    message = message.strip()
     if not isinstance(error, COMPOSITION_ERRORS):
         message = _describe_unnamed(error)
     elif isinstance(error, OverrideParseException):
         message = f"{error.override!r} is not of the form key=value: {message}"
+        if error.override.encode(errors="replace").decode() != error.override:
+            message = f"{error.override!r} is not UTF-8; write it so, or rename the folder or file"
+    elif folder := re.search(r"config directory '(.*)'", message):
+        return ConfigError(_describe_missing_folder(Path(folder[1])))
     elif isinstance(error, MissingConfigException) and error.options is None:
-        message += " Give the name of a .yaml file in that folder, such as tiny."
+        folders = [Path(place) for place in re.findall("path=file://(.*)", places)]
+        message = f"{message.partition(' Check that')[0]} {_choose_config(error, folders)}"
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f"\n{error.__cause__}"
     return ConfigError(f"The config cannot be composed: {message}")
+
+
+def _choose_config(error: MissingConfigException, folders: Sequence[Path]) -> str:
+    names = {file.stem for folder in folders for file in folder.glob("*.yaml")}
+    places = " and ".join(map(str, folders))
+    if not names:
+        return f"There is no .yaml file in {places}; give the folder of configs by --config-dir."
+    return f"{_choose(error.missing_cfg_file or '', names)} (of {places})."
+
+
+def _describe_missing_folder(folder: Path) -> str:
+    beside = {file.parent.name for file in folder.parent.glob("*/*.yaml")}
+    remedy = (
+        f"{_choose(folder.name, beside)} in {folder.parent}"
+        if beside
+        else "Give the folder that holds tiny.yaml, the project's configs/, or one of your own"
+    )
+    return f"There is no folder of configs {folder}. {remedy}."
+
+
+def _choose(given: str, choices: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
+    meant = f"Did you mean {nearest[0]}? " if nearest else ""
+    return f"{meant}There are {', '.join(sorted(choices))}"
 
 
 def _describe_unnamed(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "a value is nested too deeply; take out brackets"
     if isinstance(error, OSError):
-        return f"{error.strerror}; shorten the key or the name"
+        if error.errno == errno.ENAMETOOLONG:
+            return f"{error.strerror}; shorten the key or the name"
+        # Hydra makes the folder that hydra.run.dir or hydra.sweep.dir names.
+        return f"{error.filename}: {error.strerror}; name a folder that can be written to"
     return f"{error}; write the name of a file in configs/, such as tiny, or a key and its value"
 
 
@@ -203,7 +307,41 @@ def from_yaml(text: str) -> Config:
         values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(f"The stored config cannot be read: {error}") from error
-    return validate_config(values)
+    return validate_config(values, is_stored=True)
+
+
+def read_config(folder: RunFolder) -> Config:
+    """The resolved config a run was started with.
+
+    Raises:
+        CheckpointError: The folder holds no run.
+        ConfigError: Its config.yaml is not valid, or not any more.
+        StorageError: It cannot be read.
+    """
+    path = folder.config_path
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder.path} holds no run (there is no config.yaml in it); give the folder of a "
+            "run, such as outputs/<date>/<time>"
+        )
+    with storage_errors("read", path):
+        content = path.read_bytes()
+    try:
+        return from_yaml(content.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error}); restore it") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def read_config_text(folder: RunFolder) -> str:
+    """The same as it stands, for people to read; what is not UTF-8 is U+FFFD.
+
+    Raises:
+        StorageError: It is not there, or cannot be read.
+    """
+    with storage_errors("read", folder.config_path):
+        return folder.config_path.read_text(encoding="utf-8", errors="replace")
 
 
 def _check_stored(text: str) -> None:
@@ -226,7 +364,8 @@ def config_differences(stored: Config, given: Config) -> list[str]:
     """Name the keys in which two configs differ, keys that may change on resume left out.
 
     `train.steps` may change under a constant learning rate only: a cosine ends at the last step, so
-    there another length means other learning rates all along.
+    there another length means other learning rates all along. The estimator of a KL of weight 0
+    may, too.
 
     Returns:
         Dotted keys in alphabetical order; empty where a run may be resumed.
@@ -234,6 +373,8 @@ def config_differences(stored: Config, given: Config) -> list[str]:
     may_change = set(_MAY_CHANGE_ON_RESUME)
     if stored.optim.schedule == given.optim.schedule == "constant":
         may_change.add("train.steps")
+    if stored.loss.kl_coef == given.loss.kl_coef == 0.0:
+        may_change.add("loss.kl_estimator")
     before, after = flatten(stored.model_dump()), flatten(given.model_dump())
     return sorted(
         key

@@ -21,6 +21,9 @@ NOT_GIVEN = "(not given)"
 _MOST_NAMED = 3
 """Keys of one name that a remedy lists; every term has a weight."""
 
+_MOST_SHOWN = 15
+"""Problems, and items of a list in a remedy; every item can be one."""
+
 _LONGEST_SHOWN = 400
 """Characters of a refused value; a whole file pasted for a name is not to hide the rule."""
 
@@ -31,6 +34,7 @@ _TYPE_RULES = {
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "string_type": "must be text",
+    "string_unicode": "must be text that UTF-8 can hold",
     "bool_type": "must be true or false",
     "tuple_type": "must be a list",
     "list_type": "must be a list",
@@ -68,13 +72,15 @@ def describe_problems(problems: Sequence[Problem]) -> str:
     """Write problems for a person: a heading, then key and value, rule and remedy of each."""
     heading = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     lines = [f"The config has {heading}:"]
-    for problem in problems:
+    for problem in problems[:_MOST_SHOWN]:
         value = NOT_GIVEN if problem.value is NOT_GIVEN else f"= {_show(problem.value)}"
         lines += [
             f"  {problem.key} {value}",
             f"    rule:   {problem.rule}",
             f"    remedy: {problem.remedy}",
         ]
+    if len(problems) > _MOST_SHOWN:
+        lines.append(f"  and {len(problems) - _MOST_SHOWN} more")
     return "\n".join(lines)
 
 
@@ -171,7 +177,8 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
         return Problem(key, NOT_GIVEN, f"is needed.{purpose}", f"write {key}=...")
     if kind in _BOUND_RULES:
         name, rule, remedy = _BOUND_RULES[kind]
-        bound = f"{context[name]:g}"
+        limit = context[name]
+        bound = str(limit) if isinstance(limit, int) else f"{limit:g}"
         return Problem(
             key, value, f"{rule.format(bound)}.{purpose}", f"set {key} to {remedy.format(bound)}"
         )
@@ -198,7 +205,8 @@ def _item_problem(
     # The input of an item that is missing is the list.
     value = NOT_GIVEN if details["type"] == "missing" else details["input"]
     rule = _translate(details, fields).rule
-    return Problem(f"{key}[{index}]", value, rule, f"write {key}=[{','.join(written)}]")
+    remedy = f"write {key}=[{','.join(written)}]" if len(written) <= _MOST_SHOWN else "correct it"
+    return Problem(f"{key}[{index}]", value, rule, remedy)
 
 
 def _choice_problem(key: str, value: object, choices: Sequence[str]) -> Problem:
@@ -213,7 +221,8 @@ def _choices(details: ErrorDetails) -> list[str]:
 
 
 def _nearest(value: object, choices: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(str(value), choices, n=1)
+    # No number is near a word, and of some not even the digits can be had.
+    return difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
 
 
 def _type_remedy(key: str, kind: str, value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -22,7 +23,7 @@ from glm_grpo.config.sections import (
     TrainSection,
 )
 from rewards.config import RewardConfig
-from rewards.options import RELATION
+from rewards.options import RELATION, PathText
 
 TrackerName = Literal[
     "tensorboard", "wandb", "mlflow", "trackio", "aim", "clearml", "comet_ml", "dvclive", "swanlab"
@@ -30,8 +31,20 @@ TrackerName = Literal[
 """Trackers as accelerate names them."""
 
 
-_LARGEST_NAMED = 10_000
-"""A remedy names no larger divisor: those of a mistyped number would be looked for for hours."""
+_MOST_TOKENS = 10**9
+"""Of a step. Their ids and log-probabilities alone take 12 GB, and what the model makes of them
+thousands of times as much."""
+
+_USUAL_SIZES = {
+    "rollout.height": 1024,
+    "rollout.width": 1024,
+    "rollout.prompts_per_step": 64,
+    "rollout.group_size": 64,
+    "eval.samples_per_prompt": 64,
+}
+"""Where there are too many tokens, the size farthest beyond these is the one that was mistyped."""
+
+_PIXELS_PER_TOKEN = 32 * 32
 
 
 class Config(Section):
@@ -66,19 +79,18 @@ class Config(Section):
     """What waits in CPU memory while a phase does not need it."""
     trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)]
     """Where metrics and evaluation prompts go besides the run folder; may be empty."""
-    run_dir: str = Field(min_length=1)
+    run_dir: PathText
     """Folder of the run: one for all its processes."""
 
     @model_validator(mode="after")
     def _check_relations(self) -> Config:
         problems = (
             *_quantization_problems(self.model),
-            *_micro_batch_problems(self),
-            *_schedule_problems(self.optim, self.train),
+            *_size_problems(self),
             *_advantage_problems(self.advantage),
             *_kl_problems(self.loss),
-            *_decode_problems(self.decode, self.rollout),
-            *_async_problems(self.asynchronous, self.train),
+            *_decode_problems(self.decode),
+            *_async_problems(self.asynchronous),
         )
         if problems:
             raise ValidationError.from_exception_data("Config", [*map(_line_error, problems)])
@@ -102,28 +114,25 @@ def _quantization_problems(model: ModelSection) -> list[Problem]:
     return [Problem("model.quantization", model.quantization, rule, remedy)]
 
 
-def _micro_batch_problems(config: Config) -> list[Problem]:
-    images = config.rollout.prompts_per_step * config.rollout.group_size
-    size = config.train.micro_batch_size
-    if images % size == 0:
-        return []
-    largest = min(images, _LARGEST_NAMED)
-    divisors = [number for number in range(1, largest + 1) if images % number == 0]
-    nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - size))[:3])
-    rule = (
-        f"must divide rollout.prompts_per_step * rollout.group_size = "
-        f"{config.rollout.prompts_per_step} * {config.rollout.group_size} = {images}"
-    )
-    remedy = f"set train.micro_batch_size to one of {', '.join(map(str, nearest))}"
-    return [Problem("train.micro_batch_size", size, rule, remedy)]
-
-
-def _schedule_problems(optim: OptimSection, train: TrainSection) -> list[Problem]:
-    if optim.warmup_steps <= train.steps:
-        return []
-    rule = f"must not exceed train.steps = {train.steps}, or the learning rate never gets there"
-    remedy = f"set optim.warmup_steps={train.steps} or less, or more train.steps"
-    return [Problem("optim.warmup_steps", optim.warmup_steps, rule, remedy)]
+def _size_problems(config: Config) -> list[Problem]:
+    rollout, samples = config.rollout, config.eval.samples_per_prompt
+    sizes = {"rollout.height": rollout.height, "rollout.width": rollout.width}
+    step = {
+        "rollout.prompts_per_step": rollout.prompts_per_step,
+        "rollout.group_size": rollout.group_size,
+    }
+    for what, some in (("step", step), ("prompt", {"eval.samples_per_prompt": samples})):
+        factors = sizes | some
+        tokens = math.prod(factors.values()) // _PIXELS_PER_TOKEN
+        if tokens > _MOST_TOKENS:
+            key = max(factors, key=lambda name: factors[name] / _USUAL_SIZES[name])
+            rule = (
+                f"makes {tokens:,} tokens a {what} ({' * '.join(factors)}, a token per 32 x 32 "
+                f"pixels): no more than {_MOST_TOKENS:,} can be held"
+            )
+            remedy = f"lower {key}, which is {_USUAL_SIZES[key]} or less as a rule"
+            return [Problem(key, factors[key], rule, remedy)]
+    return []
 
 
 def _advantage_problems(advantage: AdvantageSection) -> list[Problem]:
@@ -145,44 +154,39 @@ def _kl_problems(loss: LossSection) -> list[Problem]:
     return [Problem("loss.kl_placement", loss.kl_placement, rule, remedy)]
 
 
-def _decode_problems(decode: DecodeSection, rollout: RolloutSection) -> list[Problem]:
+def estimator_problems(loss: LossSection) -> list[Problem]:
+    """What a new run is refused for and older ones have: an estimator of no use where it stands."""
+    estimator = loss.kl_estimator
+    if (estimator == "k1") == (loss.kl_placement == "reward"):
+        return []
+    if estimator == "k1":
+        rule = (
+            "needs loss.kl_placement=reward: in the loss the expectation of its gradient is 0, so "
+            "that it holds the policy to nothing"
+        )
+        remedy = "set loss.kl_estimator=k3_corrected or k2, or loss.kl_placement=reward"
+    else:
+        rule = (
+            "needs loss.kl_placement=loss: what is subtracted from the reward is k1, of which no "
+            "gradient is taken"
+        )
+        remedy = "set loss.kl_estimator=null or k1, or loss.kl_placement=loss"
+    return [Problem("loss.kl_estimator", estimator, rule, remedy)]
+
+
+def _decode_problems(decode: DecodeSection) -> list[Problem]:
     steps, cheap = decode.steps, decode.rollout_steps
-    if cheap is None or cheap == steps:
+    if cheap is None or cheap <= steps:
         return []
-    if cheap > steps:
-        rule = f"must not exceed decode.steps = {steps}: evaluations are to be the careful ones"
-        remedy = f"set decode.rollout_steps={steps} or less, or leave it out"
-        return [Problem("decode.rollout_steps", cheap, rule, remedy)]
-    prompts, groups = rollout.prompts_per_step, decode.recheck_groups
-    if groups <= prompts:
-        return []
-    rule = f"must not exceed rollout.prompts_per_step = {prompts}: a step has no more groups"
-    remedy = f"set decode.recheck_groups={prompts} or less"
-    return [Problem("decode.recheck_groups", groups, rule, remedy)]
+    # Not brought to decode.steps: which pictures are learnt from is no matter of speed alone.
+    rule = f"must not exceed decode.steps = {steps}: evaluations are to be the careful ones"
+    remedy = f"set decode.rollout_steps={steps} or less, or leave it out"
+    return [Problem("decode.rollout_steps", cheap, rule, remedy)]
 
 
-def _async_problems(section: AsyncSection, train: TrainSection) -> list[Problem]:
-    if train.mode == "sync":
+def _async_problems(section: AsyncSection) -> list[Problem]:
+    if section.min_importance_ratio is None or section.on_stale == "drop":
         return []
-    age, each = section.max_policy_age, train.updates_per_rollout
-    # Batches that may be under way at once: that of the next step, and those that its updates, and
-    # the ones after it, will not make too old.
-    at_once = age // each + 1
-    where = f"where async.max_policy_age = {age} and train.updates_per_rollout = {each}"
-    problems = []
-    if section.collectors > at_once:
-        rule = (
-            f"must not exceed {at_once} {where}: so many batches may be under way, and further "
-            "collectors would never get one"
-        )
-        age_needed = (section.collectors - 1) * each
-        remedy = f"set async.collectors={at_once}, or async.max_policy_age={age_needed}"
-        problems.append(Problem("async.collectors", section.collectors, rule, remedy))
-    if section.push_every > at_once * each:
-        rule = (
-            f"must not exceed {at_once * each} {where}: the collectors would wait for weights that "
-            "the learner, waiting for them, never pushes"
-        )
-        remedy = f"set async.push_every={at_once * each} or less"
-        problems.append(Problem("async.push_every", section.push_every, rule, remedy))
-    return problems
+    rule = "needs async.on_stale=drop: a token that is weighed has its small weight"
+    remedy = "set async.on_stale=drop, or leave async.min_importance_ratio out"
+    return [Problem("async.min_importance_ratio", section.min_importance_ratio, rule, remedy)]

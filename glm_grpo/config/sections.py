@@ -7,13 +7,22 @@ out are switched off by their absence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rewards.options import refuse_secrets
+from rewards.options import LARGEST_INT, PathText, refuse_secrets, refuse_unusable
 
 _BetaCoefficient = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+# Bounds below are where arithmetic or memory ends, not where sense does.
+_MOST_IMAGES = 65_536
+"""Prompts of a step, and images of a prompt."""
+_LONGEST_SIDE = 16_384
+"""Pixels, eight times what the published model draws."""
+_MOST_STEPS = 10**9
+"""Training steps: thirty years of one a second."""
 
 
 class Section(BaseModel):
@@ -34,20 +43,25 @@ class Section(BaseModel):
     def _refuse_secrets(cls, values: object) -> object:
         return refuse_secrets(values)
 
+    @model_validator(mode="after")
+    def _refuse_unusable(self) -> Section:
+        refuse_unusable(self)
+        return self
+
 
 class AdapterSection(Section):
     """Low-rank adapters on the language model. No dropout: replay must equal sampling."""
 
-    rank: int = Field(ge=1)
+    rank: int = Field(ge=1, le=16_384)
     """Rank of the two factors of every adapted matrix."""
-    alpha: float = Field(gt=0.0)
+    alpha: float = Field(ge=1e-6, le=1e6)
     """Numerator of the adapter's scale, alpha / rank."""
 
 
 class ModelSection(Section):
     """Which model is trained, and how it is held."""
 
-    path: str = Field(min_length=1)
+    path: PathText
     """`tiny` (shipped with the package), a folder in the diffusers layout, or a hub id."""
     dtype: Literal["float32", "bfloat16"]
     """Type of weights and activations; log-probabilities are float32 in any case."""
@@ -63,25 +77,25 @@ class ModelSection(Section):
 class DataSection(Section):
     """Where prompts and target images come from."""
 
-    path: str = Field(min_length=1)
+    path: PathText
     """Training prompts: a .txt, .jsonl, .csv or .parquet file, a folder, a hub id, `tiny:train`."""
-    eval_path: str = Field(min_length=1)
+    eval_path: PathText
     """Held-out prompts, in any of the same forms, or `tiny:heldout`."""
 
 
 class RolloutSection(Section):
     """How images are sampled from the policy."""
 
-    prompts_per_step: int = Field(ge=1)
+    prompts_per_step: int = Field(ge=1, le=_MOST_IMAGES)
     """P, distinct prompts in one step."""
-    group_size: int = Field(ge=2)
+    group_size: int = Field(ge=2, le=_MOST_IMAGES)
     """G, images sampled for each prompt. An advantage compares an image with the others of its
     prompt, so a group of one has nothing to be compared with."""
-    height: int = Field(ge=32, multiple_of=32)
+    height: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32)
     """Pixels; the model draws one token per 32 x 32 pixels."""
-    width: int = Field(ge=32, multiple_of=32)
+    width: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32)
     """Pixels; the model draws one token per 32 x 32 pixels."""
-    temperature: float = Field(gt=0.0)
+    temperature: float = Field(ge=1e-3, le=1e3)
     """Divides the logits; 1 samples from the model's own distribution."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     """Probability mass that is kept when sampling; absent: nothing is cut off."""
@@ -92,9 +106,9 @@ class RolloutSection(Section):
 class DecodeSection(Section):
     """How the frozen diffusion decoder turns tokens into pixels."""
 
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=10_000)
     """Denoising steps per image."""
-    guidance_scale: float = Field(ge=1.0)
+    guidance_scale: float = Field(ge=1.0, le=1e3)
     """Classifier-free guidance; above 1 every denoising step runs twice."""
     rollout_steps: int | None = Field(default=None, ge=1)
     """Denoising steps per image that is learnt from, at most `decode.steps`; evaluations take all
@@ -120,7 +134,7 @@ class AdvantageSection(Section):
 
     normalization: Literal["group_std", "mean_only", "batch_std"]
     """After the group's mean is taken off: divide by the group's standard deviation (GRPO), by
-    nothing (Dr. GRPO), or by the standard deviation over the batch."""
+    nothing (Dr. GRPO), or by the standard deviation of what is left over the batch."""
     std_floor: float = Field(ge=0.0)
     """Smallest divisor, in units of the reward, so that nearly flat groups are not blown up."""
     clip: float | None = Field(default=None, gt=0.0)
@@ -136,28 +150,41 @@ class LossSection(Section):
     """The probability ratio is clipped above 1 + clip_high."""
     kl_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the reference policy; 0: the reference is never run."""
-    kl_estimator: Literal["k1", "k2", "k3"]
-    """Estimator of that divergence per token (k3: unbiased and never negative)."""
+    kl_estimator: Literal["k3_corrected", "k1", "k2", "k3"]
+    """Estimator of that divergence per token; null: k3_corrected in the loss (k3 times the
+    probability ratio: unbiased in later updates of a rollout too), k1 in the reward."""
     kl_placement: Literal["loss", "reward"]
-    """Add the divergence to the loss, or subtract it from the reward."""
+    """Add the divergence to the loss, or subtract it, summed over an image's tokens, from its
+    reward before advantages are made. The coefficient means the same in both; a reward's standard
+    deviation, where advantages are divided by it, divides it too."""
     kl_behaviour_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the policy that sampled; 0: not part of the loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_estimator(cls, values: object) -> object:
+        # Chosen here, so that what a run stores says what it computes.
+        if isinstance(values, Mapping) and values.get("kl_estimator") is None:
+            is_in_reward = values.get("kl_placement") == "reward"
+            return {**values, "kl_estimator": "k1" if is_in_reward else "k3_corrected"}
+        return values
 
 
 class OptimSection(Section):
     """AdamW and its learning rate."""
 
-    learning_rate: float = Field(gt=0.0)
+    learning_rate: float = Field(gt=0.0, le=10.0)
     """Highest learning rate, reached after the warm-up."""
     schedule: Literal["cosine", "constant"]
     """After the warm-up: fall to 0 at the last step along a cosine, or stay."""
     warmup_steps: int = Field(ge=0)
-    """Training steps over which the learning rate rises from 0 in a straight line."""
-    weight_decay: float = Field(ge=0.0)
+    """Training steps over which the learning rate rises from 0 in a straight line; cut to
+    `train.steps`."""
+    weight_decay: float = Field(ge=0.0, le=1e3)
     """Decoupled weight decay."""
     betas: Annotated[tuple[_BetaCoefficient, _BetaCoefficient], Field(strict=False)]
     """Decay of the running means of gradient and squared gradient."""
-    epsilon: float = Field(gt=0.0)
+    epsilon: float = Field(gt=0.0, le=1.0)
     """Added to the denominator of the update; a large one swamps small gradients."""
     max_grad_norm: float = Field(gt=0.0)
     """Gradients are scaled down to this Euclidean norm."""
@@ -169,28 +196,29 @@ class TrainSection(Section):
     mode: Literal["sync", "async"] = "sync"
     """Collect and learn in turns, or at the same time: collectors make the next batches through
     Ray while this one is learnt from."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=_MOST_STEPS)
     """Training steps: one rollout and its updates each."""
-    seed: int = Field(ge=0)
+    seed: int = Field(ge=0, le=LARGEST_INT)
     """Prompts, tokens and noise of step s are a function of (seed, s)."""
-    updates_per_rollout: int = Field(ge=1)
+    updates_per_rollout: int = Field(ge=1, le=10**6)
     """Optimizer updates from one rollout; above 1 the later ones are off-policy."""
     micro_batch_size: int = Field(ge=1)
-    """Images per forward and backward pass; divides prompts_per_step * group_size. Changes memory
-    and speed, not the gradient."""
+    """Images per forward and backward pass, at most prompts_per_step * group_size; the last pass
+    may have fewer. Changes memory and speed, not the gradient."""
     checkpoint_every: int = Field(ge=1)
     """Training steps between checkpoints."""
     keep_checkpoints: int = Field(ge=1)
     """Newest checkpoints that are kept; the best one is kept besides."""
     eval_every: int = Field(ge=1)
     """Training steps between evaluations; there is one before the first and one after the last."""
-    resume: str | None = Field(default=None, min_length=1)
+    resume: PathText | None = None
     """`auto` (the run in run_dir, or the newest unfinished one of these settings), a run folder, or
     a checkpoint in one; absent: start anew."""
 
 
 _LEAST_GPU = 0.0001
 """Part of an accelerator that Ray can count."""
+_LARGEST_PORT = 65_535
 
 
 class AsyncSection(Section):
@@ -208,13 +236,24 @@ class AsyncSection(Section):
     `max_importance_ratio` get that weight (weigh), or are not learnt from (drop)."""
     max_importance_ratio: float = Field(default=2.0, ge=1.0)
     """Largest weight of a token of an older policy."""
+    min_importance_ratio: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Tokens whose ratio is smaller are not learnt from either, where `on_stale` is drop; absent:
+    they have their small weight."""
     address: str | None = Field(default=None, pattern=r"^(auto|[^/\s]+:\d{1,5})$")
     """Of a Ray cluster, `host:port` or `auto`; absent: the run starts one on this machine."""
-    cpus_per_collector: int = Field(default=1, ge=1)
+    cpus_per_collector: int = Field(default=1, ge=1, le=4096)
     """Cores that Ray keeps for a collector, and threads it computes with."""
-    gpus_per_collector: float = Field(default=0.0, ge=0.0)
+    gpus_per_collector: float = Field(default=0.0, ge=0.0, le=1024.0)
     """Accelerators that Ray keeps for a collector: a share of one, or a whole number; 0: it
     computes on the CPU."""
+
+    @field_validator("address")
+    @classmethod
+    def _check_port(cls, address: str | None) -> str | None:
+        port = (address or "").rpartition(":")[2]
+        if port.isdecimal() and int(port) > _LARGEST_PORT:
+            raise ValueError(f"a port is 0 to {_LARGEST_PORT}")
+        return address
 
     @field_validator("gpus_per_collector")
     @classmethod
@@ -230,7 +269,7 @@ class AsyncSection(Section):
 class EvalSection(Section):
     """Evaluation on the held-out prompts."""
 
-    samples_per_prompt: int = Field(ge=1)
+    samples_per_prompt: int = Field(ge=1, le=_MOST_IMAGES)
     """Images sampled for each held-out prompt."""
-    seed: int = Field(ge=0)
+    seed: int = Field(ge=0, le=LARGEST_INT)
     """The same tokens and noise at every evaluation of a run, and across runs."""

@@ -126,7 +126,7 @@ class Decoder:
                 guidance_scale=self._guidance_scale,
                 output_type="pt",
             ).images
-            for grids in prior.split(self._batch_size or len(prior))
+            for grids in prior.split(min(self._batch_size or len(prior), len(prior)))
         ]
         return torch.cat(drawn)
 

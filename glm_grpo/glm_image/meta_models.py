@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import (
 
 from glm_grpo.errors import ModelError
 from glm_grpo.glm_image.meta_memory import META
+from glm_grpo.glm_image.model_folder import damage_named, read_config
 from glm_grpo.glm_image.quantization import hold_in_8_bits
 
 PUBLISHED_ID = "zai-org/GLM-Image"
@@ -91,26 +91,47 @@ def read_part_configs(path: str) -> PartConfigs:
         path: A folder, or the published model's hub id.
 
     Raises:
-        ModelError: It is neither, or a part's config.json is missing or damaged.
+        ModelError: It is neither, or a part's config.json is missing or damaged, or no model can be
+            built from it.
     """
     folder = Path(path)
-    if folder.is_dir():
-        parts = {name: _read(folder / name / "config.json") for name in _PUBLISHED}
-    elif path == PUBLISHED_ID:
-        parts = _PUBLISHED
-    else:
+    if path == PUBLISHED_ID and not folder.is_dir():
+        return _part_configs(_PUBLISHED)
+    if not folder.is_dir():
         raise ModelError(
             f"model.path is {path!r}: there is no such folder, and sizes are known of "
             f"{PUBLISHED_ID} alone without one; give a folder with the config.json of every part "
             f"(`hf download {path} --include '*/config.json' --local-dir FOLDER`), which needs no "
             "weights"
         )
+    configs = _part_configs({part: read_config(folder, part) for part in _PUBLISHED})
+    for part in _PUBLISHED:
+        with damage_named(folder / part / "config.json"):
+            build_part(configs, part)
+    return configs
+
+
+def _part_configs(parts: dict[str, dict[str, Any]]) -> PartConfigs:
     return PartConfigs(
         language=parts["vision_language_encoder"],
         transformer=parts["transformer"],
         vae=parts["vae"],
         text_encoder=parts["text_encoder"],
     )
+
+
+def build_part(configs: PartConfigs, part: str) -> Any:
+    """A model without values, in fp32; `part` is a name of `model_index.json`."""
+    with META:
+        match part:
+            case "vision_language_encoder":
+                return GlmImageForConditionalGeneration(GlmImageConfig.from_dict(configs.language))
+            case "transformer":
+                return GlmImageTransformer2DModel.from_config(configs.transformer)
+            case "vae":
+                return AutoencoderKL.from_config(configs.vae)
+            case _:
+                return T5EncoderModel(T5Config.from_dict(configs.text_encoder))
 
 
 def build_language_model(
@@ -144,21 +165,10 @@ def build_decoder(
     level = logger.level
     # It tells that nothing is to be kept in fp32.
     logger.setLevel(logging.ERROR)
-    with META:
-        transformer = GlmImageTransformer2DModel.from_config(configs.transformer).to(dtype)
-        vae = AutoencoderKL.from_config(configs.vae).to(dtype)
-        encoder = T5EncoderModel(T5Config.from_dict(configs.text_encoder)).to(dtype)
+    transformer = build_part(configs, "transformer").to(dtype)
+    vae = build_part(configs, "vae").to(dtype)
+    encoder = build_part(configs, "text_encoder").to(dtype)
     if is_in_8_bits:
         hold_in_8_bits(transformer)
     logger.setLevel(level)
     return transformer.eval(), vae.eval(), encoder.eval()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read ({error}); download it again") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: not a JSON object; download it again")
-    return values

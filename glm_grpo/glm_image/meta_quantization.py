@@ -60,7 +60,7 @@ def _unpacked(layer: MetaLinear4bit, like: Tensor) -> Tensor:
 
 
 def quantize_on_meta(model: nn.Module) -> None:
-    """Replaces the matrices that `load_in_4_bits` quantises."""
+    """Replaces the matrices that `options_for_4_bits` names."""
     for name, module in [*model.named_modules()]:
         if type(module) is nn.Linear and not name.startswith(KEPT_MODULES):
             parent, _, child = name.rpartition(".")

@@ -68,8 +68,8 @@ class PolicyNetwork(nn.Module):
         position_ids: Int64[Tensor, "3 N S"],
         token_ids: Int64[Tensor, "N T"],
         is_kept: Bool[Tensor, "N T V"] | None,
-    ) -> tuple[Float32[Tensor, "N T"], Float32[Tensor, "N T"]]:
-        """Log-probability of each token, with gradient, and the entropy at it, in nats.
+    ) -> tuple[Float32[Tensor, "N T"], Float32[Tensor, "N T"], Float32[Tensor, "N T"]]:
+        """The three of `TokenScores`: log-probability, with gradient, entropy, mass outside.
 
         Takes the fields of `TokenSequences`, and returns a tuple, because engines find the tensors
         of a backward pass in these, not in objects.
@@ -84,7 +84,7 @@ class PolicyNetwork(nn.Module):
             is_kept=is_kept,
         )
         # FSDP2 hangs its backward pass on what is returned, and warns of views.
-        return scores.log_probs.clone(), scores.entropy
+        return scores.log_probs.clone(), scores.entropy, scores.outside_codebook
 
     def log_probs(self, sequences: TokenSequences) -> Float32[Tensor, "N T"]:
         """The log-probabilities of `forward` alone, without gradient."""

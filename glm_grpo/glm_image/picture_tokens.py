@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
@@ -25,5 +25,16 @@ def picture_tokens(
         for name, value in inputs.items()
     }
     features = model.get_image_features(**inputs).pooler_output
-    ids = model.get_image_tokens(features, inputs["image_grid_thw"])
-    return ids.view(len(pixels), -1).cpu()
+    # Not `get_image_tokens`, which takes what `get_image_features` of the same version gives.
+    ids = [
+        model.model.vqmodel.encode(_as_grid(each, rows, columns)[None]).image_tokens.flatten()
+        for each, (_, rows, columns) in zip(
+            features, inputs["image_grid_thw"].tolist(), strict=True
+        )
+    ]
+    return torch.stack(ids).cpu()
+
+
+def _as_grid(features: Float[Tensor, "..."], rows: int, columns: int) -> Float[Tensor, "C h w"]:
+    """A picture's features: rows of patches in transformers 5.17, a grid from 5.18 on."""
+    return features.T.reshape(-1, rows, columns) if features.ndim == 2 else features

@@ -144,9 +144,9 @@ class Policy:
         sequences = self._sequences(experience.prompts, experience.rollout, rows)
         # Only a module in training mode recomputes activations; there is no dropout to switch on.
         language_model.train()
-        log_probs, entropy = self._wrapped(*sequences)
+        log_probs, entropy, outside_codebook = self._wrapped(*sequences)
         language_model.eval()
-        return Replay(log_probs=log_probs, entropy=entropy)
+        return Replay(log_probs, entropy=entropy, outside_codebook=outside_codebook)
 
     @torch.no_grad()
     def reference_log_probs(

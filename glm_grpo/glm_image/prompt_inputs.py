@@ -62,7 +62,7 @@ def encode_prompts(
         height: Of the image, pixels.
         width: Of the image, pixels.
     """
-    inputs = _tokenize(processor, prompts, height=height, width=width)
+    inputs = tokenize_prompts(processor, prompts, height=height, width=width)
     inner = model.model
     position_ids, _ = inner.get_rope_index(
         inputs["input_ids"],
@@ -97,13 +97,17 @@ def longest_prompt_tokens(path: str, captions: Sequence[str], *, height: int, wi
     """
     processor = GlmImageProcessor.from_pretrained(path, subfolder="processor")
     longest = sorted(captions, key=lambda caption: len(caption.encode()))[-_COUNTED:]
-    inputs = _tokenize(processor, longest, height=height, width=width)
+    inputs = tokenize_prompts(processor, longest, height=height, width=width)
     return int(inputs["input_ids"].shape[1])
 
 
-def _tokenize(
+def tokenize_prompts(
     processor: GlmImageProcessor, prompts: Sequence[str], *, height: int, width: int
 ) -> Any:
+    """Token ids, mask and grids of captions, by the published chat template.
+
+    Arguments as in `encode_prompts`.
+    """
     messages = [
         [{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts
     ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from diffusers import GlmImageTransformer2DModel
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, GlmImageForConditionalGeneration
+from transformers import BitsAndBytesConfig
 from transformers.utils import is_bitsandbytes_available
 
 from glm_grpo.errors import ConfigError, ModelError
@@ -64,11 +64,10 @@ def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: b
         )
 
 
-def load_in_4_bits(path: str, *, dtype: torch.dtype) -> GlmImageForConditionalGeneration:
-    """The language model of a pipeline, quantised while it is read, on the CPU.
+def options_for_4_bits(dtype: torch.dtype) -> dict[str, Any]:
+    """How the language model is loaded, so that it is quantised while it is read, on the CPU.
 
     Args:
-        path: Of the pipeline: a folder or a hub id.
         dtype: Of what is kept, and of the products.
 
     Raises:
@@ -80,21 +79,17 @@ def load_in_4_bits(path: str, *, dtype: torch.dtype) -> GlmImageForConditionalGe
             "`pip install bitsandbytes` (or install this package with its extra 4bit), or leave "
             "model.quantization out"
         )
-    return GlmImageForConditionalGeneration.from_pretrained(
-        path,
-        subfolder="vision_language_encoder",
-        dtype=dtype,
-        use_safetensors=True,
+    return {
         # Else it would go to the accelerator, the vision tower included.
-        device_map="cpu",
-        quantization_config=BitsAndBytesConfig(
+        "device_map": "cpu",
+        "quantization_config": BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
             llm_int8_skip_modules=[*KEPT_MODULES],
         ),
-    )
+    }
 
 
 def hold_in_8_bits(transformer: GlmImageTransformer2DModel) -> None:

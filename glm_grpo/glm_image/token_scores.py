@@ -28,10 +28,14 @@ class TokenScores:
     Attributes:
         log_probs: Natural logarithm of each token's probability; with gradient.
         entropy: Of the distribution at each token, nats; without.
+        outside_codebook: What the head's other rows would have of the probability if they could be
+            drawn, too, in [0, 1): beside the entries that truncation left, where there is one;
+            without.
     """
 
     log_probs: Float32[Tensor, "*N"]
     entropy: Float32[Tensor, "*N"]
+    outside_codebook: Float32[Tensor, "*N"]
 
 
 def score_tokens(
@@ -62,7 +66,7 @@ def score_tokens(
         temperature: > 0.
         is_kept: Entries that truncation left; None for all.
     """
-    log_probs, entropy = _Score.apply(
+    scores = _Score.apply(
         hidden_states.flatten(0, -2),
         head,
         token_ids.flatten(),
@@ -70,7 +74,7 @@ def score_tokens(
         temperature,
         None if is_kept is None else is_kept.flatten(0, -2),
     )
-    return TokenScores(log_probs.view(token_ids.shape), entropy.view(token_ids.shape))
+    return TokenScores(*(each.view(token_ids.shape) for each in scores))
 
 
 @torch.no_grad()
@@ -106,13 +110,14 @@ class _Score(torch.autograd.Function):
         codebook_size: int,
         temperature: float,
         is_kept: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        weight = head[:codebook_size]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weight, others = head[:codebook_size], head[codebook_size:]
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         entries = TRAINED_CHUNK_ENTRIES if needs_head else CHUNK_ENTRIES
         chunks = _Chunks(hidden, weight, temperature, is_kept, entries)
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
+        outside = torch.empty_like(log_probs)
         slopes = torch.empty_like(hidden) if needs_hidden and not needs_head else None
         last = None
         for rows in chunks.rows():
@@ -123,6 +128,9 @@ class _Score(torch.autograd.Function):
             masses = chunks.exp(logits)
             total = masses.sum(dim=-1)
             log_sums[rows] = highest.squeeze(-1) + total.log()
+            # A product of its own: the codebook's logits stay what they are to the bit.
+            other_logits = torch.mm(hidden[rows], others.T).float() / temperature
+            outside[rows] = torch.sigmoid(other_logits.logsumexp(dim=-1) - log_sums[rows])
             # An entry of mass 0 adds nothing, also where its logit is -inf.
             expected = torch.bmm(masses[:, None], logits.clamp_(min=_LOWEST)[..., None])
             entropy[rows] = total.log() - expected.flatten() / total
@@ -142,11 +150,11 @@ class _Score(torch.autograd.Function):
         else:
             ctx.save_for_backward(slopes)
         ctx.head_size, ctx.temperature = len(head), temperature
-        ctx.mark_non_differentiable(entropy)
-        return log_probs, entropy
+        ctx.mark_non_differentiable(entropy, outside)
+        return log_probs, entropy, outside
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         if not needs_head:
             (slopes,) = ctx.saved_tensors

@@ -18,8 +18,11 @@ from glm_grpo.types import Correction
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
+LossKlEstimator = Literal["k3_corrected", "k1", "k2", "k3"]
+"""Of the KL to the reference in the loss: see `corrected_kl_estimate` and `kl_estimate`."""
+
 Treatment = Literal["weigh", "drop"]
-"""What becomes of a token whose importance ratio is too large: a limited weight, or none."""
+"""What becomes of a token whose importance ratio is out of bounds: a limited weight, or none."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,14 @@ class LossSettings:
         clip_low: The ratio acts down to 1 - clip_low, in [0, 1].
         clip_high: The ratio acts up to 1 + clip_high, >= 0.
         kl_coef: Weight of the KL to the reference policy in the loss, >= 0; 0 needs no reference.
-        kl_estimator: Estimator of that KL.
+        kl_estimator: Estimator of that KL; `k1` moves nothing on average.
         kl_behaviour_coef: Weight of the KL to the policy that sampled, >= 0.
     """
 
     clip_low: float
     clip_high: float
     kl_coef: float
-    kl_estimator: KlEstimator
+    kl_estimator: LossKlEstimator
     kl_behaviour_coef: float
 
 
@@ -66,8 +69,9 @@ class GrpoLoss:
         total: policy + kl, a mean over tokens; carries the gradient.
         policy: Mean clipped surrogate; without gradient, as all that follows.
         kl: What both KL terms add to the total, weights included.
-        kl_reference: Mean k3 estimate of the KL to the reference policy, whichever estimator the
-            loss uses, so that runs compare; NaN without a reference: it was not measured.
+        kl_reference: Mean of `corrected_kl_estimate`, whichever estimator the loss uses, so that
+            runs compare, and so do the updates of a rollout: of an older policy's tokens k3 alone
+            is no estimate. NaN without a reference: it was not measured.
         kl_behaviour: Mean k3 estimate of the KL to the sampling policy, >= 0.
         surrogate: The policy part token by token.
     """
@@ -116,6 +120,45 @@ def kl_estimate(
     # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where a healthy run lives; the
     # clamp removes the rounding that is left, which could be below 0 by one unit.
     return (torch.expm1(difference) - difference).clamp(min=0.0)
+
+
+def corrected_kl_estimate(
+    log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
+    reference_log_probs: Float32[Tensor, "N T"],
+    correction: Correction | None = None,
+) -> Float32[Tensor, "N T"]:
+    """Estimate KL(policy || reference) from tokens that an older policy sampled: r * k3.
+
+    r = exp(log_prob - old_log_prob) is the ratio to the policy that sampled, with its gradient.
+    Estimate and gradient are unbiased for every sampling policy that can draw all tokens, so also
+    in the second and later updates of a rollout: the expectation of r * k3 under the sampling
+    policy is that of k3 under the policy. The gradient of one token is r * (log_prob -
+    reference_log_prob), k2's times r, while k3's own is 1 - exp(reference_log_prob - log_prob),
+    which a single token that became unlikely blows up.
+
+    Where the policy has moved on since it sampled, r = weight * exp(log_prob - proximal_log_prob)
+    with the correction's weight, which is the ratio to the policy that sampled too, as long as the
+    weight is not limited. A ratio to the proximal policy alone would take the tokens for its own.
+    The limit bounds the variance as it does in the surrogate: with it, both parts of the loss see
+    the same tokens weighed alike, and one that is dropped is dropped from both.
+
+    Source: DeepSeek-V3.2 (arXiv 2512.02556), section 3.1; TRL's `use_bias_correction_kl`.
+
+    Args:
+        log_probs: Of the policy being trained, with gradient.
+        old_log_probs: As sampled.
+        reference_log_probs: Of the reference policy.
+        correction: As in `grpo_loss`.
+
+    Returns:
+        One estimate a token, in nats, >= 0.
+    """
+    if correction is None:
+        ratio = torch.exp(log_probs - old_log_probs.detach())
+    else:
+        ratio = torch.exp(log_probs - correction.proximal_log_probs) * correction.weights
+    return ratio * kl_estimate(log_probs, reference_log_probs, estimator="k3")
 
 
 def clipped_surrogate(
@@ -168,14 +211,14 @@ def grpo_loss(
             + kl_behaviour_coef * mean(KL(sampling policy || policy))
 
     Tokens were drawn from the sampling policy, so the second KL is unbiased at every update. The
-    first is unbiased while policy and sampling policy agree, as in the paper. Every mean runs over
-    all N * T tokens (DAPO's token level), so losses of micro-batches weighed by their share of
-    tokens add up to the loss of the whole batch.
+    first is with `k3_corrected`; with the others only while policy and sampling policy agree, as
+    in the paper. Every mean runs over all N * T tokens (DAPO's token level), so losses of
+    micro-batches weighed by their share of tokens add up to the loss of the whole batch.
 
     Where the policy has moved on since it sampled, `correction` decouples the two roles of the old
     policy: ratios, which the clip keeps near 1, are to the policy that the updates begin with, and
     each token of the surrogate is weighed by how much likelier that policy makes it than the one
-    that sampled. Both KL terms stay as they are.
+    that sampled. `k3_corrected` is weighed likewise; the other KL terms stay as they are.
 
     Source: DeepSeekMath (arXiv 2402.03300), equation 3; decoupled: Hilton et al. 2022
     (arXiv 2110.00641), for language models AReaL (arXiv 2505.24298).
@@ -217,10 +260,12 @@ def grpo_loss(
     if settings.kl_behaviour_coef != 0:
         kl = kl + settings.kl_behaviour_coef * kl_behaviour
     if reference_log_probs is not None:
-        kl_reference = kl_estimate(log_probs, reference_log_probs, estimator="k3").mean()
-    if reference_log_probs is not None and settings.kl_coef != 0:
-        estimates = kl_estimate(log_probs, reference_log_probs, estimator=settings.kl_estimator)
-        kl = kl + settings.kl_coef * estimates.mean()
+        estimates = corrected_kl_estimate(log_probs, old_log_probs, reference_log_probs, correction)
+        kl_reference = estimates.mean()
+        if settings.kl_estimator != "k3_corrected":
+            estimates = kl_estimate(log_probs, reference_log_probs, estimator=settings.kl_estimator)
+        if settings.kl_coef != 0:
+            kl = kl + settings.kl_coef * estimates.mean()
     return GrpoLoss(
         total=policy + kl,
         policy=policy.detach(),
@@ -237,29 +282,31 @@ def importance_weights(
     *,
     largest: float,
     treatment: Treatment,
+    smallest: float = 0.0,
 ) -> Float32[Tensor, "*sequences T"]:
     """Weights that make tokens of an older policy count as the present one would draw them.
 
-    With r = exp(proximal_log_prob - old_log_prob): min(r, largest) where treatment is `weigh`; r up
-    to the largest and 0 above it where it is `drop`. Both bound the variance that r alone would
-    have, at the price of a bias: the first still learns from a token of which the older policy
-    says little, the second does not.
+    With r = exp(proximal_log_prob - old_log_prob): min(r, largest) where treatment is `weigh`; r
+    from the smallest to the largest, bounds included, and 0 outside where it is `drop`. Both bound
+    the variance that r alone would have, at the price of a bias: the first still learns from a
+    token of which the older policy says little, the second does not.
 
     Source: Ionides, "Truncated importance sampling" (2008), J. Comput. Graph. Stat. 17(2); leaving
-    tokens out: IcePop in Ling Team 2025 (arXiv 2510.18855).
+    tokens out: IcePop in Ling Team 2025 (arXiv 2510.18855), there from 0.5 to 5.
 
     Args:
         proximal_log_probs: Of the policy that the updates begin with, natural logarithm, finite.
         old_log_probs: As sampled.
         largest: Of the weights, >= 1.
         treatment: Of tokens above it.
+        smallest: Of the weights that are not 0, in [0, 1]; `weigh` does not read it.
 
     Returns:
         One weight a token, in [0, largest].
     """
     ratio = torch.exp(proximal_log_probs - old_log_probs)
     if treatment == "drop":
-        return ratio.masked_fill(ratio > largest, 0.0)
+        return ratio.masked_fill((ratio > largest) | (ratio < smallest), 0.0)
     return ratio.clamp(max=largest)
 
 
@@ -271,22 +318,28 @@ def reference_penalty(
 ) -> Float32[Tensor, "*sequences"]:
     """What the KL in the reward takes from each image's reward, before advantages are formed.
 
-    penalty = kl_coef * mean_T(sampled_log_probs - reference_log_probs), the k1 estimate. The mean,
-    where the source has the sum, keeps `kl_coef` on one scale for every image size, and on the
-    scale of the KL in the loss.
+    penalty = kl_coef * sum_T(sampled_log_probs - reference_log_probs), the k1 estimate of the KL of
+    whole images. The sum, although the loss takes the mean of its KL over tokens, is what puts both
+    on one scale: the surrogate is a mean over tokens too, and multiplies the one penalty of an
+    image with the gradient of each token's mean log-prob, 1 / T of that of the image.
+
+    With advantages that are only centred (`mean_only`), the expected gradient of an update is
+    (G - 1) / G times that of the same `kl_coef` in the loss, as the rewards' own is, because an
+    image is in the mean it is compared with. Where advantages are divided by a standard deviation
+    the penalty is, too: of a group whose rewards less penalties spread by 0.1 it counts tenfold.
 
     Source: InstructGPT (arXiv 2203.02155), equation 2.
 
     Args:
         sampled_log_probs: As sampled.
         reference_log_probs: Of the reference policy, for the same tokens.
-        kl_coef: Reward lost for one nat a token, >= 0.
+        kl_coef: Reward lost for one nat, >= 0.
 
     Returns:
         One penalty a sequence, of either sign: reward - penalty is what advantages are made of.
     """
     estimate = kl_estimate(sampled_log_probs, reference_log_probs, estimator="k1")
-    return kl_coef * estimate.mean(dim=-1)
+    return kl_coef * estimate.sum(dim=-1)
 
 
 def effective_sample_size(ratio_sum: float, square_sum: float, count: int) -> float:

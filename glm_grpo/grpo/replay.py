@@ -19,10 +19,13 @@ class Replay:
     Attributes:
         log_probs: Natural logarithm, of the distribution the tokens were drawn from; with gradient.
         entropy: Of that distribution at each token, nats.
+        outside_codebook: The probability of a token that is none of a picture, which neither
+            sampling nor replay lets come, in [0, 1).
     """
 
     log_probs: Float32[Tensor, "N T"]
     entropy: Float32[Tensor, "N T"]
+    outside_codebook: Float32[Tensor, "N T"]
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from glm_grpo.grpo.engine import ONE_PROCESS, Engine
-from glm_grpo.grpo.losses import KlEstimator, LossSettings, grpo_loss
+from glm_grpo.grpo.losses import LossKlEstimator, LossSettings, grpo_loss
 from glm_grpo.grpo.replay import PolicyForUpdate, Replay
 from glm_grpo.grpo.update_report import Scored, report_update, sums_of
 from glm_grpo.types import Correction, Experience, LossReport
@@ -48,7 +48,7 @@ class UpdateSettings:
     clip_high: float
     kl_coef: float
     kl_behaviour_coef: float
-    kl_estimator: KlEstimator
+    kl_estimator: LossKlEstimator
     is_kl_in_reward: bool
     max_grad_norm: float | None
     micro_batch_size: int
@@ -74,7 +74,7 @@ class _MicroBatch:
         rows: Into the flattened P * G axis.
         old_log_probs: As sampled.
         advantages: Of the rows.
-        reference_log_probs: None where the loss does not weigh them.
+        reference_log_probs: None where nothing weighs them.
         correction: None where the policy that sampled is the one that the updates begin with.
         share: Part of the tokens of all processes; 0 for a row that stands in where this process
             has fewer micro-batches than another, since all must call the model equally often.
@@ -171,7 +171,8 @@ def _micro_batches(
     micro_batches = []
     for rows, share in zip(groups, shares, strict=True):
         reference_log_probs = None
-        if settings.loss.kl_coef != 0:
+        # Of a KL in the reward they are at hand, and are measured.
+        if settings.loss.kl_coef != 0 or experience.reference_log_probs is not None:
             with torch.no_grad():
                 reference_log_probs = _reference_log_probs(policy, experience, rows)
         micro_batches.append(
@@ -238,7 +239,7 @@ def _score(
     return Scored(
         share=micro_batch.share,
         loss=replace(loss, total=loss.total.detach(), surrogate=surrogate),
-        replay=Replay(log_probs=log_probs, entropy=replay.entropy.detach()),
+        replay=Replay(log_probs, replay.entropy.detach(), replay.outside_codebook.detach()),
         gap=_replay_gap(log_probs, old_log_probs, micro_batch.correction),
     )
 

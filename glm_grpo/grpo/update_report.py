@@ -46,6 +46,7 @@ def _weigh(part: Scored) -> dict[str, float]:
         "clip_fraction": loss.surrogate.is_clipped.double().mean(),
         "entropy": replay.entropy.double().mean(),
         "log_prob": replay.log_probs.double().mean(),
+        "outside_codebook": replay.outside_codebook.double().mean(),
         "replay_gap": part.gap.double().mean(),
     }
     return {
@@ -77,6 +78,7 @@ def report_update(
         ),
         entropy=sums["entropy"],
         log_prob=sums["log_prob"],
+        outside_codebook=sums["outside_codebook"],
         replay_gap=sums["replay_gap"] if first is None else first.replay_gap,
         grad_norm=grad_norm,
         learning_rate=learning_rate,

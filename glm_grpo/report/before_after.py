@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm_grpo.config import Config, from_yaml
-from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.config import Config, read_config, read_config_text
+from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.report import pages
 from glm_grpo.report.changed_prompts import read_cases
 from glm_grpo.report.problems import describe
 from glm_grpo.report.summary import SummaryRow
-from glm_grpo.storage import RunFolder, storage_errors, write_atomically
+from glm_grpo.storage import RunFolder, write_atomically
 from glm_grpo.tables import evaluation_steps
 from rewards.terms_config import AestheticConfig, LpipsConfig, TermConfig
 
@@ -73,22 +73,18 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         problem=problem,
         is_small=config is not None and config.rollout.width < _SMALL_WIDTH,
     )
-    path = folder.gallery_path.with_name("report.html")
+    path = folder.inside("gallery/report.html")
     write_atomically(path, page)
     return path
 
 
 def _read_settings(folder: RunFolder) -> _Settings:
-    path = folder.config_path
+    text = None
     try:
-        with storage_errors("read", path):
-            text = path.read_text(encoding="utf-8", errors="replace")
-    except StorageError as error:
-        return _Settings(None, None, describe(error, folder))
-    try:
-        return _Settings(text, from_yaml(text), None)
-    except ConfigError as error:
-        return _Settings(text, None, f"{path.name}: {error}")
+        text = read_config_text(folder)
+        return _Settings(text, read_config(folder), None)
+    except (CheckpointError, ConfigError, StorageError) as error:
+        return _Settings(text, None, describe(error, folder))
 
 
 def _describe_reward(config: Config) -> str:

@@ -5,7 +5,7 @@ They are read from stored tables alone, so it also works for a run that crashed 
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -16,11 +16,9 @@ from urllib.parse import quote
 from glm_grpo.errors import StorageError
 from glm_grpo.report.problems import describe
 from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_evaluation
+from glm_grpo.tables import RAW, picture_name, read_evaluation
 
-_COLUMNS = ("prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image")
-_RAW = "raw/"
-_IMAGES = "images/"
+_COLUMNS = ("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image", RAW)
 
 _Row = dict[str, Any]
 
@@ -109,33 +107,13 @@ def read_cases(folder: RunFolder, steps: Sequence[int]) -> tuple[tuple[Case, ...
 
 
 def _rows_by_prompt(folder: RunFolder, step: int) -> dict[str, list[_Row]]:
-    path = folder.evaluation_path(step)
-    table = read_evaluation(folder, step)
-    missing = [name for name in _COLUMNS if name not in table.column_names]
-    if missing:
-        raise StorageError(
-            f"{path} has no column {', '.join(missing)}. Restore the table that the run wrote."
-        )
     groups: dict[str, list[_Row]] = {}
-    try:
-        for row in table.to_pylist():
-            _check(row)
-            groups.setdefault(row["prompt_id"], []).append(row)
-    except (TypeError, ValueError) as error:
-        raise StorageError(f"{path} is damaged ({error}). Restore a copy.") from error
+    for row in read_evaluation(folder, step, _COLUMNS).to_pylist():
+        for picture in (row["image"], row["target"]):
+            if picture is not None:
+                folder.picture(picture)
+        groups.setdefault(row["prompt_id"], []).append(row)
     return groups
-
-
-def _check(row: _Row) -> None:
-    if not math.isfinite(row["total"]):
-        raise ValueError(f"the total of {row['image']} is not finite")
-    for picture in (row["image"], row["target"]):
-        # What leaves the folder of pictures was not written by the run.
-        if picture is None:
-            continue
-        # Two dots may stand in a name, as in that of the id `a..b`.
-        if ".." in PurePosixPath(picture).parts or not picture.startswith(_IMAGES):
-            raise ValueError(f"picture {picture!r} is not below {_IMAGES}")
 
 
 def _mean_total(rows: Sequence[_Row]) -> float:
@@ -158,16 +136,16 @@ def _case(folder: RunFolder, heading: str, before: Sequence[_Row], after: Sequen
 
 
 def _picture(folder: RunFolder, row: _Row) -> Picture:
-    terms = {name.removeprefix(_RAW): row[name] for name in row if name.startswith(_RAW)}
+    terms = {name.removeprefix(RAW): row[name] for name in row if name.startswith(RAW)}
     scores = {"total": row["total"], **terms}
     return Picture(*_paths(folder, row["image"]), scores)
 
 
 def _paths(folder: RunFolder, stored: str) -> tuple[str | None, str | None]:
     """Thumbnail and picture relative to the page, of a path relative to the run folder."""
-    thumbnail = PurePosixPath("thumbs", stored.removeprefix(_IMAGES)).with_suffix(".webp")
-    original = quote(f"../{stored}") if (folder.path / stored).is_file() else None
+    thumbnail = PurePosixPath("thumbs", picture_name(stored)).with_suffix(".webp")
+    original = quote(f"../{stored}") if os.path.isfile(folder.picture(stored)) else None
     # One that was made before outlives its picture.
-    if original is None and not (folder.gallery_path.parent / thumbnail).is_file():
+    if original is None and not os.path.isfile(folder.inside(f"gallery/{thumbnail}")):
         return None, None
     return quote(str(thumbnail)), original

@@ -15,6 +15,9 @@ from glm_grpo.report.comparison import Comparison, Gain, TradeOff
 from glm_grpo.report.side_by_side import write_side_by_side
 from glm_grpo.storage import write_atomically
 
+IN_SPREADS = "scores less the untrained model's mean, in units of its std"
+"""What totals of `normalize_then_sum` are made of, in evaluations."""
+
 
 @dataclass(frozen=True)
 class _Picture:
@@ -118,7 +121,8 @@ def _axis(comparison: Comparison, term: str) -> str:
 
 def _describe_yardstick(comparison: Comparison) -> str:
     weights = comparison.yardstick.items()
-    return ", ".join(f"{printable(name)} {weight:g}" for name, weight in weights)
+    listed = ", ".join(f"{printable(name)} {weight:g}" for name, weight in weights)
+    return listed if comparison.combine == "weighted_sum" else f"{listed}; {IN_SPREADS}"
 
 
 def _settings_table(comparison: Comparison) -> Table:

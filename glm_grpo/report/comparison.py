@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rewards.reweigh import Mode
+
 _LONGEST_LABEL = 44
 """Characters that fit into the legend of a picture."""
 
@@ -104,7 +106,7 @@ class Comparison:
     """Runs judged by one yardstick on the same held-out prompts.
 
     Attributes:
-        yardstick: Weight by name of the term; totals are weighted sums of raw scores.
+        yardstick: Weight by name of the term.
         prompts: Number of held-out prompts.
         samples_per_prompt: Images of each.
         runs: In the order they were named.
@@ -112,6 +114,8 @@ class Comparison:
         trade_offs: Pairs of terms; empty with a single term.
         left_out: Terms that not every run scored in the same way.
         side_by_side: Every held-out prompt with the pictures of all runs.
+        combine: Whether totals are weighted sums of raw scores, or of scores in units of the
+            spread of the first evaluation of the first run.
     """
 
     yardstick: Mapping[str, float]
@@ -122,6 +126,7 @@ class Comparison:
     trade_offs: tuple[TradeOff, ...]
     left_out: tuple[str, ...]
     side_by_side: tuple[ComparedPrompt, ...]
+    combine: Mode = "weighted_sum"
 
     def labels(self) -> tuple[str, ...]:
         """A short name for each run: what differs where that is short, else the run's own name."""

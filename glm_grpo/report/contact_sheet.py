@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from glm_grpo.errors import StorageError
-from glm_grpo.storage import PICTURE_FORMATS, RunFolder, storage_errors, write_atomically
+from glm_grpo.storage import RunFolder, read_picture, write_atomically
 from glm_grpo.tables import evaluation_steps, read_evaluation
 
 _GAP = 4
@@ -35,13 +35,18 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
         raise StorageError(f"{folder.path} holds no evaluation yet; let the run reach its first")
     rows = []
     for index, step in enumerate((steps[0], steps[-1])):
-        table = read_evaluation(folder, step).to_pandas()
+        table = read_evaluation(folder, step, ("step", "sample", "target", "image")).to_pandas()
         first = table[table["sample"] == 0].head(columns)
         if index == 0 and first["target"].notna().all():
             rows.append(list(first["target"]))
         rows.append(list(first["image"]))
-    with storage_errors("read", folder.images_dir):
-        pictures = [[_load(folder.path / name) for name in row] for row in rows]
+    pictures = [[_load(folder.picture(name)) for name in row] for row in rows]
+    sizes = {picture.shape for row in pictures for picture in row}
+    if len(sizes) > 1:
+        raise StorageError(
+            f"{folder.images_dir} holds pictures of several sizes for one sheet; "
+            "restore the run's own from a copy"
+        )
     sheet = np.concatenate([np.concatenate(row, axis=1) for row in pictures])
     buffer = io.BytesIO()
     Image.fromarray(sheet).save(buffer, format="PNG", optimize=True)
@@ -49,5 +54,5 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
 
 
 def _load(path: Path) -> np.ndarray:
-    pixels = np.asarray(Image.open(path, formats=PICTURE_FORMATS).convert("RGB"))
+    pixels = np.asarray(read_picture(path))
     return np.pad(pixels, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255)

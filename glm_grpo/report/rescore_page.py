@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from glm_grpo.present import printable
 from glm_grpo.report.rescoring import MovedImage, Rescoring
-from glm_grpo.storage import PICTURE_FORMATS, RunFolder, storage_errors, write_atomically
+from glm_grpo.storage import RunFolder, read_picture, write_atomically
 
 _TILE = 160
 """Width of a picture on the sheet, in pixels."""
@@ -34,6 +35,8 @@ def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -
     """
     console.print(_groups_table(rescoring))
     console.print(_terms_table(rescoring))
+    for line in rescoring.rare_terms:
+        console.print(Text(printable(line)), soft_wrap=True)
     for title, images in (
         ("images that gain most advantage", rescoring.gaining),
         ("images that lose most advantage", rescoring.losing),
@@ -72,14 +75,13 @@ def write_rescoring_sheet(folder: RunFolder, rescoring: Rescoring) -> Path | Non
     ]
     if not rows:
         return None
-    with storage_errors("read", folder.images_dir):
-        drawn = [
-            (title, [_draw_tile(folder, *pair) for pair in enumerate(images, start=1)])
-            for title, images in rows
-        ]
+    drawn = [
+        (title, [_draw_tile(folder, *pair) for pair in enumerate(images, start=1)])
+        for title, images in rows
+    ]
     content = io.BytesIO()
     _draw_sheet(drawn).save(content, format="PNG", optimize=True)
-    path = folder.rescore_dir / "sheet.png"
+    path = folder.inside("rescore/sheet.png")
     write_atomically(path, content.getvalue())
     return path
 
@@ -138,9 +140,10 @@ def _images_table(title: str, images: Sequence[MovedImage]) -> Table:
 
 
 def _draw_tile(folder: RunFolder, number: int, image: MovedImage) -> Image.Image:
-    path = folder.path / image.image
-    if path.is_file():
-        picture = _fit(Image.open(path, formats=PICTURE_FORMATS).convert("RGB"))
+    path = folder.picture(image.image)
+    # Not Path.is_file, which raises where a name is too long.
+    if os.path.isfile(path):
+        picture = _fit(read_picture(path))
     else:
         picture = Image.new("RGB", (_TILE, _TILE), _NO_PICTURE)
     tile = Image.new("RGB", (_TILE, picture.height + 2 * _LINE), _GROUND)

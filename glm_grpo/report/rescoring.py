@@ -80,6 +80,7 @@ class Rescoring:
         terms: One a term, in the order of the R axis.
         gaining: Images that gain most advantage, the most first.
         losing: Images that lose most advantage, the most first.
+        rare_terms: Lines on terms that apply to few of the prompts.
     """
 
     changes: tuple[SettingChange, ...]
@@ -94,3 +95,4 @@ class Rescoring:
     terms: tuple[TermChange, ...]
     gaining: tuple[MovedImage, ...]
     losing: tuple[MovedImage, ...]
+    rare_terms: tuple[str, ...] = ()

@@ -10,11 +10,14 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BaseModel, Field, Strict, ValidationError
+from pydantic_core import from_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -28,6 +31,7 @@ from glm_grpo.storage import (
     step_of,
     storage_errors,
 )
+from glm_grpo.tables import Finite, Step, describe_misfit
 
 MANIFEST = "checkpoint.json"
 FORMAT_VERSION = 2
@@ -42,19 +46,99 @@ class CheckpointFormatError(CheckpointError):
     """A whole checkpoint, but of another version of glm-grpo."""
 
 
+class _OptimizerValues(BaseModel):
+    """See `optimizer_to_tensors`."""
+
+    state: dict[str, dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
+class RunState(BaseModel):
+    """What a run keeps in a checkpoint's metadata, the schema of it; see `Progression`.
+
+    Attributes:
+        optimizer: What of its state is no tensor.
+        updates: Of the policy, done so far.
+    """
+
+    optimizer: _OptimizerValues
+    updates: Annotated[int, Strict()] = Field(ge=0, le=2**53)
+    best_step: Step | None
+    best_total: Finite | None
+    skipped_in_a_row: Annotated[int, Strict()] = Field(ge=0, le=2**31 - 1)
+    full_decode_from: Step | None
+
+
+class _File(BaseModel):
+    size: Annotated[int, Strict()] = Field(alias="bytes", ge=0)
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    """The schema of `checkpoint.json`."""
+
+    step: Step
+    files: dict[str, _File]
+    metadata: dict[str, Any]
+
+
+class _Sealed(BaseModel):
+    """What tells whether a manifest is whole, and of which version."""
+
+    version: Annotated[int, Strict()] = Field(alias="format")
+    sha256: str
+
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What one checkpoint holds.
 
     Attributes:
+        path: Its folder.
         step: Number of training steps done.
         tensors: File stem -> name -> tensor, on the CPU.
         metadata: JSON values: whatever else the run needs to continue.
     """
 
+    path: Path
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
     metadata: Mapping[str, Any]
+
+    def of(self, stem: str) -> Mapping[str, Tensor]:
+        """The tensors of one file.
+
+        Raises:
+            CheckpointError: There is no such file.
+        """
+        if stem not in self.tensors:
+            raise CheckpointError(
+                f"{self.path / MANIFEST} is damaged: files lists no {stem}.safetensors. {_REMEDY}"
+            )
+        return self.tensors[stem]
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Says of which checkpoint it is where something in it does not fit the run.
+
+        Raises:
+            CheckpointError: As inside.
+        """
+        try:
+            yield
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path / MANIFEST}: {error}") from error
+
+    def run_state(self) -> RunState:
+        """The metadata of a checkpoint that a run wrote.
+
+        Raises:
+            CheckpointError: Something is missing there, or of another type.
+        """
+        return _checked(RunState, self.metadata, self.path / MANIFEST)
 
 
 def save_checkpoint(
@@ -99,16 +183,43 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def verify_checkpoint(path: Path) -> None:
+    """Verify every byte of a checkpoint, which takes as long as reading it.
+
+    Raises:
+        CheckpointError: A file is missing, torn, or not the one that was written; names it.
+    """
+    for name, expected in _read_manifest(path).files.items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing: {MANIFEST} lists it. {_REMEDY}")
+        size = file.stat().st_size
+        if size != expected.size:
+            raise CheckpointError(
+                f"{file} has {size} bytes: {MANIFEST} says {expected.size}. {_REMEDY}"
+            )
+        if _sha256_of_file(file) != expected.sha256:
+            raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {_REMEDY}")
+
+
+def load_checkpoint(path: Path, *, is_verified: bool = False) -> Checkpoint:
     """Read a checkpoint after verifying every byte of it.
+
+    Args:
+        path: Its folder.
+        is_verified: Whether `verify_checkpoint` or `newest_checkpoint` was here before, in this
+            process or another: nothing is verified again.
 
     Raises:
         CheckpointError: A file is missing, torn, or not the one that was written, or holds a value
             that is not finite; names the file.
     """
-    manifest = _verified_manifest(path)
+    if not is_verified:
+        verify_checkpoint(path)
+    manifest = _read_manifest(path)
     try:
-        tensors = {Path(name).stem: load_file(path / name) for name in manifest["files"]}
+        with storage_errors("read", path):
+            tensors = {Path(name).stem: load_file(path / name) for name in manifest.files}
     except SafetensorError as error:
         raise CheckpointError(
             f"{path} holds a file that is no safetensors file, though {MANIFEST} lists it "
@@ -120,7 +231,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 raise CheckpointError(
                     f"{path / stem}.safetensors: {name} holds values that are not finite. {_REMEDY}"
                 )
-    return Checkpoint(step=manifest["step"], tensors=tensors, metadata=manifest["metadata"])
+    return Checkpoint(path, manifest.step, tensors, manifest.metadata)
 
 
 def newest_checkpoint(folder: RunFolder, *, before: int | None = None) -> Path | None:
@@ -139,7 +250,7 @@ def newest_checkpoint(folder: RunFolder, *, before: int | None = None) -> Path |
         if before is not None and (step_of(path) or 0) >= before:
             continue
         try:
-            _verified_manifest(path)
+            verify_checkpoint(path)
         except CheckpointFormatError:
             raise
         except CheckpointError as error:
@@ -212,45 +323,41 @@ def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
         raise OSError(int(match.group(1)), str(error)) from error
 
 
-def _verified_manifest(path: Path) -> dict[str, Any]:
-    manifest = _read_manifest(path / MANIFEST)
-    for name, expected in manifest["files"].items():
+def _read_manifest(path: Path) -> _Manifest:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing: it marks a whole checkpoint. {_REMEDY}")
+    with storage_errors("read", file):
+        content = file.read_bytes()
+    try:
+        values = from_json(content)
+    # No JSON, or nested without end.
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}. {_REMEDY}") from error
+    seal = _checked(_Sealed, values, file)
+    if _sha256_of_manifest({k: v for k, v in values.items() if k != "sha256"}) != seal.sha256:
+        raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {_REMEDY}")
+    if seal.version != FORMAT_VERSION:
+        raise CheckpointFormatError(
+            f"{file} has format {seal.version}: this version reads {FORMAT_VERSION}. "
+            "Use the version of glm-grpo that wrote it."
+        )
+    manifest = _checked(_Manifest, values, file)
+    for name in manifest.files:
         if not _FILE_NAME.fullmatch(name):
             raise CheckpointError(
-                f"{path / MANIFEST} lists {name!r}: no safetensors file of this folder. {_REMEDY}"
+                f"{file} lists {name!r}: no safetensors file of this folder. {_REMEDY}"
             )
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing: {MANIFEST} lists it. {_REMEDY}")
-        size = file.stat().st_size
-        if size != expected["bytes"]:
-            raise CheckpointError(
-                f"{file} has {size} bytes: {MANIFEST} says {expected['bytes']}. {_REMEDY}"
-            )
-        if _sha256_of_file(file) != expected["sha256"]:
-            raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {_REMEDY}")
+    if step_of(path) not in (None, manifest.step):
+        raise CheckpointError(f"{file} is damaged: step is {manifest.step}. {_REMEDY}")
     return manifest
 
 
-def _read_manifest(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise CheckpointError(f"{file} is missing: it marks a whole checkpoint. {_REMEDY}")
+def _checked(schema: type[Schema], values: object, file: Path) -> Schema:
     try:
-        with storage_errors("read", file):
-            manifest = json.loads(file.read_bytes())
-        version, checksum = manifest["format"], manifest.pop("sha256")
-        is_intact = checksum == _sha256_of_manifest(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is damaged: not a manifest. {_REMEDY}") from error
-    if not is_intact:
-        raise CheckpointError(f"{file} is damaged: its SHA-256 differs. {_REMEDY}")
-    if version != FORMAT_VERSION:
-        raise CheckpointFormatError(
-            f"{file} has format {version}: this version reads {FORMAT_VERSION}. "
-            "Use the version of glm-grpo that wrote it."
-        )
-    checked: dict[str, Any] = manifest
-    return checked
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise CheckpointError(f"{file} is damaged: {describe_misfit(error)}. {_REMEDY}") from error
 
 
 def _sha256_of_manifest(manifest: Mapping[str, Any]) -> str:

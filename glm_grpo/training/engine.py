@@ -6,6 +6,7 @@ each may take its own time; replay and update go through the wrapped network.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +30,7 @@ from glm_grpo.training.deepspeed_settings import refuse_missing_deepspeed, refus
 from glm_grpo.training.team import Team
 
 _FSDP2 = 2
+_KNOWN_PRECISIONS = ("no", "fp16", "bf16")
 _SUPPORTED = (
     DistributedType.NO,
     DistributedType.MULTI_CPU,
@@ -67,6 +69,10 @@ def make_accelerator() -> Accelerator:
             with an engine that it does not run on.
     """
     refuse_missing_deepspeed()
+    asked_for = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if asked_for not in _KNOWN_PRECISIONS:
+        # accelerate would ask for libraries that compute in it.
+        raise _mixed_precision_error(asked_for)
     # Nothing in the policy's buffers changes, and their broadcast would come at every forward pass,
     # of which processes may make different numbers.
     accelerator = Accelerator(
@@ -93,12 +99,16 @@ def make_accelerator() -> Accelerator:
         _refuse_unfit(plugin, accelerator.mixed_precision)
         _keep_log_probs(plugin, accelerator.mixed_precision)
     elif accelerator.mixed_precision != "no":
-        raise ConfigError(
-            f"accelerate's mixed_precision is {accelerator.mixed_precision}: model.dtype sets the "
-            "type that the policy samples and is replayed in, and both must be the same; use "
-            "mixed_precision: no (FSDP2 alone may have bf16, for weights kept in fp32)"
-        )
+        raise _mixed_precision_error(accelerator.mixed_precision)
     return accelerator
+
+
+def _mixed_precision_error(mixed_precision: str) -> ConfigError:
+    return ConfigError(
+        f"accelerate's mixed_precision is {mixed_precision}: model.dtype sets the type that the "
+        "policy samples and is replayed in, and both must be the same; use mixed_precision: no "
+        "(FSDP2 alone may have bf16, for weights kept in fp32)"
+    )
 
 
 def has_shards(accelerator: Accelerator) -> bool:

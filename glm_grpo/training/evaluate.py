@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -17,19 +16,20 @@ from glm_grpo.training.collect import (
     join_tables,
 )
 from glm_grpo.training.out_of_memory import out_of_memory_explained, sampling_size
-from glm_grpo.types import Evaluation, PromptBatch
-from rewards.reweigh import combine
+from glm_grpo.types import Evaluation, EvaluationPart, PromptBatch
+from rewards.reweigh import Mode, combine
+from rewards.types import RewardTable
 
 
 def evaluate(
     stage: Stage, batches: Sequence[PromptBatch], settings: CollectSettings, *, step: int
-) -> Evaluation:
-    """Samples, decodes and scores every held-out prompt.
+) -> EvaluationPart:
+    """Samples, decodes and scores held-out prompts.
 
     Args:
         stage: Models.
         batches: Held-out prompts, in order, at least one batch.
-        settings: Truncation and combination are used.
+        settings: The truncation is used.
         step: Of the policy.
     """
     images, tables, entropies = [], [], []
@@ -50,24 +50,34 @@ def evaluate(
         drawn, scored = draw_and_score(stage, batch, rollout.token_ids, clock, is_evaluation=True)
         images.append(drawn)
         tables.append(scored)
-    table = join_tables(tables)
-    return Evaluation(
+    return EvaluationPart(
         step=step,
         prompts=tuple(prompt for batch in batches for prompt in batch.prompts),
         images=join_images(images),
-        rewards=table,
-        totals=combine(table, mode=settings.combine),
+        rewards=join_tables(tables),
         entropy=torch.cat(entropies),
     )
 
 
-def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """Evaluations of the same policy on prompts after prompts, at least one."""
-    return replace(
-        parts[0],
+def weigh_evaluation(
+    parts: Sequence[EvaluationPart], *, mode: Mode, untrained: RewardTable | None
+) -> Evaluation:
+    """One evaluation with its totals.
+
+    Args:
+        parts: Of the same policy, prompts after prompts, at least one.
+        mode: How the terms are combined.
+        untrained: Scores of the run's evaluation of step 0; None where this is that one.
+
+    Raises:
+        RewardError: See `combine`.
+    """
+    table = join_tables([part.rewards for part in parts])
+    return Evaluation(
+        step=parts[0].step,
         prompts=tuple(prompt for part in parts for prompt in part.prompts),
         images=join_images([part.images for part in parts]),
-        rewards=join_tables([part.rewards for part in parts]),
-        totals=torch.cat([part.totals for part in parts]),
+        rewards=table,
+        totals=combine(table, mode=mode, untrained=table if untrained is None else untrained),
         entropy=torch.cat([part.entropy for part in parts]),
     )

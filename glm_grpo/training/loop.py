@@ -34,7 +34,7 @@ from glm_grpo.training.checkpoint import prune_checkpoints, save_checkpoint
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import Stage, join_experiences, sendable
 from glm_grpo.training.engine import TrainingEngine
-from glm_grpo.training.evaluate import evaluate, join_evaluations
+from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.failures import FailureKeeper
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learning_rate import LearningRate
@@ -47,7 +47,7 @@ from glm_grpo.training.recheck import Recheck
 from glm_grpo.training.records import Records, StepCosts, StepRecord
 from glm_grpo.training.sources import ExperienceSource
 from glm_grpo.training.team import OnMain, Team
-from glm_grpo.types import Evaluation, Experience, LossReport, PromptBatch
+from glm_grpo.types import EvaluationPart, Experience, LossReport, PromptBatch
 from rewards.canaries import Departure
 from rewards.types import RewardError
 
@@ -169,7 +169,7 @@ class Trainer:
             if self._at.step == 0:
                 with self._failures.kept(0):
                     untrained = self._evaluate()
-                metrics = self._records(lambda kept: kept.begin(join_evaluations(untrained)))
+                metrics = self._records(lambda kept: kept.begin(untrained))
                 self._progress.evaluated(0, metrics)
             else:
                 self._records(Records.resume)
@@ -281,11 +281,11 @@ class Trainer:
     def _record_evaluation(self) -> dict[str, float]:
         """Evaluates and stores the step at hand; its metrics."""
         parts = self._evaluate()
-        metrics = self._records(lambda kept: kept.evaluation(join_evaluations(parts)))
+        metrics = self._records(lambda kept: kept.evaluation(parts))
         self._progress.evaluated(self._at.step, metrics)
         return metrics
 
-    def _evaluate(self) -> list[Evaluation]:
+    def _evaluate(self) -> list[EvaluationPart]:
         """Of every process in the main one; of this process in the others."""
         self._progress.phase("evaluation")
         own = []
@@ -336,6 +336,7 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint of the step at hand and removes those no longer kept."""
+        self._progress.phase("checkpoint")
         moments, values = optimizer_to_tensors(self._optimizer)
         tensors = {
             "policy": self._engine.policy_tensors(),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from glm_grpo.tables import MetricsRow
 from glm_grpo.types import Evaluation, Experience, LossReport
 from rewards.audit import audit_table
 from rewards.reweigh import Mode
@@ -67,6 +68,29 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     return metrics
 
 
+def outside_codebook_note(rows: Sequence[MetricsRow], *, step: int, tokens: int) -> str:
+    """What a user of exported weights should know of samplers that draw over all outputs.
+
+    Args:
+        rows: Of the run's metrics.
+        step: Of the exported weights; the last figure up to it counts.
+        tokens: Of one image, T.
+
+    Returns:
+        A line, or nothing where the run measured none, as earlier versions did not.
+    """
+    figures = [row.get("policy/outside_codebook") for row in rows if (row["step"] or 0) <= step]
+    measured = [figure for figure in figures if figure is not None]
+    if not measured:
+        return ""
+    share = measured[-1]
+    return (
+        f"Outside the codebook: {share:.1e} of a token's probability, or {share * tokens:.1e} of "
+        f"the {tokens} tokens of an image; the run sampled the codebook alone, and a sampler over "
+        "all outputs, as the stock one is, can end such an image early."
+    )
+
+
 def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
     table, totals = experience.rewards, experience.totals
     audit = audit_table(table, mode=combine)
@@ -101,6 +125,7 @@ def _update_metrics(reports: Sequence[LossReport]) -> dict[str, float]:
         "ratio/effective_sample_size": _mean([report.effective_sample_size for report in done]),
         "policy/entropy": _mean([report.entropy for report in done]),
         "policy/log_prob": _mean([report.log_prob for report in done]),
+        "policy/outside_codebook": _mean([report.outside_codebook for report in done]),
         "policy/replay_gap": reports[0].replay_gap,
         "optim/grad_norm": _mean([report.grad_norm for report in done]),
         "optim/learning_rate": reports[-1].learning_rate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,12 +58,43 @@ def load_optimizer(
     _check_shapes(optimizer, state)
     _cut_like_parameters(optimizer, state)
     try:
+        _check_kinds(optimizer, groups)
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except ValueError as error:
         raise CheckpointError(
             f"The optimizer state does not fit: {error}. Resume with the configuration of the run."
         ) from error
     _own(optimizer)
+
+
+def _check_kinds(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """`load_state_dict` takes any values, over which the first update would fail.
+
+    Raises:
+        ValueError: One is of another kind than the optimizer's own.
+    """
+    # Of another number of groups, torch itself says so.
+    for index, (group, own) in enumerate(
+        zip(groups, optimizer.state_dict()["param_groups"], strict=False)
+    ):
+        for key in sorted({"params"} | (group.keys() & own.keys())):
+            if not _is_alike(group.get(key), own[key]):
+                raise ValueError(f"groups.{index}.{key} is {group.get(key)!r:.80}")
+
+
+def _is_alike(value: object, own: object) -> bool:
+    if isinstance(own, (list, tuple)):
+        return (
+            isinstance(value, (list, tuple))
+            and len(value) == len(own)
+            and all(map(_is_alike, value, own))
+        )
+    if isinstance(own, (int, float)) and not isinstance(own, bool):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return False
+        return abs(value) <= sys.float_info.max
+    # Switches, that may be left to torch.
+    return isinstance(value, (bool, type(own))) or value is None
 
 
 def _own(optimizer: Optimizer) -> None:

@@ -29,7 +29,10 @@ _ON_LINE = {
 }
 """Label in a log -> metric."""
 _BAR_WIDTH = 16
-_EVALUATION = "eval/"
+_EVALUATED = "eval/"
+_EVALUATION, _CHECKPOINT = "evaluation", "checkpoint"
+_BESIDE_STEPS = (_EVALUATION, _CHECKPOINT)
+"""Phases that do not belong to every step."""
 
 
 class Progress:
@@ -39,6 +42,8 @@ class Progress:
         total: Training steps.
         done: Steps done before (of a run that resumes).
         console: Where to.
+        eval_every: Steps from one evaluation to the next.
+        checkpoint_every: Steps from one checkpoint to the next.
         untrained: Metrics of step 0, with which evaluations are compared; None where the run has
             yet to make them.
         now: Seconds of a clock that never goes back.
@@ -50,12 +55,16 @@ class Progress:
         total: int,
         done: int,
         console: Console,
+        eval_every: int,
+        checkpoint_every: int,
         untrained: Mapping[str, int | float | None] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total
         self._untrained = untrained
-        self._time_left = _TimeLeft(total, now)
+        self._time_left = _TimeLeft(
+            total, {_EVALUATION: eval_every, _CHECKPOINT: checkpoint_every}, now
+        )
         self._bar: Bar | None = None
         if _is_live(console):
             self._bar = Bar(
@@ -90,6 +99,7 @@ class Progress:
 
     def phase(self, name: str) -> None:
         """Says what is being done."""
+        self._time_left.begin(name)
         if self._bar is not None:
             self._bar.update(self._task, description=name)
 
@@ -110,6 +120,7 @@ class Progress:
             step: Of the policy.
             metrics: Of the evaluation; only names that begin with `eval/` are shown.
         """
+        self._time_left.begin("")
         rows = _compare(metrics, self._untrained or {})
         if self._untrained is None:
             self._untrained = dict(metrics)
@@ -124,24 +135,54 @@ class Progress:
 
 
 class _TimeLeft:
-    """Seconds to the last step, from the pace since the first step that was seen to end.
+    """Seconds to the end: steps at their pace, and the evaluations and checkpoints to come.
 
-    rich's own estimate forgets what is older than half a minute, which one step can be.
+    The pace is that since the first step that was seen to end. An evaluation or a checkpoint takes
+    as long as the last one did; a checkpoint that only a best evaluation brings is not foreseen.
+
+    rich's own estimate knows one pace for all, and with its usual period forgets what is older than
+    half a minute, which one step can be.
     """
 
-    def __init__(self, total: int, now: Callable[[], float]) -> None:
-        self._total = total
-        self._now = now
+    def __init__(self, total: int, every: Mapping[str, int], now: Callable[[], float]) -> None:
+        self._total, self._every, self._now = total, every, now
+        self._phase, self._since = "", now()
+        self._last: dict[str, float] = {}
+        self._beside_steps = 0.0
         self._first: tuple[int, float] | None = None
 
-    def after(self, step: int) -> float | None:
-        """None after the first step, which is slower than those to come: it has its self-check."""
+    def begin(self, phase: str) -> None:
+        """A phase begins, and the one before it ends."""
         now = self._now()
+        if self._phase in _BESIDE_STEPS:
+            self._last[self._phase] = now - self._since
+            self._beside_steps += now - self._since
+        self._phase, self._since = phase, now
+
+    def after(self, step: int) -> str:
+        """In words, with the number of evaluations where none was timed, as in a resumed run.
+
+        Nothing after the first step, which is slower than those to come: it has its self-check.
+        """
+        self.begin("")
+        spent = self._now() - self._beside_steps
         if self._first is None:
-            self._first = (step, now)
-            return None
-        first_step, first_time = self._first
-        return (now - first_time) / (step - first_step) * (self._total - step)
+            self._first = (step, spent)
+            return ""
+        first_step, first_spent = self._first
+        seconds = (spent - first_spent) / (step - first_step) * (self._total - step)
+        to_come = {phase: self._to_come(phase, step) for phase in _BESIDE_STEPS}
+        seconds += sum(count * self._last.get(phase, 0.0) for phase, count in to_come.items())
+        left = f"left {timedelta(seconds=round(seconds))}"
+        if to_come[_EVALUATION] and _EVALUATION not in self._last:
+            left += f" and {to_come[_EVALUATION]} evaluations"
+        return left
+
+    def _to_come(self, phase: str, after: int) -> int:
+        """How often it is still due: at every so many steps, and at the last."""
+        every = self._every[phase]
+        is_last_between = self._total % every != 0 and after < self._total
+        return self._total // every - after // every + is_last_between
 
 
 def _is_live(console: Console) -> bool:
@@ -156,17 +197,13 @@ def _move_log(before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]) -> No
             handler.setStream(after[before.index(handler.stream)])
 
 
-def _figures(
-    labels: Mapping[str, str], metrics: Mapping[str, float], seconds_left: float | None
-) -> str:
+def _figures(labels: Mapping[str, str], metrics: Mapping[str, float], time_left: str) -> str:
     parts = [
         f"{label} {metrics[name]:.3f}"
         for label, name in labels.items()
         if name in metrics and math.isfinite(metrics[name])
     ]
-    if seconds_left is not None:
-        parts.append(f"left {timedelta(seconds=round(seconds_left))}")
-    return "  ".join(parts)
+    return "  ".join([*parts, time_left] if time_left else parts)
 
 
 def _compare(
@@ -175,13 +212,13 @@ def _compare(
     """Name, value and change; the change is empty where there is nothing to compare with."""
     rows = []
     for name, now in metrics.items():
-        if not name.startswith(_EVALUATION) or not math.isfinite(now):
+        if not name.startswith(_EVALUATED) or not math.isfinite(now):
             continue
         before = untrained.get(name)
         change = ""
         if before is not None and math.isfinite(before):
             change = f"{now - before:+.3f}"
-        rows.append((name.removeprefix(_EVALUATION), f"{now:.3f}", change))
+        rows.append((name.removeprefix(_EVALUATED), f"{now:.3f}", change))
     return rows
 
 

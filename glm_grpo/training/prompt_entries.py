@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import datasets
 import huggingface_hub.constants
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.pictures import PictureSource
+from glm_grpo.glm_image.model_folder import ReservedTokens
 from glm_grpo.training.prompt_rows import EMBEDDED_TARGET_FIELD, TARGET_FIELDS, Row, shorten
+from rewards.pictures import PictureSource
 
 LONGEST_TEXT = 20_000
 """Characters of a prompt, or of its texts: more than any of the models reads."""
@@ -25,6 +27,9 @@ USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
 
 UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 """Null, and halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+
+_BLANK_LETTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
+"""Fillers of Hangul, the pattern of Braille without dots, the note without a head."""
 
 QUOTATIONS = (
     re.compile(r"'([^']*)'"),
@@ -44,7 +49,22 @@ def find_quoted_texts(prompt: str) -> tuple[str, ...]:
     Source: diffusers, `GlmImagePipeline.get_glyph_texts`.
     """
     pieces = (piece.strip() for rule in QUOTATIONS for piece in rule.findall(prompt))
-    return tuple(piece for piece in pieces if piece)
+    return tuple(piece for piece in pieces if not is_blank(piece))
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen: no letter, number, mark of writing or symbol.
+
+    Spaces, control and format characters (zero-width ones, the byte order mark), variation
+    selectors and other marks without a letter, and the letters and symbols that are blank, among
+    them all of those that renderers leave out by default.
+
+    Source: Unicode 16, General_Category and Default_Ignorable_Code_Point.
+    """
+    return not any(
+        unicodedata.category(character)[0] in "LNPS" and character not in _BLANK_LETTERS
+        for character in text
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +86,45 @@ class PromptEntry:
     target: PictureSource | None
 
 
+class ReservedTexts:
+    """Refuses prompts that hold what a tokenizer reads as a token of its own.
+
+    Such a token would start an image, or announce one that is not there, in the middle of a prompt.
+    What the glyph encoder reserves is refused in quotation marks alone, since it reads nothing
+    else. The `text` field reaches no tokenizer of the model.
+
+    Args:
+        tokens: Of the model.
+    """
+
+    def __init__(self, tokens: ReservedTokens) -> None:
+        self._in_prompt = _any_of(tokens.language)
+        self._in_quotes = _any_of(tokens.glyphs)
+
+    def check(self, entry: PromptEntry) -> None:
+        """Looks for one.
+
+        Raises:
+            DataError: The prompt holds one; the message names file, line and token.
+        """
+        found = self._in_prompt.search(entry.prompt)
+        place = "'prompt'"
+        if found is None and self._in_quotes.search(entry.prompt):
+            quoted = "\n".join(find_quoted_texts(entry.prompt))
+            found, place = self._in_quotes.search(quoted), "'prompt' in quotation marks"
+        if found is not None:
+            raise DataError(
+                f"{entry.origin}: {place} holds {found[0]!r}, which the model's tokenizer reads as "
+                "a token of its own, not as text; remove it or write it differently"
+            )
+
+
+def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
+    # Without any, what matches nothing. The longest first: one may begin with another.
+    ordered = sorted((text for text in texts if text.strip()), key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+
 def make_entry(row: Row, position: int) -> PromptEntry:
     """Check one row.
 
@@ -77,8 +136,7 @@ def make_entry(row: Row, position: int) -> PromptEntry:
         DataError: A field cannot be used; the message names file, line, rule and remedy.
     """
     prompt = _read_string(row, "prompt")
-    # A zero-width space or a byte order mark is no blank to Python, and shows no more than one.
-    if prompt is None or not any(map(str.isprintable, prompt.strip())):
+    if prompt is None or is_blank(prompt):
         raise DataError(f"{row.origin}: 'prompt' is missing or blank; every row needs one")
     return PromptEntry(
         origin=row.origin,
@@ -113,9 +171,9 @@ def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
         text = _read_string(row, "text")
         if text is None:
             return find_quoted_texts(prompt)
-        return (text.strip(),) if text.strip() else ()
+        return () if is_blank(text) else (text.strip(),)
     for text in value:
-        if not isinstance(text, str) or not text.strip() or UNUSABLE_CHARACTERS.search(text):
+        if not isinstance(text, str) or is_blank(text) or UNUSABLE_CHARACTERS.search(text):
             raise DataError(
                 f"{row.origin}: 'text' holds {shorten(text)}; every text of a list must be text "
                 "that is not blank, without null characters or halves of surrogate pairs; remove it"

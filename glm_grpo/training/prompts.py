@@ -9,9 +9,10 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from glm_grpo.errors import DataError
+from glm_grpo.glm_image.model_folder import ReservedTokens
 from glm_grpo.seeds import derive_seed
 from glm_grpo.training.pictures import load_picture, verify_picture
-from glm_grpo.training.prompt_entries import PromptEntry, make_entry
+from glm_grpo.training.prompt_entries import PromptEntry, ReservedTexts, make_entry
 from glm_grpo.training.prompt_files import read_rows
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
@@ -76,12 +77,15 @@ class PromptSet:
         return Prompt(entry.prompt_id, entry.prompt, texts=entry.texts, target=target)
 
 
-def load_prompts(path: str, *, height: int, width: int) -> PromptSet:
+def load_prompts(
+    path: str, *, height: int, width: int, reserved: ReservedTokens | None = None
+) -> PromptSet:
     """Read and check every prompt, decoding every picture once.
 
     Fields of a row (others are left alone):
 
-    - `prompt`: required, not blank, at most `prompt_entries.LONGEST_TEXT` characters;
+    - `prompt`: required, not blank, at most `prompt_entries.LONGEST_TEXT` characters, without
+      tokens that the model reserves;
     - `target`, `target_image` or `file_name`: path of the picture to be matched, which must not
       climb out of the folder of the file, while links in that folder are followed; in tables with
       embedded pictures also `image`;
@@ -93,6 +97,8 @@ def load_prompts(path: str, *, height: int, width: int) -> PromptSet:
         path: A file, a folder or a hub data set, as in `prompt_files.read_rows`.
         height: Pixels of the rollout, which pictures are brought to.
         width: Pixels.
+        reserved: What the model's tokenizers read as a token of its own, which no prompt may hold;
+            None for a model without any.
 
     Raises:
         DataError: Something cannot be used; the message names file, line, rule and remedy.
@@ -100,8 +106,10 @@ def load_prompts(path: str, *, height: int, width: int) -> PromptSet:
     entries: list[PromptEntry] = []
     origins: dict[str, str] = {}
     verified: set[Path] = set()
+    refused = ReservedTexts(reserved or ReservedTokens())
     for position, row in enumerate(read_rows(path)):
         entry = make_entry(row, position)
+        refused.check(entry)
         if entry.prompt_id in origins:
             raise DataError(
                 f"{row.origin}: id {entry.prompt_id!r} is that of {origins[entry.prompt_id]}; ids "

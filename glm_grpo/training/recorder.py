@@ -18,6 +18,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from glm_grpo.errors import StorageError
 from glm_grpo.storage import (
     RunFolder,
     append_line,
@@ -80,9 +81,14 @@ class Recorder:
         Raises:
             StorageError: As `record_step`; the line stays as it was.
         """
-        *rows, last = read_metrics(self._folder)
+        rows = read_metrics(self._folder)
+        if not rows or rows[-1]["step"] != step:
+            raise StorageError(
+                f"{self._folder.metrics_path} does not end with step {step}, as it was left: "
+                "something else changed it; restore it from a copy, then resume the run"
+            )
+        rows[-1] |= _finite(metrics)
         lines = [json.dumps(row) for row in rows]
-        lines.append(json.dumps(last | {"step": step} | _finite(metrics)))
         write_atomically(self._folder.metrics_path, "".join(f"{line}\n" for line in lines).encode())
         self._trackers.log(step, metrics)
 
@@ -142,10 +148,7 @@ class Recorder:
             StorageError: The file system refuses, or `metrics.jsonl` is damaged.
         """
         folder = self._folder
-        if folder.metrics_path.exists():
-            rows = [row for row in read_metrics(folder) if int(row["step"] or 0) <= step]
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomically(folder.metrics_path, lines.encode())
+        rows = [row for row in read_metrics(folder) if int(row["step"] or 0) <= step]
         self._trackers.go_on_after(step)
         # Not below it: trackers have folders of their own there.
         remove_leftovers(folder.path)
@@ -157,6 +160,10 @@ class Recorder:
                 recorded_at = step_of(path)
                 if recorded_at is not None and recorded_at > step:
                     remove(path)
+        # Last: tables without a line are taken for those of a run that lost its metrics.
+        if folder.metrics_path.exists():
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            write_atomically(folder.metrics_path, lines.encode())
 
     def close(self) -> None:
         """Let the trackers finish."""

@@ -9,14 +9,16 @@ from glm_grpo.errors import StorageError
 from glm_grpo.report.gallery import update_gallery, write_gallery
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
+from glm_grpo.tables import read_metrics, read_untrained
+from glm_grpo.training.evaluate import weigh_evaluation
 from glm_grpo.training.metrics import evaluation_metrics, step_metrics
 from glm_grpo.training.recorder import Recorder
 from glm_grpo.training.sentinel import Sentinel
 from glm_grpo.training.summaries import summarise
-from glm_grpo.types import Evaluation, Experience, LossReport
+from glm_grpo.types import EvaluationPart, Experience, LossReport
 from rewards.canaries import Departure
 from rewards.reweigh import Mode
+from rewards.types import RewardTable
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,15 @@ class Records:
         self._recorder = recorder
         self._sentinel = sentinel
         self._combine = combine
+        self._untrained: RewardTable | None = None
 
-    def begin(self, untrained: Evaluation) -> dict[str, float]:
-        """Stores the evaluation of step 0, which gives the canaries their bands; its metrics."""
+    def begin(self, parts: Sequence[EvaluationPart]) -> dict[str, float]:
+        """Stores the evaluation of step 0; its metrics.
+
+        It gives the canaries their bands, and the totals of later evaluations their scale.
+        """
+        untrained = weigh_evaluation(parts, mode=self._combine, untrained=None)
+        self._untrained = untrained.rewards
         self._recorder.record_evaluation(untrained)
         self._sentinel.learn(untrained)
         metrics = evaluation_metrics(untrained)
@@ -73,8 +81,14 @@ class Records:
         return metrics
 
     def resume(self) -> None:
-        """Takes up a run: what was recorded after the checkpoint goes from the pages too."""
+        """Takes up a run: what was recorded after the checkpoint goes from the pages too.
+
+        Raises:
+            StorageError: What step 0 left, and later steps are held against, cannot be read.
+        """
         self._sentinel.restore()
+        if self._combine == "normalize_then_sum":
+            self._untrained = read_untrained(self._folder)
         write_gallery(self._folder, ())
 
     def lacks_evaluation(self, step: int) -> bool:
@@ -113,8 +127,9 @@ class Records:
         self._recorder.record_step(step, metrics)
         return StepRecord(metrics, watched.departures)
 
-    def evaluation(self, evaluation: Evaluation) -> dict[str, float]:
+    def evaluation(self, parts: Sequence[EvaluationPart]) -> dict[str, float]:
         """Stores an evaluation beside the step recorded last; its metrics."""
+        evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
         self._recorder.record_evaluation(evaluation)
         metrics = evaluation_metrics(evaluation)
         self._recorder.amend_step(evaluation.step, metrics)

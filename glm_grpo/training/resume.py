@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm_grpo.config import Config, config_differences, from_yaml, to_yaml
-from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
+from glm_grpo.config import Config, config_differences, read_config, to_yaml
+from glm_grpo.errors import CheckpointError, GlmGrpoError, StorageError
 from glm_grpo.storage import (
     RunFolder,
+    leftover_of,
     remove_leftovers,
     step_of,
     storage_errors,
     write_atomically,
 )
-from glm_grpo.training.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
-from glm_grpo.training.run_lock import RunLock
+from glm_grpo.tables import read_bands, read_metrics
+from glm_grpo.training.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    verify_checkpoint,
+)
+from glm_grpo.training.run_lock import LOCK_NAME, RunLock
 from glm_grpo.training.team import ALONE, Team
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 """Value of `train.resume` that looks for the run itself."""
+
+_OF_HYDRA = frozenset({".hydra", "train.log"})
+"""What Hydra writes into its own folder, which may be the run's, before it calls us."""
+
+_MOST_NAMED = 8
+"""Files and folders that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ def open_run(config: Config, team: Team = ALONE) -> OpenedRun:
     """Finds or makes the run folder as `train.resume` asks.
 
     The main process looks, with its own config: names that hold the time of day differ between
-    processes. Every process then reads the checkpoint.
+    processes. It verifies the checkpoint; every process then reads it.
 
     Absent: a new folder. `auto`: the run in `run_dir`, or else the newest unfinished run beside it
     (in the dated folders) with the same settings, or else a new one. A path: that run from its
@@ -59,8 +73,8 @@ def open_run(config: Config, team: Team = ALONE) -> OpenedRun:
     Raises:
         CheckpointError: There is no such run, it was made with other settings, or its checkpoint
             is damaged.
-        StorageError: The folder holds a run already, is written to by another one, or cannot be
-            made.
+        StorageError: The folder holds a run already or something else, has lost a part of what the
+            run recorded, is written to by another run, or cannot be made.
         PeerError: Another process failed at it.
     """
     lock = RunLock()
@@ -68,29 +82,36 @@ def open_run(config: Config, team: Team = ALONE) -> OpenedRun:
     if found.checkpoint is None:
         return OpenedRun(found.folder, None, lock)
     with team.together():
-        checkpoint = load_checkpoint(found.checkpoint)
+        checkpoint = load_checkpoint(found.checkpoint, is_verified=True)
+        # What is missing is told before a model is loaded.
+        for stem in ("policy", "optimizer"):
+            checkpoint.of(stem)
+        checkpoint.run_state()
     return OpenedRun(found.folder, checkpoint, lock)
 
 
 def _find_run(config: Config, lock: RunLock) -> _Found:
     resume = config.train.resume
-    if resume is None:
+    place = config.run_dir if resume is None or resume == AUTO else resume
+    with storage_errors("open", Path(place)):
+        if resume is None:
+            return _new_run(config, lock)
+        if resume != AUTO:
+            return _existing_run(Path(resume), config, lock)
+        if RunFolder(Path(config.run_dir)).config_path.exists():
+            return _existing_run(Path(config.run_dir), config, lock)
+        newest = _newest_unfinished_run(Path(config.run_dir), config)
+        if newest is not None:
+            return _existing_run(newest, config, lock)
+        logger.info("train.resume=auto: no unfinished run with these settings; a new one begins")
         return _new_run(config, lock)
-    if resume != AUTO:
-        return _existing_run(Path(resume), config, lock)
-    if RunFolder(Path(config.run_dir)).config_path.exists():
-        return _existing_run(Path(config.run_dir), config, lock)
-    newest = _newest_unfinished_run(Path(config.run_dir), config)
-    if newest is not None:
-        return _existing_run(newest, config, lock)
-    logger.info("train.resume=auto: no unfinished run with these settings; a new one begins")
-    return _new_run(config, lock)
 
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint with the config of its run."""
+    """A checkpoint with its run."""
 
+    folder: RunFolder
     config: Config
     checkpoint: Checkpoint
 
@@ -101,52 +122,78 @@ def find_checkpoint(path: Path) -> FoundCheckpoint:
     Raises:
         CheckpointError: There is no run, or no whole checkpoint in it.
     """
-    folder, checkpoint_path = _split(path)
+    folder, named = _split(path)
     config = read_config(folder)
-    checkpoint_path = checkpoint_path or newest_checkpoint(folder)
+    checkpoint_path = named or _newest_whole(folder)
     if checkpoint_path is None:
         raise CheckpointError(
-            f"{folder.path} has no whole checkpoint yet; let the run reach "
+            f"{folder.path} has no checkpoint yet; let the run reach "
             "train.checkpoint_every, or go on with it by train.resume"
         )
-    return FoundCheckpoint(config, load_checkpoint(checkpoint_path))
+    checkpoint = load_checkpoint(checkpoint_path, is_verified=named is None)
+    checkpoint.of("policy")
+    return FoundCheckpoint(folder, config, checkpoint)
 
 
-def read_config(folder: RunFolder) -> Config:
-    """The resolved config a run was started with.
+def read_config_at(path: Path) -> Config:
+    """The config of the run that a path names, by its folder or by a checkpoint in it.
 
     Raises:
-        CheckpointError: The folder holds no run.
-        ConfigError: Its config.yaml is not valid any more.
+        CheckpointError, ConfigError: As `read_config`.
     """
-    if not folder.config_path.is_file():
-        raise CheckpointError(
-            f"{folder.path} holds no run (there is no config.yaml in it); give the folder of a "
-            "run, such as outputs/<date>/<time>"
-        )
-    with storage_errors("read", folder.config_path):
-        content = folder.config_path.read_bytes()
-    try:
-        return from_yaml(content.decode())
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{folder.config_path} is not UTF-8 ({error}); restore it") from error
+    return read_config(_split(path)[0])
 
 
 def _new_run(config: Config, lock: RunLock) -> _Found:
     folder = RunFolder(_make_run_dir(config.run_dir))
+    # Before the lock, whose file would be a trace in a folder of others, and again with it, for
+    # another run may have begun in between.
+    _refuse_what_is_there(folder)
     lock.acquire(folder.path)
-    # A start that failed (no weights, say) leaves a config and no record: nothing is lost there.
-    if folder.metrics_path.exists():
-        raise StorageError(
-            f"run_dir is {config.run_dir!r}: it holds a run already, and nothing is overwritten; "
-            "choose another folder, or go on with train.resume=auto"
-        )
+    _refuse_what_is_there(folder)
     write_atomically(folder.config_path, to_yaml(config).encode())
     return _Found(folder, None)
 
 
+def _refuse_what_is_there(folder: RunFolder) -> None:
+    """A run begins where there is nothing that it could overwrite or take for its own.
+
+    A start that failed before the first record (no weights, say) leaves its config and its lock:
+    nothing is lost there. Nor is it in empty folders, such as one that a disk is mounted at.
+    """
+    names = {path.name for path in folder.path.iterdir() if not _is_empty_folder(path)}
+    own = {*_OF_HYDRA, LOCK_NAME}
+    if LOCK_NAME in names:
+        own |= {name for name in names if leftover_of(Path(name)) == folder.config_path.name}
+        own |= {folder.config_path.name} if _is_config(folder) else set()
+    others = sorted(names - own)
+    if not others:
+        return
+    more = ", ..." if len(others) > _MOST_NAMED else ""
+    has_run = {folder.config_path.name, folder.metrics_path.name} & names
+    is_what = "holds a run already" if has_run else "is not empty"
+    raise StorageError(
+        f"run_dir = {str(folder.path)!r} {is_what} ({', '.join(others[:_MOST_NAMED])}{more}): a "
+        "run begins in a folder that is empty or not there yet, and nothing is overwritten; choose "
+        "another folder, or go on with the run in it by train.resume=auto, which needs its "
+        "config.yaml"
+    )
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def _is_config(folder: RunFolder) -> bool:
+    try:
+        read_config(folder)
+    except GlmGrpoError:
+        return False
+    return True
+
+
 def _make_run_dir(run_dir: str) -> Path:
-    path = Path(run_dir).absolute()
+    path = _real(Path(run_dir))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -162,26 +209,86 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     differences = config_differences(read_config(folder), config)
     if differences:
         raise CheckpointError(
-            f"the run in {folder.path} was made with other settings ({', '.join(differences)}); go "
-            "on with the same ones, or start a new run without train.resume"
+            f"the run in {folder.path} was made with other settings, by its config.yaml "
+            f"({', '.join(differences)}); go on with the same ones, or start a new run without "
+            "train.resume"
         )
     lock.acquire(folder.path)
     # A kill in the midst of a replacement takes a checkpoint's name.
     remove_leftovers(folder.checkpoints_dir)
-    checkpoint_path = checkpoint_path or newest_checkpoint(folder)
-    if checkpoint_path is None and any(folder.checkpoints_dir.glob("step-*")):
-        raise CheckpointError(
-            f"no checkpoint in {folder.checkpoints_dir} is whole, and to begin anew would remove "
-            "what was recorded; restore one from a copy, or start a new run without train.resume"
-        )
+    if checkpoint_path is None:
+        checkpoint_path = _newest_whole(folder)
+    else:
+        verify_checkpoint(checkpoint_path)
+    _refuse_lost_records(folder, config, checkpoint_path)
     begin = "its start" if checkpoint_path is None else checkpoint_path.name
     logger.info("going on with %s from %s", folder.path, begin)
     return _Found(folder, checkpoint_path)
 
 
+def _newest_whole(folder: RunFolder) -> Path | None:
+    """The newest checkpoint that is whole; None where the run has saved none.
+
+    Raises:
+        CheckpointError: There are checkpoints, and none is whole.
+    """
+    newest = newest_checkpoint(folder)
+    if newest is not None:
+        return newest
+    for path in sorted(folder.checkpoints_dir.glob("step-*"), reverse=True):
+        try:
+            verify_checkpoint(path)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"no checkpoint in {folder.checkpoints_dir} is whole; restore one from a copy, or "
+                f"start a new run in another folder. {error}"
+            ) from error
+    return None
+
+
+def _refuse_lost_records(folder: RunFolder, config: Config, checkpoint: Path | None) -> None:
+    """To go on from a step removes what was recorded after it: none of that may be all there is.
+
+    Every step has its line in metrics.jsonl before it has a checkpoint, and a table only after
+    step 0 has its line.
+    """
+    step = 0 if checkpoint is None else step_of(checkpoint) or 0
+    steps = [int(row["step"] or 0) for row in read_metrics(folder)]
+    kept = [recorded for recorded in steps if recorded <= step]
+    if step > 0 and (not kept or kept[-1] != step):
+        raise StorageError(
+            f"{folder.metrics_path} has no line of step {step}, of which there is a checkpoint, as "
+            "its last up to there: lines were lost. Restore it from a copy, go on from an earlier "
+            f"checkpoint ({folder.checkpoints_dir}/step-...) by train.resume, or start a new run "
+            "in another folder"
+        )
+    # The bands are needed once the models are loaded; that they are damaged is told before.
+    read_bands(folder)
+    parents = (folder.rollouts_dir, folder.evaluations_dir, folder.images_dir)
+    stored = [path for parent in parents for path in parent.glob("*") if (step_of(path) or 0) > 0]
+    if step == 0 and not steps and stored:
+        raise StorageError(
+            f"{folder.metrics_path} is missing or empty, but {max(stored)} is there: to begin anew "
+            "would remove what the run recorded. Restore metrics.jsonl from a copy, or start a new "
+            "run in another folder"
+        )
+    every = max(config.train.checkpoint_every, read_config(folder).train.checkpoint_every)
+    if checkpoint is None and max(steps, default=0) > every:
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint, though it recorded {max(steps)} steps and saved "
+            f"every {every}: to begin anew would remove those records. Restore "
+            f"{folder.checkpoints_dir} from a copy, or start a new run in another folder"
+        )
+
+
+def _real(path: Path) -> Path:
+    """Without links: two names of a folder are one run, with one lock."""
+    return Path(os.path.realpath(path))
+
+
 def _split(path: Path) -> tuple[RunFolder, Path | None]:
     """The run folder a path names, and the checkpoint in it if it names one."""
-    path = path.absolute()
+    path = _real(path)
     if path.parent.name == RunFolder(path).checkpoints_dir.name and step_of(path) is not None:
         return RunFolder(path.parent.parent), path
     return RunFolder(path), None
@@ -198,10 +305,10 @@ def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
         folder = RunFolder(path.parent)
         try:
             is_same = not config_differences(read_config(folder), config)
+            last = (folder.checkpoint_dir(steps), folder.evaluation_path(steps))
         except GlmGrpoError:
             # A folder of another project or version is no run to go on with.
             continue
-        last = (folder.checkpoint_dir(steps), folder.evaluation_path(steps))
         if is_same and not all(each.exists() for each in last):
             return folder.path
     return None

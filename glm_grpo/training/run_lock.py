@@ -48,7 +48,8 @@ class RunLock:
         file = folder / LOCK_NAME
         with storage_errors("lock", file):
             # For writing: a network file system gives no exclusive lock on what is read only.
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            # Not through a link, which could lead to a file of another owner's.
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             finalizer = weakref.finalize(self, os.close, descriptor)
             try:
                 _lock(descriptor, folder)

@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from glm_grpo.errors import StorageError
-from glm_grpo.storage import RunFolder, storage_errors, write_atomically
+from glm_grpo.storage import RunFolder, write_atomically
+from glm_grpo.tables import read_bands
 from glm_grpo.types import Evaluation, Experience
 from rewards.canaries import (
     VARIETIES,
     Band,
     Departure,
+    PictureMeasures,
     find_departures,
     make_bands,
     measure_groups,
@@ -94,19 +96,21 @@ class Sentinel:
         """Takes up the bands of a run that resumes.
 
         Raises:
-            StorageError: They cannot be read, or are damaged.
+            StorageError: They cannot be read, are damaged, or are of measures that are not taken.
         """
-        path = self._folder.canaries_path
-        with storage_errors("read", path):
-            content = path.read_bytes()
-        try:
-            stored = json.loads(content)
-            self._bands = {name: Band(**band) for name, band in stored.items()}
-        except (ValueError, TypeError, AttributeError) as error:
+        path, bands = self._folder.canaries_path, read_bands(self._folder)
+        if bands is None:
             raise StorageError(
-                f"{path} is damaged ({error}); restore it from a copy, or start a new run without "
-                "train.resume"
-            ) from error
+                f"{path} is missing: it holds what the canaries were on the untrained model; "
+                "restore it from a copy, or start a new run without train.resume"
+            )
+        measured = {*(field.name for field in fields(PictureMeasures)), _ENTROPY, *self._watch}
+        for name in sorted(bands.keys() - measured):
+            raise StorageError(
+                f"{path} is damaged ({name[:80]!r} is no canary of this run); restore it from a "
+                "copy, or start a new run without train.resume"
+            )
+        self._bands = bands
 
     def look(self, experience: Experience) -> Watched:
         """Measures the pictures of a step; says so when a canary leaves its band or comes back."""

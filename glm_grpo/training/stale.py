@@ -20,11 +20,13 @@ class StaleSettings:
     Attributes:
         treatment: Of tokens that have become much more likely since they were sampled.
         max_importance_ratio: From which ratio on a token is such a one, >= 1.
+        min_importance_ratio: Below which `drop` leaves a token out, too, in [0, 1].
         micro_batch_size: Sequences scored at once.
     """
 
     treatment: Treatment
     max_importance_ratio: float
+    min_importance_ratio: float
     micro_batch_size: int
 
 
@@ -42,7 +44,7 @@ def correct_stale(
 
     Returns:
         The experience with its correction, and figures of it: `async/importance_ratio`, the mean
-        over tokens, and `async/truncated_fraction`, the share of those above the limit.
+        over tokens, and `async/truncated_fraction`, the share of those outside the limits.
 
     Raises:
         MemoryLimitError: Memory ran out; names phase, size and remedy.
@@ -64,10 +66,12 @@ def correct_stale(
         old_log_probs,
         largest=settings.max_importance_ratio,
         treatment=settings.treatment,
+        smallest=settings.min_importance_ratio,
     )
     ratios = (log_probs - old_log_probs).exp()
     is_above = ratios > settings.max_importance_ratio
+    is_outside = is_above | (ratios < settings.min_importance_ratio)
     return replace(experience, correction=Correction(log_probs, weights)), {
         "async/importance_ratio": ratios.mean().item(),
-        "async/truncated_fraction": is_above.float().mean().item(),
+        "async/truncated_fraction": is_outside.float().mean().item(),
     }

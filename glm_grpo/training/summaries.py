@@ -11,12 +11,12 @@ from torch import Tensor
 
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
-from glm_grpo.tables import evaluation_steps, read_evaluation
+from glm_grpo.tables import RAW, evaluation_steps, read_evaluation
 from glm_grpo.training.statistics import paired_bootstrap
 from glm_grpo.types import Evaluation
 
 _BOOTSTRAP_SEED = 0
-_RAW = "raw/"
+_COLUMNS = ("step", "prompt_id", RAW, "total")
 
 
 def summarise(folder: RunFolder) -> list[SummaryRow]:
@@ -30,7 +30,8 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
     steps = evaluation_steps(folder)
     if len(steps) < 2:
         return []
-    before, after = (_stored_means(read_evaluation(folder, step)) for step in (steps[0], steps[-1]))
+    ends = (read_evaluation(folder, step, _COLUMNS) for step in (steps[0], steps[-1]))
+    before, after = map(_stored_means, ends)
     return _compare(before, after)
 
 
@@ -59,8 +60,8 @@ def _means(evaluation: Evaluation) -> pandas.DataFrame:
 
 def _stored_means(table: pyarrow.Table) -> pandas.DataFrame:
     frame = table.to_pandas()
-    names = [name for name in frame.columns if name.startswith(_RAW)]
-    scores = frame[[*names, "total"]].rename(columns=lambda name: name.removeprefix(_RAW))
+    names = [name for name in frame.columns if name.startswith(RAW)]
+    scores = frame[[*names, "total"]].rename(columns=lambda name: name.removeprefix(RAW))
     return _prompt_means(scores, frame["prompt_id"])
 
 

@@ -132,7 +132,7 @@ def _start_wandb(start: Start) -> Started:
     start.folder.path.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         # Pictures of tables wait there until they are uploaded, which may be another day.
-        stack.enter_context(_defaults(WANDB_DATA_DIR=start.folder.path / "wandb" / "data"))
+        stack.enter_context(_defaults(WANDB_DATA_DIR=start.folder.inside("wandb/data")))
         tracker = WandBTracker(os.environ.get("WANDB_PROJECT", PROJECT_NAME), **arguments)
         tracker.start()
         stack.callback(tracker.finish)
@@ -146,7 +146,7 @@ def _start_wandb(start: Start) -> Started:
 
 
 def _start_mlflow(start: Start) -> Started:
-    variables, artifacts = _mlflow_store((start.folder.path / "mlflow").absolute())
+    variables, artifacts = _mlflow_store(start.folder.inside("mlflow").absolute())
     with contextlib.ExitStack() as stack:
         stack.enter_context(_defaults(**variables))
         mlflow = importlib.import_module("mlflow")
@@ -186,7 +186,7 @@ def _mlflow_store(directory: Path) -> tuple[dict[str, object], str | None]:
 
 def _start_trackio(start: Start) -> Started:
     # Trackio reads the variable once, on import: runs of one process share a folder.
-    with _defaults(TRACKIO_DIR=start.folder.path / "trackio"):
+    with _defaults(TRACKIO_DIR=start.folder.inside("trackio")):
         trackio = importlib.import_module("trackio")
     name = start.run_id or start.label
     resume = "never" if start.run_id is None else "allow"

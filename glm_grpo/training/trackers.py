@@ -19,13 +19,11 @@ from accelerate.utils import LoggerType
 from glm_grpo.config import flatten
 from glm_grpo.errors import ConfigError
 from glm_grpo.storage import RunFolder, write_atomically
+from glm_grpo.tables import read_run_ids
 from glm_grpo.training.evaluation_table import tabulate
 from glm_grpo.training.tracker_starters import Start, Started, start_tracker
 from glm_grpo.types import Evaluation
 from rewards.keys import hide_secrets
-
-_RUN_IDS_NAME = "trackers.json"
-"""File of the run folder: what each tracker calls the run."""
 
 _logger = logging.getLogger(__name__)
 
@@ -113,8 +111,7 @@ class Trackers:
                 act(started)
 
     def _start(self, name: str, step: int) -> Started:
-        path = self._folder.path / _RUN_IDS_NAME
-        run_ids = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        run_ids = read_run_ids(self._folder)
         run_id = run_ids.get(name)
         with ExitStack() as stack:
             first = step if self._goes_on_after is None else self._goes_on_after + 1
@@ -125,7 +122,7 @@ class Trackers:
                 started.tracker.store_init_configuration(_plain(self._config))
             if started.run_id not in (None, run_id):
                 content = json.dumps({**run_ids, name: started.run_id}, indent=1)
-                write_atomically(path, content.encode())
+                write_atomically(self._folder.tracker_ids_path, content.encode())
             stack.pop_all()
         return started
 

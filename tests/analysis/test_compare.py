@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -115,6 +116,38 @@ def test_compare_judges_every_evaluation_by_the_yardstick(make_run: MakeRun) -> 
     assert comparison.untrained == {"lpips": 0.375, "ocr": 0.25, "ssim": 0.5, "aesthetic": 0.5}
     assert (comparison.prompts, comparison.samples_per_prompt) == (2, 2)
     assert comparison.left_out == ()
+
+
+NORMALISED = (
+    "reward.combine=normalize_then_sum",
+    "reward.terms.lpips.weight=0.5",
+    "reward.terms.ocr.weight=0.5",
+    "reward.terms.ssim.weight=0",
+    "reward.terms.aesthetic.weight=0",
+)
+
+
+def test_compare_judges_by_the_first_runs_reward_in_units_of_the_untrained_spread(
+    make_run: MakeRun,
+) -> None:
+    before = {"p0": {"lpips": [0.0, 0.5], "ocr": [0.5, 0.5]}, "p1": {"lpips": [0.5, 1.0]}}
+    after = {"p0": {"lpips": [0.5, 1.0], "ocr": [0.5, 0.5]}, "p1": {"lpips": [1.0, 1.0]}}
+    floor = "+reward.terms.ocr.std_floor=0.25"
+    runs = [make_run("a", {0: before, 20: before}, *NORMALISED, floor)]
+    runs.append(make_run("b", {0: before, 20: after}, "train.steps=21"))
+    comparison = compare(runs, None)
+    assert comparison.combine == "normalize_then_sum"
+    # lpips 0, 0.5, 0.5, 1 has mean 0.5 and sample std sqrt(0.5 / 3); ocr does not spread.
+    std = math.sqrt(0.5 / 3)
+    assert comparison.runs[0].totals == pytest.approx((0.0, 0.0), abs=1e-6)
+    expected = 0.5 * (0 + 0.5 + 0.5 + 0.5) / 4 / std
+    assert comparison.runs[1].totals == pytest.approx((0.0, expected), abs=1e-6)
+    (*_, last) = comparison.side_by_side[0].samples
+    assert [picture.total for picture in last] == pytest.approx([0, 0, 0.25 / std], abs=1e-6)
+    # Weights that are given judge raw scores, as ever: 0.5 * 0.875 + 0.5 * 0.5.
+    raw = compare(runs, YARDSTICK)
+    assert raw.combine == "weighted_sum"
+    assert raw.runs[1].totals == (0.5, 0.6875)
 
 
 def test_compare_places_pictures_of_the_same_seeds_side_by_side(make_run: MakeRun) -> None:
@@ -272,6 +305,19 @@ def test_compare_refuses_a_target_that_one_run_does_not_have(make_run: MakeRun) 
         compare(runs, YARDSTICK)
 
 
+def test_compare_shows_no_picture_from_outside_a_run(make_run: MakeRun, tmp_path: Path) -> None:
+    a = make_run("a", FIRST)
+    for image in ("/etc/x.png", "../x.png"):
+        b = make_run("b", SECOND, image=image)
+        with pytest.raises(StorageError, match=f"picture '{image}' is not below images/"):
+            compare([a, b], YARDSTICK)
+    b = make_run("c", SECOND)
+    (tmp_path / "private").mkdir()
+    (b / "images").symlink_to(tmp_path / "private")
+    with pytest.raises(StorageError, match="c/images is a link that leads out of the run folder"):
+        compare([a, b], YARDSTICK)
+
+
 def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND)]
     for brightness, run in enumerate(runs):
@@ -333,6 +379,37 @@ def test_compare_refuses_fewer_than_two_runs(make_run: MakeRun, tmp_path: Path) 
             compare(runs, YARDSTICK)
     with pytest.raises(CheckpointError, match="nowhere holds no run"):
         compare([run, tmp_path / "nowhere"], YARDSTICK)
+
+
+def test_compare_takes_a_sweep_by_its_folder_and_by_a_shells_star(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    for number in (10, 0, 9):
+        make_run(f"sweep/{number}", FIRST)
+    sweep = tmp_path / "sweep"
+    (sweep / "multirun.yaml").touch()
+    # A run that failed before it wrote its config.
+    (sweep / "1").mkdir()
+    assert [run.name for run in compare([sweep], YARDSTICK).runs] == ["0", "9", "10"]
+    (sweep / "1").rmdir()
+    starred = compare(sorted(sweep.iterdir()), YARDSTICK).runs
+    assert [run.name for run in starred] == ["0", "10", "9"]
+    other = make_run("other", SECOND)
+    assert len(compare([other, sweep], YARDSTICK).runs) == 4
+
+
+def test_compare_steps_over_no_other_file_and_no_sweep_without_runs(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run("a", FIRST)
+    (tmp_path / "notes.yaml").touch()
+    with pytest.raises(CheckpointError, match=r"notes\.yaml holds no run"):
+        compare([run, tmp_path / "notes.yaml"], YARDSTICK)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "multirun.yaml").touch()
+    with pytest.raises(CheckpointError, match="empty is the folder of a sweep of which no run"):
+        compare([run, empty], YARDSTICK)
 
 
 def test_compare_refuses_a_yardstick_of_nothing(make_run: MakeRun) -> None:

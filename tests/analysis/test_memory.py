@@ -1,18 +1,16 @@
 import json
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from glm_grpo.analysis.memory import ConfigPlanner, parse_memory
+from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.analysis.scorer_sizes import scorer_sizes
 from glm_grpo.build import model_path
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config
-from glm_grpo.errors import ConfigError
 from glm_grpo.report.memory_table import describe_bytes, describe_seconds
-from rewards.terms_config import LpipsConfig
+from rewards.terms_config import KINDS, OCR_ENGINES, LpipsConfig, TermConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -58,18 +56,8 @@ def _compose(*overrides):
     return compose_config(CONFIGS, "tiny", overrides)
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("24GB", 24 * 10**9), ("1.5 GiB", 3 * 2**29), ("7b", 7), ("2MB", 2_000_000), ("3KB", 3000)],
-)
-def test_parse_memory_reads_a_number_and_a_unit(text, size):
-    assert parse_memory(text) == size
-
-
-@pytest.mark.parametrize("text", ["24", "GB", "-1GB", "0GB", "24 XB", "1e3GB", ""])
-def test_parse_memory_refuses_what_is_not_a_size(text):
-    with pytest.raises(ConfigError, match=f"--memory {re.escape(repr(text))}.*KiB, MiB, GiB"):
-        parse_memory(text)
+def _micro(size):
+    return f"train.micro_batch_size={size}"
 
 
 def test_advise_proposes_changes_that_fit_when_they_are_planned(planner):
@@ -102,17 +90,17 @@ def test_advise_draws_fewer_images_at_once_where_decoding_takes_most(planner):
     assert ("decode.batch_size=16",) in [one.overrides for one in planner.advise(config, halved)]
 
 
-def test_advise_leaves_out_steps_of_a_key_that_are_not_valid(planner):
-    # 1 prompt x 8 images is less than a micro-batch of 16.
-    prompts = "rollout.prompts_per_step={}".format
-    half = planner.plan(_compose(prompts(32))).peak
-    assert half < planner.plan(_compose(prompts(64))).peak
-    advice = planner.advise(_compose(prompts(64)), half)
-    assert (prompts(32),) in [one.overrides for one in advice]
+def test_advise_takes_micro_batches_that_divide_nothing(planner):
+    # 3 x 3 images: of the sizes 8, 4, 2, 1 only 1 divides 9.
+    sizes = ("rollout.prompts_per_step=3", "rollout.group_size=3", "train.micro_batch_size=1000")
+    config = _compose(*sizes)
+    assert planner.plan(config).peak == planner.plan(_compose(*sizes[:2], _micro(9))).peak
+    half = planner.plan(_compose(*sizes[:2], _micro(4))).peak
+    assert half < planner.plan(config).peak
+    assert (_micro(4),) in [one.overrides for one in planner.advise(config, half)]
 
 
-def test_advise_joins_changes_where_the_strongest_of_a_key_is_not_valid(planner):
-    # A recheck of 4 groups takes 4 prompts at least.
+def test_advise_relaxes_changes_that_suffice_together(planner):
     recheck = "decode.rollout_steps=1"
     strongest = (
         *("offload=modules_and_optimizer", "train.micro_batch_size=1", "decode.batch_size=1"),
@@ -154,6 +142,37 @@ def test_scorer_sizes_tell_networks_that_move_from_those_that_stay():
     sizes = scorer_sizes([LpipsConfig(**lpips), LpipsConfig(**lpips, run_in="process")])
     # 14,716,160 weights of 4 bytes.
     assert sizes.movable == sizes.staying == 58_864_640
+
+
+_REQUIRED = {
+    "aesthetic": {"head": "head.pth"},
+    "vlm_judge": {"url": "http://127.0.0.1:8000/v1", "model": "judge"},
+    "remote": {"url": "http://127.0.0.1:8700"},
+    "custom": {"function": "module:function"},
+}
+_WITHOUT_WEIGHTS = {"ssim", "psnr", "vlm_judge", "remote", "custom"}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OCR_ENGINES])
+def test_scorer_sizes_know_every_kind_of_term(kind):
+    section = {"kind": kind, "weight": 1.0, **_REQUIRED.get(kind, {})}
+    if kind in OCR_ENGINES or kind == "ocr":
+        engine = kind if kind in OCR_ENGINES else "easyocr"
+        term = OCR_ENGINES[engine](**{**section, "kind": "ocr", "engine": engine})
+    else:
+        term = KINDS[kind](**section)
+
+    sizes = scorer_sizes([term])
+
+    assert (sizes.movable + sizes.on_cpu == 0) == (kind in _WITHOUT_WEIGHTS)
+
+
+def test_scorer_sizes_refuse_a_kind_they_do_not_know():
+    class NewConfig(TermConfig):
+        kind: str = "new"
+
+    with pytest.raises(TypeError, match="NewConfig: what a term of this kind holds"):
+        scorer_sizes([NewConfig(weight=1.0)])
 
 
 def test_plan_command_prints_phases_and_refuses_what_does_not_fit(capsys, shallow_folder):

@@ -11,8 +11,10 @@ from accelerate import Accelerator
 
 from glm_grpo.analysis.probe import draw_probe, report_probe
 from glm_grpo.build import build_batch, build_prompts, build_stage, collect_settings
+from glm_grpo.commands.before import _probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.errors import MemoryLimitError
+from glm_grpo.training.prompts import part_of_batch
 from rewards.ssim import SsimReward
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
@@ -51,6 +53,30 @@ def test_draw_probe_scores_samples_noises_and_own_tokens(samples):
     assert samples.redrawn.shape == (PROMPTS, NOISES, 2)
     assert samples.own_tokens.shape == (PROMPTS, 2)
     assert samples.own_pixels.shape == (PROMPTS, 3, 128, 128)
+
+
+def test_a_prompt_is_sampled_alike_in_a_smaller_batch(probed, samples):
+    stage, batch, settings = probed
+    fewer = draw_probe(stage, [part_of_batch(batch, range(2))], settings, noises=NOISES)
+    torch.testing.assert_close(fewer.rewards.raw, samples.rewards.raw[:2])
+
+
+@pytest.mark.parametrize(
+    ("asked", "sizes"), [(1, [1]), (4, [3, 1]), (6, [3, 3]), (7, [3, 3, 1]), (10**9, [3, 3, 1])]
+)
+def test_probe_samples_as_many_prompts_as_asked_or_all_there_are(tmp_path, caplog, asked, sizes):
+    caplog.set_level("INFO", logger="glm_grpo")
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f'a sign that says "{word}"\n' for word in "ABCDEFG"))
+    overrides = [f"data.path={path}", f"rollout.prompts_per_step={PROMPTS}", "rollout.group_size=2"]
+    config = compose_config(CONFIG_DIR, "tiny", [*overrides, "train.micro_batch_size=6"])
+    prompts = build_prompts(config).training
+    batches = _probed_batches(config, prompts, asked)
+    assert [len(batch.prompts) for batch in batches] == sizes
+    whole = build_batch(config, prompts, 0)
+    assert batches[0].decode_seeds == whole.decode_seeds[: sizes[0]]
+    told = ["--prompts 1000000000: there are 7, and all are sampled"] if asked > 7 else []
+    assert caplog.messages == told
 
 
 def test_draw_probe_decodes_the_targets_own_tokens(samples):

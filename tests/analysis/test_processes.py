@@ -12,7 +12,7 @@ from glm_grpo.analysis.planned_sizes import batch_sizes, evaluation_sizes
 from glm_grpo.analysis.process_rules import refuse_for_processes
 from glm_grpo.build import build_prompts, model_path
 from glm_grpo.cli import main
-from glm_grpo.config import compose_config
+from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.glm_image.shards import Processes
 
@@ -48,14 +48,22 @@ def test_sizes_are_those_of_the_process_with_most_prompts():
         ((), Processes(6), "prompts_per_step is 5: .* 6 processes .*raise it to 6 or more"),
         (("model.dtype=bfloat16",), Processes(), "model.adapter null: .* or model.dtype=float32"),
         (("model.dtype=bfloat16",), SHARDS, "start several processes with .*fsdp2.yaml"),
-        (("offload=modules_and_optimizer",), SHARDS, "use offload=modules"),
         ((ADAPTER, "model.quantization=nf4"), SHARDS, "quantization is nf4: .* leave it null"),
     ],
-    ids=["more than prompts", "bf16 alone", "bf16 in shards", "moments that move", "4 bits"],
+    ids=["more than prompts", "bf16 alone", "bf16 in shards", "4 bits"],
 )
 def test_what_so_many_processes_cannot_run_is_refused(overrides, processes, message):
     with pytest.raises(ConfigError, match=message):
         refuse_for_processes(_compose(*overrides), processes)
+
+
+def test_moments_stay_where_their_shards_are():
+    config = _compose("offload=modules_and_optimizer")
+    refuse_for_processes(config, SHARDS)
+    used = effective_config(config, processes=2, is_sharded=True)
+    assert used.config.offload == "modules"
+    assert "offload modules_and_optimizer works as modules (" in used.note
+    assert effective_config(config).config == config
 
 
 def test_shards_kept_in_fp32_may_be_put_together_in_bf16():

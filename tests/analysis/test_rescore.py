@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from glm_grpo.analysis.rescore import rescore
+from glm_grpo.cli import main
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
@@ -267,6 +268,41 @@ def test_rescore_refuses_weights_that_leave_a_prompt_without_a_total(
         rescore(store_run(tmp_path, config, step), overrides)
 
 
-def test_rescore_refuses_weights_beyond_float32(small_run: RunFolder) -> None:
-    with pytest.raises(ConfigError, match="a total is not a finite float32 number"):
+def test_rescore_refuses_weights_beyond_float32(
+    small_run: RunFolder, tmp_path: Path, configs_dir: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"must be 0, or 1e-30 to 1e\+12 in size"):
         rescore(small_run, ["reward.terms.ocr.weight=1e39"])
+    config = make_config(configs_dir, prompts=2, images=2)
+    applies = torch.ones(2, 4, dtype=torch.bool)
+    # Times the weight 1e39, where float32 ends at 3e38.
+    step = make_experience(config, torch.full((2, 2, 4), 1e29), applies, torch.zeros(2, 2))
+    folder = store_run(tmp_path / "large", config, step)
+    with pytest.raises(ConfigError, match="a total is not a finite float32 number"):
+        rescore(folder, ["reward.terms.ocr.weight=1e10"])
+
+
+def test_rescore_names_terms_that_apply_to_few_prompts(tmp_path: Path, configs_dir: Path) -> None:
+    config = make_config(configs_dir, prompts=3, images=2)
+    is_applicable = torch.tensor([[False, False, True, True], *[[False, False, False, True]] * 2])
+    step = make_experience(config, torch.rand(3, 2, 4), is_applicable, torch.zeros(3, 2))
+    # The same prompts at both steps count once.
+    folder = store_run(tmp_path / "run", config, step, step)
+    changed = rescore(folder, ["reward.terms.ocr.weight=0.7", "reward.terms.aesthetic.weight=0.7"])
+    assert changed.rare_terms == (
+        "lpips and ssim, 0.30 of the weight, apply to none of the 3 prompts that the run sampled",
+        "ocr, 0.35 of the weight, applies to 1 of the 3 prompts that the run sampled",
+    )
+
+
+@pytest.mark.parametrize("overrides", [[], ["reward.terms.ocr.weight=0.3"]])
+def test_rescore_command_says_that_nothing_was_changed_and_what_can_be(
+    small_run: RunFolder, overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["rescore", str(small_run.path), *overrides])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"ConfigError: {' '.join(overrides) or 'no key=value'}: the run was")
+    assert "reward.terms.ocr.weight=0.3 reward.terms.aesthetic.weight=0.1 is what it had" in said
+    assert not small_run.rescore_dir.exists()

@@ -36,7 +36,7 @@ def make_rows(step: int, *prompt_ids: str, **scores: Any) -> list[dict[str, Any]
             "prompt_id": prompt_id,
             "prompt": f"a sign, {prompt_id}",
             "sample": sample,
-            "image": f"{step}/{prompt_id}-{sample}.png",
+            "image": f"images/{step}/{prompt_id}-{sample}.png",
             "raw/lpips": None if prompt_id == "plain" else 0.5,
             "raw/ocr": 0.25 * (2 * index + sample),
             "penalty": 0.125 * sample,
@@ -60,7 +60,8 @@ def test_read_rollouts_gives_every_group_of_every_step_in_order(tmp_path: Path) 
     assert groups.steps.tolist() == [1, 1, 999_999, 999_999, 1_000_000, 1_000_000]
     assert groups.prompt_ids == ("b", "a", "a", "plain", "plain", "b")
     assert groups.prompts[3] == "a sign, plain"
-    assert groups.images[5:8] == ("999999/a-1.png", "999999/plain-0.png", "999999/plain-1.png")
+    names = ("a-1.png", "plain-0.png", "plain-1.png")
+    assert groups.images[5:8] == tuple(f"images/999999/{name}" for name in names)
     # The second group of each step has ocr 0.5 and 0.75; lpips does not apply to `plain`.
     assert groups.raw[2:4].tolist() == [[[0.5, 0.0], [0.5, 0.25]], [[0.0, 0.5], [0.0, 0.75]]]
     assert groups.is_applicable[2:4].tolist() == [[True, True], [False, True]]
@@ -134,15 +135,22 @@ def test_read_rollouts_refuses_an_incomplete_group_by_table_and_prompt(
         read_rollouts(folder, NAMES, group_size=2)
 
 
-@pytest.mark.parametrize("score", [None, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (None, ": prompt b lacks scores"),
+        (float("nan"), r" is damaged \(raw/ocr holds numbers that are not finite"),
+        (float("inf"), r" is damaged \(raw/ocr holds numbers that are not finite"),
+    ],
+)
 def test_read_rollouts_refuses_a_group_without_a_score_for_one_image(
-    score: float | None, tmp_path: Path
+    score: float | None, message: str, tmp_path: Path
 ) -> None:
     folder = RunFolder(tmp_path)
     rows = make_rows(7, "a", "b", "c")
     rows[3] |= {"raw/ocr": score}
     store(folder.rollout_path(7), rows)
-    with pytest.raises(StorageError, match=r"step-000007\.parquet: prompt b has scores that are"):
+    with pytest.raises(StorageError, match=rf"step-000007\.parquet{message}"):
         read_rollouts(folder, NAMES, group_size=2)
 
 

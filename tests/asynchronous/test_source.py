@@ -56,6 +56,9 @@ CHEAP = CollectSettings(
     micro_batch_size=1,
     decode_steps=1,
 )
+WEIGH = StaleSettings(
+    treatment="weigh", max_importance_ratio=2.0, min_importance_ratio=0.0, micro_batch_size=1
+)
 
 
 class CountingPolicy(Policy):
@@ -71,7 +74,8 @@ class CountingPolicy(Policy):
     def replay(self, experience: Experience, rows: Int64[Tensor, " N"]) -> Replay:
         self.replays += 1
         log_probs = torch.full((len(rows), TOKENS), -0.1 * self.updates)
-        return Replay(log_probs=log_probs, entropy=torch.zeros(len(rows), TOKENS))
+        zeros = torch.zeros(len(rows), TOKENS)
+        return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
 
 
 class NoDecoder(Decoder):
@@ -191,6 +195,7 @@ class Run:
         seed: int = 0,
         late: int = 0,
         now: Callable[[], float] = time.perf_counter,
+        stale: StaleSettings = WEIGH,
     ) -> None:
         self.policy = CountingPolicy()
         self.pool = FakePool(collectors, fate, seed, late)
@@ -201,7 +206,7 @@ class Run:
             settings_for_step=settings,
             steps=Steps(first=1, last=last, updates_each=1, max_age=age, collectors=collectors),
             push_every=push_every,
-            stale=StaleSettings(treatment="weigh", max_importance_ratio=2.0, micro_batch_size=1),
+            stale=stale,
         )
         scorer = Scorer([Term("only", Nothing(), 1.0)])
         stage = Stage(self.policy, NoDecoder(), scorer, Residency({}))
@@ -300,6 +305,19 @@ def test_stale_experience_is_weighed_by_the_policy_about_to_learn(run: Callable[
     assert it.metrics[-1]["async/importance_ratio"] == pytest.approx(0.904837, abs=1e-5)
     assert it.policy.replays == 2  # two sequences, one at a time
     assert it.clock.seconds()["proximal"] > 0
+
+
+def test_dropping_leaves_out_tokens_that_became_too_unlikely(run: Callable[..., Run]) -> None:
+    # All tokens have a ratio of exp(-0.1) = 0.905, as above.
+    stale = replace(WEIGH, treatment="drop", min_importance_ratio=0.95)
+    it = run(collectors=2, age=1, last=2, stale=stale)
+    it.learn(1)
+
+    correction = it.learn(2).correction
+
+    assert correction is not None
+    assert (correction.weights == 0).all()
+    assert it.metrics[-1]["async/truncated_fraction"] == 1.0
 
 
 @pytest.mark.parametrize(("push_every", "expected"), [(1, [0, 1, 2, 3]), (3, [0, 3])])

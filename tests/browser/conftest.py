@@ -1,10 +1,13 @@
-"""Galleries of made-up runs, opened from disk in a headless Chromium that is watched."""
+"""Galleries of made-up runs and a real one, opened from disk in a Chromium that is watched."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.report.gallery import write_gallery
 from glm_grpo.storage import RunFolder
+from glm_grpo.tiny.world import HELD_OUT_WORDS, caption, draw_sign, signs_of_words
 from glm_grpo.training.recorder import Recorder
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import Mode, combine
@@ -208,6 +213,34 @@ def empty_run(tmp_path_factory: pytest.TempPathFactory, configs_dir: Path) -> Ru
     folder.config_path.write_text(_config("weighted_sum", configs_dir), encoding="utf-8")
     write_gallery(folder, ())
     return folder
+
+
+@pytest.fixture(scope="session")
+def real_run(tmp_path_factory: pytest.TempPathFactory, configs_dir: Path) -> RunFolder:
+    """What train.py left of three steps in float32 on the embedded model, with two evaluations.
+
+    Of three held-out prompts one is markup and has no target. Tests must not change it.
+    """
+    folder = tmp_path_factory.mktemp("real")
+    prompts: list[dict[str, str]] = []
+    for sign in signs_of_words(HELD_OUT_WORDS[:2], seed=2):
+        name = f"{sign.word.lower()}.png"
+        Image.fromarray(draw_sign(sign).permute(1, 2, 0).numpy()).save(folder / name)
+        prompts.append({"prompt": caption(sign), "target": name})
+    prompts.append({"prompt": '<img src=x> red on white: a circle below the word "KITE"'})
+    held_out = folder / "held_out.jsonl"
+    held_out.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    overrides = (
+        *("train.steps=3", "train.eval_every=3", "train.checkpoint_every=3", "trackers=[]"),
+        *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),
+        *(f"run_dir={folder / 'run'}", f"data.eval_path={held_out}"),
+    )
+    command = [sys.executable, str(configs_dir.parent / "train.py"), *overrides]
+    ended = subprocess.run(
+        command, cwd=configs_dir.parent, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return RunFolder(folder / "run")
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -472,6 +473,72 @@ def test_curves_are_accessible(
     expect(page.locator(".step-bar strong")).to_have_text("Step 12")
     assert find_violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# The lowest and the highest value, and the labels of the axis beside them.
+NARROW: dict[str, tuple[list[float | None], list[str]]] = {
+    # The mean ratio of a step on policy: what is beside 1 is the rounding of 32-bit numbers.
+    "rounding": ([1.00000002, 1.00000007], ["0.9", "0.95", "1", "1.05", "1.1"]),
+    "negative": ([-1.00000007, -1.00000002], ["-1.1", "-1.05", "-1", "-0.95"]),
+    "flat limit": ([1.0, 1.000001], ["0.9", "0.95", "1", "1.05", "1.1"]),
+    # Ends that differ in their seventh digit, which uPlot's own range rounds to one number.
+    "barely wider": ([0.99999945, 1.00000055], ["1", "1.0000005"]),
+    "wider": ([1.0, 1.00001], ["1", "1.0000025", "1.000005", "1.0000075", "1.00001"]),
+    "equal": ([0.25, 0.25], ["0.24", "0.26"]),
+    "zero": ([0.0, 0.0], ["0", "0.25", "0.5", "0.75", "1"]),
+    "one point": ([0.5, None], ["0.45", "0.475", "0.5", "0.525", "0.55"]),
+    "denormal": ([5e-324, 1e-300], ["0", "0.25", "0.5", "0.75", "1"]),
+    "small": ([1e-13, 2e-13], ["1e-13", "1.5e-13", "2e-13"]),
+    "exploded": ([0.0, 1e38], ["0", "2.5e37", "5e37", "7.5e37", "1e38"]),
+    "both signs": ([-1.7e308, 1.7e308], ["-1e300", "0", "1e300"]),
+}
+
+
+@pytest.mark.parametrize("smoothing", [0, 0.9])
+def test_every_range_of_values_is_drawn(
+    smoothing: float, open_gallery: OpenGallery, empty_run: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(empty_run.path, folder.path)
+    names = {f"narrow/{name}": values for name, (values, _) in NARROW.items()}
+    rows = [
+        {"step": step, "narrow/none": None}
+        | {name: values[step - 1] for name, values in names.items()}
+        for step in (1, 2)
+    ]
+    folder.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_gallery(folder, ())
+    page = open_gallery(f"curves?smooth={smoothing}", run=folder)
+    for title in names:
+        chart(page, title).scroll_into_view_if_needed()
+        wait_for_drawing(page, title, other_than="")
+    expect(chart(page, "narrow/none")).to_contain_text("No finite value at any step")
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_axis_tells_every_range_of_values_apart(open_curves: OpenGallery, name: str) -> None:
+    values, labels = NARROW[name]
+    shown = open_curves().evaluate(
+        """(values) => {
+            const { axes, yRange } = glmGallery.curveLayout;
+            const known = values.filter((value) => value !== null);
+            const place = document.body.appendChild(document.createElement("div"));
+            const scales = { x: { time: false }, y: { range: yRange } };
+            const series = [{}, { stroke: "red" }];
+            const options = { width: 400, height: 170, scales, axes: axes(""), series };
+            const plot = new uPlot(options, [[1, 2], values], place);
+            return new Promise((done) => queueMicrotask(() => {
+                const { min, max } = plot.scales.y;
+                const isWithin = known.every(
+                    (value) => Math.abs(value) > 1e300 || (min <= value && value <= max),
+                );
+                done({ isWithin, labels: plot.axes[1]._values });
+            }));
+        }""",
+        values,
+    )
+    minus = "\N{MINUS SIGN}"
+    assert shown == {"isWithin": True, "labels": [label.replace("-", minus) for label in labels]}
 
 
 def test_run_without_metrics_says_so(open_gallery: OpenGallery, empty_run: RunFolder) -> None:

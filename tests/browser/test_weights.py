@@ -385,7 +385,7 @@ def test_weights_say_in_place_what_rescore_refuses(
         r"the weights of all terms \(.*?\) are 0, so every reward is 0"
         r"|prompt p\d has no total: of the terms that apply to it \(aesthetic\) none has a weight "
         r"other than 0; set one, such as reward.terms.aesthetic.weight=0.1"
-        r"|with them a total is not a finite float32 number; use smaller ones",
+        r"|must be 0, or 1e-30 to 1e\+12 in size: float32 holds no other",
         str(refusal.value),
     )
     assert rule is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from glm_grpo.config import (
@@ -151,9 +152,32 @@ def test_a_remedy_with_braces_is_one_word_of_a_shell(configs_dir: Path, refused:
     assert (adapter.rank, adapter.alpha) == (32, 64.0)
 
 
-def test_compose_config_refuses_an_unknown_name(configs_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="Cannot find primary config 'small'"):
-        compose_config(configs_dir, "small")
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("tyni", "Did you mean tiny"), ("glm_image_80", "Did you mean glm_image_80gb")],
+)
+def test_compose_config_suggests_a_name_for_an_unknown_one(
+    configs_dir: Path, name: str, meant: str
+) -> None:
+    listed = "glm_image_16gb, glm_image_24gb, glm_image_80gb, glm_image_full, tiny"
+    wanted = rf"Cannot find primary config '{name}'. {meant}\? There are {listed} \(of .*configs\)"
+    with pytest.raises(ConfigError, match=wanted):
+        compose_config(configs_dir, name)
+    with pytest.raises(ConfigError, match=rf"primary config 'photographs'. There are {listed}"):
+        compose_config(configs_dir, "photographs")
+
+
+def test_compose_config_suggests_a_folder_for_an_unknown_one(
+    configs_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no folder of configs .*cofigs. Did you mean .*configs\?"
+    ):
+        compose_config(configs_dir.parent / "cofigs", "tiny")
+    with pytest.raises(ConfigError, match=r"Give the folder that holds tiny.yaml"):
+        compose_config(tmp_path / "configs", "tiny")
+    with pytest.raises(ConfigError, match=f"There is no .yaml file in {tmp_path}; give the folder"):
+        compose_config(tmp_path, "tiny")
 
 
 def test_compose_config_refuses_a_file_that_is_no_yaml(tmp_path: Path) -> None:
@@ -218,6 +242,16 @@ def test_config_differences_lets_a_constant_schedule_run_longer(bend: Bend) -> N
     assert config_differences(stored, validate_config(bend("train.steps", 500))) == []
 
 
+def test_config_differences_sees_the_estimator_of_a_kl_that_is_weighed(bend: Bend) -> None:
+    stored = validate_config(bend("loss.kl_estimator", "k3"))
+    given = validate_config(bend("loss.kl_estimator", "k3_corrected"))
+    assert config_differences(stored, given) == ["loss.kl_estimator"]
+    bend("loss.kl_coef", 0.0)
+    given = validate_config(bend("loss.kl_estimator", "k2"))
+    stored = validate_config(bend("loss.kl_estimator", "k3"))
+    assert config_differences(stored, given) == []
+
+
 def test_config_differences_sees_a_reward_weight(bend: Bend, values: dict[str, Any]) -> None:
     stored = validate_config(values)
     given = validate_config(bend("reward.terms.ocr.weight", 0.5))
@@ -233,6 +267,39 @@ def test_config_differences_sees_a_term_of_another_name(bend: Bend, values: dict
     assert all(key.startswith("reward.terms.near.") for key in differences)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "folder"),
+    [
+        (["run_dir=mine"], "mine"),
+        (["hydra.run.dir=mine"], "{here}/mine"),
+        (["hydra.run.dir=${now:%Y}/mine", "run_dir=${now:%Y}/../${now:%Y}/mine"], "20../.*mine"),
+        (["hydra.run.dir=."], "outputs/.*"),
+    ],
+)
+def test_a_run_folder_is_named_by_either_key(
+    configs_dir: Path, overrides: list[str], folder: str
+) -> None:
+    run_dir = compose_config(configs_dir, "tiny", overrides).run_dir
+    assert re.fullmatch(folder.format(here=re.escape(str(Path.cwd()))), run_dir)
+    # What composing needed of Hydra is not left behind.
+    assert not HydraConfig.initialized()
+
+
+def test_a_run_folder_that_is_named_twice_is_refused(configs_dir: Path) -> None:
+    wanted = "run_dir = 'mine' and hydra.run.dir = 'yours' name two .*leave one of them out"
+    with pytest.raises(ConfigError, match=wanted):
+        compose_config(configs_dir, "tiny", ["run_dir=mine", "hydra.run.dir=yours"])
+
+
+def test_a_config_without_the_group_of_run_folders_names_its_own(
+    configs_dir: Path, tmp_path: Path
+) -> None:
+    # Hydra has a folder of its own for it, which nobody asked for.
+    content = OmegaConf.create(compose_config(configs_dir, "tiny").model_dump(mode="json"))
+    OmegaConf.save(content, tmp_path / "own.yaml")
+    assert compose_config(tmp_path, "own", ["run_dir=mine"]).run_dir == "mine"
+
+
 SWEEP = """
 import sys
 import hydra
@@ -246,16 +313,42 @@ show()
 """
 
 
-def test_each_run_of_a_sweep_has_its_own_folder(configs_dir: Path, tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", SWEEP, str(configs_dir), "-m", "train.seed=0,1"],
-        cwd=tmp_path,
+def start_job(configs_dir: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SWEEP, str(configs_dir), *arguments],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(configs_dir.parent)},
         capture_output=True,
         text=True,
         timeout=200,
-        check=True,
+        check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("argument", "run_dir", "made"),
+    [
+        ("run_dir=mine", "mine", []),
+        ("hydra.run.dir=mine", "{here}/mine", ["mine"]),
+    ],
+)
+def test_hydra_makes_no_folder_but_the_one_it_is_told(
+    configs_dir: Path, tmp_path: Path, argument: str, run_dir: str, made: list[str]
+) -> None:
+    ended = start_job(configs_dir, tmp_path, argument)
+    assert ended.stdout.split() == ["run_dir", run_dir.format(here=tmp_path)]
+    assert [path.name for path in tmp_path.iterdir()] == made
+    assert all(not any(path.iterdir()) for path in tmp_path.iterdir())
+
+
+def test_a_sweep_into_one_folder_is_refused(configs_dir: Path, tmp_path: Path) -> None:
+    ended = start_job(configs_dir, tmp_path, "-m", "train.seed=0,1", "hydra.run.dir=mine")
+    assert "hydra.run.dir = 'mine' names one folder for the runs of a sweep" in ended.stderr
+    assert "run_dir" not in ended.stdout
+
+
+def test_each_run_of_a_sweep_has_its_own_folder(configs_dir: Path, tmp_path: Path) -> None:
+    result = start_job(configs_dir, tmp_path, "-m", "train.seed=0,1")
     (multirun,) = tmp_path.glob("multirun/*/*")
     shown = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("run_dir")]
     assert shown == [str(multirun / "0"), str(multirun / "1")]

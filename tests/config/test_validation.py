@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from glm_grpo.config import validate_config
+from glm_grpo.analysis.weighing_overrides import override_weighing
+from glm_grpo.config import from_yaml, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
 
 Bend = Callable[[str, object], dict[str, Any]]
@@ -15,7 +16,7 @@ BAD_VALUES = [
     ("model.path", "", "at least 1 character", "correct model.path"),
     ("model.dtype", "float16", "must be one of float32, bfloat16", "did you mean bfloat16?"),
     ("model.adapter", {"rank": 0, "alpha": 8.0}, "must be at least 1", "model.adapter.rank to 1"),
-    ("model.adapter", {"rank": 4, "alpha": 0.0}, "must be greater than 0", "more than 0"),
+    ("model.adapter", {"rank": 4, "alpha": 0.0}, "must be at least 1e-06", "1e-06 or more"),
     ("model.adapter", {"rank": 4}, "is needed", "write model.adapter.alpha="),
     ("model.adapter", 8, "must be a section", "correct model.adapter"),
     ("model.gradient_checkpointing", "yes", "must be true or false", "without quotation marks"),
@@ -28,7 +29,7 @@ BAD_VALUES = [
     ("rollout.group_size", 8.0, "must be a whole number", "correct rollout.group_size"),
     ("rollout.height", 100, "must be a multiple of 32", "set rollout.height to a multiple of 32"),
     ("rollout.width", 0, "must be at least 32", "set rollout.width to 32 or more"),
-    ("rollout.temperature", 0.0, "must be greater than 0", "more than 0"),
+    ("rollout.temperature", 0.0, "must be at least 0.001", "0.001 or more"),
     ("rollout.temperature", float("nan"), "must be a finite number", "correct"),
     ("rollout.top_p", 1.5, "must be at most 1", "1 or less"),
     ("rollout.top_p", 0.0, "must be greater than 0", "more than 0"),
@@ -48,13 +49,13 @@ BAD_VALUES = [
     ("loss.clip_low", 1.0, "must be less than 1", "less than 1"),
     ("loss.clip_high", 0.0, "must be greater than 0", "more than 0"),
     ("loss.kl_coef", -1.0, "must be at least 0", "0 or more"),
-    ("loss.kl_estimator", "k4", "must be one of k1, k2, k3", "set loss.kl_estimator=k1"),
+    ("loss.kl_estimator", "k4", "one of k3_corrected, k1, k2, k3", "loss.kl_estimator=k3_corr"),
+    ("loss.kl_estimator", "k1", "expectation of its gradient is 0", "=k3_corrected or k2"),
     ("loss.kl_placement", "advantage", "must be one of loss, reward", "kl_placement=loss"),
     ("loss.kl_behaviour_coef", "0.1", "must be a number", "without quotation marks"),
     ("optim.learning_rate", 0.0, "must be greater than 0", "more than 0"),
     ("optim.learning_rate", True, "must be a number", "correct optim.learning_rate"),
     ("optim.schedule", "linear", "must be one of cosine, constant", "set optim.schedule=cosine"),
-    ("optim.warmup_steps", 10_000, "must not exceed train.steps", "optim.warmup_steps="),
     ("optim.betas", 0.9, "must be a list", "correct optim.betas"),
     ("optim.betas", [0.9], "is needed", "write optim.betas=[0.9,...]"),
     ("optim.betas", [1.0, 0.99], "must be less than 1", "write optim.betas=[...,0.99]"),
@@ -65,7 +66,6 @@ BAD_VALUES = [
     ("model.quantization", "int8", "must be one of nf4", "set model.quantization=nf4"),
     ("decode.quantization", "nf4", "must be one of float8", "set decode.quantization=float8"),
     ("decode.batch_size", 0, "must be at least 1", "1 or more"),
-    ("train.micro_batch_size", 7, "must divide rollout.prompts_per_step", "one of"),
     ("train.keep_checkpoints", 0, "must be at least 1", "1 or more"),
     ("train.resume", True, "must be text", "correct train.resume"),
     ("eval.samples_per_prompt", 0, "must be at least 1", "1 or more"),
@@ -102,6 +102,34 @@ BAD_VALUES = [
     ),
     ("reward.terms.lpip", {"weight": 0.1}, "'lpip' is not a reward term", "did you mean lpips?"),
     ("reward.terms.Near", {"kind": "ssim"}, "is made of small letters", "rename it"),
+    # What would overflow later.
+    ("rollout.prompts_per_step", 10**6, "must be at most 65536", "65536 or less"),
+    ("rollout.group_size", 10**30, "must be at most 65536", "65536 or less"),
+    ("rollout.height", 10**6 // 32 * 32, "must be at most 16384", "16384 or less"),
+    ("rollout.width", 32 * 10**30, "must be at most 16384", "16384 or less"),
+    ("eval.samples_per_prompt", 10**7, "must be at most 65536", "65536 or less"),
+    ("train.steps", 10**30, "must be at most 1000000000", "1000000000 or less"),
+    ("train.seed", 2**63, "must be at most 9223372036854775807", "or less"),
+    ("eval.seed", 2**64, "must be at most 9223372036854775807", "or less"),
+    ("train.checkpoint_every", 10**30, "a whole number of 64 bits", "or less"),
+    ("optim.warmup_steps", 2**63, "a whole number of 64 bits", "or less"),
+    ("decode.steps", 10**5, "must be at most 10000", "10000 or less"),
+    ("rollout.temperature", 1e-300, "must be at least 0.001", "or more"),
+    ("optim.epsilon", 1e-300, "must be 0, or 1e-30 to 1e+12 in size: float32", "range"),
+    ("optim.learning_rate", 1e300, "must be at most 10", "10 or less"),
+    ("loss.kl_coef", 1e300, "must be 0, or 1e-30 to 1e+12", "a number in this range"),
+    ("loss.clip_high", 5e-324, "must be 0, or 1e-30 to 1e+12", "a number in this range"),
+    ("optim.betas", [1e-300, 0.9], "must be 0, or 1e-30 to 1e+12", "a number in this range"),
+    ("reward.terms.ocr.weight", -1e300, "must be 0, or 1e-30 to 1e+12", "in this range"),
+    ("reward.terms.ocr.timeout_seconds", 1e10, "must be at most 1e+06", "1e+06 or less"),
+    ("reward.terms.ocr.threads", 10**9, "must be at most 1024", "1024 or less"),
+    ("async.address", "here:65536", "a port is 0 to 65535", "correct async.address"),
+    ("model.path", "a\0b", "must not hold a null character", "another folder or file"),
+    ("data.path", "x/" * 2050, "must have at most 4095 bytes", "another folder or file"),
+    ("run_dir", "caf\udce9", "must be text that UTF-8 can hold", "correct run_dir"),
+    ("train.resume", "x" * 256, "at most 255 bytes between two slashes", "another folder or"),
+    ("reward.terms.aesthetic.head", "ä" * 200, "at most 255 bytes between two", "another folder"),
+    ("reward.terms.ocr.languages", ["en\0"], "is not an option of engine", "easyocr"),
 ]
 
 
@@ -114,7 +142,8 @@ def test_validate_config_refuses_with_key_value_rule_and_remedy(
     heading, problem, rule_line, remedy_line = str(caught.value).splitlines()
     assert heading == "The config has 1 problem:"
     assert problem.startswith(f"  {key}")
-    assert problem.endswith(("(not given)", f"= {value!r}")) or not isinstance(value, str | int)
+    shown = repr(value) if len(repr(value)) < 400 else f"{value!r:.400}..."
+    assert problem.endswith(("(not given)", f"= {shown}")) or not isinstance(value, str | int)
     assert rule_line.startswith("    rule:   ")
     assert rule in rule_line
     assert remedy_line.startswith("    remedy: ")
@@ -148,7 +177,6 @@ GOOD_VALUES = [
 
 @pytest.mark.parametrize(("key", "value"), GOOD_VALUES)
 def test_validate_config_accepts_values_at_the_bounds(bend: Bend, key: str, value: object) -> None:
-    bend("train.micro_batch_size", 1)
     section: Any = validate_config(bend(key, value)).model_dump(mode="json")
     for name in key.split("."):
         section = section[name]
@@ -164,18 +192,16 @@ def test_validate_config_lists_all_problems_at_once(bend: Bend) -> None:
     assert "train.steps = 0" in str(caught.value)
 
 
+def test_validate_config_counts_the_problems_it_leaves_out(bend: Bend) -> None:
+    with pytest.raises(ConfigError, match=r"has 1000 problems:(.|\n)*\n  and 985 more$") as caught:
+        validate_config(bend("trackers", ["nope"] * 1000))
+    assert len(str(caught.value)) < 5000
+
+
 def test_validate_config_lists_all_broken_relations_at_once(bend: Bend) -> None:
-    bend("optim.warmup_steps", 10_000)
+    bend("decode.rollout_steps", 10)
     with pytest.raises(ConfigError, match="2 problems"):
-        validate_config(bend("train.micro_batch_size", 7))
-
-
-def test_micro_batch_remedy_names_the_nearest_divisors(bend: Bend) -> None:
-    # 3 * 8 = 24 images; the divisors nearest to 7 are 6 and 8 (distance 1), then 4.
-    bend("rollout.prompts_per_step", 3)
-    bend("rollout.group_size", 8)
-    with pytest.raises(ConfigError, match=r"set train\.micro_batch_size to one of 4, 6, 8"):
-        validate_config(bend("train.micro_batch_size", 7))
+        validate_config(bend("advantage.std_floor", 0.0))
 
 
 def test_kl_in_the_reward_needs_a_coefficient(bend: Bend) -> None:
@@ -186,17 +212,47 @@ def test_kl_in_the_reward_needs_a_coefficient(bend: Bend) -> None:
     assert validate_config(bend("loss.kl_placement", "reward")).loss.kl_placement == "reward"
 
 
-def test_a_recheck_has_at_most_the_groups_of_a_step(bend: Bend) -> None:
-    bend("rollout.prompts_per_step", 2)
-    bend("train.micro_batch_size", 1)
-    bend("decode.recheck_groups", 3)
-    wanted = r"decode.recheck_groups = 3\n.*prompts_per_step = 2.*\n.*recheck_groups=2 or less"
-    with pytest.raises(ConfigError, match=wanted):
-        validate_config(bend("decode.rollout_steps", 1))
-    # Where rollouts are decoded in full there is no recheck.
-    assert validate_config(bend("decode.rollout_steps", 4)).decode.recheck_groups == 3
-    bend("decode.recheck_groups", 2)
-    assert validate_config(bend("decode.rollout_steps", 1)).decode.recheck_groups == 2
+def test_the_kl_has_the_estimator_of_its_placement_unless_another_is_set(bend: Bend) -> None:
+    assert validate_config(bend("loss.kl_placement", "loss")).loss.kl_estimator == "k3_corrected"
+    bend("loss.kl_placement", "reward")
+    assert validate_config(bend("loss.kl_estimator", None)).loss.kl_estimator == "k1"
+    assert validate_config(bend("loss.kl_estimator", "k1")).loss.kl_estimator == "k1"
+    for estimator in ("k2", "k3", "k3_corrected"):
+        with pytest.raises(ConfigError, match=r"subtracted from the reward is k1"):
+            validate_config(bend("loss.kl_estimator", estimator))
+
+
+@pytest.mark.parametrize(("estimator", "placement"), [("k1", "loss"), ("k3", "reward")])
+def test_a_run_with_an_estimator_of_no_use_is_still_read(
+    bend: Bend, estimator: str, placement: str
+) -> None:
+    bend("loss.kl_placement", placement)
+    values = bend("loss.kl_estimator", estimator)
+    with pytest.raises(ConfigError, match=r"loss.kl_estimator"):
+        validate_config(values)
+    stored = from_yaml(to_yaml(validate_config(values, is_stored=True)))
+    assert stored.loss.kl_estimator == estimator
+    # As rescoring does.
+    changed = override_weighing(stored, ["reward.terms.ocr.weight=0.5"])
+    assert changed.loss.kl_estimator == estimator
+
+
+@pytest.mark.parametrize(
+    ("sizes", "key", "tokens"),
+    [
+        # 1000 x 4 x 512 x 512 tokens; 16 x 65,536 x 32 x 32; 65,536 x 65,536 x 4 x 4.
+        ({"prompts_per_step": 1000, "height": 16_384, "width": 16_384}, "height", "1,048,576,000"),
+        ({"group_size": 65_536, "height": 1024, "width": 1024}, "group_size", "1,073,741,824"),
+        ({"prompts_per_step": 65_536, "group_size": 65_536}, "prompts_per_step", "68,719,476,736"),
+    ],
+)
+def test_more_tokens_than_any_memory_holds_are_refused(
+    bend: Bend, sizes: dict[str, int], key: str, tokens: str
+) -> None:
+    for name, value in ({"prompts_per_step": 16, "group_size": 4} | sizes).items():
+        bend(f"rollout.{name}", value)
+    with pytest.raises(ConfigError, match=rf"rollout\.{key} = \d+\n.*makes {tokens} tokens a step"):
+        validate_config(bend("offload", "none"))
 
 
 def test_mean_only_needs_no_std_floor(bend: Bend) -> None:

@@ -36,9 +36,10 @@ ADAPTERS = (
 
 @pytest.fixture(scope="module")
 def adapters(launcher):
-    """One process with the whole batch at once, and two with one image at a time."""
+    """One process with the whole batch at once, and two whose parts are cut unevenly."""
     one = launcher.run("one", *ADAPTERS, "train.micro_batch_size=6")
-    two = launcher.run("two", *ADAPTERS, "train.micro_batch_size=1", processes=2)
+    # Of six images the first process has four, 3 + 1 at a time, and the second two.
+    two = launcher.run("two", *ADAPTERS, "train.micro_batch_size=3", processes=2)
     return one, two
 
 

@@ -59,10 +59,12 @@ def test_a_term_that_fails_in_one_process_ends_all_and_the_finished_step_is_save
 
 def test_records_that_cannot_be_written_end_all_processes(launcher):
     run = launcher.folder / "full"
-    run.mkdir()
+    started = launcher.start("full", processes=2)
+    # A run begins in an empty folder alone; its first rollout is many seconds away by then.
+    started.wait_for(run / "config.yaml")
     (run / "rollouts").write_text("in the way of the folder of this name")
 
-    ended = launcher.start("full", processes=2).wait()
+    ended = started.wait()
 
     assert ended.code != 0
     assert errors_in(ended.output) == ["PeerError", "StorageError"], ended.output

@@ -21,6 +21,7 @@ from glm_grpo.build import build_policy, build_prompt_set, model_path
 from glm_grpo.build_trainer import Launch, build_engine
 from glm_grpo.config import compose_config
 from glm_grpo.glm_image.loading import DTYPES, load_pipeline
+from glm_grpo.glm_image.model_folder import ReservedTokens
 from glm_grpo.glm_image.token_grid import token_layout
 from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.training.engine import make_accelerator
@@ -54,7 +55,7 @@ SETTINGS = UpdateSettings(
 
 def draw(config, policy, rows, number, advantages):
     """These rows of a batch: tokens at random, scored by the present policy."""
-    source = build_prompt_set("tiny:train", config)
+    source = build_prompt_set("tiny:train", config, ReservedTokens())
     num_tokens = token_layout(SIDE, SIDE).num_tokens
     generator = torch.Generator().manual_seed(number)
     shape = (PROMPTS, GROUP, num_tokens)

@@ -55,7 +55,6 @@ OVERRIDES = [
     ("rollout.temperature=nan", FINITE),
     ("rollout.height=-32", "must be at least 32(.|\n)*32 or more"),
     ("rollout.height=33", "must be a multiple of 32"),
-    ("rollout.prompts_per_step=1000000007", "must divide .*8000000056\n.*to one of 2, 4, 8"),
     ("reward.terms.ocr.weight=nan", FINITE),
     ("reward.terms.ocr.weight=null", "must be a number"),
     # Lists, sections and values in each other's place.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import time
 import zlib
@@ -22,11 +23,21 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms, ImageOps, PngImagePlugin
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.pictures import BLOCK, FORMATS, JPEG_MARKER, MOST_PIXELS, load_picture
+from glm_grpo.training.pictures import load_picture
+from rewards import pictures
+from rewards.pictures import (
+    BLOCK,
+    FORMATS,
+    JPEG_MARKER,
+    MOST_PIXELS,
+    PNG_MARKER,
+    PictureError,
+    open_rgb,
+)
 
 MEBIBYTE = 2**20
 RED, BLUE, WHITE, GREY = (255, 0, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128)
-GIVE_A_WHOLE_FILE = f"give a whole file of one of {', '.join(FORMATS)} with at most {MOST_PIXELS}"
+GIVE_A_WHOLE_FILE = f"give a whole {' or '.join(FORMATS)} file with at most {MOST_PIXELS}"
 
 # Pillow's, on what it reads over in a damaged file.
 pytestmark = [
@@ -127,6 +138,61 @@ def webp_of_size(width: int, height: int) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
+def with_tags(entries: bytes, count: int, behind: bytes = b"") -> bytes:
+    """A directory of tags, in the form of a TIFF and of EXIF."""
+    directory = struct.pack("<H", count) + entries + struct.pack("<I", 0)
+    return b"II*\0" + struct.pack("<I", 8) + directory + behind
+
+
+def same_place_again_and_again(size: int) -> bytes:
+    """Tags of all the rest of the file, each of which Pillow copies."""
+    count = size // 12
+    entries = b"".join(struct.pack("<HHII", tag, 7, size, 0) for tag in range(count))
+    return with_tags(entries, count)
+
+
+def tiff_of_strips(count: int, size: int = 64) -> bytes:
+    """A picture without compression that has all of its pixels again and again."""
+    offsets = 8 + 2 + 12 * 9 + 4
+    pixels = offsets + 4 * count
+    tags = {256: size, 257: size, 258: 8, 259: 1, 262: 1, 277: 1, 278: size // 2}
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
+    entries.append(struct.pack("<HHII", 273, 4, count, offsets))
+    entries.append(struct.pack("<HHII", 279, 4, 1, size * size))
+    places = struct.pack("<I", pixels) * count
+    return with_tags(b"".join(entries), len(entries), places + b"\0" * size * size)
+
+
+def apng_of_size(width: int, height: int) -> bytes:
+    """One whose background is drawn while it is opened."""
+    frame = struct.pack(">IIIIIHHBB", 0, width, height, 0, 0, 1, 1, 1, 0)
+    return png(width, height, more=chunk(b"acTL", struct.pack(">II", 2, 0)) + chunk(b"fcTL", frame))
+
+
+def text(key: str, value: str) -> PngImagePlugin.PngInfo:
+    info = PngImagePlugin.PngInfo()
+    info.add_text(key, value, zip=True)
+    return info
+
+
+def png_of_chunks(*kinds: bytes) -> bytes:
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0),
+        b"HUGE": struct.pack(">IIBBBBB", 65_000, 65_000, 8, 2, 0, 0, 0),
+        b"IDAT": zlib.compress(b"\0" * 200),
+        b"iCCP": b"a\0\0" + zlib.compress(b"profile"),
+        b"IEND": b"",
+    }
+    named = ((b"IHDR" if kind == b"HUGE" else kind, chunks[kind]) for kind in kinds)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*each) for each in named)
+
+
+def palette_without_one() -> bytes:
+    header = struct.pack(">IIBBBBB", 8, 8, 8, 3, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(b"\0" * 72))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+
+
 def with_scans(count: int, *, size: int = 512, **options: bool) -> bytes:
     """A JPEG whose last scan stands there again and again."""
     content = stored(plain("L", 100, (size, size)), "JPEG", **options)
@@ -134,9 +200,9 @@ def with_scans(count: int, *, size: int = 512, **options: bool) -> bytes:
     return body + body[body.rindex(b"\xff\xda") :] * count + b"\xff\xd9"
 
 
-def with_segments(content: bytes, segment: bytes, count: int) -> bytes:
+def with_segments(content: bytes, segment: bytes, count: int, marker: int = 0xE2) -> bytes:
     """A JPEG with something of a camera's own, previews as a rule, in front."""
-    written = b"\xff\xe2" + struct.pack(">H", len(segment) + 2) + segment
+    written = bytes([0xFF, marker]) + struct.pack(">H", len(segment) + 2) + segment
     return content[:2] + written * count + content[2:]
 
 
@@ -223,6 +289,13 @@ def broken_sum() -> bytes:
 
 
 DAMAGED = {
+    "no palette": palette_without_one(),
+    "two headers": png_of_chunks(b"IHDR", b"IHDR", b"IDAT", b"IEND"),
+    "a header behind another chunk": png_of_chunks(b"iCCP", b"IHDR", b"IDAT", b"IEND"),
+    "no header": png_of_chunks(b"IDAT", b"IEND"),
+    "a profile behind the pixels": png_of_chunks(b"IHDR", b"IDAT", b"IDAT", b"iCCP")[:-9],
+    "a tag that overflows": with_tags(struct.pack("<HHII", 256, 12, 2**31, 2**31), 1),
+    "a width of fractions": with_tags(struct.pack("<HHII", 256, 5, 1, 8), 1, b"\0" * 16),
     "wrong checksum": broken_sum(),
     "no pixels": png(8, 8),
     "a part of a row": png(8, 8, b"\0" * 20),
@@ -250,6 +323,17 @@ def test_a_damaged_picture_is_refused(what: str) -> None:
 
 
 BOMBS = {
+    "png, animated": apng_of_size(65_000, 65_000),
+    "png, the second header": png_of_chunks(b"IHDR", b"HUGE", b"IDAT", b"IEND"),
+    "png, exif": png(8, 8, b"\0" * 200, more=chunk(b"eXIf", same_place_again_and_again(700_000))),
+    "png, exif in a text": stored(
+        plain("RGB", RED), "PNG", pnginfo=text("Raw profile type exif", "0" * 2**17)
+    ),
+    "jpg, exif in parts": with_segments(
+        stored(plain("RGB", RED), "JPEG"), b"Exif\0\0" + b"\0" * 60_000, 12, marker=0xE1
+    ),
+    "tiff, tags": same_place_again_and_again(780_000),
+    "tiff, strips": tiff_of_strips(500_000),
     "png": png(50_000, 50_000),
     "png, long": black(65_536, 100),
     "png, high": black(1, 65_536),
@@ -489,6 +573,65 @@ def test_a_changed_picture_is_shown_or_refused(
     except DataError:
         return
     assert loaded.shape == (3, 8, 8)
+
+
+SPLITS = {
+    PNG_MARKER: rb"(?=....(?:IHDR|PLTE|IDAT|IEND|iCCP|eXIf|acTL|fcTL|fdAT))",
+    b"\xff\xd8": rb"(?=\xff[\xc0-\xfe])",
+    b"RIFF": rb"(?=VP8[ LX]|ANIM|ANMF)",
+    b"II*\0": rb"(?=[\x00-\xff]\x01[\x01-\x0c]\x00)",
+    b"": rb"(?=\x2c|\x21)",
+}
+"""Where the parts of a file begin: chunks, segments, tags."""
+
+
+def with_right_sums(content: bytearray) -> bytearray:
+    """A PNG whose checksums fit what was done to its chunks."""
+    place = len(PNG_MARKER)
+    while place + 12 <= len(content):
+        end = place + 8 + int.from_bytes(content[place : place + 4], "big")
+        content[end : end + 4] = struct.pack(">I", zlib.crc32(content[place + 4 : end]))
+        place = end + 4
+    return content
+
+
+@pytest.mark.timeout(120)
+def test_whatever_is_done_to_a_picture_it_is_refused_or_shown_in_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch, peak_memory: Callable[[Callable[[], object]], int]
+) -> None:
+    # Smaller than what decoders take by themselves: what a header claims is what would be seen.
+    monkeypatch.setattr(pictures, "MOST_PIXELS", 512 * 512)
+    outcomes = {"shown": 0, "refused": 0}
+
+    @settings(max_examples=500, deadline=None, derandomize=True, database=None)
+    @given(seed=st.sampled_from([*SEEDS, *DAMAGED.values()]), data=st.data())
+    def sweep(seed: bytes, data: st.DataObject) -> None:
+        pattern = next(SPLITS[mark] for mark in SPLITS if seed.startswith(mark))
+        parts = [part for part in re.split(pattern, seed, flags=re.DOTALL) if part]
+        places = st.integers(0, len(parts) - 1)
+        for change in data.draw(st.lists(st.sampled_from(["swap", "repeat", "drop"]), max_size=2)):
+            first, second = data.draw(st.tuples(places, places))
+            if change == "swap":
+                parts[first], parts[second] = parts[second], parts[first]
+            else:
+                parts[first] = parts[first] * 2 if change == "repeat" else b""
+        content = bytearray(b"".join(parts))
+        for place in data.draw(st.lists(st.integers(0, 2_000), max_size=3)):
+            if content:
+                content[place % len(content)] ^= data.draw(st.integers(1, 255))
+        kept = data.draw(st.just(len(content)) | st.integers(0, len(content)))
+        if content.startswith(PNG_MARKER) and data.draw(st.booleans()):
+            content = with_right_sums(content)
+        formats = data.draw(st.sampled_from([FORMATS, ("PNG",)]))
+        try:
+            open_rgb(bytes(content[:kept]), formats=formats)
+        except PictureError:
+            outcomes["refused"] += 1
+        else:
+            outcomes["shown"] += 1
+
+    assert peak_memory(sweep) < 256 * MEBIBYTE
+    assert min(outcomes.values()) > 20, outcomes
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)

@@ -138,7 +138,7 @@ def test_a_picture_outside_the_folder_is_refused(data: Path, field: str, path: s
         ("x" * 300, "File name too long"),
         ("x/" * 3000, "must be the path of a picture"),
         ("a\0.png", "must be the path of a picture"),
-        ("metadata.jsonl", "cannot be used .*; give a whole file of one of PNG"),
+        ("metadata.jsonl", "cannot be used .*; give a whole PNG"),
     ],
 )
 def test_a_path_that_leads_to_no_picture_is_refused(data: Path, path: str, named: str) -> None:

@@ -178,7 +178,11 @@ def make_unfinished_run(folder: Path, *, modified: float) -> None:
     folder.mkdir(parents=True)
     run = RunFolder(folder)
     run.config_path.write_text(to_yaml(compose(folder)))
-    save_checkpoint(run, step=1, tensors={}, metadata={})
+    run.metrics_path.write_text('{"step": 1}\n')
+    state = {"optimizer": {"state": {}, "groups": []}, "updates": 1, "best_step": None}
+    more = {"best_total": None, "skipped_in_a_row": 0, "full_decode_from": None}
+    tensors = {"policy": {}, "optimizer": {}}
+    save_checkpoint(run, step=1, tensors=tensors, metadata=state | more)
     for path in (*folder.rglob("*"), folder):
         os.utime(path, (modified, modified))
 

@@ -15,6 +15,7 @@ from glm_grpo.errors import CheckpointError, DecoderError, NonFiniteError
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_metrics
 from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from glm_grpo.training.learning_rate import LearningRate
 from rewards.types import RewardError
 
 
@@ -301,7 +302,11 @@ def test_an_infinite_divergence_from_the_reference_moves_no_weight(make_run):
 
 def test_a_learning_rate_that_overflows_ends_the_run(make_run):
     # The weights stay finite, and their products do not.
-    trainer, _, folder = make_run("optim.learning_rate=1e30")
+    trainer, _, folder = make_run()
+    # Beyond what the config takes.
+    trainer._learning_rate = LearningRate(
+        trainer._optimizer, peak=1e30, schedule="constant", warmup_updates=0, total_updates=1
+    )
 
     message = fail(trainer, NonFiniteError)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -474,15 +477,15 @@ SQUEEZED = BOMB.compress(b" " * 8 * MAX_ANSWER_BYTES) + BOMB.flush()
         (
             lambda: answer(SCORES, length=999),
             LostScorerError,
-            "cannot be reached .*Error: peer clo",
+            "cannot be reached .*Error: the answer breaks off",
         ),
-        (lambda: b"", LostScorerError, "cannot be reached .*Error: Server disconnected"),
+        (lambda: b"", LostScorerError, "cannot be reached .*Error: the answer breaks off"),
         (lambda: os.urandom(999), LostScorerError, "cannot be reached .*RemoteProtocolError"),
         (lambda: endless(), RewardError, f"answer has more than {MAX_ANSWER_BYTES} bytes"),
         (
             lambda: answer(SQUEEZED, "Content-Encoding: gzip"),
             RewardError,
-            r"cannot be read .*compressed \(gzip\), which was not asked for",
+            r"cannot be read .*the answer is compressed, which was not asked for",
         ),
         (
             lambda: answer(b"", "Location: http://127.0.0.1:1/", status="302 Found"),
@@ -493,7 +496,7 @@ SQUEEZED = BOMB.compress(b" " * 8 * MAX_ANSWER_BYTES) + BOMB.flush()
         (
             lambda: answer(b"<h1>oops</h1>", status="500 Internal Server Error"),
             RewardError,
-            "answered status 500: '<h1>oops</h1>'",
+            "answered status 500 Internal Server Error; that is no scorer",
         ),
         (lambda: answer(b'{"scores": [[0], [1], [2]]}'), RewardError, "scores.0 is"),
         (lambda: answer(b'{"scores": [1e999, 0, 0]}'), RewardError, "scores.0 is 'inf'"),
@@ -525,6 +528,54 @@ def test_a_server_that_drips_before_the_run_begins_is_given_up() -> None:
     ):
         connect(url)
     assert time.monotonic() - started < 2 + SOON / 3
+
+
+def black_png(side: int) -> bytes:
+    """A whole picture: some hundred kilobytes, and 3 bytes a pixel once it is decoded."""
+    packer = zlib.compressobj(9)
+    row = bytes(1 + 3 * side)
+    pixels = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+@pytest.mark.parametrize(
+    ("side", "count", "error"),
+    [
+        (13_000, 6, "pictures.0.png cannot be used (13000 x 13000, more than 67108864 pixels"),
+        (8_000, 6, "has pictures of 384000000 pixels together; at most 268435456 are read"),
+    ],
+)
+def test_small_request_of_large_pictures_is_refused_before_they_are_decoded(
+    side: int, count: int, error: str, peak_memory
+) -> None:
+    picture = {"prompt": 0, "png": base64.b64encode(black_png(side)).decode()}
+    body = json.dumps(
+        {
+            "protocol": 1,
+            "prompts": [{"prompt_id": "a", "prompt": "a"}],
+            "pictures": [picture] * count,
+        }
+    ).encode()
+    assert len(body) < 5 * 2**20
+    info = ScorerInfo(protocol=1, name="bright", needs=("prompt",))
+    reward = Function(bright)
+    with RewardServer(reward, info, ("127.0.0.1", 0), token="of-these-tests") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answers = []
+
+        def send() -> None:
+            headers = {"Authorization": "Bearer of-these-tests"}
+            answers.append(httpx.post(f"{server.url}/score", content=body, headers=headers))
+
+        assert peak_memory(send) < 64 * 2**20
+        server.shutdown()
+    assert answers[0].status_code == 400
+    assert error in answers[0].json()["error"]
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def measure(policy: Policy, engine: Engine) -> dict:
     policy.network.train()
 
     def learn():
-        log_probs, _ = engine._wrapped(*sequences())
+        log_probs, *_ = engine._wrapped(*sequences())
         engine.backward(log_probs.sum())
 
     learn()

@@ -81,6 +81,12 @@ def test_score_tokens_equals_the_plain_computation(
     entropy = torch.distributions.Categorical(probs=every.exp()).entropy()
     torch.testing.assert_close(scores.entropy, entropy, rtol=1e-4, atol=1e-5)
     assert not scores.entropy.requires_grad
+    # Of two rows of the head that nothing draws, beside what truncation left.
+    others = (hidden @ weight[ENTRIES:].T / temperature).exp().sum(dim=-1)
+    own = (hidden @ weight[:ENTRIES].T / temperature).exp()
+    kept = (own if is_kept is None else own * is_kept).sum(dim=-1)
+    torch.testing.assert_close(scores.outside_codebook, others / (kept + others))
+    assert not scores.outside_codebook.requires_grad
     wanted = made(ROWS, TOKENS, seed=4)
     found = torch.autograd.grad((scores.log_probs * wanted).sum(), (hidden, weight))
     expected = torch.autograd.grad((chosen * wanted).sum(), (hidden, weight))
@@ -107,6 +113,21 @@ def test_gradient_under_a_frozen_head_equals_the_plain_one(
     (expected,) = torch.autograd.grad((chosen.squeeze(-1) * wanted).sum(), hidden)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert weight.grad is None
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_what_is_outside_the_codebook_changes_no_score_and_no_gradient(is_trained: bool) -> None:
+    found = []
+    weight = made(HEAD, WIDTH, seed=2)
+    for rows in (ENTRIES, HEAD):
+        hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
+        head = weight[:rows].clone().requires_grad_(is_trained)
+        scores = score_tokens(hidden, head, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5)
+        (slope,) = torch.autograd.grad(scores.log_probs.sum(), hidden)
+        found.append((scores.log_probs, scores.entropy, slope))
+        assert scores.outside_codebook.eq(0).all() == (rows == ENTRIES)
+    for alone, beside in zip(*found, strict=True):
+        assert torch.equal(alone, beside)
 
 
 @pytest.mark.parametrize("is_truncated", [False, True])

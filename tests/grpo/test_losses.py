@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.losses import (
     KlEstimator,
+    LossKlEstimator,
     LossSettings,
     clipped_surrogate,
+    corrected_kl_estimate,
     effective_sample_size,
     grpo_loss,
     kl_estimate,
@@ -87,6 +90,69 @@ def test_k1_has_no_expected_gradient_on_policy_and_k2_that_of_the_kl() -> None:
     torch.testing.assert_close(expected_gradient("k2"), exact)
 
 
+def test_corrected_kl_is_k3_times_the_ratio_and_its_gradient_k2s_times_the_ratio() -> None:
+    # Policy 0.5, sampled at 0.25: ratio 2. References 0.25 and 1.0, below and above:
+    # k3 = 0.5 + log 2 - 1 and 2 - log 2 - 1; gradient: 2 * (log 0.5 - log reference).
+    log_probs = log(0.5, 0.5).requires_grad_()
+    estimate = corrected_kl_estimate(log_probs, log(0.25, 0.25), log(0.25, 1.0))
+    expected = torch.tensor([[2 * (math.log(2) - 0.5), 2 * (1 - math.log(2))]])
+    torch.testing.assert_close(estimate, expected)
+    expected = torch.tensor([[2 * math.log(2), -2 * math.log(2)]])
+    torch.testing.assert_close(gradient_of(estimate, log_probs), expected)
+
+
+def expected_loss_gradient(estimator: LossKlEstimator, sampling: Tensor) -> tuple[Tensor, Tensor]:
+    """Over a die of three sides thrown by `sampling`: of the KL in the loss, and of the KL."""
+    reference = torch.tensor([0.2, 0.2, 0.6]).log()
+    settings = LossSettings(
+        clip_low=0.2, clip_high=0.2, kl_coef=1.0, kl_estimator=estimator, kl_behaviour_coef=0.0
+    )
+    logits = torch.tensor([0.4, -0.1, 0.3], requires_grad=True)
+    policy = logits.log_softmax(0)
+    losses = [
+        grpo_loss(
+            policy[side].reshape(1, 1),
+            sampling[side].log().reshape(1, 1),
+            reference[side].reshape(1, 1),
+            torch.zeros(1),
+            settings,
+        ).total
+        for side in range(3)
+    ]
+    actual = gradient_of(sampling * torch.stack(losses), logits)
+    policy = logits.log_softmax(0)
+    return actual, gradient_of(policy.exp() * (policy - reference), logits)
+
+
+def test_only_k3_corrected_has_the_gradient_of_the_kl_whoever_sampled() -> None:
+    policy = torch.tensor([0.4, -0.1, 0.3]).softmax(0)
+    another = torch.tensor([0.7, 0.2, 0.1])
+    for sampling in (policy, another):
+        actual, exact = expected_loss_gradient("k3_corrected", sampling)
+        torch.testing.assert_close(actual, exact)
+    # On-policy k2's is the same; k3's is that of KL(reference || policy): policy - reference.
+    actual, exact = expected_loss_gradient("k2", policy)
+    torch.testing.assert_close(actual, exact)
+    actual, exact = expected_loss_gradient("k3", policy)
+    torch.testing.assert_close(actual, policy - torch.tensor([0.2, 0.2, 0.6]))
+    assert (actual - exact).abs().max() > 0.01
+    # The others take the tokens of another policy for their own.
+    for estimator in ("k2", "k3"):
+        actual, exact = expected_loss_gradient(estimator, another)
+        assert (actual - exact).abs().max() > 0.05
+
+
+def test_k3_corrected_stays_small_for_a_token_that_became_unlikely() -> None:
+    # Sampled at 0.5, the reference's own; now e^-10 of that. k3's gradient is 1 - e^10, that of
+    # k3_corrected e^-10 * -10.
+    log_probs = (log(0.5) - 10).requires_grad_()
+    k3 = kl_estimate(log_probs, log(0.5), estimator="k3")
+    assert gradient_of(k3, log_probs).item() == pytest.approx(1 - math.exp(10), rel=1e-3)
+    corrected = corrected_kl_estimate(log_probs, log(0.5), log(0.5))
+    wanted = -10 * math.exp(-10)
+    assert gradient_of(corrected, log_probs).item() == pytest.approx(wanted, rel=1e-2)
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "is_clipped", "gradient"),
     [
@@ -153,7 +219,8 @@ def test_grpo_loss_adds_policy_and_both_kl_terms_by_their_weights() -> None:
     behaviour = 1.25 - 1 - math.log(1.25)
     assert loss.policy.item() == pytest.approx(1.25, rel=1e-5)
     assert loss.kl_behaviour.item() == pytest.approx(behaviour, rel=1e-4)
-    assert loss.kl_reference.item() == pytest.approx(0.5 + math.log(2) - 1, rel=1e-5)
+    # k3 = 0.5 + log 2 - 1, times the ratio.
+    assert loss.kl_reference.item() == pytest.approx(1.25 * (math.log(2) - 0.5), rel=1e-5)
     assert loss.kl.item() == pytest.approx(0.5 * k2 + 2.0 * behaviour, rel=1e-5)
     assert loss.total.item() == pytest.approx(1.25 + 0.5 * k2 + 2.0 * behaviour, rel=1e-5)
 
@@ -191,12 +258,51 @@ def test_grpo_loss_pulls_towards_reference_and_sampling_policy() -> None:
     assert gradient_of(loss.total, log_probs).item() == pytest.approx(-1.5, rel=1e-5)
 
 
-def test_reference_penalty_is_the_weighted_mean_k1_of_each_sequence() -> None:
-    # Rows: (log 2 + log 4) / 2 = 1.5 log 2, and -log 2.
+def test_reference_penalty_is_the_weighted_sum_of_k1_over_each_sequence() -> None:
+    # Rows: log 2 + log 4 = 3 log 2, and -2 log 2.
     sampled = torch.log(torch.tensor([[[0.5, 0.8], [0.1, 0.1]]]))
     reference = torch.log(torch.tensor([[[0.25, 0.2], [0.2, 0.2]]]))
     penalty = reference_penalty(sampled, reference, kl_coef=0.1)
-    torch.testing.assert_close(penalty, torch.tensor([[0.15, -0.1]]) * math.log(2))
+    torch.testing.assert_close(penalty, torch.tensor([[0.3, -0.2]]) * math.log(2))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 16, 64])
+def test_a_kl_in_the_reward_weighs_as_much_as_in_the_loss_whatever_the_length(
+    num_tokens: int,
+) -> None:
+    """Exactly, over a coin thrown `num_tokens` times: all pairs of images by their heads.
+
+    Where the two images of a group are compared with their mean, half of every reward is left.
+    """
+    logit = torch.tensor(0.7, requires_grad=True)
+    policy = torch.stack([logit, torch.zeros(())]).log_softmax(0)
+    reference = torch.tensor([0.35, 0.65]).log()
+    heads = torch.arange(num_tokens + 1)
+    tokens = (heads[:, None] <= torch.arange(num_tokens)).long()
+    log_probs, references = policy[tokens], reference[tokens]
+    chances = torch.distributions.Binomial(num_tokens, policy.detach().exp()[0]).log_prob(heads)
+    pairs = torch.cartesian_prod(heads, heads)
+
+    penalties = reference_penalty(log_probs.detach(), references, kl_coef=0.3)
+    advantages = group_advantages(
+        -penalties[pairs], normalization="mean_only", std_floor=0.0, clip=None
+    ).values
+    surrogate = clipped_surrogate(
+        log_probs[pairs].flatten(0, 1),
+        log_probs[pairs].flatten(0, 1).detach(),
+        advantages.flatten(),
+        clip_low=0.2,
+        clip_high=0.2,
+    )
+    by_pair = surrogate.loss.mean(dim=1).view(-1, 2).mean(dim=1)
+    in_reward = gradient_of(chances.exp()[pairs].prod(dim=1) * by_pair, logit)
+
+    policy = torch.stack([logit, torch.zeros(())]).log_softmax(0)
+    estimates = corrected_kl_estimate(policy[tokens], policy[tokens].detach(), references)
+    in_loss = gradient_of(0.3 * chances.exp() * estimates.mean(dim=1), logit)
+
+    assert in_loss.item() > 0.01
+    assert (in_reward / in_loss).item() == pytest.approx(0.5, rel=1e-3)
 
 
 def test_effective_sample_size_of_equal_weights_is_one() -> None:

@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glm_grpo.grpo.losses import LossSettings, Treatment, grpo_loss, importance_weights
+from glm_grpo.grpo.losses import (
+    LossSettings,
+    Treatment,
+    corrected_kl_estimate,
+    grpo_loss,
+    importance_weights,
+)
 from glm_grpo.grpo.replay import Replay
 from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.types import (
@@ -49,6 +55,18 @@ def test_importance_weights_are_those_worked_out_by_hand(
     torch.testing.assert_close(weights, torch.tensor([expected]))
 
 
+def test_dropping_leaves_out_tokens_on_both_sides_of_the_bounds() -> None:
+    # Ratios of 0.25, 0.5, 2 and 4 between bounds of 0.4 and 3.
+    weights = importance_weights(
+        torch.tensor([[0.25, 0.5, 2.0, 4.0]]).log(),
+        torch.zeros(1, 4),
+        smallest=0.4,
+        largest=3.0,
+        treatment="drop",
+    )
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.5, 2.0, 0.0]]))
+
+
 def test_corrected_loss_is_that_worked_out_by_hand() -> None:
     # Sampled with 0.1 and 0.4, seen with 0.2 and 0.2 before the update, and with 0.22 and 0.3 now.
     # Ratios to the policy before the update: 1.1 (inside the clip) and 1.5 (clipped to 1.2 for an
@@ -82,7 +100,22 @@ def test_corrected_loss_for_a_negative_advantage_is_clipped_below() -> None:
     assert loss.surrogate.is_clipped.tolist() == [[True, False]]
 
 
-def test_correction_leaves_the_kl_terms_as_they_are() -> None:
+def test_corrected_kl_is_to_the_policy_that_sampled_within_the_limit_of_the_weights() -> None:
+    # Now 0.3 and 0.3, proximal 0.25 and 0.4, sampled at 0.2 and 0.05: ratios 1.5 and 6 to the
+    # policy that sampled; with weights of at most 2: 1.5 and 2 * 0.75 = 1.5.
+    now, sampled, reference = log(0.3, 0.3), log(0.2, 0.05), log(0.6, 0.15)
+    proximal = log(0.25, 0.4)
+    k3 = torch.tensor([[2 - math.log(2) - 1, 0.5 + math.log(2) - 1]])
+    exact = importance_weights(proximal, sampled, largest=100.0, treatment="weigh")
+    estimate = corrected_kl_estimate(now, sampled, reference, Correction(proximal, exact))
+    torch.testing.assert_close(estimate, torch.tensor([[1.5, 6.0]]) * k3)
+    torch.testing.assert_close(estimate, corrected_kl_estimate(now, sampled, reference))
+    limited = importance_weights(proximal, sampled, largest=2.0, treatment="weigh")
+    estimate = corrected_kl_estimate(now, sampled, reference, Correction(proximal, limited))
+    torch.testing.assert_close(estimate, 1.5 * k3)
+
+
+def test_correction_leaves_the_other_kl_terms_as_they_are() -> None:
     settings = LossSettings(
         clip_low=0.2, clip_high=0.2, kl_coef=0.3, kl_estimator="k3", kl_behaviour_coef=0.7
     )
@@ -150,7 +183,8 @@ class TablePolicy:
     def replay(self, experience: Experience, rows: Tensor) -> Replay:
         self.replays += 1
         log_probs = score(self.logits, experience.rollout.token_ids).flatten(0, 1)[rows]
-        return Replay(log_probs=log_probs, entropy=torch.zeros(len(rows), TOKENS))
+        zeros = torch.zeros(len(rows), TOKENS)
+        return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
 
     def reference_log_probs(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Tensor:
         raise NotImplementedError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glm_grpo.grpo.engine import OneProcess
-from glm_grpo.grpo.losses import KlEstimator
+from glm_grpo.grpo.losses import LossKlEstimator
 from glm_grpo.grpo.replay import Replay
 from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.types import Advantages, Experience, ImageBatch, LossReport, PromptBatch, Rollout
@@ -47,6 +47,8 @@ class TablePolicy:
         return Replay(
             log_probs=gather(all_log_probs, experience.rollout, rows),
             entropy=entropy.detach().expand(len(rows), -1),
+            # Tells rows apart, so that a report of some of them alone is another.
+            outside_codebook=(0.01 * rows)[:, None].expand(-1, TOKENS),
         )
 
     def reference_log_probs(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Tensor:
@@ -187,6 +189,8 @@ def test_update_policy_on_policy_report() -> None:
     log_softmax = logits.log_softmax(-1)
     entropy = -(log_softmax.exp() * log_softmax).sum(-1).mean().item()
     assert report.entropy == pytest.approx(entropy, rel=1e-5)
+    # Rows 0 to 5 have 0.00 to 0.05.
+    assert report.outside_codebook == pytest.approx(0.025)
     sampled = make_experience(logits, ADVANTAGES).rollout.log_probs
     assert report.log_prob == pytest.approx(sampled.mean().item(), rel=1e-5)
     assert math.isnan(report.kl_reference)
@@ -264,8 +268,10 @@ def test_update_policy_never_runs_a_reference_the_loss_does_not_use(
     assert report.kl == 0.0
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it(estimator: KlEstimator) -> None:
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_corrected"])
+def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it(
+    estimator: LossKlEstimator,
+) -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
     settings = replace(SETTINGS, kl_coef=1.0, kl_estimator=estimator, updates_per_rollout=20)

@@ -122,4 +122,5 @@ def test_kl_in_the_reward_moves_the_advantages_and_not_the_loss(make_trainer):
 
     row = read_metrics(RunFolder(run_dir))[-1]
     assert row["loss/kl"] == 0.0
+    assert row["kl/reference"] > 0
     assert row["loss/policy"] == pytest.approx(0.0, abs=1e-5)

@@ -141,7 +141,7 @@ from pathlib import Path
 import glm_grpo.training.loop as loop
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import compose_config
-from glm_grpo.present import expected_errors_explained
+from glm_grpo.present import errors_explained
 
 update_policy, steps = loop.update_policy, []
 
@@ -157,7 +157,7 @@ def short_of_memory(*arguments):
         resource.setrlimit(resource.RLIMIT_AS, unlimited)
 
 loop.update_policy = short_of_memory
-with expected_errors_explained():
+with errors_explained("the run"):
     run_training(compose_config(Path(sys.argv[1]), "tiny", sys.argv[2:]))
 """
 

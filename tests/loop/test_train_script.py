@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from diffusers import GlmImagePipeline
+from PIL import Image
 
 from glm_grpo import cli
+from glm_grpo.config import from_yaml
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_metrics, read_table
 
@@ -28,8 +31,13 @@ def run(tmp_path_factory):
     ]
     held_out.write_text("\n".join(json.dumps(prompt) for prompt in prompts))
     command = [
-        *(sys.executable, "train.py", f"run_dir={folder / 'out'}", f"data.eval_path={held_out}"),
-        *("train.steps=1", "train.micro_batch_size=4", "optim.warmup_steps=0"),
+        *(
+            sys.executable,
+            "train.py",
+            f"hydra.run.dir={folder / 'out'}",
+            f"data.eval_path={held_out}",
+        ),
+        "train.steps=1",
         *("rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples_per_prompt=2"),
     ]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -45,6 +53,20 @@ def test_train_script_says_what_it_did_in_plain_lines(run):
     assert str(folder / "gallery" / "index.html") in ended.stdout
     assert "\x1b" not in ended.stdout + ended.stderr
     assert "\r" not in ended.stdout + ended.stderr
+
+
+def test_train_script_says_which_sizes_it_brought_to_the_run(run):
+    folder, ended = run
+
+    note = (
+        "settings: train.micro_batch_size 16 works as 4 (the images of a step); "
+        "optim.warmup_steps 2 works as 1 (train.steps)"
+    )
+    assert (ended.stdout + ended.stderr).count(note) == 1
+    stored = from_yaml(RunFolder(folder).config_path.read_text())
+    assert (stored.train.micro_batch_size, stored.optim.warmup_steps) == (16, 2)
+    # The whole warm-up is over with the only update.
+    assert read_metrics(RunFolder(folder))[1]["optim/learning_rate"] == stored.optim.learning_rate
 
 
 def test_train_script_fills_the_run_folder(run):
@@ -87,11 +109,63 @@ def test_eval_command_compares_with_the_untrained_model(run, capsys):
     assert "total" in printed
 
 
-def test_export_command_writes_a_pipeline_stock_diffusers_loads(run, tmp_path):
-    cli.main(["export", str(run[0]), str(tmp_path / "pipeline")])
+def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(run, tmp_path, capsys):
+    folder = tmp_path / "pipeline"
+    cli.main(["export", str(run[0]), str(folder)])
 
-    loaded = GlmImagePipeline.from_pretrained(tmp_path / "pipeline")
-    assert type(loaded.transformer).__name__ == "GlmImageTransformer2DModel"
+    assert str(folder / "README.md") in capsys.readouterr().out
+    share = read_metrics(RunFolder(run[0]))[-1]["policy/outside_codebook"]
+    assert 0 < share < 1e-2
+    assert f"Outside the codebook: {share:.1e} of a token's" in (folder / "README.md").read_text()
+    (snippet,) = re.findall(
+        r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL
+    )
+    subprocess.run([sys.executable, "-c", snippet], cwd=folder, check=True)
+    # As tiny.yaml draws.
+    assert Image.open(folder / "picture.png").size == (128, 128)
+    assert "num_inference_steps=4," in snippet
+
+
+def test_export_command_refuses_an_adapter_of_full_fine_tuning_before_anything_is_read(
+    run, tmp_path, capsys
+):
+    # Weights that were read would end it in another way: there are none.
+    bare = tmp_path / "run"
+    bare.mkdir()
+    shutil.copy(run[0] / "config.yaml", bare)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["export", str(bare), str(tmp_path / "adapter"), "--format", "adapter"])
+    assert ended.value.code == 2
+    assert "use --format pipeline" in capsys.readouterr().err
+
+
+def test_training_goes_on_when_nobody_reads_what_it_prints(tmp_path):
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text('a red sign that says "GO"\n')
+    settings = (
+        *(f"run_dir={tmp_path / 'out'}", f"data.eval_path={held_out}", "trackers=[]"),
+        *("train.steps=1", "train.micro_batch_size=4", "optim.warmup_steps=0", "decode.steps=1"),
+        *("rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples_per_prompt=1"),
+    )
+    ended = subprocess.run(
+        [
+            *("bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "-"),
+            *(sys.executable, "train.py", *settings),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.splitlines()) == 1
+    assert "standard output takes no more (Broken pipe): the run goes on" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    folder = RunFolder(tmp_path / "out")
+    assert [row["step"] for row in read_metrics(folder)] == [0, 1]
+    assert folder.gallery_path.is_file()
+    assert folder.checkpoint_dir(1).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -118,10 +192,11 @@ def test_commands_end_with_a_message_and_no_traceback(arguments, code, capsys, m
 
 def test_check_command_passes_on_the_tiny_config(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    small = ("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4")
+    small = ("rollout.prompts_per_step=2", "rollout.group_size=2")
 
     cli.main(["check", *small])
 
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 9
+    assert "; train.micro_batch_size 16 works as 4 (the images of a step)" in lines[0]
     assert all(line.startswith("ok  ") for line in lines)

@@ -45,6 +45,7 @@ def store_evaluation(
     """An evaluation as the recorder stores it; `totals` by prompt id."""
     rows = [
         {
+            "step": step,
             "prompt_id": prompt_id,
             "prompt": f"prompt {prompt_id}",
             "texts": [],
@@ -321,7 +322,7 @@ def test_page_says_that_a_table_is_damaged(
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("total", math.nan, "the total of images/eval-000010/a-0.png is not finite"),
+        ("total", math.nan, "is damaged (total holds numbers that are not finite)"),
         ("total", None, "is damaged"),
         ("total", "much", "is damaged"),
         ("image", "images/../secret.png", "'images/../secret.png' is not below images/"),

@@ -80,8 +80,27 @@ def test_sheet_draws_a_grey_field_for_a_picture_that_is_gone(folder: RunFolder) 
 
 def test_sheet_refuses_a_picture_that_is_none_by_name(folder: RunFolder) -> None:
     (folder.path / RESCORING.gaining[0].image).write_bytes(b"torn")
-    with pytest.raises(StorageError, match=r"run/images.*cannot identify image file.*p0-1\.png"):
+    with pytest.raises(StorageError, match=r"run/images.*p0-1\.png cannot be used .no PNG file"):
         write_rescoring_sheet(folder, RESCORING)
+
+
+def test_sheet_draws_no_picture_from_outside_the_run(folder: RunFolder, tmp_path: Path) -> None:
+    picture = folder.path / RESCORING.gaining[0].image
+    picture.rename(tmp_path / "private.png")
+    picture.symlink_to(tmp_path / "private.png")
+    with pytest.raises(StorageError, match=r"p0-1\.png is a link that leads out of the run folder"):
+        write_rescoring_sheet(folder, RESCORING)
+    assert not folder.rescore_dir.exists()
+
+
+def test_sheet_is_not_written_through_a_link_that_leads_out(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (folder.path / "rescore").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="rescore is a link that leads out of the run folder"):
+        write_rescoring_sheet(folder, RESCORING)
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_sheet_is_not_written_where_nothing_moves(folder: RunFolder) -> None:
@@ -108,6 +127,11 @@ def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
         PROMPT,
     ):
         assert words in text, words
+
+
+def test_print_rescoring_names_terms_that_apply_to_few(folder: RunFolder) -> None:
+    line = "lpips, 0.40 of the weight, applies to none of the 12 prompts that the run sampled"
+    assert line in printed(replace(RESCORING, rare_terms=(line,)), folder)
 
 
 def test_print_rescoring_leaves_out_what_is_not_there(folder: RunFolder) -> None:

@@ -125,7 +125,7 @@ def test_process_brings_what_the_term_notes_of_each_picture(
 
 
 def test_process_passes_on_why_the_term_failed_and_lives_on(reward: ProcessReward) -> None:
-    with pytest.raises(RewardError, match="500.*: ValueError: cannot look at this"):
+    with pytest.raises(RewardError, match="400.*: ValueError: cannot look at this"):
         reward.score([Prompt("a", "raise")], PIXELS[:1])
     assert reward.score([Prompt("a", "a")], PIXELS[:1]).tolist() == [0.0]
 

@@ -202,7 +202,7 @@ def test_remote_passes_on_why_the_scorer_failed_and_asks_once() -> None:
     scorer = FakeReward()
     with serving(scorer) as url:
         reward = connect(url, retries=3)
-        with pytest.raises(RewardError, match="failed .*500.*: ValueError: cannot look at this"):
+        with pytest.raises(RewardError, match="failed .*400.*: ValueError: cannot look at this"):
             reward.score([Prompt("a", "fail")], PIXELS[:1])
     assert len(scorer.seen) == 1
 
@@ -220,7 +220,7 @@ def test_remote_tries_again_after_what_passes(passing: Answer) -> None:
 def test_remote_does_not_try_again_after_what_stays(status: int) -> None:
     with answering([(status, b"oops")]) as (url, paths):
         reward = connect(url, retries=3)
-        with pytest.raises(RewardError, match=f"answered status {status}: 'oops'; .* no scorer"):
+        with pytest.raises(RewardError, match=f"answered status {status} [A-Z].*; .* no scorer"):
             score(reward)
     assert paths == ["/info", "/score"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rewards.reweigh import advantage_shares, combine, contributions
-from rewards.types import RewardTable
+from rewards.types import RewardError, RewardTable
 
 
 def make_table(
@@ -127,6 +127,79 @@ def test_combine_normalised_does_not_let_masked_prompts_count() -> None:
         # (1 + 3) / 1 * 1 * (1, -1, 0).
         assert_equal(totals[1], [4.0, -4.0, 0.0])
         assert_equal(advantage_shares(table, mode="normalize_then_sum"), [(0.25 + 1) / 2, 0.75 / 2])
+
+
+def test_combine_by_the_untrained_model_divides_by_its_mean_and_std() -> None:
+    # Untrained, over all four images: 0, 1, 2, 3 have mean 1.5 and sample std
+    # sqrt((2.25 + 0.25 + 0.25 + 2.25) / 3) = sqrt(5 / 3); the second term has mean 5 and no
+    # spread, so its floor of 0.5 divides. Weights 1 and -2.
+    untrained = make_table([[[0.0, 5.0], [1.0, 5.0]], [[2.0, 5.0], [3.0, 5.0]]], [1.0, -2.0])
+    later = make_table([[[3.0, 5.0]], [[1.5, 6.0]]], [1.0, -2.0], floors=[1e-4, 0.5])
+    totals = combine(later, mode="normalize_then_sum", untrained=untrained)
+    assert_equal(totals, [[1.5 / math.sqrt(5 / 3)], [-2 * (6 - 5) / 0.5]])
+
+
+def test_combine_by_the_untrained_model_leaves_masked_prompts_out_of_its_mean() -> None:
+    # The first term applies to prompt 0 alone, with 1 and 3: mean 2, so that 2 gives 0.
+    nan = float("nan")
+    mask = [[True, True], [False, True]]
+    untrained = make_table([[[1.0, 0.0], [3.0, 2.0]], [[nan, 0.0], [nan, 2.0]]], [3.0, 1.0], mask)
+    later = make_table([[[2.0, 2.0]], [[nan, 3.0]]], [3.0, 1.0], mask)
+    totals = combine(later, mode="normalize_then_sum", untrained=untrained)
+    # 0, 2, 0, 2: mean 1, std sqrt(4 / 3). Prompt 0: 3 * 0 + 1 * 1 / std; prompt 1 by (3 + 1) / 1.
+    std = math.sqrt(4 / 3)
+    assert_equal(totals, [[1 / std], [4 * 2 / std]])
+
+
+def test_combine_by_the_untrained_model_rises_with_the_scores_where_groups_do_not() -> None:
+    raw = torch.rand(3, 2, 2, generator=torch.Generator().manual_seed(0))
+    untrained, later = (make_table((raw + gain).tolist(), [0.5, 0.5]) for gain in (0.0, 0.1))
+    before, after = (
+        combine(table, mode="normalize_then_sum", untrained=untrained).mean().item()
+        for table in (untrained, later)
+    )
+    assert before == pytest.approx(0.0, abs=1e-6)
+    assert after > 0.2
+    in_groups = combine(later, mode="normalize_then_sum").mean().item()
+    assert in_groups == pytest.approx(0.0, abs=1e-6)
+
+
+def test_combine_by_the_untrained_model_does_not_depend_on_how_images_are_grouped() -> None:
+    raw = torch.rand(6, 2, 3, generator=torch.Generator().manual_seed(1))
+    mask = [[True, index % 2 == 0, True] for index in range(6)]
+    grouped = make_table(raw.tolist(), [0.4, 0.3, 0.3], mask)
+    rows = [applies for applies in mask for _ in range(2)]
+    single = make_table(raw.flatten(0, 1)[:, None].tolist(), [0.4, 0.3, 0.3], rows)
+    totals = combine(grouped, mode="normalize_then_sum", untrained=grouped)
+    assert torch.equal(
+        totals.flatten(),
+        combine(single, mode="normalize_then_sum", untrained=single).flatten(),
+    )
+
+
+def test_combine_by_the_untrained_model_takes_a_single_image() -> None:
+    only = make_table([[[0.5]]], [2.0], floors=[0.25])
+    assert_equal(combine(only, mode="normalize_then_sum", untrained=only), [[0.0]])
+
+
+def test_combine_by_the_untrained_model_refuses_a_term_without_a_scale() -> None:
+    untrained = make_table([[[0.0, 1.0]]], [1.0, 1.0], [[False, True]])
+    later = make_table([[[0.5, 1.0]]], [1.0, 1.0])
+    with pytest.raises(RewardError, match="term_0 applies to held-out prompts now"):
+        combine(later, mode="normalize_then_sum", untrained=untrained)
+    # A term that is only shown needs none.
+    shown = make_table([[[0.5, 1.0]]], [0.0, 1.0])
+    assert_equal(combine(shown, mode="normalize_then_sum", untrained=untrained), [[0.0]])
+
+
+def test_combine_weighted_sum_does_not_read_the_untrained_model() -> None:
+    raw = torch.rand(5, 8, 4, generator=torch.Generator().manual_seed(0))
+    table = make_table(raw.tolist(), [0.4, 0.2, 0.3, 0.1])
+    untrained = make_table((raw * 2).tolist(), [0.4, 0.2, 0.3, 0.1])
+    assert torch.equal(
+        combine(table, mode="weighted_sum", untrained=untrained),
+        combine(table, mode="weighted_sum"),
+    )
 
 
 @settings(deadline=None)  # a busy machine is no failure

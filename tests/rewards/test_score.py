@@ -248,6 +248,15 @@ def test_check_prompts_does_not_count_terms_of_weight_zero() -> None:
         scorer.check_prompts([WITHOUT_TEXT])
 
 
+def test_check_prompts_names_terms_that_apply_to_few_and_takes_each_prompt_once() -> None:
+    picky, any_prompt = FakeReward("picky", needs_text=True), FakeReward("any")
+    scorer = make_scorer([picky, any_prompt], [-0.6, 0.2])
+    prompts = iter([WITH_TEXT, WITHOUT_TEXT, WITHOUT_TEXT])
+    assert scorer.check_prompts(prompts, of="held-out prompts") == [
+        "picky, 0.75 of the weight, applies to 1 of the 3 held-out prompts"
+    ]
+
+
 def test_check_prompts_lets_a_term_that_is_only_watched_refuse() -> None:
     def refuse(prompt: Prompt) -> bool:
         raise RewardError(f"prompt {prompt.prompt_id}: unreadable")

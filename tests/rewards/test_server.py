@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import Any
@@ -17,7 +18,8 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from rewards import wire
-from rewards.server import RewardServer
+from rewards.remote import RemoteReward
+from rewards.server import Limits, RewardServer
 from rewards.types import Prompt, RewardError, Scores
 from rewards.wire import ScorerInfo
 
@@ -61,11 +63,11 @@ class NotingFakeReward(FakeReward):
 
 
 @contextmanager
-def serving(reward: FakeReward, *, limit: int = 2**20) -> Iterator[str]:
+def serving(reward: FakeReward, **limits: float) -> Iterator[str]:
     """A real server on loopback; its URL."""
     info = ScorerInfo(protocol=1, name="level", needs=("prompt",))
     address = ("127.0.0.1", 0)
-    with RewardServer(reward, info, address, token=TOKEN, max_request_bytes=limit) as server:
+    with RewardServer(reward, info, address, token=TOKEN, limits=Limits(**limits)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -162,7 +164,7 @@ def test_server_refuses_a_request_that_does_not_say_its_length(url: str) -> None
 
 
 def test_server_reads_requests_over_its_limit_to_the_end_and_refuses_them() -> None:
-    with serving(FakeReward(), limit=2**22) as url:
+    with serving(FakeReward(), request_bytes=2**22) as url:
         # Sends the whole body before it listens, unlike httpx, and so would lose the answer.
         connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
         connection.request("POST", "/score", b"x" * 2**24, HEADERS)
@@ -216,7 +218,7 @@ def test_server_refuses_to_be_without_a_token() -> None:
 
 def test_server_reads_little_of_what_strangers_send() -> None:
     # 64 MB promised and 5 sent: no answer would come before the rest, were it waited for.
-    with serving(FakeReward(), limit=2**28) as url:
+    with serving(FakeReward(), request_bytes=2**28) as url:
         connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
         connection.putrequest("POST", "/score")
         connection.putheader("Content-Length", str(2**26))
@@ -277,8 +279,9 @@ def test_server_tells_why_the_scorer_failed_and_goes_on(
 def test_server_refuses_prompts_to_which_the_term_does_not_apply(url: str) -> None:
     prompts = [DOG, Prompt("nobody", "a")]
     answer = post(url, wire.encode_request(prompts, PIXELS, has_targets=False))
-    assert answer.status_code == 500
-    assert answer.json()["error"].startswith("prompt nobody lacks what level compares a picture")
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error.startswith("the request has prompt nobody, which lacks what level compares")
 
 
 def test_server_refuses_a_port_that_is_taken(url: str) -> None:
@@ -286,3 +289,122 @@ def test_server_refuses_a_port_that_is_taken(url: str) -> None:
     port = int(url.rpartition(":")[2])
     with pytest.raises(RewardError, match=f"cannot listen at 127.0.0.1 port {port} .*another port"):
         RewardServer(FakeReward(), info, ("127.0.0.1", port), token=TOKEN)
+
+
+def raise_value_error(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
+    raise ValueError("pictures of 2 x 2 are too small")
+
+
+def test_server_tells_the_sender_what_it_can_mend_and_logs_no_fault_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(FakeReward(raise_value_error)) as url:
+        answer = post(url)
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "ValueError: pictures of 2 x 2 are too small"
+    assert caplog.text == ""
+
+
+def slow(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
+    time.sleep(0.02)
+    return level(prompts, pixels)
+
+
+def test_server_answers_sixty_requests_at_once() -> None:
+    with serving(FakeReward(slow)) as url, ThreadPoolExecutor(60) as pool:
+        answers = list(pool.map(post, [url] * 60))
+    assert [answer.status_code for answer in answers] == [200] * 60
+
+
+def test_server_that_is_full_asks_to_come_back_and_all_are_answered_in_the_end() -> None:
+    with serving(FakeReward(slow), connections=8) as url, ThreadPoolExecutor(60) as pool:
+        options = {"needs": ("prompt",), "retries": 20, "timeout_seconds": 60.0, "token": TOKEN}
+        answers = pool.map(
+            lambda _: RemoteReward(url, **options).score([DOG] * 2, PIXELS), range(60)
+        )
+        assert [answer.tolist() for answer in answers] == [[0.0, 1.0]] * 60
+
+
+@contextmanager
+def held(function: Callable[..., Any], **limits: float) -> Iterator[tuple[str, threading.Event]]:
+    """A server that is scoring a request until the event is set."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def score(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
+        has_begun.set()
+        assert may_end.wait(10)
+        return function(prompts, pixels)
+
+    with serving(FakeReward(score), **limits) as url, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, url)
+        assert has_begun.wait(10)
+        try:
+            yield url, may_end
+        finally:
+            may_end.set()
+        assert first.result().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ({"waiting_bytes": len(REQUEST) + 1}, "too many requests wait to be scored"),
+        ({"turn_seconds": 0.1}, "too many requests wait to be scored"),
+        ({"connections": 1}, "all 1 connections are taken"),
+    ],
+)
+def test_server_that_has_no_room_says_when_to_come_back(
+    limits: dict[str, float], error: str
+) -> None:
+    with held(level, **limits) as (url, may_end), ThreadPoolExecutor(1) as pool:
+        answer = post(url)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.json() == {"error": error}
+        may_end.set()
+        reward = RemoteReward(url, needs=("prompt",), retries=9, timeout_seconds=20.0, token=TOKEN)
+        assert pool.submit(reward.score, [DOG] * 2, PIXELS).result().tolist() == [0.0, 1.0]
+
+
+def test_slow_connections_hold_few_threads_and_for_a_short_time() -> None:
+    before = threading.active_count()
+    with serving(FakeReward(), connections=16, header_seconds=1.0) as url:
+        host, port = url.removeprefix("http://").split(":")
+        started = time.monotonic()
+        connections = [socket.create_connection((host, int(port)), timeout=5) for _ in range(500)]
+        most = 0
+        while time.monotonic() - started < 0.8:
+            most = max(most, threading.active_count() - before)
+            for connection in connections[:8]:
+                with suppress(OSError):
+                    connection.send(b"G")  # each byte comes in time, and the header never does
+            time.sleep(0.05)
+        assert most <= 16 + 1  # and the one that takes connections
+        time.sleep(1.5)
+        assert httpx.get(f"{url}/info", headers=HEADERS, trust_env=False).status_code == 200
+        for connection in connections:
+            connection.close()
+
+
+def test_server_does_not_wait_for_a_body_without_an_end() -> None:
+    with serving(FakeReward(), body_seconds=0.3) as url:
+        connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
+        connection.putrequest("POST", "/score")
+        for name, value in {**HEADERS, "Content-Length": "1000"}.items():
+            connection.putheader(name, value)
+        connection.endheaders(b"x")
+        answer = connection.getresponse()
+        assert answer.status == 408
+        assert wire.decode_failure(answer.read()).startswith(
+            "the request has not arrived within 0.3"
+        )
+        connection.close()
+
+
+def test_server_counts_pixels_before_it_decodes() -> None:
+    """2 x 2 pixels of each of two pictures."""
+    with serving(FakeReward(), request_pixels=8) as url:
+        assert post(url).status_code == 200
+    with serving(FakeReward(), request_pixels=7) as url:
+        answer = post(url)
+    assert answer.status_code == 400
+    assert "has pictures of 8 pixels together; at most 7 are read" in answer.json()["error"]

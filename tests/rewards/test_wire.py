@@ -97,9 +97,16 @@ def test_request_leaves_targets_out_where_no_one_looks_at_them() -> None:
         (request(pictures=[{"prompt": 1, "png": PIXEL}]), r"pictures.0.prompt is 1, but .* 1 prom"),
         (request(pictures=[{"prompt": -1, "png": PIXEL}]), "pictures.0.prompt is '-1'"),
         (request(pictures=picture_of("?" + PIXEL)), "pictures.0.png is no .*Only base64 data"),
-        (request(pictures=picture_of("aGVsbG8=")), "pictures.0.png is no .*cannot identify"),
-        (request(pictures=picture_of(GREY)), r"is no 8-bit RGB PNG .*mode L.*; convert the pict"),
-        (request(prompts=[DOG | {"target": "aGVsbG8="}]), "prompts.0.target is no 8-bit RGB PNG"),
+        (
+            request(pictures=picture_of("aGVsbG8=")),
+            "pictures.0.png cannot be used .no PNG file.*; give a whole PNG file",
+        ),
+        (
+            request(pictures=picture_of(GREY)),
+            r"pictures.0.png cannot be used .of mode L .*, not RGB with 8 bits.; give",
+        ),
+        (request(prompts=[DOG | {"target": "aGVsbG8="}]), "prompts.0.target cannot be used"),
+        (b"[" * 2**20 + b",", "has more than 1048576 items; send fewer pictures"),
     ],
 )
 def test_request_is_refused_with_the_place_of_the_fault(body: bytes, problem: str) -> None:

@@ -189,7 +189,7 @@ def test_code_beside_a_models_weights_is_not_run(tmp_path: Path, payload: Any) -
         payload.as_code() + "class Transformer: pass\n"
     )
 
-    with pytest.raises(ModelError, match="the pipeline could not be loaded"):
+    with pytest.raises(ModelError, match="transformer is .*own_code"):
         load_pipeline(str(folder), dtype=torch.float32)
 
     assert not payload.was_run
@@ -204,7 +204,7 @@ def test_pickled_weights_of_a_model_are_refused(tmp_path: Path, payload: Any, pa
     for name in ("diffusion_pytorch_model.bin", "pytorch_model.bin"):
         torch.save({"weight": payload}, folder / part / name)
 
-    with pytest.raises(ModelError, match="the pipeline could not be loaded"):
+    with pytest.raises(ModelError, match=f"{part}.*: no such file; .*may be programs"):
         load_pipeline(str(folder), dtype=torch.float32)
 
     assert not payload.was_run

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from glm_grpo.analysis.rescore import rescore
 from glm_grpo.config import compose_config, to_yaml
-from glm_grpo.errors import DataError
+from glm_grpo.errors import DataError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.present import explain, printable
 from glm_grpo.report.compare_page import comparison_tables
@@ -146,13 +146,16 @@ def test_archive_takes_nothing_along_that_a_link_leads_to(tmp_path: Path) -> Non
     folder = RunFolder(tmp_path / "run")
     folder.image_dir(1).mkdir(parents=True)
     (folder.image_dir(1) / "a-0.png").write_bytes(b"picture")
-    (tmp_path / "key").write_bytes(b"secret")
-    (folder.image_dir(1) / "b-0.png").symlink_to(tmp_path / "key")
     folder.config_path.write_text("secret")
     (folder.image_dir(1) / "c-0.png").symlink_to(folder.config_path)
     write_archive(folder, tmp_path / "run.zip")
     with zipfile.ZipFile(tmp_path / "run.zip") as archive:
         assert archive.namelist() == ["run/images/step-000001/a-0.png"]
+    (tmp_path / "key").write_bytes(b"secret")
+    (folder.image_dir(1) / "b-0.png").symlink_to(tmp_path / "key")
+    with pytest.raises(StorageError, match=r"b-0\.png is a link that leads out of the run folder"):
+        write_archive(folder, tmp_path / "other.zip")
+    assert not (tmp_path / "other.zip").exists()
 
 
 def test_data_files_of_the_gallery_are_one_call_with_json(folder: RunFolder) -> None:
@@ -201,7 +204,10 @@ def test_page_of_before_and_after_shows_prompts_as_text(folder: RunFolder) -> No
 def test_server_of_the_gallery_serves_no_address_that_climbs_out(folder: RunFolder) -> None:
     with GalleryServer(folder, 0) as server:
         assert server.server_address[0] == "127.0.0.1"
-        assert server.find("/gallery/index.html") is not None
+        page = server.open("/gallery/index.html")
+        assert page is not None
+        with page:
+            assert page.read() == folder.gallery_path.read_bytes()
         for address in (
             "/config.yaml",
             "/gallery/../config.yaml",
@@ -212,7 +218,7 @@ def test_server_of_the_gallery_serves_no_address_that_climbs_out(folder: RunFold
             "//etc/passwd",
             f"/images/{HOSTILE[2]}",
         ):
-            assert server.find(address) is None, address
+            assert server.open(address) is None, address
 
 
 def test_rescore_prints_prompts_without_what_steers_a_terminal(folder: RunFolder) -> None:

@@ -141,13 +141,13 @@ def test_remote_term_sends_no_token_where_none_is_named(monkeypatch: pytest.Monk
 
 
 @contextmanager
-def repeating(answers: dict[str, str]) -> Iterator[str]:
+def repeating(answers: dict[str, str], status: int = 200) -> Iterator[str]:
     """A scorer that answers as told, with the Authorization header in the place of HEADER."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = answers[self.path].replace("HEADER", self.headers["Authorization"]).encode()
-            self.send_response(200)
+            self.send_response(200 if self.path == "/info" else status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -202,6 +202,26 @@ def test_token_that_something_repeats_as_its_info_is_in_no_error(info: str) -> N
     with repeating({"/info": info}) as url, pytest.raises(RewardError) as caught:
         connect(url)
     assert TOKEN[:4] not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 418, 500])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "".join(f"\\u{ord(each):04x}" for each in TOKEN),
+        "".join(f"%{ord(each):02x}" for each in TOKEN),
+        "".join(f"&#{ord(each)};" for each in TOKEN),
+    ],
+)
+def test_token_that_a_refusal_repeats_in_another_form_is_in_no_error(
+    form: str, status: int
+) -> None:
+    for answer in (f'{{"error": "no {form}"}}', f"no {form}"):
+        with repeating({"/info": NAMED, "/score": answer}, status) as url:
+            with pytest.raises(RewardError) as caught:
+                connect(url).score([DOG], PIXELS)
+            assert form not in str(caught.value)
+            assert TOKEN not in str(caught.value)
 
 
 def test_remote_term_takes_an_empty_variable_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

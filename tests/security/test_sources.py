@@ -96,6 +96,18 @@ def test_source_has_no_call_that_runs_what_it_reads(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        (r"\bImage\.open\(", "rewards/pictures.py"),
+        (r"\bhttpx\.(AsyncClient|Client|get|post|request|stream)\(", "rewards/http.py"),
+    ],
+)
+def test_pictures_and_answers_come_in_at_one_place_with_its_bounds(call: str, place: str) -> None:
+    found = [path for path in SOURCES if re.search(call, path.read_text(encoding="utf-8"))]
+    assert [str(path.relative_to(ROOT)) for path in found] == [place]
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "torch.load(path)",

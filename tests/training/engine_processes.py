@@ -44,6 +44,7 @@ SHARDS = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 REFUSED = {
     "accumulation": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
     "bf16 without shards": {"ACCELERATE_MIXED_PRECISION": "bf16"},
+    "fp8": {"ACCELERATE_MIXED_PRECISION": "fp8"},
     "shards of the first kind": {**SHARDS, "FSDP_VERSION": "1"},
     "models loaded by one": {**SHARDS, "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"},
 }
@@ -79,7 +80,7 @@ class TablePolicy:
     def replay(self, experience, rows):
         self.replayed.append(len(rows))
         log_probs, entropy = self.wrapped(experience.rollout.token_ids.flatten(0, 1)[rows])
-        return Replay(log_probs=log_probs, entropy=entropy)
+        return Replay(log_probs, entropy=entropy, outside_codebook=torch.zeros_like(entropy))
 
     def reference_log_probs(self, prompts, rollout, rows):
         return picked(table(5).log_softmax(-1), rollout.token_ids.flatten(0, 1)[rows])

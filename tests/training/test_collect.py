@@ -245,7 +245,7 @@ def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: st
     expected = stage.policy.reference_log_probs(batch, experience.rollout, rows)
     assert experience.reference_log_probs is not None
     assert torch.allclose(experience.reference_log_probs.flatten(0, 1), expected, atol=1e-5)
-    gaps = (experience.rollout.log_probs.flatten(0, 1) - expected).mean(dim=-1)
+    gaps = (experience.rollout.log_probs.flatten(0, 1) - expected).sum(dim=-1)
     assert gaps.abs().min() > 0
     penalties = 0.5 * gaps if placement == "reward" else torch.zeros(2)
     assert torch.allclose(experience.penalties.flatten(), penalties, atol=1e-5)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glm_grpo.training.metrics import evaluation_metrics, step_metrics
+from glm_grpo.training.metrics import evaluation_metrics, outside_codebook_note, step_metrics
 from glm_grpo.types import (
     Advantages,
     Evaluation,
@@ -57,7 +57,7 @@ def make_experience() -> Experience:
 
 
 def make_report(value: float) -> LossReport:
-    """Thirteen fields told apart by their tenths: value + 0, value + 10, ..."""
+    """Fourteen fields told apart by their tenths: value + 0, value + 10, ..."""
     return LossReport(
         total=value,
         policy=value + 10,
@@ -69,9 +69,10 @@ def make_report(value: float) -> LossReport:
         effective_sample_size=value + 70,
         entropy=value + 80,
         log_prob=value + 90,
-        replay_gap=value + 100,
-        grad_norm=value + 110,
-        learning_rate=value + 120,
+        outside_codebook=value + 100,
+        replay_gap=value + 110,
+        grad_norm=value + 120,
+        learning_rate=value + 130,
         is_skipped=False,
     )
 
@@ -106,6 +107,7 @@ def test_step_metrics_has_the_documented_names_and_no_others() -> None:
         "ratio/effective_sample_size",
         "policy/entropy",
         "policy/log_prob",
+        "policy/outside_codebook",
         "policy/replay_gap",
         "optim/grad_norm",
         "optim/learning_rate",
@@ -171,20 +173,30 @@ def test_step_metrics_averages_the_updates_of_a_step() -> None:
         "ratio/effective_sample_size",
         "policy/entropy",
         "policy/log_prob",
+        "policy/outside_codebook",
     )
-    assert [metrics[name] for name in names] == [2.5 + 10 * index for index in range(10)]
-    assert metrics["optim/grad_norm"] == 112.5
+    assert [metrics[name] for name in names] == [2.5 + 10 * index for index in range(11)]
+    assert metrics["optim/grad_norm"] == 122.5
     # Of the first update, when the policy is still the one that sampled.
-    assert metrics["policy/replay_gap"] == 101
+    assert metrics["policy/replay_gap"] == 111
     # Of the last: what the next step starts from.
-    assert metrics["optim/learning_rate"] == 124
+    assert metrics["optim/learning_rate"] == 134
+
+
+def test_outside_codebook_note_has_the_figure_of_the_exported_step() -> None:
+    name = "policy/outside_codebook"
+    # The evaluation before training has none, and a step whose updates were skipped null.
+    rows = [{"step": 0}, {"step": 1, name: 2e-5}, {"step": 2, name: None}, {"step": 3, name: 0.5}]
+    note = outside_codebook_note(rows, step=2, tokens=272)
+    assert note.startswith("Outside the codebook: 2.0e-05 of a token's probability, or 5.4e-03 of")
+    assert outside_codebook_note(rows, step=0, tokens=272) == ""
 
 
 def test_step_metrics_leaves_skipped_updates_out_and_counts_them() -> None:
     skipped = replace(make_report(math.nan), replay_gap=0.5, learning_rate=7.0, is_skipped=True)
     metrics = metrics_of(skipped, make_report(3.0), skipped)
     assert metrics["loss/total"] == 3
-    assert metrics["optim/grad_norm"] == 113
+    assert metrics["optim/grad_norm"] == 123
     assert metrics["policy/replay_gap"] == 0.5
     assert metrics["optim/learning_rate"] == 7
     assert metrics["optim/skipped_updates"] == 2

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from glm_grpo.errors import DataError
-from glm_grpo.training import pictures
 from glm_grpo.training.pictures import load_picture, verify_picture
+from rewards import pictures
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,7 +24,9 @@ from rich.console import Console
 from glm_grpo.training.progress import Progress
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-with Progress(total=3, done=0, console=Console(stderr=True)) as progress:
+with Progress(
+    total=3, done=0, console=Console(stderr=True), eval_every=3, checkpoint_every=3
+) as progress:
     progress.phase("evaluation")
     progress.evaluated(0, {"eval/total": 0.5})
     for step in (1, 2, 3):
@@ -141,22 +144,74 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records]
 
 
+def make_progress(*, total: int, done: int = 0, **arguments: Any) -> Progress:
+    """Into a log; without an evaluation before the last step."""
+    usual = {"eval_every": 1000, "checkpoint_every": 1000}
+    return Progress(
+        total=total, done=done, console=Console(file=io.StringIO()), **{**usual, **arguments}
+    )
+
+
+def test_time_left_counts_the_evaluations_and_checkpoints_to_come(lines) -> None:
+    clock = Clock()
+    progress = make_progress(total=7, now=clock, eval_every=2, checkpoint_every=3)
+
+    def take(phase: str, seconds: float) -> None:
+        progress.phase(phase)
+        clock.seconds += seconds
+
+    take("evaluation", 30)
+    progress.evaluated(0, {})
+    for step in range(1, 8):
+        take("rollout", 3)
+        take("update", 2)
+        if step in (2, 4, 6, 7):
+            take("evaluation", 20)
+            progress.evaluated(step, {})
+        progress.end(step, {})
+        if step in (3, 6, 7):
+            take("checkpoint", 7)
+
+    left = [line.partition("left ")[2] for line in lines() if line.startswith("step")]
+    # Evaluations take 20 s each, as the last one did, not the 30 s of the first. No checkpoint was
+    # made before the end of step 3, so the first of them is not foreseen.
+    assert left == [
+        "",
+        "0:01:25",  # after 2: 5 steps of 5 s, evaluations of 4, 6 and 7
+        "0:01:20",  # after 3: 4 steps and the same evaluations
+        "0:01:09",  # after 4: 3 steps, evaluations of 6 and 7, checkpoints of 6 and 7
+        "0:01:04",
+        "0:00:32",  # after 6: a step, evaluation and checkpoint of 7
+        "0:00:00",
+    ]
+
+
+def test_time_left_of_a_resumed_run_names_the_evaluations_it_cannot_time_yet(lines) -> None:
+    clock = Clock()
+    progress = make_progress(total=10, done=4, now=clock, eval_every=4)
+    for step in (5, 6):
+        clock.seconds += 60
+        progress.end(step, {})
+    assert lines()[-1] == "step 6/10  left 0:04:00 and 2 evaluations"
+
+
 def test_time_left_is_the_pace_since_the_first_step_times_the_steps_to_come(lines) -> None:
     clock = Clock()
-    progress = Progress(total=10, done=4, console=Console(file=io.StringIO()), now=clock)
+    progress = make_progress(total=10, done=4, now=clock)
+    progress.phase("evaluation")
+    progress.evaluated(4, {})
     # Steps 6 and 7 took 60 s each, with 3 to come; step 5 with its 500 s does not count.
     for step, seconds in ((5, 500.0), (6, 560.0), (7, 620.0)):
         clock.seconds = seconds
         progress.end(step, {})
 
-    assert lines() == ["step 5/10  ", "step 6/10  left 0:04:00", "step 7/10  left 0:03:00"]
+    assert lines()[1:] == ["step 5/10  ", "step 6/10  left 0:04:00", "step 7/10  left 0:03:00"]
 
 
 def test_a_resumed_run_compares_with_the_metrics_it_is_given(lines) -> None:
-    progress = Progress(
+    progress = make_progress(
         total=40,
         done=20,
-        console=Console(file=io.StringIO()),
         untrained={"step": 0, "eval/total": 0.25, "eval/ocr": None},
     )
     progress.evaluated(30, {"eval/total": 0.75, "eval/ocr": 0.5, "reward/mean": 1.0})
@@ -166,7 +221,7 @@ def test_a_resumed_run_compares_with_the_metrics_it_is_given(lines) -> None:
 
 
 def test_terms_without_a_value_are_left_out(lines) -> None:
-    progress = Progress(total=2, done=0, console=Console(file=io.StringIO()))
+    progress = make_progress(total=2)
     progress.evaluated(0, {"eval/total": 0.5, "eval/ocr": float("nan")})
     progress.end(1, {"reward/mean": float("nan"), "kl/reference": 0.0})
 

@@ -8,7 +8,7 @@ import pytest
 from diffusers import GlmImagePipeline
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.prompt_entries import find_quoted_texts, make_entry
+from glm_grpo.training.prompt_entries import find_quoted_texts, is_blank, make_entry
 from glm_grpo.training.prompt_rows import Row
 
 FOLDER = Path("/data/set")
@@ -140,6 +140,8 @@ def test_make_entry_leaves_an_image_column_of_addresses_alone() -> None:
         ({}, "'prompt' is missing or blank"),
         ({"prompt": None}, "'prompt' is missing or blank"),
         ({"prompt": " \t"}, "'prompt' is missing or blank"),
+        ({"prompt": "\ufe0f\ufe0f"}, "'prompt' is missing or blank"),
+        ({"prompt": "x", "text": ["UP", "\u3164"]}, "'text' holds .*not blank"),
         ({"prompt": 5}, "'prompt' is 5; it must be text"),
         ({"prompt": "x", "text": 5}, "'text' is 5; it must be text"),
         ({"prompt": "x", "text": {"a": "UP"}}, "'text' is .*; it must be text"),
@@ -172,3 +174,50 @@ def test_make_entry_leaves_an_image_column_of_addresses_alone() -> None:
 def test_make_entry_refuses_what_it_cannot_use(fields: dict[str, object], named: str) -> None:
     with pytest.raises(DataError, match=f"^list, line 7: .*{named}"):
         make_entry(row(**fields), 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " \t\n", "\u3000\u00a0"),  # spaces
+        *("\u200b\u200d\ufeff", "\u2060\u00ad", "\x07\x1b"),  # of no width, and controls
+        *("\ufe0f", "\ufe00\U000e0100", "\u034f\u180b"),  # selectors and joiners
+        *("\u115f\u1160", "\u3164", "\uffa0"),  # Hangul fillers
+        *("\u2800\u2800", "\U0001d159", "\u17b4\u17b5"),
+        *("\u0301", "\U000e0041", "\ue000", "\ufff9"),  # an accent alone, a tag, private use
+    ],
+    ids=ascii,
+)
+def test_text_of_which_nothing_is_seen_is_blank(text: str) -> None:
+    assert is_blank(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        ".",
+        "\u2801",
+        "\ud55c\uae00",
+        "\u2764\ufe0f",
+        "e\u0301",
+        "\u0e01",
+        "\u3042",
+        "\u0967",
+        "\u200b!",
+    ],
+    ids=ascii,
+)
+def test_text_of_which_something_is_seen_is_not(text: str) -> None:
+    assert not is_blank(text)
+
+
+def test_every_character_that_renderers_leave_out_is_blank() -> None:
+    # Default_Ignorable_Code_Point of Unicode 16, DerivedCoreProperties.txt.
+    ranges = [
+        *((0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5)),
+        *((0x180B, 0x180F), (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F)),
+        *((0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0)),
+        *((0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
+    ]
+    assert all(is_blank(chr(code)) for low, high in ranges for code in range(low, high + 1))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from glm_grpo.build import build_prompts, model_path
+from glm_grpo.config import compose_config
 from glm_grpo.errors import DataError
+from glm_grpo.glm_image.loading import check_model
+from glm_grpo.glm_image.model_folder import ReservedTokens
 from glm_grpo.training.prompts import (
     PromptSet,
     batch_for_step,
@@ -24,6 +29,12 @@ def folder(tmp_path: Path) -> Path:
     for name, colour in (("red.png", (255, 0, 0)), ("blue.png", (0, 0, 255))):
         Image.new("RGB", (40, 40), colour).save(tmp_path / name)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def reserved() -> ReservedTokens:
+    """Of the embedded model."""
+    return check_model(model_path("tiny"))
 
 
 def write_rows(folder: Path, *rows: dict[str, object]) -> str:
@@ -118,6 +129,46 @@ def test_load_prompts_names_the_line_of_what_it_refuses(
     (folder / "torn.png").write_bytes((folder / "red.png").read_bytes()[:60])
     with pytest.raises(DataError, match=named):
         load_prompts(write_rows(folder, *rows), height=32, width=32)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "token"),
+    [
+        ("a <|image|> of a cat", "<|image|>"),
+        ("<|image_start|>a cat", "<|image_start|>"),
+        ("a cat<|image_end|>", "<|image_end|>"),
+        ("a cat <|grid_bos|>4 4<|grid_eos|>", "<|grid_bos|>"),
+        ("a cat <|pad|>", "<|pad|>"),
+        ('a sign saying "</s>"', "</s>"),
+        ('a sign saying "A<pad>"', "<pad>"),
+    ],
+)
+def test_load_prompts_refuses_what_is_a_token_of_the_model(
+    folder: Path, reserved: ReservedTokens, prompt: str, token: str
+) -> None:
+    path = write_rows(folder, {"prompt": "a dog"}, {"prompt": prompt})
+    with pytest.raises(DataError, match=rf"line 2: 'prompt'.* holds {re.escape(repr(token))}"):
+        load_prompts(path, height=32, width=32, reserved=reserved)
+
+
+def test_load_prompts_takes_what_only_looks_like_a_token(
+    folder: Path, reserved: ReservedTokens
+) -> None:
+    """Tokens of glyphs matter in quotation marks alone, and `text` reaches no tokenizer."""
+    prompts = ("<|code_7|> <image> [MASK]", "a <pad> of paper, </s>", "< | image | >")
+    rows = [{"prompt": prompt, "text": "<|image|>"} for prompt in prompts]
+    prompt_set = load_prompts(write_rows(folder, *rows), height=32, width=32, reserved=reserved)
+    assert prompt_set.captions() == [*prompts]
+
+
+def test_a_run_refuses_such_a_prompt_before_a_model_is_loaded(
+    folder: Path, configs_dir: Path
+) -> None:
+    (folder / "bad.txt").write_text("a dog\na <|image_end|>\n")
+    for key in ("data.path", "data.eval_path"):
+        config = compose_config(configs_dir, "tiny", [f"{key}={folder / 'bad.txt'}"])
+        with pytest.raises(DataError, match=r"bad\.txt, line 2: .*<\|image_end\|>"):
+            build_prompts(config)
 
 
 def test_a_picture_that_vanishes_after_loading_is_an_error_of_its_prompt(folder: Path) -> None:

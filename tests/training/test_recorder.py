@@ -16,7 +16,13 @@ from PIL import Image
 from glm_grpo.errors import StorageError
 from glm_grpo.report.gallery import write_gallery
 from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_evaluation, read_metrics, read_table, read_weighing
+from glm_grpo.tables import (
+    read_evaluation,
+    read_metrics,
+    read_run_ids,
+    read_table,
+    read_weighing,
+)
 from glm_grpo.training.recorder import Recorder, store_failure
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
@@ -155,7 +161,7 @@ def test_record_rollout_lets_the_totals_be_computed_again(tmp_path: Path) -> Non
     experience = make_experience()
     make_recorder(tmp_path).record_rollout(experience, 10)
     table = read_table(RunFolder(tmp_path).rollout_path(10))
-    weighing = read_weighing(table)
+    weighing = read_weighing(RunFolder(tmp_path).rollout_path(10))
     assert weighing.weights == {"lpips": 0.5, "aesthetic": 0.25}
     assert weighing.std_floors == {"lpips": 0.125, "aesthetic": 0.0625}
     assert weighing.combine == "weighted_sum"
@@ -239,6 +245,74 @@ def test_tables_of_another_version_or_project_are_refused(tmp_path: Path) -> Non
             read_table(path)
 
 
+WHOLE = '{"schema": 2, "weights": {"a": 1}, "std_floors": {"a": 1}, "combine": "weighted_sum"}'
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (b"{", "its metadata is damaged"),
+        (b"[]", r"the whole is \[\]"),
+        (b"null", "the whole is None"),
+        (b"\xff", "its metadata is damaged"),
+        (b"[" * 9000, "recursion limit"),
+        (WHOLE.replace('{"a": 1}', "[1]", 1).encode(), r"weights is \[1\]"),
+        (WHOLE.replace('"a": 1', '"a": "1"', 1).encode(), "weights.a is '1'"),
+        (WHOLE.replace('"a": 1', '"a": 1e400', 1).encode(), "weights.a is inf"),
+        (WHOLE.replace('"a": 1', '"b": 1', 1).encode(), "std_floors is of other terms"),
+        (WHOLE.replace("weighted_sum", "product").encode(), "combine is 'product'"),
+    ],
+)
+def test_metadata_of_another_shape_is_refused_by_file_and_field(
+    metadata: bytes, message: str, tmp_path: Path
+) -> None:
+    make_recorder(tmp_path).record_evaluation(make_evaluation(5))
+    path = RunFolder(tmp_path).evaluation_path(5)
+    table = read_table(path)
+    for content, rule in ((WHOLE.encode(), None), (metadata, message)):
+        other = table.replace_schema_metadata({"glm_grpo": content})
+        pyarrow.parquet.write_table(other, path)
+        if rule is None:
+            assert read_weighing(path).weights == {"a": 1.0}
+            continue
+        for read in (read_table, read_weighing):
+            with pytest.raises(StorageError, match=rf"step-000005\.parquet: .*{rule}"):
+                read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('["abc"]', r"the whole is \['abc'\]"),
+        ('{"wandb": 3}', "wandb is 3"),
+        ("", "EOF while parsing"),
+    ],
+)
+def test_names_of_trackers_runs_of_another_shape_are_refused(
+    content: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "trackers.json").write_text(content)
+    with pytest.raises(StorageError, match=rf"trackers\.json is damaged \({message}"):
+        read_run_ids(RunFolder(tmp_path))
+
+
+def test_metrics_beyond_a_float_are_not_finite(tmp_path: Path) -> None:
+    line = '{"step": 1, "a": 1e400, "b": NaN, "c": 1' + "0" * 400 + ', "d": 7, "e": 0.5}\n'
+    (tmp_path / "metrics.jsonl").write_text(line)
+    (row,) = read_metrics(RunFolder(tmp_path))
+    assert row == {"step": 1, "a": None, "b": None, "c": None, "d": 7, "e": 0.5}
+    # As they were written, so that a resumed run leaves the same file.
+    assert [type(row[name]) for name in "de"] == [int, float]
+
+
+def test_a_metrics_file_that_changes_under_a_run_is_an_error(tmp_path: Path) -> None:
+    recorder = make_recorder(tmp_path)
+    recorder.record_step(1, {"reward/mean": 0.5})
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(StorageError, match=r"metrics\.jsonl does not end with step 1"):
+        recorder.amend_step(1, {"eval/total": 0.5})
+
+
 def record_steps(recorder: Recorder, first: int, last: int) -> None:
     for step in range(first, last + 1):
         recorder.record_step(step, {"reward/mean": step / 7, "loss/total": math.nan})
@@ -281,7 +355,7 @@ def test_truncate_after_takes_a_folder_without_records(tmp_path: Path) -> None:
 
 def test_read_metrics_refuses_a_damaged_line_that_is_not_the_last(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(StorageError, match=r"Line 2 of .*metrics\.jsonl is '\{\"st'"):
+    with pytest.raises(StorageError, match=r"line 2 of .*metrics\.jsonl is damaged"):
         read_metrics(RunFolder(tmp_path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ def write_archive(folder: RunFolder, path: Path) -> None:
         path: Of the zip; its parent folders are made, an earlier file is replaced.
 
     Raises:
-        StorageError: A file cannot be read, or the disk is full, read-only or otherwise refuses.
+        StorageError: A link leads out of the run folder, a file cannot be read, or the disk is
+            full, read-only or otherwise refuses.
     """
     # A name that is no UTF-8 has no form in a zip.
     top = folder.path.resolve().name.encode("utf-8", "replace").decode()
@@ -34,8 +36,13 @@ def write_archive(folder: RunFolder, path: Path) -> None:
                 # Times before 1980 have no form in a zip either.
                 with zipfile.ZipFile(file, "w", strict_timestamps=False) as archive:
                     for source in _files(folder, without=path.resolve()):
-                        name = f"{top}/{source.relative_to(folder.path).as_posix()}"
-                        archive.write(source, name, _compression(source))
+                        name = source.relative_to(folder.path).as_posix()
+                        entry = zipfile.ZipInfo.from_file(
+                            source, f"{top}/{name}", strict_timestamps=False
+                        )
+                        entry.compress_type = _compression(source)
+                        with folder.open(name) as content, archive.open(entry, "w") as packed:
+                            shutil.copyfileobj(content, packed)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -46,13 +53,15 @@ def write_archive(folder: RunFolder, path: Path) -> None:
 def _files(folder: RunFolder, *, without: Path) -> Iterator[Path]:
     """All files to be packed; not those that are half written, and not an earlier archive.
 
-    Not what a link outside the folders leads to either: it would be sent along unseen.
+    Not other files of the run that a link leads to either, such as a checkpoint.
     """
     for part in _PARTS:
-        top = (folder.path / part).resolve()
-        for path in sorted((folder.path / part).rglob("*")):
-            is_hidden = any(name.startswith(".") for name in path.relative_to(folder.path).parts)
-            target = path.resolve()
+        directory = folder.inside(part)
+        top = os.path.realpath(directory)
+        for path in sorted(directory.rglob("*")):
+            name = path.relative_to(folder.path)
+            is_hidden = any(part.startswith(".") for part in name.parts)
+            target = Path(os.path.realpath(folder.inside(str(name))))
             is_wanted = target.is_relative_to(top) and target != without
             if path.is_file() and not is_hidden and is_wanted:
                 yield path

@@ -5,14 +5,10 @@ A table that is missing, damaged or of another version is an entry that says so;
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import pyarrow
 
 from glm_grpo.errors import StorageError
 from glm_grpo.report.gallery.groups import (
@@ -23,9 +19,8 @@ from glm_grpo.report.gallery.groups import (
 )
 from glm_grpo.report.gallery.settings import Settings, read_settings
 from glm_grpo.report.problems import Problem, describe
-from glm_grpo.storage import RunFolder, step_of, storage_errors
-from glm_grpo.tables import MetricsRow, evaluation_steps, read_metrics
-from rewards.canaries import Band
+from glm_grpo.storage import RunFolder
+from glm_grpo.tables import MetricsRow, evaluation_steps, read_bands, read_metrics, stored_steps
 
 SCHEMA = 1
 """Version of the data files, for the scripts that read them."""
@@ -63,19 +58,19 @@ def read_records(folder: RunFolder) -> Records:
     rows: dict[int, MetricsRow] = {}
     bands = None
     try:
-        rows = _rows_by_step(folder)
+        rows = {int(row["step"] or 0): row for row in read_metrics(folder)}
     except StorageError as error:
         problems.append(_problem(folder.metrics_path, error, folder))
     try:
-        bands = _read_bands(folder)
+        bands = read_bands(folder)
     except StorageError as error:
         problems.append(_problem(folder.canaries_path, error, folder))
     return Records(
         folder=folder,
         settings=settings,
-        metrics=rows,
-        bands=bands,
-        chunks=_chunks({*rows, *_rollout_steps(folder)}),
+        metrics=dict(sorted(rows.items())),
+        bands=None if bands is None else {name: asdict(band) for name, band in bands.items()},
+        chunks=_chunks({*rows, *stored_steps(folder.rollouts_dir)}),
         evaluations=tuple(evaluation_steps(folder)),
         problems=tuple(problems),
     )
@@ -121,7 +116,9 @@ def steps_data(records: Records, key: str) -> dict[str, Any]:
 
 def evaluation_data(records: Records, step: int) -> dict[str, Any]:
     """One evaluation of the held-out prompts."""
-    return _entry(records, step, records.folder.evaluation_path(step), EVALUATION_COLUMNS)
+    folder = records.folder
+    path = folder.evaluation_path(step)
+    return _entry(records, step, path, EVALUATION_COLUMNS, evaluated=folder)
 
 
 def pictures_in(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -131,10 +128,18 @@ def pictures_in(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _entry(
-    records: Records, step: int, path: Path, columns: Sequence[pyarrow.Field]
+    records: Records,
+    step: int,
+    path: Path,
+    columns: Sequence[str],
+    *,
+    evaluated: RunFolder | None = None,
 ) -> dict[str, Any]:
     try:
-        groups = read_groups(path, columns, records.settings.readers)
+        groups = read_groups(path, columns, records.settings.readers, evaluated=evaluated)
+        for picture in pictures_of(groups):
+            # The page would show what a link leads to.
+            records.folder.picture(f"images/{picture}")
     except StorageError as error:
         return {"step": step, "problem": describe(error, records.folder)}
     return {"step": step, "groups": groups}
@@ -142,43 +147,6 @@ def _entry(
 
 def _problem(path: Path, error: StorageError, folder: RunFolder) -> Problem:
     return {"where": path.name, "message": describe(error, folder)}
-
-
-def _rows_by_step(folder: RunFolder) -> dict[int, MetricsRow]:
-    rows = {}
-    for row in read_metrics(folder):
-        step = row.get("step")
-        if not isinstance(step, int):
-            raise StorageError(
-                f"{folder.metrics_path} has a line whose step is {step!r}; it must be a whole "
-                "number. Restore the file or remove the line."
-            )
-        rows[step] = {name: _finite(value) for name, value in row.items()}
-    return dict(sorted(rows.items()))
-
-
-def _finite(value: object) -> int | float | None:
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def _read_bands(folder: RunFolder) -> dict[str, Any] | None:
-    path = folder.canaries_path
-    if not path.exists():
-        return None
-    with storage_errors("read", path):
-        text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        bands = {name: Band(**band) for name, band in json.loads(text).items()}
-        if not all(math.isfinite(band.mean + band.std) for band in bands.values()):
-            raise ValueError("a number is not finite")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StorageError(f"{path} holds no bands ({error}). Restore a copy.") from error
-    return {name: asdict(band) for name, band in bands.items()}
-
-
-def _rollout_steps(folder: RunFolder) -> list[int]:
-    steps = (step_of(path) for path in folder.rollouts_dir.glob("*.parquet"))
-    return [step for step in steps if step is not None]
 
 
 def _chunks(steps: set[int]) -> dict[str, tuple[int, ...]]:

@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 from jaxtyping import Float32
 
 from glm_grpo.errors import StorageError
 from glm_grpo.report.gallery.marks import mark_reading
-from glm_grpo.storage import storage_errors
-from glm_grpo.tables import check_schema
-
-_RAW = "raw/"
-_NOTE = "note/"
-
-
-def _column(name: str, kind: pyarrow.DataType) -> pyarrow.Field:
-    """A column that has a value for every picture."""
-    return pyarrow.field(name, kind, nullable=False)
-
+from glm_grpo.storage import RunFolder
+from glm_grpo.tables import NOTE, RAW, picture_name, read_table, with_comparable_totals
 
 Group = dict[str, Any]
 """One prompt's pictures with all that was stored about them, as JSON has it."""
 
 EVALUATION_COLUMNS = (
-    _column("prompt_id", pyarrow.string()),
-    _column("prompt", pyarrow.string()),
-    _column("texts", pyarrow.list_(pyarrow.string())),
-    _column("decode_seed", pyarrow.int64()),
-    pyarrow.field("target", pyarrow.string()),
-    _column("total", pyarrow.float32()),
-    _column("image", pyarrow.string()),
+    *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
+    *(RAW, NOTE),
 )
-ROLLOUT_COLUMNS = (
-    *EVALUATION_COLUMNS,
-    _column("penalty", pyarrow.float32()),
-    _column("advantage", pyarrow.float32()),
-    _column("is_flat", pyarrow.bool_()),
-)
+ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
 _NUMBERS = ("total", "penalty", "advantage")
 
 
 def read_groups(
-    path: Path, columns: Sequence[pyarrow.Field], readers: Mapping[str, bool]
+    path: Path,
+    columns: Sequence[str],
+    readers: Mapping[str, bool],
+    *,
+    evaluated: RunFolder | None = None,
 ) -> tuple[Group, ...]:
     """The groups of a stored rollout or evaluation, in stored order.
 
@@ -59,14 +44,19 @@ def read_groups(
         path: Of the table.
         columns: `ROLLOUT_COLUMNS` or `EVALUATION_COLUMNS`.
         readers: Terms whose notes are what an OCR engine read, and whether case counts there.
+        evaluated: The run, if the table is of an evaluation: its totals are then comparable with
+            those of the others, see `with_comparable_totals`, or as stored where step 0 is lost.
 
     Raises:
         StorageError: The table is missing or damaged, or this version did not write it.
     """
-    table = _read(path, [column.name for column in columns])
+    table = read_table(path, columns)
+    if evaluated is not None:
+        with contextlib.suppress(StorageError):
+            table = with_comparable_totals(evaluated, path, table)
     try:
-        return tuple(_groups(_typed(table, columns), readers))
-    except (ValueError, pyarrow.ArrowException) as error:
+        return tuple(_groups(table, readers))
+    except ValueError as error:
         raise StorageError(f"{path} is damaged ({error}). Restore a copy.") from error
 
 
@@ -76,42 +66,6 @@ def pictures_of(groups: Sequence[Group]) -> Iterator[str]:
         yield from group["images"]
         if group["target"] is not None:
             yield group["target"]
-
-
-def _read(path: Path, columns: Sequence[str]) -> pyarrow.Table:
-    with storage_errors("read", path):
-        try:
-            file = pyarrow.parquet.ParquetFile(path)
-            check_schema(file.schema_arrow, path)
-            stored = file.schema_arrow.names
-            missing = [name for name in columns if name not in stored]
-            if missing:
-                raise StorageError(
-                    f"{path} has no column {', '.join(missing)}. Restore the table that the run "
-                    "wrote."
-                )
-            scores = [name for name in stored if name.startswith((_RAW, _NOTE))]
-            # Tables of a step are small: threads would cost more than they save.
-            return file.read(columns=[*columns, *scores], use_threads=False)
-        except pyarrow.ArrowException as error:
-            raise StorageError(
-                f"{path} is not a whole Parquet file ({error}). Remove it, or restore a copy."
-            ) from error
-
-
-def _typed(table: pyarrow.Table, columns: Sequence[pyarrow.Field]) -> pyarrow.Table:
-    """The table with its columns as the recorder writes them.
-
-    Raises:
-        ValueError, ArrowException: One holds something else, or nothing for some picture.
-    """
-    scores = [
-        pyarrow.field(name, pyarrow.float32() if name.startswith(_RAW) else pyarrow.string())
-        for name in table.column_names
-        if name.startswith((_RAW, _NOTE))
-    ]
-    schema = pyarrow.schema([*columns, *scores])
-    return table.select(schema.names).cast(schema)
 
 
 def _groups(table: pyarrow.Table, readers: Mapping[str, bool]) -> Iterator[Group]:
@@ -130,19 +84,19 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
     prompt_id, texts = columns["prompt_id"][0], columns["texts"][0]
     raw, notes = {}, {}
     for name, column in columns.items():
-        if name.startswith(_RAW):
-            raw[name.removeprefix(_RAW)] = None if np.isnan(column).all() else _decimals(column)
-        elif name.startswith(_NOTE) and any(note is not None for note in column):
-            term = name.removeprefix(_NOTE)
+        if name.startswith(RAW):
+            raw[name.removeprefix(RAW)] = None if np.isnan(column).all() else _decimals(column)
+        elif name.startswith(NOTE) and any(note is not None for note in column):
+            term = name.removeprefix(NOTE)
             notes[term] = [_note(note or "", texts, readers.get(term)) for note in column]
     group = {
         "prompt_id": prompt_id,
         "prompt": columns["prompt"][0],
         "texts": texts,
-        "target": None if columns["target"][0] is None else _below_images(columns["target"][0]),
+        "target": None if columns["target"][0] is None else picture_name(columns["target"][0]),
         # A string: numbers are exact up to 53 bits in JavaScript, and seeds have 64.
         "decode_seed": str(columns["decode_seed"][0]),
-        "images": [_below_images(name) for name in columns["image"]],
+        "images": [picture_name(name) for name in columns["image"]],
         "raw": raw,
         "notes": notes,
     }
@@ -176,15 +130,3 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
     read = unicodedata.normalize("NFKC", note)
     marks = mark_reading(read, texts, is_case_sensitive=is_case_sensitive)
     return {"read": read, "marks": marks}
-
-
-def _below_images(stored: str) -> str:
-    """A path relative to the run folder as one relative to its `images/`.
-
-    Raises:
-        ValueError: It leads elsewhere, where no thumbnail may be written.
-    """
-    path = PurePosixPath(stored)
-    if path.parts[:1] != ("images",) or ".." in path.parts or "\0" in stored:
-        raise ValueError(f"{stored!r} is not below images/")
-    return str(path.relative_to("images"))

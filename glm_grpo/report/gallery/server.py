@@ -16,10 +16,10 @@ from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from glm_grpo.errors import ConfigError
+from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.storage import RunFolder
 
 LOOPBACK = "127.0.0.1"
@@ -69,7 +69,7 @@ class GalleryServer(ThreadingHTTPServer):
     """
 
     def __init__(self, folder: RunFolder, port: int) -> None:
-        self._root = folder.path
+        self._folder = folder
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -83,19 +83,25 @@ class GalleryServer(ThreadingHTTPServer):
         """Where the page is."""
         return f"http://{LOOPBACK}:{self.server_address[1]}{_PAGE}"
 
-    def find(self, address: str) -> Path | None:
+    def open(self, address: str) -> BinaryIO | None:
         """The file at an address such as `/images/step-000001/x-0.png`; None where none is served.
 
-        Neither `..` nor a link leads out of the two folders.
+        Neither `..` nor a link leads out of the two folders; one out of the run folder is told.
         """
         parts = unquote(address).split("/")[1:]
         is_plain = all(part and not part.startswith(".") and "\0" not in part for part in parts)
         if not is_plain or parts[:1] not in [[name] for name in _SERVED]:
             return None
-        path = Path(os.path.realpath(self._root.joinpath(*parts)))
-        top = Path(os.path.realpath(self._root / parts[0]))
-        # Not Path.is_file, which raises where a name is too long.
-        return path if path.is_relative_to(top) and os.path.isfile(path) else None
+        try:
+            path = Path(os.path.realpath(self._folder.inside("/".join(parts))))
+            is_served = path.is_relative_to(os.path.realpath(self._folder.inside(parts[0])))
+            return self._folder.open("/".join(parts)) if is_served else None
+        except StorageError as error:
+            _logger.warning("%s", error)
+            return None
+        except OSError:
+            # Not there, a folder, or replaced or removed meanwhile.
+            return None
 
     def server_bind(self) -> None:
         """Bind without asking a name server for the host's name, which can take long."""
@@ -134,10 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.FORBIDDEN)
         elif address in ("/", "/gallery", "/gallery/"):
             self._redirect(_PAGE)
-        elif (path := self.server.find(address)) is None:
+        elif (file := self.server.open(address)) is None:
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
-            self._send(path)
+            self._send(file, Path(address).suffix)
 
     def _redirect(self, address: str) -> None:
         self.send_response(HTTPStatus.FOUND)
@@ -145,16 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _send(self, path: Path) -> None:
-        try:
-            file = path.open("rb")
-        except OSError:
-            # Replaced or removed since it was found.
-            self.send_error(HTTPStatus.NOT_FOUND)
-            return
+    def _send(self, file: BinaryIO, suffix: str) -> None:
         with file:
             self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", _TYPES.get(path.suffix, "application/octet-stream"))
+            self.send_header("Content-Type", _TYPES.get(suffix, "application/octet-stream"))
             self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
             self.end_headers()
             if self.command == "GET":

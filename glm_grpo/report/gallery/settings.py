@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 
-from glm_grpo.config import Config, from_yaml
-from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.config import Config, read_config, read_config_text
+from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.report.problems import Problem, describe
-from glm_grpo.storage import RunFolder, storage_errors
-from glm_grpo.tables import Weighing, check_schema, read_weighing
+from glm_grpo.storage import RunFolder
+from glm_grpo.tables import Weighing, read_weighing
 from rewards.terms_config import OcrConfig
 
 _OCR = "ocr"
@@ -40,17 +38,12 @@ def read_settings(folder: RunFolder) -> Settings:
     """The settings of a run; where its config cannot be read, what its tables tell."""
     text = None
     try:
-        text = _read_config_text(folder)
-        config = from_yaml(text)
-    except (ConfigError, StorageError) as error:
+        text = read_config_text(folder)
+        config = read_config(folder)
+    except (CheckpointError, ConfigError, StorageError) as error:
         problem = {"where": folder.config_path.name, "message": describe(error, folder)}
         return _from_tables(folder, text, problem)
     return Settings(_from_config(config, text), _readers(config), ())
-
-
-def _read_config_text(folder: RunFolder) -> str:
-    with storage_errors("read", folder.config_path):
-        return folder.config_path.read_text(encoding="utf-8", errors="replace")
 
 
 def _from_config(config: Config, text: str) -> dict[str, Any]:
@@ -107,12 +100,9 @@ def _first_weighing(folder: RunFolder) -> Weighing:
     for directory in (folder.rollouts_dir, folder.evaluations_dir):
         for path in sorted(directory.glob("step-*.parquet")):
             try:
-                with storage_errors("read", path):
-                    schema = pyarrow.parquet.read_schema(path)
-                check_schema(schema, path)
-            except (StorageError, pyarrow.ArrowException):
+                return read_weighing(path)
+            except StorageError:
                 continue
-            return read_weighing(schema.empty_table())
     return Weighing({}, {}, "weighted_sum")
 
 

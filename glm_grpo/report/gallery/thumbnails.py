@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
-from glm_grpo.storage import PICTURE_FORMATS, RunFolder, storage_errors, write_atomically
+from glm_grpo.errors import StorageError
+from glm_grpo.storage import RunFolder, read_picture, storage_errors, write_atomically
 
 LONGER_SIDE = 384
 """Pixels of the longer side of a thumbnail, at most."""
@@ -19,8 +18,6 @@ _WHOLE_SIDE = 256
 _QUALITY = 80
 _METHOD = 1
 """Of WebP, 0 (fastest) to 6: training waits."""
-_DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What pillow raises over a file that holds no whole picture."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,14 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
         images: Paths relative to `images/`.
 
     Raises:
-        StorageError: The disk is full, read-only or otherwise refuses.
+        StorageError: A picture lies outside the run folder, or the disk is full, read-only or
+            otherwise refuses.
     """
-    thumbs = folder.gallery_path.parent / "thumbs"
     for image in dict.fromkeys(images):
-        source, target = folder.images_dir / image, thumbs / thumbnail_name(image)
-        if not source.is_file():
+        source = folder.picture(f"images/{image}")
+        target = folder.inside(f"gallery/thumbs/{thumbnail_name(image)}")
+        # Not Path.is_file, which raises where a name is too long.
+        if not os.path.isfile(source):
             continue
         made = source.stat().st_mtime_ns
         if target.is_file() and target.stat().st_mtime_ns == made:
@@ -75,9 +74,8 @@ def shrink(path: Path) -> Thumbnail | None:
     """The thumbnail of a picture; None where the file holds no whole picture."""
     content = io.BytesIO()
     try:
-        with Image.open(path, formats=PICTURE_FORMATS) as image:
-            picture = image.convert("RGB")
-    except _DAMAGED:
+        picture = read_picture(path)
+    except StorageError:
         return None
     if max(picture.size) <= _WHOLE_SIDE:
         picture.save(content, format="WEBP", lossless=True, quality=0, method=0)

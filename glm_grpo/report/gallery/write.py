@@ -6,6 +6,7 @@ the run goes on finds what it lists.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -30,6 +31,8 @@ from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder, remove, step_of, write_atomically
 
 _RUN_KEY = "run"
+_KEY = re.compile(r"(?:steps|evaluation)-\d{6,}")
+"""What `chunk_key` and `evaluation_key` give."""
 
 
 def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
@@ -45,8 +48,10 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
         The path of the page.
 
     Raises:
-        StorageError: A file cannot be written.
+        StorageError: A file cannot be written, or a part of the run is a link that leads out.
     """
+    # Where this is a link that leads out, every single picture would be said to lie outside.
+    folder.inside("images")
     records = read_records(folder)
     _write_assets(folder)
     for key in records.chunks:
@@ -112,15 +117,15 @@ def _write_script(folder: RunFolder, key: str, data: dict[str, Any]) -> None:
 
 
 def _script_path(folder: RunFolder, key: str) -> Path:
-    return _directory(folder) / "data" / f"{key}.js"
+    return folder.inside(f"gallery/data/{key}.js")
 
 
 def _write_assets(folder: RunFolder) -> None:
     """The scripts and styles of the page; those of another version go."""
-    directory = _directory(folder) / "assets"
+    directory = folder.inside("gallery/assets")
     assets = dict(_files_below(resources.files("glm_grpo.report") / "static"))
     for name, content in assets.items():
-        path = directory / name
+        path = folder.inside(f"gallery/assets/{name}")
         if not path.is_file() or path.read_bytes() != content:
             write_atomically(path, content)
     for path in [path for path in directory.rglob("*") if path.is_file()]:
@@ -140,16 +145,13 @@ def _remove_outdated(records: Records) -> None:
     """Remove what was made of steps that are no longer there, as when a run went on from before."""
     folder = records.folder
     keys = {_RUN_KEY, *records.chunks, *map(evaluation_key, records.evaluations)}
-    for path in sorted((_directory(folder) / "data").glob("*.js")):
-        if path.stem not in keys:
+    for path in sorted(folder.inside("gallery/data").glob("*.js")):
+        if _KEY.fullmatch(path.stem) and path.stem not in keys:
             remove(path)
     rollouts = {step for steps in records.chunks.values() for step in steps}
-    kept = {folder.image_dir(step).name for step in rollouts}
-    kept |= {folder.evaluation_image_dir(step).name for step in records.evaluations}
-    for path in sorted((_directory(folder) / "thumbs").glob("*")):
+    # Names alone: the pictures may lie outside, where no path leads, and be a problem on the page.
+    kept = {f"step-{step:06d}" for step in rollouts}
+    kept |= {f"eval-{step:06d}" for step in records.evaluations}
+    for path in sorted(folder.inside("gallery/thumbs").glob("*")):
         if step_of(path) is not None and path.name not in kept:
             remove(path)
-
-
-def _directory(folder: RunFolder) -> Path:
-    return folder.gallery_path.parent

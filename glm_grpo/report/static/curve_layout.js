@@ -13,6 +13,15 @@
   const COLOURS = 8;
   const BAND_ALPHA = "2e";
   const FAINT_ALPHA = "59";
+  /* Of the largest value: a smaller span is the rounding of 32-bit numbers. */
+  const FLAT = 1e-6;
+  /* Sizes that an axis tells from 0 and from infinity: uPlot rounds to 24 decimals. */
+  const SMALLEST = 1e-15;
+  const LARGEST = 1e300;
+
+  const STEP_TICKS = ticks([1, 2, 5], 0, 8);
+  /* uPlot's own end at 1e32, below the largest 32-bit number. */
+  const VALUE_TICKS = ticks([1, 2, 2.5, 5], -32, 300);
 
   const EVALUATION_STYLE = { colour: "--ink", dash: EVALUATION_DASH };
 
@@ -103,7 +112,7 @@
         size: 24,
         gap: 4,
         space: 40,
-        incrs: wholeSteps(),
+        incrs: STEP_TICKS,
         values: (plot, values) => values.map(String),
         grid: { show: false },
       },
@@ -111,23 +120,36 @@
         ...axis,
         gap: 4,
         space: 28,
-        size: (plot, labels) => 12 + 7 * Math.max(...(labels || [""]).map((label) => label.length)),
-        values: (plot, values) => values.map((value) => figure(value, unit)),
+        incrs: VALUE_TICKS,
+        size: (plot, labels) => 12 + 7 * Math.max(0, ...(labels ?? []).map((label) => label.length)),
+        values: (plot, values, axis, space, step) => {
+          const largest = Math.max(...values.map(Math.abs));
+          return values.map((value) => figure(value, unit, Math.ceil(Math.log10(largest / step)) + 2));
+        },
       },
     ];
   }
 
-  function wholeSteps() {
-    const incrs = [];
-    for (let power = 1; power < 1e9; power *= 10) incrs.push(power, 2 * power, 5 * power);
-    return incrs;
+  /* From one tick to the next: digits times powers of ten. */
+  function ticks(digits, first, last) {
+    const powers = Array.from({ length: last - first + 1 }, (_, index) => first + index);
+    return powers.flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`)));
   }
 
-  /** Ends of the axis of values: some room above and below, also where all of them are equal. */
-  function yRange(plot, low, high) {
-    if (low === null || (low === 0 && high === 0)) return [0, 1];
-    if (low === high) return [low - Math.abs(low) / 10, high + Math.abs(high) / 10];
-    return uPlot.rangeNum(low, high, 0.1, true);
+  /**
+   * Ends of the axis of values: some room above and below, also where all of them are equal.
+   *
+   * Between two ends that are one number uPlot would draw ticks without end.
+   */
+  function yRange(plot, lowest, highest) {
+    const [low, high] = [lowest, highest].map((value) => Math.min(Math.max(value ?? 0, -LARGEST), LARGEST));
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    if (size < SMALLEST) return [0, 1];
+    if (high - low <= FLAT * size) return [low - size / 10, high + size / 10];
+    const [from, to] = uPlot.rangeNum(low, high, 0.1, true);
+    // It rounds ends that share their first six digits, at times to one number.
+    const room = (high - low) / 10;
+    return from <= low && high <= to ? [from, to] : [low - room, high + room];
   }
 
   gallery.curveLayout = { EVALUATION_STYLE, axes, layOut, lineStyle, yRange };

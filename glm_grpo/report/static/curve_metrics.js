@@ -8,6 +8,8 @@
   const BAND_STD_FLOOR = 1e-3;
   /* Significant digits of figures. */
   const DIGITS = 4;
+  /* Of which every 64-bit number has as many. */
+  const MOST_DIGITS = 15;
   const EVALUATION = "eval/";
   const CANARY = "canary/";
   const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction)$/;
@@ -17,6 +19,7 @@
     ["KL divergence", ["kl/reference", "kl/behaviour"]],
     ["Entropy of the policy", ["policy/entropy"]],
     ["Log probability of the sampled tokens", ["policy/log_prob"]],
+    ["Probability outside the codebook", ["policy/outside_codebook"]],
   ];
   const UPDATE = [
     ["Clip fraction", ["ratio/clip_fraction"]],
@@ -184,14 +187,18 @@
     return first >= 0 && values.slice(first, last).includes(null);
   }
 
-  /** Four significant digits with a true minus sign and the unit; "none" for what is not finite. */
-  function figure(value, unit = "") {
+  /**
+   * Significant digits, four or more, with a true minus sign and the unit; "none" for what is not
+   * finite.
+   */
+  function figure(value, unit = "", wanted = DIGITS) {
     if (!isNumber(value)) return "none";
     const [scaled, suffix] = unit === "bytes" ? [value / 1e9, " GB"] : [value, unit && ` ${unit}`];
     const size = Math.abs(scaled);
+    const digits = Math.min(Math.max(wanted, DIGITS), MOST_DIGITS);
     const text = isWide(size)
-      ? size.toExponential(DIGITS - 1).replace(/\.?0+e/, "e")
-      : String(Number(size.toPrecision(DIGITS)));
+      ? size.toExponential(digits - 1).replace(/\.?0+e/, "e")
+      : String(Number(size.toPrecision(digits)));
     return `${scaled < 0 ? "\u2212" : ""}${text.replace("e-", "e\u2212").replace("e+", "e")}${suffix}`;
   }
 

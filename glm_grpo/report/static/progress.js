@@ -111,7 +111,10 @@
     return html`<h2>Progress</h2>
       <p class="lead">
         Held-out prompts, sampled at every evaluation with the same seeds: along a row only the
-        policy changes. Higher scores are better.
+        policy changes. Higher scores are better.${
+          gallery.run.reward.combine === "normalize_then_sum" &&
+          " Totals are in standard deviations of the untrained model's scores."
+        }
       </p>
       <${Toolbar} params=${params} sort=${sort} count=${count} samples=${samples} />
       <${TableProblems} loaded=${loaded} />

@@ -15,6 +15,10 @@
   const LANES = 4;
 
   /** Weights that give no total; the message says value, rule and remedy. */
+  /* Bounds of rewards.options. */
+  const LEAST_WEIGHT = 1e-30;
+  const LARGEST_WEIGHT = 1e12;
+
   class WeighingError extends Error {}
 
   const tables = new WeakMap();
@@ -145,6 +149,13 @@
         throw new WeighingError(
           `reward.terms.${term.name}.weight = ${term.weight}: must be a finite number; ` +
             "0 leaves the term out",
+        );
+      }
+      const size = Math.abs(term.weight);
+      if (size > 0 && (size < LEAST_WEIGHT || size > LARGEST_WEIGHT)) {
+        throw new WeighingError(
+          `reward.terms.${term.name}.weight = ${term.weight}: must be 0, or 1e-30 to 1e+12 in ` +
+            "size: float32 holds no other; set it to a number in this range",
         );
       }
     });

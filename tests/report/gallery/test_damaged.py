@@ -53,7 +53,7 @@ DAMAGES = [
     (drop_total, "has no column total"),
     (
         lambda path: change(path, "total", pyarrow.array([0.5, float("nan"), 0, 0])),
-        r"is damaged \(numbers are missing or not finite",
+        r"is damaged \(total holds numbers that are not finite",
     ),
     (
         lambda path: change(path, "raw/lpips", pyarrow.array([0.5, None, None, None])),
@@ -79,7 +79,7 @@ DAMAGES = [
         lambda path: change(
             path, "prompt", pyarrow.array([b"\xed\xa0\x80"] * 4).cast(pyarrow.string(), safe=False)
         ),
-        "is damaged .*utf-8",
+        "is damaged .*UTF8",
     ),
     (
         lambda path: change(path, "image", pyarrow.array(["images/../../x.png"] * 4)),
@@ -193,9 +193,14 @@ def test_line_torn_by_a_kill_is_left_out_of_the_metrics(run: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"step": 1}\n{"st\n{"step": 3}\n', "Line 2 of metrics.jsonl is"),
-        ('{"loss": 1}\n', "metrics.jsonl has a line whose step is None"),
-        ('{"step": 1.5}\n', "metrics.jsonl has a line whose step is 1.5"),
+        ('{"step": 1}\n{"st\n{"step": 3}\n', "line 2 of metrics.jsonl is damaged"),
+        ('{"loss": 1}\n', "line 1 of metrics.jsonl is damaged (step is"),
+        ('{"step": 1.5}\n', "step is 1.5: Input should be a valid integer"),
+        ('{"step": 1e400}\n', "step is inf: Input should be a valid integer"),
+        ('{"step": "1"}\n', "step is '1': Input should be a valid integer"),
+        ('{"step": 1, "loss": "x"}\n', "line 1 of metrics.jsonl is damaged (loss"),
+        ("[1]\n", "line 1 of metrics.jsonl is damaged (the whole is [1]"),
+        ("[" * 9000 + "]" * 9000 + "\n", "line 1 of metrics.jsonl is damaged (recursion limit"),
     ],
 )
 def test_damaged_metrics_leave_the_pictures(text: str, message: str, run: Any) -> None:

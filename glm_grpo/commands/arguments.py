@@ -1,0 +1,163 @@
+"""Values of the command line, refused before anything is imported, loaded or sampled for them.
+
+What argparse takes as a `type`; errors say the value, the rule and what to write.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from glm_grpo.errors import ConfigError
+from rewards.options import path_problem
+
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+_MOST_MEMORY = 10**18
+_LONGEST_NAME = 255
+_LONGEST_SHOWN = 100
+_UNUSABLE = {errno.ENAMETOOLONG: "is too long for a path", errno.ELOOP: "is a loop of links"}
+
+
+def whole_number(least: int, most: int, *, remedy: str) -> Callable[[str], int]:
+    """A type: a whole number in a range, both ends included."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise _refusal(text, f"must be a whole number from {least} to {most}; {remedy}")
+        return number
+
+    return parse
+
+
+def memory_size(text: str) -> int:
+    """Bytes of a size such as 24GB."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text, flags=re.IGNORECASE)
+    size = 0.0
+    if match is not None:
+        size = float(match[1]) * _UNITS.get(match[2].upper(), 0)
+    if not 1 <= size <= _MOST_MEMORY:
+        raise _refusal(
+            text,
+            f"must be a number and a unit, {_MOST_MEMORY:.0e} bytes at most: B, KB, MB, GB (powers "
+            "of 1000) or KiB, MiB, GiB (powers of 1024); write for example 24GB",
+        )
+    return round(size)
+
+
+def word(text: str) -> str:
+    """A text of at least one character, none of them NUL, which no system call takes."""
+    if not text or "\0" in text:
+        raise _refusal(text, "must hold a character, and none may be NUL; write it out or leave it")
+    return text
+
+
+def name(text: str) -> str:
+    """A word that is no longer than the name of a file."""
+    if len(word(text).encode(errors="surrogateescape")) > _LONGEST_NAME:
+        raise _refusal(text, f"must take {_LONGEST_NAME} bytes at most; write the name alone")
+    return text
+
+
+def host(text: str) -> str:
+    """A name or an address that can be asked for; whether it exists is found out later."""
+    try:
+        name(text).encode("idna")
+    except UnicodeError as error:
+        raise _refusal(
+            text, f"cannot be the name of a host ({error}); write 127.0.0.1 or 0.0.0.0, say"
+        ) from error
+    return text
+
+
+def path(text: str) -> Path:
+    """A path that the system takes, whether something is there or not."""
+    rule = path_problem(word(text))
+    if rule is not None:
+        raise _refusal(text, f"{rule}; write another one")
+    try:
+        os.lstat(text)
+    except OSError as error:
+        if error.errno in _UNUSABLE:
+            raise _refusal(text, f"{_UNUSABLE[error.errno]}; write another one") from error
+    return Path(text)
+
+
+def output_file(suffix: str) -> Callable[[str], Path]:
+    """A type: a file that can be written, named for what it will hold."""
+
+    def parse(text: str) -> Path:
+        found = path(text)
+        if found.suffix.lower() != suffix:
+            raise _refusal(text, f"must end in {suffix}, which is what is written to it")
+        if found.is_dir():
+            raise _refusal(text, "is a folder; write the name of a file in it")
+        _check_writable(text, found.absolute().parent)
+        return found
+
+    return parse
+
+
+def output_folder(text: str) -> Path:
+    """A folder that can be written, or made."""
+    found = path(text)
+    _check_writable(text, found.absolute())
+    return found
+
+
+def _check_writable(text: str, folder: Path) -> None:
+    # Not Path.exists, which raises where a folder on the way may not be read.
+    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise _refusal(text, f"needs a folder where {there} is a file; write another path")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _refusal(text, f"cannot be written: nothing may be made in {there}; write another")
+
+
+def _refusal(text: str, rule: str) -> ArgumentTypeError:
+    shown = repr(text)
+    if len(shown) > _LONGEST_SHOWN:
+        shown = f"{shown[:_LONGEST_SHOWN]}... ({len(text)} characters)"
+    return ArgumentTypeError(f"{shown} {rule}")
+
+
+def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
+    """Read `TERM=NUMBER` words of a command line.
+
+    Args:
+        words: As given behind the option.
+        option: Such as `--yardstick`, for the error.
+
+    Raises:
+        ConfigError: A word is of another form, names a term twice, or is no finite number.
+    """
+    weights: dict[str, float] = {}
+    for each in words:
+        term, _, text = each.partition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not term or term in weights or not math.isfinite(weight):
+            raise ConfigError(
+                f"{option} {each!r}: must be the name of a term, = and a finite number, each term "
+                f"once; write {option} lpips=0.4 ocr=0.6, say"
+            )
+        weights[term] = weight
+    return weights

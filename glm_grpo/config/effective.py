@@ -1,0 +1,107 @@
+"""The values a run works with: keys of memory or speed are brought to the nearest that works.
+
+What stands in the run folder's `config.yaml` is as given; only what computes reads these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glm_grpo.config.root import Config
+
+_FIELDS: Mapping[str, str] = {"async": "asynchronous"}
+"""Names of sections in Python, where they differ from the key."""
+
+
+@dataclass(frozen=True)
+class EffectiveConfig:
+    """What a run works with.
+
+    Attributes:
+        config: As given, but for keys of memory or speed that cannot work as they stand.
+        note: One line about those keys; empty where there is none.
+    """
+
+    config: Config
+    note: str
+
+
+@dataclass(frozen=True)
+class _Adjustment:
+    key: str
+    given: object
+    used: object
+    reason: str
+
+
+def effective_config(
+    config: Config, *, processes: int = 1, is_sharded: bool = False
+) -> EffectiveConfig:
+    """Bring keys that concern memory or speed to the nearest value that works.
+
+    Args:
+        config: As given.
+        processes: That train together.
+        is_sharded: Whether they cut up the policy.
+    """
+    images = math.ceil(config.rollout.prompts_per_step / processes) * config.rollout.group_size
+    adjustments = _adjustments(config, images, is_sharded=is_sharded)
+    sections: dict[str, dict[str, Any]] = {}
+    for each in adjustments:
+        section, _, name = each.key.rpartition(".")
+        sections.setdefault(_FIELDS.get(section, section), {})[name] = each.used
+    # `offload` stands in no section.
+    changed: dict[str, Any] = dict(sections.pop("", {}))
+    for field, values in sections.items():
+        changed[field] = getattr(config, field).model_copy(update=values)
+    notes = [
+        f"{each.key} {each.given} works as {each.used} ({each.reason})" for each in adjustments
+    ]
+    size = config.train.micro_batch_size
+    if size < images and images % size:
+        notes.append(
+            f"train.micro_batch_size {size} leaves {images % size} of {images} images for the last "
+            f"of {math.ceil(images / size)} passes"
+        )
+    return EffectiveConfig(config.model_copy(update=changed), "; ".join(notes))
+
+
+def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adjustment]:
+    """What must change, where the process with most of a step has so many images."""
+    prompts = config.rollout.prompts_per_step
+    section, each = config.asynchronous, config.train.updates_per_rollout
+    # Batches that may be under way at once: that of the next step, and those that its updates, and
+    # the ones after it, will not make too old.
+    at_once = section.max_policy_age // each + 1
+    is_cheap = config.decode.rollout_steps not in (None, config.decode.steps)
+    is_asynchronous = config.train.mode == "async"
+    limits = [
+        ("train.micro_batch_size", images, "the images of a step", True),
+        ("optim.warmup_steps", config.train.steps, "train.steps", True),
+        ("decode.recheck_groups", prompts, "rollout.prompts_per_step", is_cheap),
+        (
+            "async.collectors",
+            at_once,
+            "so many batches may be under way with async.max_policy_age",
+            is_asynchronous,
+        ),
+        (
+            "async.push_every",
+            at_once * each,
+            "collectors need newer weights then for async.max_policy_age",
+            is_asynchronous,
+        ),
+    ]
+    found = []
+    for key, limit, reason, is_read in limits:
+        name, _, option = key.partition(".")
+        given = getattr(getattr(config, _FIELDS.get(name, name)), option)
+        if is_read and given > limit:
+            found.append(_Adjustment(key, given, limit, reason))
+    if is_sharded and config.offload == "modules_and_optimizer":
+        reason = "the optimizer's state is kept in shards"
+        found.append(_Adjustment("offload", config.offload, "modules", reason))
+    return found

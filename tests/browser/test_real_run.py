@@ -1,0 +1,107 @@
+"""Every view on the folder of a real run, whose figures no one would make up."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from glm_grpo.storage import RunFolder
+from tests.browser.conftest import OpenGallery
+
+LONGEST_TASK = 3000
+"""Milliseconds in which the page answers to nothing. On a busy core a view takes less than a tenth
+of that."""
+
+
+def expect_no_freeze(page: Page) -> None:
+    """No task of the page took long since it was opened."""
+    durations = page.evaluate(
+        """() => new Promise((done) => {
+            new PerformanceObserver((list) => done(list.getEntries().map((task) => task.duration)))
+              .observe({ type: "longtask", buffered: true });
+            setTimeout(() => done([]), 500);
+        })"""
+    )
+    assert max(durations, default=0) < LONGEST_TASK
+
+
+def expect_whole_pictures(page: Page) -> None:
+    """Every picture of the page is there once it is looked at, and holds pixels."""
+    pictures = page.locator("img")
+    expect(pictures.first).to_be_attached()
+    for picture in pictures.all():
+        picture.scroll_into_view_if_needed()
+        expect(picture).not_to_have_js_property("naturalWidth", 0)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "heading", "pictures"),
+    [
+        ("progress?samples=all&diff=1", "Progress", ".cell"),
+        ("groups?step=1", "Groups", ".sample"),
+        ("groups?step=3&diff=1", "Groups", ".sample"),
+        ("weights", "Weights", ".weights-group"),
+        ("weights?combine=normalize_then_sum", "Weights", ".weights-group"),
+        ("find", "Find", "tbody tr"),
+        ("find?of=evaluations", "Find", "tbody tr"),
+    ],
+)
+def test_views_show_the_pictures_of_a_real_run(
+    open_gallery: OpenGallery, real_run: RunFolder, fragment: str, heading: str, pictures: str
+) -> None:
+    page = open_gallery(fragment, run=real_run)
+    expect(page.get_by_role("heading", level=2)).to_have_text(heading)
+    expect(page.locator(pictures).first).to_be_visible()
+    expect_whole_pictures(page)
+    expect(page.locator(".problem")).to_have_count(0)
+    expect_no_freeze(page)
+
+
+def test_report_shows_the_pictures_of_a_real_run(
+    open_gallery: OpenGallery, real_run: RunFolder
+) -> None:
+    page = open_gallery(run=real_run)
+    page.get_by_role("link", name="Before and after").click()
+    page.wait_for_url("**/gallery/report.html")
+    expect(page.get_by_role("heading", name="Best, median and worst")).to_be_visible()
+    expect_whole_pictures(page)
+    expect_no_freeze(page)
+
+
+def test_curves_of_a_real_run_are_all_drawn(open_gallery: OpenGallery, real_run: RunFolder) -> None:
+    page = open_gallery("curves", run=real_run)
+    charts = page.locator("figure.chart")
+    expect(charts.first).to_be_visible()
+    titles = charts.locator("h4").all_text_contents()
+    assert {"Probability ratio", "Effective sample size", "Loss", "Most memory in use"} <= {*titles}
+    for title, chart in zip(titles, charts.all(), strict=True):
+        chart.scroll_into_view_if_needed()
+        expect(chart.locator("canvas")).to_be_visible()
+        assert lines_drawn(page, title) > 0, title
+    expect_no_freeze(page)
+
+
+def lines_drawn(page: Page, title: str) -> int:
+    """How many lines of a chart, by their colours, are on its canvas; waits for the first."""
+    drawn = page.wait_for_function(
+        """(title) => {
+            const charts = [...document.querySelectorAll("figure.chart")];
+            const chart = charts.find((each) => each.querySelector("h4").textContent === title);
+            const { width, height } = chart.querySelector("canvas");
+            const context = chart.querySelector("canvas").getContext("2d");
+            const { data } = context.getImageData(0, 0, width, height);
+            const isDrawn = (colour) => {
+              const wanted = colour.match(/\\d+/g).map(Number);
+              let count = 0;
+              for (let at = 0; at < data.length; at += 4) {
+                const away = wanted.map((value, part) => Math.abs(value - data[at + part]));
+                count += data[at + 3] === 255 && Math.max(...away) < 8;
+              }
+              return count >= 10;
+            };
+            const lines = [...chart.querySelectorAll(".legend line")];
+            return lines.map((line) => getComputedStyle(line).stroke).filter(isDrawn).length;
+        }""",
+        arg=title,
+    )
+    return int(drawn.json_value())

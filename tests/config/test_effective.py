@@ -1,0 +1,70 @@
+"""Keys of memory or speed never make a run fail: they are brought to the nearest that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from glm_grpo.config import EffectiveConfig, effective_config, flatten, validate_config
+
+Bend = Callable[[str, object], dict[str, Any]]
+
+
+@pytest.fixture
+def small(bend: Bend) -> Bend:
+    """4 prompts x 6 images, 8 steps."""
+    bend("rollout.prompts_per_step", 4)
+    bend("rollout.group_size", 6)
+    bend("train.micro_batch_size", 12)
+    bend("train.steps", 8)
+    return bend
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "used", "note"),
+    [
+        ("train.micro_batch_size", 25, 24, "train.micro_batch_size 25 works as 24 ("),
+        ("train.micro_batch_size", 2**62, 24, "works as 24 (the images of a step)"),
+        ("train.micro_batch_size", 24, 24, ""),
+        ("train.micro_batch_size", 7, 7, "7 leaves 3 of 24 images for the last of 4 passes"),
+        ("optim.warmup_steps", 9, 8, "optim.warmup_steps 9 works as 8 (train.steps)"),
+        ("optim.warmup_steps", 8, 8, ""),
+    ],
+)
+def test_values_that_work_are_kept_and_others_brought_to_the_nearest(
+    small: Bend, key: str, given: int, used: int, note: str
+) -> None:
+    config = validate_config(small(key, given))
+    effective = effective_config(config)
+    assert flatten(effective.config.model_dump())[key] == used
+    assert note in effective.note
+    assert bool(effective.note) == bool(note)
+    # The config itself, which the run folder keeps, is as given.
+    assert flatten(config.model_dump())[key] == given
+
+
+def test_a_recheck_takes_at_most_the_groups_of_a_step(small: Bend) -> None:
+    small("decode.recheck_groups", 5)
+    in_full = validate_config(small("decode.rollout_steps", None))
+    assert effective_config(in_full) == EffectiveConfig(in_full, "")  # there is no recheck
+    effective = effective_config(validate_config(small("decode.rollout_steps", 1)))
+    assert effective.config.decode.recheck_groups == 4
+    assert effective.note == ("decode.recheck_groups 5 works as 4 (rollout.prompts_per_step)")
+
+
+def test_processes_have_the_images_of_their_part(small: Bend) -> None:
+    # 4 prompts over 3 processes: the largest part is 2 prompts x 6 images.
+    config = validate_config(small("train.micro_batch_size", 20))
+    assert effective_config(config, processes=3).config.train.micro_batch_size == 12
+    assert effective_config(config, processes=4).config.train.micro_batch_size == 6
+
+
+def test_all_changes_are_told_in_one_line(small: Bend) -> None:
+    small("train.micro_batch_size", 100)
+    note = effective_config(validate_config(small("optim.warmup_steps", 100))).note
+    assert note == (
+        "train.micro_batch_size 100 works as 24 (the images of a step); "
+        "optim.warmup_steps 100 works as 8 (train.steps)"
+    )
