@@ -244,7 +244,7 @@ def test_a_stored_config_that_grows_is_refused_in_time_and_memory(
 
     start = time.process_time()
     assert peak_memory(refuse) < 64 * MEBIBYTE
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 30
 
 
 def test_a_stored_config_does_not_read_the_environment(

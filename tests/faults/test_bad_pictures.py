@@ -365,7 +365,7 @@ def test_a_bomb_is_refused_without_being_unpacked(
 
     start = time.process_time()
     assert peak_memory(refuse) < 64 * MEBIBYTE
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.parametrize(
