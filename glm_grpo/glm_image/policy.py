@@ -23,7 +23,7 @@ from glm_grpo.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.glm_image.prompt_inputs import PromptInputs, encode_prompts
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.grpo.replay import Replay
-from glm_grpo.types import Experience, PromptBatch, Rollout
+from glm_grpo.types import PromptBatch, Rollout
 
 ADAPTED_MODULES = (
     r"model\.language_model\.layers\.\d+\."
@@ -133,15 +133,16 @@ class Policy:
         logits = nn.functional.linear(hidden_states, self.network.codebook_weight())
         return logits.float() / self.temperature
 
-    def replay(self, experience: Experience, rows: Int64[Tensor, " N"]) -> Replay:
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         """Scores sampled tokens under the present policy, with gradient.
 
         Args:
-            experience: Prompts and tokens.
+            prompts: What was asked for.
+            rollout: What was sampled.
             rows: Into the flattened P * G axis.
         """
         language_model = self.model.model.language_model
-        sequences = self._sequences(experience.prompts, experience.rollout, rows)
+        sequences = self._sequences(prompts, rollout, rows)
         # Only a module in training mode recomputes activations; there is no dropout to switch on.
         language_model.train()
         log_probs, entropy, outside_codebook = self._wrapped(*sequences)

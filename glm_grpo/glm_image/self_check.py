@@ -58,7 +58,7 @@ def self_check(policy: Policy, experience: Experience, *, rows: int) -> SelfChec
             f"token ids run from {low} to {high}; the codebook has {policy.codebook_size} entries"
         )
     index = torch.arange(min(rows, rollout.token_ids[..., 0].numel()))
-    replayed = policy.replay(experience, index).log_probs.cpu()
+    replayed = policy.replay(experience.prompts, rollout, index).log_probs.cpu()
     gap = replayed - rollout.log_probs.flatten(0, 1)[index]
     report = SelfCheckReport(
         mean_gap=gap.abs().mean().item(),

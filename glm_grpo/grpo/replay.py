@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 
-from glm_grpo.types import Experience, PromptBatch, Rollout
+from glm_grpo.types import PromptBatch, Rollout
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Replay:
 class PolicyForUpdate(Protocol):
     """What an update needs of a policy. Rows index the flattened P * G axis."""
 
-    def replay(self, experience: Experience, rows: Int64[Tensor, " N"]) -> Replay:
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         """Score the tokens of these rows, with gradient."""
         ...
 

@@ -220,7 +220,7 @@ def _score(
     engine: Engine,
 ) -> Scored:
     """Replay, take the loss, accumulate its gradient; drop the graph before the next one."""
-    replay = policy.replay(experience, micro_batch.rows)
+    replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     device = replay.log_probs.device
     old_log_probs = micro_batch.old_log_probs.to(device)
     reference = micro_batch.reference_log_probs

@@ -59,7 +59,10 @@ def correct_stale(
         clock.phase("proximal"),
     ):
         rows = torch.arange(shape.numel()).split(settings.micro_batch_size)
-        parts = [stage.policy.replay(experience, part).log_probs.cpu() for part in rows]
+        parts = [
+            stage.policy.replay(experience.prompts, experience.rollout, part).log_probs.cpu()
+            for part in rows
+        ]
     log_probs = torch.cat(parts).unflatten(0, shape)
     weights = importance_weights(
         log_probs,

@@ -71,7 +71,7 @@ class CountingPolicy(Policy):
     def state_tensors(self) -> dict[str, Tensor]:
         return {"updates": torch.tensor([float(self.updates)])}
 
-    def replay(self, experience: Experience, rows: Int64[Tensor, " N"]) -> Replay:
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         self.replays += 1
         log_probs = torch.full((len(rows), TOKENS), -0.1 * self.updates)
         zeros = torch.zeros(len(rows), TOKENS)

@@ -24,7 +24,7 @@ def shift(policy):
 
 
 def log_probs_of(policy, experience):
-    return policy.replay(experience, ROWS).log_probs.detach()
+    return policy.replay(experience.prompts, experience.rollout, ROWS).log_probs.detach()
 
 
 @pytest.fixture

@@ -149,7 +149,9 @@ def test_update_bytes_match_the_allocator_within_ten_percent(size, way):
 
     def update():
         rows = torch.arange(SIZES.micro_batch_size)
-        torch.autograd.backward(policy.replay(experience, rows).log_probs.sum())
+        torch.autograd.backward(
+            policy.replay(experience.prompts, experience.rollout, rows).log_probs.sum()
+        )
         optimizer.step()
 
     # Optimizer state is made in the first step and counted apart; one micro-batch finds none of

@@ -24,17 +24,17 @@ ROWS = torch.tensor([0, 2, 4, 5])
     ],
 )
 def test_replayed_log_probs_equal_sampled_ones(
-    make_policy, batch, as_experience, truncation, temperature, adapter_rank
+    make_policy, batch, truncation, temperature, adapter_rank
 ):
     policy = make_policy(temperature=temperature, adapter_rank=adapter_rank)
     rollout = sample_rollout(policy, batch, truncation=truncation, policy_step=0)
 
-    replay = policy.replay(as_experience(batch, rollout), ROWS)
+    replay = policy.replay(batch, rollout, ROWS)
 
     assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-5)
 
 
-def test_replayed_log_probs_equal_those_of_stock_generation(make_policy, batch, as_experience):
+def test_replayed_log_probs_equal_those_of_stock_generation(make_policy, batch):
     policy = make_policy()
     rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
     prompt, tokens = batch.prompts[1], rollout.token_ids[1, 0]
@@ -58,15 +58,15 @@ def test_replayed_log_probs_equal_those_of_stock_generation(make_policy, batch, 
     logits = torch.stack(generated.logits, dim=1)[0, :, :512]
     stock = logits.float().log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
-    replay = policy.replay(as_experience(batch, rollout), torch.tensor([3]))
+    replay = policy.replay(batch, rollout, torch.tensor([3]))
     assert torch.allclose(replay.log_probs[0], stock, atol=1e-5)
 
 
-def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch, as_experience):
+def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch):
     policy = make_policy()
     truncated = sample_rollout(policy, batch, truncation=Truncation(top_k=2), policy_step=0)
 
-    entropy = policy.replay(as_experience(batch, truncated), ROWS).entropy
+    entropy = policy.replay(batch, truncated, ROWS).entropy
 
     # Two entries are left: entropy is between 0 and ln 2.
     assert bool((entropy >= 0).all())
@@ -74,13 +74,11 @@ def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch,
 
 
 @pytest.mark.parametrize("is_checkpointing", [False, True])
-def test_gradient_reaches_the_language_model_and_nothing_else(
-    make_policy, batch, as_experience, is_checkpointing
-):
+def test_gradient_reaches_the_language_model_and_nothing_else(make_policy, batch, is_checkpointing):
     policy = make_policy(is_checkpointing=is_checkpointing)
     rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
 
-    policy.replay(as_experience(batch, rollout), ROWS).log_probs.mean().backward()
+    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
 
     for name, parameter in policy.model.named_parameters():
         is_trained = name.startswith(("model.language_model.", "lm_head."))
@@ -88,18 +86,15 @@ def test_gradient_reaches_the_language_model_and_nothing_else(
         assert (parameter.grad is not None and bool(parameter.grad.any())) is is_trained, name
 
 
-def test_checkpointed_gradient_equals_the_plain_one(
-    random_pipeline_folder, make_policy, batch, as_experience
-):
+def test_checkpointed_gradient_equals_the_plain_one(random_pipeline_folder, make_policy, batch):
     policy = make_policy()
     rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
-    experience = as_experience(batch, rollout)
-    policy.replay(experience, ROWS).log_probs.mean().backward()
+    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
     plain = [p.grad.clone() for p in policy.trainable_parameters()]
 
     policy.model.gradient_checkpointing_enable({"use_reentrant": False})
     policy.model.zero_grad()
-    policy.replay(experience, ROWS).log_probs.mean().backward()
+    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
 
     for parameter, gradient in zip(policy.trainable_parameters(), plain, strict=True):
         assert torch.allclose(parameter.grad, gradient, atol=1e-6)
@@ -123,10 +118,9 @@ def test_adapters_are_put_on_without_warnings(make_policy):
 
 
 @pytest.mark.parametrize("adapter_rank", [None, 4])
-def test_reference_stays_while_the_policy_moves(make_policy, batch, as_experience, adapter_rank):
+def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank):
     policy = make_policy(adapter_rank=adapter_rank)
     rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
-    experience = as_experience(batch, rollout)
     sampled = rollout.log_probs.flatten(0, 1)[ROWS]
 
     assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
@@ -135,10 +129,10 @@ def test_reference_stays_while_the_policy_moves(make_policy, batch, as_experienc
             parameter.add_(0.05)
 
     assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
-    assert not torch.allclose(policy.replay(experience, ROWS).log_probs, sampled, atol=1e-2)
+    assert not torch.allclose(policy.replay(batch, rollout, ROWS).log_probs, sampled, atol=1e-2)
 
 
-def test_reference_is_refused_where_none_is_kept(make_policy, batch, as_experience):
+def test_reference_is_refused_where_none_is_kept(make_policy, batch):
     policy = make_policy(needs_reference=False)
     rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
 
@@ -147,14 +141,13 @@ def test_reference_is_refused_where_none_is_kept(make_policy, batch, as_experien
 
 
 @pytest.mark.parametrize("adapter_rank", [None, 4])
-def test_state_tensors_restore_the_policy(make_policy, batch, as_experience, adapter_rank):
+def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank):
     policy = make_policy(adapter_rank=adapter_rank)
     rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
-    experience = as_experience(batch, rollout)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
             parameter.add_(0.02)
-    wanted = policy.replay(experience, ROWS).log_probs
+    wanted = policy.replay(batch, rollout, ROWS).log_probs
     stored = {name: tensor.clone() for name, tensor in policy.state_tensors().items()}
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
@@ -162,7 +155,7 @@ def test_state_tensors_restore_the_policy(make_policy, batch, as_experience, ada
 
     policy.load_state_tensors(stored)
 
-    assert torch.equal(policy.replay(experience, ROWS).log_probs, wanted)
+    assert torch.equal(policy.replay(batch, rollout, ROWS).log_probs, wanted)
 
 
 def test_state_tensors_of_another_model_are_refused(make_policy):

@@ -126,12 +126,12 @@ def test_only_matrices_of_the_layers_are_in_4_bits(pipeline_in_4_bits, bitsandby
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, batch, as_experience):
+def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, batch):
     policy = _policy(pipeline_in_4_bits)
     rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
     rows = torch.arange(6)
 
-    replayed = policy.replay(as_experience(batch, rollout), rows).log_probs.detach()
+    replayed = policy.replay(batch, rollout, rows).log_probs.detach()
 
     assert torch.allclose(replayed, rollout.log_probs.flatten(0, 1), atol=1e-4)
     reference = policy.reference_log_probs(batch, rollout, rows)
@@ -139,14 +139,14 @@ def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, batch, as_experien
 
 
 def test_policy_in_4_bits_equals_plain_weights_of_those_values(
-    pipeline_in_4_bits, folder, bitsandbytes, batch, as_experience
+    pipeline_in_4_bits, folder, bitsandbytes, batch
 ):
     plain = _policy(_in_full(pipeline_in_4_bits, folder, bitsandbytes))
     ours = _policy(pipeline_in_4_bits)
     rollout = sample_rollout(plain, batch, truncation=Truncation(), policy_step=0)
     scored = []
     for policy in (plain, ours):
-        log_probs = policy.replay(as_experience(batch, rollout), torch.arange(6)).log_probs
+        log_probs = policy.replay(batch, rollout, torch.arange(6)).log_probs
         log_probs.mean().backward()
         scored.append(log_probs.detach())
 

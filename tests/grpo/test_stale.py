@@ -180,9 +180,9 @@ class TablePolicy:
         self.logits = nn.Parameter(logits.clone())
         self.replays = 0
 
-    def replay(self, experience: Experience, rows: Tensor) -> Replay:
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
         self.replays += 1
-        log_probs = score(self.logits, experience.rollout.token_ids).flatten(0, 1)[rows]
+        log_probs = score(self.logits, rollout.token_ids).flatten(0, 1)[rows]
         zeros = torch.zeros(len(rows), TOKENS)
         return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
 

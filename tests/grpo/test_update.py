@@ -41,11 +41,11 @@ class TablePolicy:
         self.reference_logits = logits.clone() if reference_logits is None else reference_logits
         self.reference_calls = 0
 
-    def replay(self, experience: Experience, rows: Tensor) -> Replay:
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
         all_log_probs = self.logits.log_softmax(-1)
         entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return Replay(
-            log_probs=gather(all_log_probs, experience.rollout, rows),
+            log_probs=gather(all_log_probs, rollout, rows),
             entropy=entropy.detach().expand(len(rows), -1),
             # Tells rows apart, so that a report of some of them alone is another.
             outside_codebook=(0.01 * rows)[:, None].expand(-1, TOKENS),

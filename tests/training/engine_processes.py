@@ -77,9 +77,9 @@ class TablePolicy:
     def trainable_parameters(self):
         return [*self.network.parameters()]
 
-    def replay(self, experience, rows):
+    def replay(self, prompts, rollout, rows):
         self.replayed.append(len(rows))
-        log_probs, entropy = self.wrapped(experience.rollout.token_ids.flatten(0, 1)[rows])
+        log_probs, entropy = self.wrapped(rollout.token_ids.flatten(0, 1)[rows])
         return Replay(log_probs, entropy=entropy, outside_codebook=torch.zeros_like(entropy))
 
     def reference_log_probs(self, prompts, rollout, rows):

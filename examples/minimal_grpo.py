@@ -1,0 +1,146 @@
+"""GRPO on the AR policy of an AR-plus-diffusion image model: the algorithm in one file.
+
+Trains the embedded model, a GLM-Image in miniature, on two CPU cores:
+
+    python examples/minimal_grpo.py --steps 20
+
+Each step
+
+1. samples G token grids for each of P prompts, with the log-probability of every token;
+2. decodes them with the frozen diffusion transformer and VAE;
+3. scores the pictures and weighs the scores into one reward each;
+4. compares the rewards inside each prompt's group, which gives one advantage an image;
+5. takes one clipped, KL-regularised update of the policy's adapters.
+
+`train.py` does the same and adds what a long run needs: YAML, run folder and gallery, evaluation,
+checkpoints, several updates a rollout, offload, several processes, asynchronous collection. Left
+out here on purpose: all of that, and the clipping of advantages.
+
+Shapes: P prompts, G images a prompt, T tokens an image, R reward terms, N rows of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from glm_grpo.build import build_batch, build_prompts, build_stage
+from glm_grpo.config import Config, compose_config
+from glm_grpo.glm_image.policy import Policy
+from glm_grpo.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.types import PromptBatch, Rollout
+from rewards.types import RewardTable
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+CLIP = 0.2  # the probability ratio acts inside [1 - CLIP, 1 + CLIP]
+KL_COEF = 0.02  # weight of the KL to the untrained policy
+STD_FLOOR = 0.02  # smallest divisor of a group's rewards: nearly equal ones are not blown up
+LEARNING_RATE = 2e-4
+ROWS = 16  # token grids a forward and backward pass replays at once: memory, not the gradient
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step reports: the mean reward, the loss and its KL, the norm of the gradient."""
+
+    reward: float
+    loss: float
+    kl: float
+    grad_norm: float
+
+
+def total_rewards(table: RewardTable) -> Tensor:
+    """The weighted mean [P G] of the terms that apply to each prompt.
+
+    A prompt without a target picture has no LPIPS: the term is left out, it does not count as 0.
+    """
+    weights = table.weights * table.is_applicable  # [P R]
+    scores = torch.where(table.is_applicable[:, None], table.raw, 0.0)  # [P G R]
+    return (scores * weights[:, None]).sum(dim=-1) / weights.sum(dim=-1, keepdim=True)
+
+
+def group_advantages(rewards: Tensor) -> Tensor:
+    """Rewards [P G], centred and scaled inside each prompt's group."""
+    centred = rewards - rewards.mean(dim=1, keepdim=True)
+    return centred / rewards.std(dim=1, keepdim=True).clamp(min=STD_FLOOR)
+
+
+def grpo_loss(
+    log_probs: Tensor, old_log_probs: Tensor, reference_log_probs: Tensor, advantages: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate plus the KL to the reference, and that KL; means over [N T] tokens."""
+    ratio = (log_probs - old_log_probs).exp()  # 1 in the first update: the policy that sampled
+    weight = advantages[:, None]  # one advantage for all tokens of an image
+    surrogate = torch.minimum(ratio * weight, ratio.clamp(1 - CLIP, 1 + CLIP) * weight)
+    # k3 times the ratio: its gradient is unbiased in later updates of the same tokens too.
+    difference = reference_log_probs - log_probs
+    kl = (ratio * (difference.exp() - 1 - difference)).mean()
+    return -surrogate.mean() + KL_COEF * kl, kl
+
+
+def update(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: PromptBatch,
+    rollout: Rollout,
+    advantages: Tensor,
+) -> tuple[float, float, float]:
+    """One update from all P * G grids; returns loss, KL and the norm of the gradient."""
+    old_log_probs, advantages = rollout.log_probs.flatten(0, 1), advantages.flatten()
+    optimizer.zero_grad()
+    loss_sum, kl_sum = 0.0, 0.0
+    for rows in torch.arange(len(advantages)).split(ROWS):
+        reference = policy.reference_log_probs(batch, rollout, rows)  # adapters off
+        replay = policy.replay(batch, rollout, rows)  # adapters on, with gradient
+        loss, kl = grpo_loss(replay.log_probs, old_log_probs[rows], reference, advantages[rows])
+        share = len(rows) / len(advantages)
+        (loss * share).backward()
+        loss_sum, kl_sum = loss_sum + share * loss.item(), kl_sum + share * kl.item()
+    grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters(), 1.0)
+    optimizer.step()
+    return loss_sum, kl_sum, grad_norm.item()
+
+
+def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -> list[StepResult]:
+    """Trains for `steps` steps and prints one line each.
+
+    Args:
+        config: Names the models, the prompts, the reward terms, and the sizes P and G.
+        steps: Rollouts, each with one update.
+        learning_rate: Of AdamW; constant.
+    """
+    models = build_stage(config, torch.device("cpu"), needs_reference=True)
+    policy, decoder, scorer = models.policy, models.decoder, models.scorer
+    prompts = build_prompts(config).training
+    optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=learning_rate, weight_decay=0)
+    results = []
+    for step in range(steps):
+        batch = build_batch(config, prompts, step)
+        rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=step)
+        images = decoder.decode(batch, rollout.token_ids)
+        table = scorer.score(batch.prompts, images.pixels)
+        rewards = total_rewards(table)
+        advantages = group_advantages(rewards)
+        loss, kl, grad_norm = update(policy, optimizer, batch, rollout, advantages)
+        results.append(StepResult(rewards.mean().item(), loss, kl, grad_norm))
+        print(f"step {step + 1}/{steps}  reward {results[-1].reward:.3f}  kl {kl:.4f}", flush=True)
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Reads the command line and trains."""
+    parser = argparse.ArgumentParser(description="GRPO on the embedded model, in one file")
+    parser.add_argument("--steps", type=int, default=20, help="rollouts, about 10 s each")
+    parser.add_argument("overrides", nargs="*", help="config keys, as rollout.group_size=4")
+    given = parser.parse_args(arguments)
+    train(compose_config(CONFIGS, "tiny", given.overrides), steps=given.steps)
+
+
+if __name__ == "__main__":
+    main()

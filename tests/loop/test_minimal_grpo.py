@@ -1,0 +1,120 @@
+"""The example in one file does what the trainer does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm_grpo.config import compose_config
+from glm_grpo.grpo import advantages as product_advantages
+from glm_grpo.grpo import losses as product_losses
+from rewards.reweigh import combine
+from rewards.types import RewardTable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SIZES = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=3")
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("minimal_grpo", ROOT / "examples/minimal_grpo.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_totals_are_those_of_the_trainer(example):
+    generator = torch.Generator().manual_seed(0)
+    table = RewardTable(
+        names=("a", "b", "c"),
+        raw=torch.rand(3, 4, 3, generator=generator),
+        is_applicable=torch.tensor([[True, True, True], [True, False, True], [False, True, False]]),
+        weights=torch.tensor([0.5, 0.3, 0.2]),
+        std_floors=torch.full((3,), 1e-4),
+    )
+
+    torch.testing.assert_close(example.total_rewards(table), combine(table, mode="weighted_sum"))
+
+
+def test_advantages_are_those_of_the_trainer(example):
+    rewards = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    rewards[1] = 0.5
+
+    wanted = product_advantages.group_advantages(
+        rewards, normalization="group_std", std_floor=example.STD_FLOOR, clip=None
+    )
+
+    torch.testing.assert_close(example.group_advantages(rewards), wanted.values)
+    assert (example.group_advantages(rewards)[1] == 0).all()
+
+
+def test_loss_and_gradient_are_those_of_the_trainer(example):
+    generator = torch.Generator().manual_seed(0)
+    old, reference, new = (
+        -torch.rand(4, 6, generator=generator).mul(3).requires_grad_(index == 2)
+        for index in range(3)
+    )
+    advantages = torch.tensor([1.5, -0.5, 0.0, -1.0])
+    settings = product_losses.LossSettings(
+        clip_low=example.CLIP,
+        clip_high=example.CLIP,
+        kl_coef=example.KL_COEF,
+        kl_estimator="k3_corrected",
+        kl_behaviour_coef=0.0,
+    )
+
+    wanted = product_losses.grpo_loss(new, old, reference, advantages, settings)
+    (wanted_gradient,) = torch.autograd.grad(wanted.total, new)
+    loss, kl = example.grpo_loss(new, old, reference, advantages)
+    (gradient,) = torch.autograd.grad(loss, new)
+
+    assert wanted.surrogate.is_clipped.any()
+    torch.testing.assert_close(loss, wanted.total)
+    torch.testing.assert_close(kl, wanted.kl_reference)
+    torch.testing.assert_close(gradient, wanted_gradient)
+
+
+def test_steps_are_those_of_the_trainer(example, make_trainer, monkeypatch, capsys):
+    overrides = (
+        *SIZES,
+        f"loss.clip_low={example.CLIP}",
+        f"loss.clip_high={example.CLIP}",
+        f"loss.kl_coef={example.KL_COEF}",
+        f"advantage.std_floor={example.STD_FLOOR}",
+        "advantage.clip=null",
+        f"optim.learning_rate={example.LEARNING_RATE}",
+        "optim.betas=[0.9,0.999]",
+        "train.steps=2",
+    )
+    trainer, _, run_dir = make_trainer(*overrides)
+    trainer.run()
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    wanted = [json.loads(line) for line in lines if json.loads(line)["step"] > 0]
+
+    monkeypatch.setattr(example, "ROWS", 3)
+    results = example.train(compose_config(ROOT / "configs", "tiny", [*SIZES]), steps=2)
+
+    assert len(results) == len(wanted) == 2
+    for result, metrics in zip(results, wanted, strict=True):
+        assert result.reward == pytest.approx(metrics["reward/mean"], abs=1e-6)
+        assert result.loss == pytest.approx(metrics["loss/total"], abs=1e-6)
+        assert result.kl == pytest.approx(metrics["kl/reference"], abs=1e-6)
+        assert result.grad_norm == pytest.approx(metrics["optim/grad_norm"], rel=1e-4)
+    assert results[1].kl > 0
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_command_line_takes_config_keys(example, monkeypatch):
+    taken = {}
+    monkeypatch.setattr(example, "train", lambda config, steps: taken.update({steps: config}))
+
+    example.main(["--steps", "3", "rollout.group_size=4"])
+
+    assert taken[3].rollout.group_size == 4
