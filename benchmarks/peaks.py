@@ -24,6 +24,7 @@ from benchmarks.timing import ROOT
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.glm_image.token_grid import token_layout
+from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.tiny.models import TINY, build_policy_model, build_processor
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -32,12 +33,14 @@ from rewards.types import Prompt, RewardTable
 Work = Literal["rollout", "update"]
 
 UPDATE = UpdateSettings(
-    clip_low=0.2,
-    clip_high=0.2,
-    kl_coef=0.02,
-    kl_behaviour_coef=0.0,
-    kl_estimator="k3",
-    is_kl_in_reward=False,
+    loss=ClippedLoss(
+        clip_low=0.2,
+        clip_high=0.2,
+        kl_coef=0.02,
+        kl_estimator="k3",
+        kl_placement="loss",
+        kl_behaviour_coef=0.0,
+    ),
     max_grad_norm=1.0,
     micro_batch_size=1,
     updates_per_rollout=1,

@@ -25,6 +25,7 @@ from glm_grpo.glm_image.token_grid import (
     token_layout,
     upsample_token_ids,
 )
+from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
@@ -115,6 +116,8 @@ class PlainGrpo:
 
     def _loss(self, sample: Sample, advantage: Float32[Tensor, ""]) -> Float32[Tensor, ""]:
         settings = self._config.loss
+        if not isinstance(settings, ClippedLoss):
+            raise TypeError(f"loss.kind = {settings.kind}: the plain loss is the clipped one")
         log_probs = self.log_probs(self._model, sample.prompt, sample.token_ids)
         with torch.no_grad():
             reference = self.log_probs(self._reference, sample.prompt, sample.token_ids)

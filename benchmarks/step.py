@@ -32,11 +32,11 @@ from glm_grpo.build import (
     update_settings,
 )
 from glm_grpo.config import Config
-from glm_grpo.grpo.update import update_policy
+from glm_grpo.grpo.update import UpdateReport, update_policy
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import Stage, collect
 from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.types import Experience, LossReport, PromptBatch
+from glm_grpo.types import Experience, PromptBatch
 
 TARGET = Target("at least", 4.0)
 TOLERANCE = 1e-4
@@ -75,7 +75,7 @@ class OurStep:
         """Samples, draws and scores."""
         return collect(self._stage, batch, self._collect, policy_step=0, clock=clock)
 
-    def learn(self, experience: Experience) -> LossReport:
+    def learn(self, experience: Experience) -> UpdateReport:
         """One update."""
         (report,) = update_policy(
             self._stage.policy, self._optimizer, self._rate, experience, self._update
@@ -155,8 +155,8 @@ def compare_learning(config: Config) -> dict[str, float]:
     report = ours.learn(experience)
     differences = {
         "advantages": (advantages - experience.advantages.values).abs().max().item(),
-        "loss": abs(loss - report.total),
-        "gradient_norm": abs(norm / report.grad_norm - 1),
+        "loss": abs(loss - report.metrics["loss/total"]),
+        "gradient_norm": abs(norm / report.metrics["optim/grad_norm"] - 1),
     }
     for name, difference in differences.items():
         if not difference <= TOLERANCE:

@@ -35,7 +35,7 @@ from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_pars
 from glm_grpo.glm_image.floors import LanguageWork, SequenceSizes, UpdateWork, update_flops
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
-from glm_grpo.grpo.losses import LossSettings, grpo_loss
+from glm_grpo.grpo.losses import ClippedLoss, LossInputs, grpo_loss
 from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.tiny.models import PolicySizes, build_policy_model, build_processor
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -58,19 +58,16 @@ LAYER_ENTRIES = (
     * (2 * SIZES.hidden_size + 2 * _KEYS_WIDTH + 3 * SIZES.intermediate_size)
 )
 """Of the matrices of all layers: queries and output, keys and values, gate, up and down."""
-LOSS = LossSettings(
-    clip_low=0.2, clip_high=0.2, kl_coef=0.02, kl_estimator="k3", kl_behaviour_coef=0.0
+LOSS = ClippedLoss(
+    clip_low=0.2,
+    clip_high=0.2,
+    kl_coef=0.02,
+    kl_estimator="k3",
+    kl_placement="loss",
+    kl_behaviour_coef=0.0,
 )
 UPDATE = UpdateSettings(
-    clip_low=LOSS.clip_low,
-    clip_high=LOSS.clip_high,
-    kl_coef=LOSS.kl_coef,
-    kl_behaviour_coef=LOSS.kl_behaviour_coef,
-    kl_estimator=LOSS.kl_estimator,
-    is_kl_in_reward=False,
-    max_grad_norm=math.inf,
-    micro_batch_size=1,
-    updates_per_rollout=1,
+    loss=LOSS, max_grad_norm=math.inf, micro_batch_size=1, updates_per_rollout=1
 )
 MEGABYTE = 2**20
 UPDATES_PER_PROCESS = 3
@@ -269,7 +266,8 @@ def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
 
         def update() -> Outcome:
             (report,) = update_policy(policy, optimizer, ConstantRate(), experience, UPDATE)
-            return Outcome(report.total, report.grad_norm, report.entropy)
+            found = report.metrics
+            return Outcome(found["loss/total"], found["optim/grad_norm"], found["policy/entropy"])
     else:
 
         def update() -> Outcome:
@@ -289,13 +287,13 @@ def _plain_update(
         # Row by row: at once, two more tensors of this size would be made.
         entropy = torch.stack([-(row.exp() * row).sum(dim=-1) for row in every]).mean()
     log_probs = _chosen(every, experience)
-    loss = grpo_loss(
+    inputs = LossInputs(
         log_probs,
         experience.rollout.log_probs.flatten(0, 1),
         reference,
         experience.advantages.values.flatten(),
-        LOSS,
     )
+    loss = grpo_loss(inputs, LOSS)
     loss.total.backward()
     norm = nn.utils.clip_grad_norm_(policy.trainable_parameters(), math.inf)
     optimizer.step()

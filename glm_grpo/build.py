@@ -16,6 +16,7 @@ from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.quantization import Quantization, refuse_without_accelerator
 from glm_grpo.glm_image.residency import ModulePart, Movable, Residency
 from glm_grpo.glm_image.sampling import Truncation
+from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny.prompts import tiny_prompts
@@ -66,9 +67,12 @@ def build_stage(
         is_sharded: Whether the engine places the policy's weights, cut over processes.
 
     Raises:
-        ConfigError: Weights of 4 bits are asked for where there is no accelerator.
+        ConfigError: Weights of 4 bits are asked for where there is no accelerator, or the function
+            of a custom loss cannot be imported.
         ModelError: The model cannot be loaded.
     """
+    if isinstance(config.loss, CustomLoss):
+        config.loss.load()
     refuse_without_accelerator(config.model.quantization, is_on_accelerator=device.type != "cpu")
     pipeline = load_pipeline(
         model_path(config.model.path),
@@ -221,11 +225,8 @@ def collect_settings(config: Config) -> CollectSettings:
     return CollectSettings(
         truncation=Truncation(top_k=config.rollout.top_k, top_p=config.rollout.top_p),
         combine=config.reward.combine,
-        normalization=config.advantage.normalization,
-        std_floor=config.advantage.std_floor,
-        advantage_clip=config.advantage.clip,
-        needs_reference=config.loss.kl_coef > 0,
-        reward_kl_coef=config.loss.kl_coef if config.loss.kl_placement == "reward" else 0.0,
+        advantage=config.advantage,
+        loss=config.loss,
         micro_batch_size=config.train.micro_batch_size,
         decode_steps=config.decode.rollout_steps or config.decode.steps,
     )
@@ -234,12 +235,7 @@ def collect_settings(config: Config) -> CollectSettings:
 def update_settings(config: Config) -> UpdateSettings:
     """Plain values for learning from experience."""
     return UpdateSettings(
-        clip_low=config.loss.clip_low,
-        clip_high=config.loss.clip_high,
-        kl_coef=config.loss.kl_coef,
-        kl_behaviour_coef=config.loss.kl_behaviour_coef,
-        kl_estimator=config.loss.kl_estimator,
-        is_kl_in_reward=config.loss.kl_placement == "reward",
+        loss=config.loss,
         max_grad_norm=config.optim.max_grad_norm,
         micro_batch_size=config.train.micro_batch_size,
         updates_per_rollout=config.train.updates_per_rollout,

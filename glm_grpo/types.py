@@ -135,27 +135,6 @@ class Experience:
 
 
 @dataclass(frozen=True)
-class LossReport:
-    """Plain floats of one optimizer update, averaged over its tokens."""
-
-    total: float
-    policy: float
-    kl: float
-    kl_reference: float
-    kl_behaviour: float
-    ratio_mean: float
-    clip_fraction: float
-    effective_sample_size: float
-    entropy: float
-    log_prob: float
-    outside_codebook: float
-    replay_gap: float
-    grad_norm: float
-    learning_rate: float
-    is_skipped: bool
-
-
-@dataclass(frozen=True)
 class EvaluationPart:
     """Some of the held-out prompts, sampled and scored; attributes as in `Evaluation`."""
 

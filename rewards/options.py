@@ -1,4 +1,4 @@
-"""What all sections of the config of rewards share: strictness, and errors with a remedy."""
+"""What all sections of the config share: strictness, and errors with a remedy."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ class Options(BaseModel):
         strict=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
+        # Fields such as `model` are ours to name.
+        protected_namespaces=(),
     )
 
     @model_validator(mode="before")

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from glm_grpo.config.problems import Problem
 from glm_grpo.config.sections import (
-    AdvantageSection,
     AsyncSection,
     DataSection,
     DecodeSection,
     EvalSection,
-    LossSection,
     ModelSection,
     OptimSection,
     RolloutSection,
-    Section,
     TrainSection,
 )
+from glm_grpo.grpo.advantages import AdvantageSettings
+from glm_grpo.grpo.losses import LOSSES, ClippedLoss, CustomLoss, LossSettings
 from rewards.config import RewardConfig
-from rewards.options import RELATION, PathText
+from rewards.options import RELATION, Options, PathText, problem_at
 
 TrackerName = Literal[
     "tensorboard", "wandb", "mlflow", "trackio", "aim", "clearml", "comet_ml", "dvclive", "swanlab"
@@ -47,7 +47,7 @@ _USUAL_SIZES = {
 _PIXELS_PER_TOKEN = 32 * 32
 
 
-class Config(Section):
+class Config(Options):
     """A validated run: what `train.py` and the commands work from."""
 
     # `async` is a word of Python's own.
@@ -63,10 +63,10 @@ class Config(Section):
     """How the frozen decoder turns tokens into pixels."""
     reward: RewardConfig
     """Which terms score an image, and how they are weighed."""
-    advantage: AdvantageSection
+    advantage: AdvantageSettings
     """How rewards become advantages."""
-    loss: LossSection
-    """The clipped surrogate and its regularisation."""
+    loss: ClippedLoss | CustomLoss
+    """What is minimised; `kind` says which."""
     optim: OptimSection
     """The optimizer and its learning rate."""
     train: TrainSection
@@ -81,6 +81,18 @@ class Config(Section):
     """Where metrics and evaluation prompts go besides the run folder; may be empty."""
     run_dir: PathText
     """Folder of the run: one for all its processes."""
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _choose_loss(cls, values: object) -> object:
+        if not isinstance(values, Mapping):
+            return values
+        # A union of pydantic's would name the kind in the keys of its errors.
+        kind = values.get("kind", "clipped")
+        if kind not in LOSSES:
+            remedy = f"set loss.kind={next(iter(LOSSES))}"
+            raise problem_at(("kind",), kind, f"must be one of {', '.join(LOSSES)}", remedy)
+        return LOSSES[kind].model_validate(values)
 
     @model_validator(mode="after")
     def _check_relations(self) -> Config:
@@ -135,7 +147,7 @@ def _size_problems(config: Config) -> list[Problem]:
     return []
 
 
-def _advantage_problems(advantage: AdvantageSection) -> list[Problem]:
+def _advantage_problems(advantage: AdvantageSettings) -> list[Problem]:
     if advantage.normalization == "mean_only" or advantage.std_floor > 0.0:
         return []
     rule = (
@@ -146,7 +158,7 @@ def _advantage_problems(advantage: AdvantageSection) -> list[Problem]:
     return [Problem("advantage.std_floor", advantage.std_floor, rule, remedy)]
 
 
-def _kl_problems(loss: LossSection) -> list[Problem]:
+def _kl_problems(loss: LossSettings) -> list[Problem]:
     if loss.kl_placement == "loss" or loss.kl_coef > 0.0:
         return []
     rule = "'reward' needs loss.kl_coef > 0, else no divergence is subtracted from the reward"
@@ -154,7 +166,7 @@ def _kl_problems(loss: LossSection) -> list[Problem]:
     return [Problem("loss.kl_placement", loss.kl_placement, rule, remedy)]
 
 
-def estimator_problems(loss: LossSection) -> list[Problem]:
+def estimator_problems(loss: LossSettings) -> list[Problem]:
     """What a new run is refused for and older ones have: an estimator of no use where it stands."""
     estimator = loss.kl_estimator
     if (estimator == "k1") == (loss.kl_placement == "reward"):

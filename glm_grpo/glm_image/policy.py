@@ -22,7 +22,7 @@ from glm_grpo.errors import CheckpointError
 from glm_grpo.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.glm_image.prompt_inputs import PromptInputs, encode_prompts
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
-from glm_grpo.grpo.replay import Replay
+from glm_grpo.grpo.update import Replay
 from glm_grpo.types import PromptBatch, Rollout
 
 ADAPTED_MODULES = (

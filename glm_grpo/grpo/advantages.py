@@ -6,9 +6,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float32, Float64
+from pydantic import Field
 from torch import Tensor
 
 from glm_grpo.types import Advantages
+from rewards.options import Options
 
 Normalization = Literal["group_std", "mean_only", "batch_std"]
 
@@ -19,6 +21,18 @@ Equal pictures get equal scores except for the last bits: a term that runs in a 
 weighted sum of a handful of terms, each round once to fp32. Eight units of rounding cover that
 and are five orders below any difference that a scorer means.
 """
+
+
+class AdvantageSettings(Options):
+    """How rewards become advantages."""
+
+    normalization: Normalization
+    """After the group's mean is taken off: divide by the group's standard deviation (GRPO), by
+    nothing (Dr. GRPO), or by the standard deviation of what is left over the batch."""
+    std_floor: float = Field(ge=0.0)
+    """Smallest divisor, in units of the reward, so that nearly flat groups are not blown up."""
+    clip: float | None = Field(default=None, gt=0.0)
+    """Largest absolute advantage; absent: not limited."""
 
 
 def group_advantages(

@@ -7,14 +7,20 @@ padding mask, and a mean over tokens is the mean of the sequences' means.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
 
 import torch
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Shaped
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from glm_grpo.errors import ConfigError
 from glm_grpo.types import Correction
+from rewards.custom import load_function
+from rewards.options import Options
+from rewards.types import RewardError
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -43,45 +49,160 @@ class ClippedSurrogate:
 
 
 @dataclass(frozen=True)
-class LossSettings:
-    """What `grpo_loss` weighs.
+class LossInputs:
+    """What a loss sees of N sequences.
 
     Attributes:
-        clip_low: The ratio acts down to 1 - clip_low, in [0, 1].
-        clip_high: The ratio acts up to 1 + clip_high, >= 0.
-        kl_coef: Weight of the KL to the reference policy in the loss, >= 0; 0 needs no reference.
-        kl_estimator: Estimator of that KL; `k1` moves nothing on average.
-        kl_behaviour_coef: Weight of the KL to the policy that sampled, >= 0.
+        log_probs: Of the policy being trained, with gradient.
+        old_log_probs: As sampled.
+        reference_log_probs: Of the reference policy; None where nothing weighs them.
+        advantages: One a sequence.
+        correction: Of these tokens; None where the policy that sampled is the one that the updates
+            begin with.
     """
 
-    clip_low: float
-    clip_high: float
-    kl_coef: float
-    kl_estimator: LossKlEstimator
-    kl_behaviour_coef: float
+    log_probs: Float32[Tensor, "N T"]
+    old_log_probs: Float32[Tensor, "N T"]
+    reference_log_probs: Float32[Tensor, "N T"] | None
+    advantages: Float32[Tensor, " N"]
+    correction: Correction | None = None
+
+    @property
+    def proximal_log_probs(self) -> Float32[Tensor, "N T"]:
+        """Of the policy that the updates begin with: what ratios are taken to."""
+        return self.old_log_probs if self.correction is None else self.correction.proximal_log_probs
 
 
 @dataclass(frozen=True)
-class GrpoLoss:
-    """The loss of some sequences and its parts.
+class LossOutput:
+    """A loss and what is reported of it.
 
     Attributes:
-        total: policy + kl, a mean over tokens; carries the gradient.
-        policy: Mean clipped surrogate; without gradient, as all that follows.
-        kl: What both KL terms add to the total, weights included.
-        kl_reference: Mean of `corrected_kl_estimate`, whichever estimator the loss uses, so that
-            runs compare, and so do the updates of a rollout: of an older policy's tokens k3 alone
-            is no estimate. NaN without a reference: it was not measured.
-        kl_behaviour: Mean k3 estimate of the KL to the sampling policy, >= 0.
-        surrogate: The policy part token by token.
+        total: To be minimised, a scalar: a mean over tokens, so that micro-batches weighed by their
+            share of tokens add up to the batch; carries the gradient.
+        metrics: By the name they are stored under; a scalar, or one value a token. What is
+            reported is the mean over the tokens of all sequences. One named `ratio/mean_square`
+            makes `ratio/effective_sample_size` of `ratio/mean`.
     """
 
-    total: Float32[Tensor, ""]
-    policy: Float32[Tensor, ""]
-    kl: Float32[Tensor, ""]
-    kl_reference: Float32[Tensor, ""]
-    kl_behaviour: Float32[Tensor, ""]
-    surrogate: ClippedSurrogate
+    total: Tensor
+    metrics: Mapping[str, Shaped[Tensor, "..."]]
+
+
+class LossSettings(Options):
+    """What all kinds of loss share: the KL terms that hold the policy where it was."""
+
+    kl_coef: float = Field(ge=0.0)
+    """Weight of the KL divergence to the reference policy; 0: the reference is never run."""
+    kl_estimator: LossKlEstimator
+    """Estimator of that divergence per token; null: k3_corrected in the loss (k3 times the
+    probability ratio: unbiased in later updates of a rollout too), k1 in the reward."""
+    kl_placement: Literal["loss", "reward"]
+    """Add the divergence to the loss, or subtract it, summed over an image's tokens, from its
+    reward before advantages are made. The coefficient means the same in both; a reward's standard
+    deviation, where advantages are divided by it, divides it too."""
+    kl_behaviour_coef: float = Field(ge=0.0)
+    """Weight of the KL divergence to the policy that sampled; 0: not part of the loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_estimator(cls, values: object) -> object:
+        # Chosen here, so that what a run stores says what it computes.
+        if isinstance(values, Mapping) and values.get("kl_estimator") is None:
+            is_in_reward = values.get("kl_placement") == "reward"
+            return {**values, "kl_estimator": "k1" if is_in_reward else "k3_corrected"}
+        return values
+
+    @property
+    def kl_coef_in_loss(self) -> float:
+        """Weight of the KL to the reference in the loss; 0 where the reward has it."""
+        return 0.0 if self.kl_placement == "reward" else self.kl_coef
+
+    @property
+    def kl_coef_in_reward(self) -> float:
+        """Weight of the KL to the reference in the reward; 0 where the loss has it."""
+        return self.kl_coef if self.kl_placement == "reward" else 0.0
+
+    def policy_loss(self, inputs: LossInputs) -> LossOutput:
+        """The part that raises the probability of what was rewarded, without the KL terms."""
+        raise NotImplementedError
+
+
+class ClippedLoss(LossSettings):
+    """The clipped surrogate of PPO: see `clipped_surrogate`."""
+
+    kind: Literal["clipped"] = "clipped"
+    """Which loss."""
+    clip_low: float = Field(gt=0.0, lt=1.0)
+    """The probability ratio is clipped below 1 - clip_low."""
+    clip_high: float = Field(gt=0.0)
+    """The probability ratio is clipped above 1 + clip_high."""
+
+    def policy_loss(self, inputs: LossInputs) -> LossOutput:
+        """The mean surrogate, with the ratio to the policy that the updates begin with."""
+        surrogate = clipped_surrogate(
+            inputs.log_probs,
+            inputs.proximal_log_probs,
+            inputs.advantages,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+        )
+        loss = surrogate.loss
+        if inputs.correction is not None:
+            loss = loss * inputs.correction.weights
+        metrics = {
+            "ratio/mean": surrogate.ratio,
+            "ratio/clip_fraction": surrogate.is_clipped,
+            "ratio/mean_square": surrogate.ratio.double().square(),
+        }
+        return LossOutput(loss.mean(), metrics)
+
+
+class CustomLoss(LossSettings):
+    """A function of the user's own: `LossInputs` -> `LossOutput`, without the KL terms."""
+
+    kind: Literal["custom"]
+    """Which loss."""
+    function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`module:function`, importable from the folder the run starts in."""
+
+    def policy_loss(self, inputs: LossInputs) -> LossOutput:
+        """What the function returns.
+
+        Raises:
+            ConfigError: The function cannot be imported, or returns no loss.
+        """
+        found = self.load()(inputs)
+        is_loss = isinstance(found, LossOutput) and isinstance(found.total, Tensor)
+        if not is_loss or found.total.ndim != 0 or not found.total.requires_grad:
+            raise ConfigError(
+                f"loss.function = {self.function}: returned {_described(found)}; it must return "
+                "glm_grpo.grpo.losses.LossOutput(total, metrics) whose total is one number with "
+                "the gradient of inputs.log_probs"
+            )
+        return found
+
+    def load(self) -> Callable[[LossInputs], LossOutput]:
+        """The function.
+
+        Raises:
+            ConfigError: It cannot be imported.
+        """
+        try:
+            return cast("Callable[[LossInputs], LossOutput]", load_function(self.function))
+        except RewardError as error:
+            raise ConfigError(f"loss.function = {self.function}: {error}") from error
+
+
+LOSSES: Mapping[str, type[LossSettings]] = {"clipped": ClippedLoss, "custom": CustomLoss}
+"""Kinds of loss by the value of `loss.kind`."""
+
+
+def _described(found: object) -> str:
+    if not isinstance(found, LossOutput):
+        return f"a {type(found).__name__}"
+    shape = tuple(getattr(found.total, "shape", ()))
+    return f"a total of shape {shape}" if shape else "a total without gradient"
 
 
 def kl_estimate(
@@ -149,7 +270,7 @@ def corrected_kl_estimate(
         log_probs: Of the policy being trained, with gradient.
         old_log_probs: As sampled.
         reference_log_probs: Of the reference policy.
-        correction: As in `grpo_loss`.
+        correction: As in `LossInputs`.
 
     Returns:
         One estimate a token, in nats, >= 0.
@@ -182,8 +303,8 @@ def clipped_surrogate(
         log_probs: Of the policy being trained, with gradient.
         old_log_probs: As sampled.
         advantages: One a sequence.
-        clip_low: See `LossSettings`.
-        clip_high: See `LossSettings`.
+        clip_low: See `ClippedLoss`.
+        clip_high: See `ClippedLoss`.
 
     Returns:
         Loss, ratio and clipping of every token.
@@ -197,17 +318,10 @@ def clipped_surrogate(
     return ClippedSurrogate(loss=loss, ratio=ratio.detach(), is_clipped=is_above | is_below)
 
 
-def grpo_loss(
-    log_probs: Float32[Tensor, "N T"],
-    old_log_probs: Float32[Tensor, "N T"],
-    reference_log_probs: Float32[Tensor, "N T"] | None,
-    advantages: Float32[Tensor, " N"],
-    settings: LossSettings,
-    correction: Correction | None = None,
-) -> GrpoLoss:
-    """Clipped surrogate, plus KL to the reference and to the sampling policy.
+def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
+    """The policy loss, plus KL to the reference and to the sampling policy.
 
-    total = mean(surrogate) + kl_coef * mean(KL(policy || reference))
+    total = policy loss + kl_coef * mean(KL(policy || reference))
             + kl_behaviour_coef * mean(KL(sampling policy || policy))
 
     Tokens were drawn from the sampling policy, so the second KL is unbiased at every update. The
@@ -220,60 +334,57 @@ def grpo_loss(
     each token of the surrogate is weighed by how much likelier that policy makes it than the one
     that sampled. `k3_corrected` is weighed likewise; the other KL terms stay as they are.
 
+    `kl/reference` is the mean of `corrected_kl_estimate`, whichever estimator the loss uses, so
+    that runs compare, and so do the updates of a rollout: of an older policy's tokens k3 alone is
+    no estimate. NaN without a reference: it was not measured.
+
     Source: DeepSeekMath (arXiv 2402.03300), equation 3; decoupled: Hilton et al. 2022
     (arXiv 2110.00641), for language models AReaL (arXiv 2505.24298).
 
     Args:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        reference_log_probs: Of the reference policy; None only when `kl_coef` is 0.
-        advantages: One a sequence.
-        settings: Bounds and weights.
-        correction: Of these tokens; None where the policy that sampled is the one that the updates
-            begin with.
+        inputs: `reference_log_probs` is None only where the loss weighs no KL to the reference.
+        settings: Of one kind.
 
     Returns:
-        The total with its gradient, and the parts without.
+        The total with its gradient; `loss/total`, `loss/policy`, `loss/kl`, `kl/reference`,
+        `kl/behaviour` and the metrics of the kind.
 
     Raises:
-        ValueError: `kl_coef` is not 0 and there is no reference.
+        ValueError: A KL to the reference is weighed and there is no reference.
     """
-    if reference_log_probs is None and settings.kl_coef != 0:
+    log_probs, old_log_probs = inputs.log_probs, inputs.old_log_probs
+    reference_log_probs, kl_coef = inputs.reference_log_probs, settings.kl_coef_in_loss
+    if reference_log_probs is None and kl_coef != 0:
         raise ValueError(
-            f"kl_coef {settings.kl_coef} without reference_log_probs: pass the reference policy's "
+            f"kl_coef {kl_coef} without reference_log_probs: pass the reference policy's "
             "log-probs, or set kl_coef to 0"
         )
-    surrogate = clipped_surrogate(
-        log_probs,
-        old_log_probs if correction is None else correction.proximal_log_probs,
-        advantages,
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-    )
-    if correction is not None:
-        surrogate = replace(surrogate, loss=surrogate.loss * correction.weights)
-    policy = surrogate.loss.mean()
+    policy = settings.policy_loss(inputs)
     kl_behaviour = kl_estimate(old_log_probs, log_probs, estimator="k3").mean()
-    kl_reference = torch.full_like(policy, torch.nan)
-    kl = torch.zeros_like(policy)
+    kl_reference = torch.full_like(policy.total, torch.nan)
+    kl = torch.zeros_like(policy.total)
     # A weight of 0 adds no term at all: 0 times an overflowed estimate would be NaN.
     if settings.kl_behaviour_coef != 0:
         kl = kl + settings.kl_behaviour_coef * kl_behaviour
     if reference_log_probs is not None:
-        estimates = corrected_kl_estimate(log_probs, old_log_probs, reference_log_probs, correction)
+        estimates = corrected_kl_estimate(
+            log_probs, old_log_probs, reference_log_probs, inputs.correction
+        )
         kl_reference = estimates.mean()
         if settings.kl_estimator != "k3_corrected":
             estimates = kl_estimate(log_probs, reference_log_probs, estimator=settings.kl_estimator)
-        if settings.kl_coef != 0:
-            kl = kl + settings.kl_coef * estimates.mean()
-    return GrpoLoss(
-        total=policy + kl,
-        policy=policy.detach(),
-        kl=kl.detach(),
-        kl_reference=kl_reference.detach(),
-        kl_behaviour=kl_behaviour.detach(),
-        surrogate=surrogate,
-    )
+        if kl_coef != 0:
+            kl = kl + kl_coef * estimates.mean()
+    total = policy.total + kl
+    metrics = {
+        "loss/total": total,
+        "loss/policy": policy.total,
+        "loss/kl": kl,
+        "kl/reference": kl_reference,
+        "kl/behaviour": kl_behaviour,
+        **policy.metrics,
+    }
+    return LossOutput(total, {name: value.detach() for name, value in metrics.items()})
 
 
 def importance_weights(
@@ -342,21 +453,18 @@ def reference_penalty(
     return kl_coef * estimate.sum(dim=-1)
 
 
-def effective_sample_size(ratio_sum: float, square_sum: float, count: int) -> float:
-    """The share of samples that importance weights leave: (sum w)^2 / (n sum w^2).
+def effective_sample_size(mean: float, mean_square: float) -> float:
+    """The share of samples that importance weights w leave: mean(w)^2 / mean(w^2).
 
     Source: Kish, "Survey Sampling" (1965); for importance sampling Owen, "Monte Carlo theory,
     methods and examples" (2013), section 9.3.
 
     Args:
-        ratio_sum: Of n importance weights, each >= 0.
-        square_sum: Of their squares.
-        count: n, >= 1.
+        mean: Of n importance weights, each >= 0.
+        mean_square: Of the weights.
 
     Returns:
         In (0, 1]: 1 where all weights are equal, 1 / n where one weight is all; NaN where all
         weights are 0 or one is not finite.
     """
-    if square_sum == 0:
-        return math.nan
-    return ratio_sum * ratio_sum / (count * square_sum)
+    return math.nan if mean_square == 0 else mean * mean / mean_square

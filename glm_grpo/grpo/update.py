@@ -3,19 +3,53 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from glm_grpo.grpo.engine import ONE_PROCESS, Engine
-from glm_grpo.grpo.losses import LossKlEstimator, LossSettings, grpo_loss
-from glm_grpo.grpo.replay import PolicyForUpdate, Replay
-from glm_grpo.grpo.update_report import Scored, report_update, sums_of
-from glm_grpo.types import Correction, Experience, LossReport
+from glm_grpo.grpo.losses import LossInputs, LossSettings, effective_sample_size, grpo_loss
+from glm_grpo.types import Correction, Experience, PromptBatch, Rollout
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The policy's present view of tokens that were sampled before.
+
+    Attributes:
+        log_probs: Natural logarithm, of the distribution the tokens were drawn from; with gradient.
+        entropy: Of that distribution at each token, nats.
+        outside_codebook: The probability of a token that is none of a picture, which neither
+            sampling nor replay lets come, in [0, 1).
+    """
+
+    log_probs: Float32[Tensor, "N T"]
+    entropy: Float32[Tensor, "N T"]
+    outside_codebook: Float32[Tensor, "N T"]
+
+
+@runtime_checkable
+class PolicyForUpdate(Protocol):
+    """What an update needs of a policy. Rows index the flattened P * G axis."""
+
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
+        """Score the tokens of these rows, with gradient."""
+        ...
+
+    def reference_log_probs(
+        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> Float32[Tensor, "N T"]:
+        """Score the tokens of these rows under the reference policy, without gradient."""
+        ...
+
+    def trainable_parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters the optimizer moves, whose gradient is clipped."""
+        ...
 
 
 @runtime_checkable
@@ -32,38 +66,30 @@ class UpdateSettings:
     """How one rollout is learnt from.
 
     Attributes:
-        clip_low: The ratio acts down to 1 - clip_low, in [0, 1].
-        clip_high: The ratio acts up to 1 + clip_high, >= 0.
-        kl_coef: Weight of the KL to the reference policy, >= 0.
-        kl_behaviour_coef: Weight of the KL to the policy that sampled, >= 0.
-        kl_estimator: Estimator of the KL to the reference in the loss.
-        is_kl_in_reward: The KL to the reference was taken from the rewards before advantages were
-            formed (`reference_penalty`), so that the loss has none of it.
+        loss: What is minimised.
         max_grad_norm: L2 norm the gradient is clipped to, > 0; None for no clipping.
         micro_batch_size: Sequences replayed at once, >= 1; changes memory, not the gradient.
         updates_per_rollout: Optimizer updates on the same tokens, >= 1.
     """
 
-    clip_low: float
-    clip_high: float
-    kl_coef: float
-    kl_behaviour_coef: float
-    kl_estimator: LossKlEstimator
-    is_kl_in_reward: bool
+    loss: LossSettings
     max_grad_norm: float | None
     micro_batch_size: int
     updates_per_rollout: int
 
-    @property
-    def loss(self) -> LossSettings:
-        """What is left for the loss."""
-        return LossSettings(
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            kl_coef=0.0 if self.is_kl_in_reward else self.kl_coef,
-            kl_estimator=self.kl_estimator,
-            kl_behaviour_coef=self.kl_behaviour_coef,
-        )
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """One optimizer update.
+
+    Attributes:
+        metrics: By the name they are stored under: those of the loss, averaged over all tokens,
+            and of the policy and the optimizer.
+        is_skipped: Loss or gradient were not finite, and no weight changed.
+    """
+
+    metrics: Mapping[str, float]
+    is_skipped: bool
 
 
 @dataclass(frozen=True)
@@ -95,7 +121,7 @@ def update_policy(
     experience: Experience,
     settings: UpdateSettings,
     engine: Engine = ONE_PROCESS,
-) -> list[LossReport]:
+) -> list[UpdateReport]:
     """Learn from one rollout: `updates_per_rollout` updates, each on the whole batch.
 
     Every update replays all sequences in micro-batches whose accumulated gradient is that of the
@@ -128,13 +154,13 @@ def update_policy(
         engine: Joins the processes that train together.
 
     Returns:
-        One report an update; `kl_reference` is NaN where no reference was run. `replay_gap` is
-        that of the first update, before any step: it measures replay against sampling, not
-        learning; NaN where the policy has moved on since it sampled.
+        One report an update; `kl/reference` is NaN where no reference was run.
+        `policy/replay_gap` is that of the first update, before any step: it measures replay against
+        sampling, not learning; NaN where the policy has moved on since it sampled.
     """
     micro_batches = _micro_batches(policy, experience, settings, engine)
     max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
-    reports: list[LossReport] = []
+    reports: list[UpdateReport] = []
     for _ in range(settings.updates_per_rollout):
         optimizer.zero_grad(set_to_none=True)
         parts = []
@@ -142,12 +168,15 @@ def update_policy(
             with engine.accumulation(is_last=index == len(micro_batches) - 1):
                 parts.append(_score(policy, experience, micro_batch, settings.loss, engine))
         grad_norm = engine.clip_gradient(policy.trainable_parameters(), max_norm)
-        report = report_update(
-            sums_of(parts, engine),
-            grad_norm=grad_norm,
-            learning_rate=float(optimizer.param_groups[0]["lr"]),
-            first=reports[0] if reports else None,
-        )
+        counted = [part for part, each in zip(parts, micro_batches, strict=True) if each.share > 0]
+        metrics = _means(counted, engine) | {
+            "optim/grad_norm": grad_norm,
+            "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
+        }
+        if reports:
+            metrics["policy/replay_gap"] = reports[0].metrics["policy/replay_gap"]
+        is_finite = math.isfinite(metrics["loss/total"]) and math.isfinite(grad_norm)
+        report = UpdateReport(metrics, is_skipped=not is_finite)
         if not report.is_skipped and grad_norm != 0:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -172,7 +201,7 @@ def _micro_batches(
     for rows, share in zip(groups, shares, strict=True):
         reference_log_probs = None
         # Of a KL in the reward they are at hand, and are measured.
-        if settings.loss.kl_coef != 0 or experience.reference_log_probs is not None:
+        if settings.loss.kl_coef_in_loss != 0 or experience.reference_log_probs is not None:
             with torch.no_grad():
                 reference_log_probs = _reference_log_probs(policy, experience, rows)
         micro_batches.append(
@@ -218,30 +247,48 @@ def _score(
     micro_batch: _MicroBatch,
     settings: LossSettings,
     engine: Engine,
-) -> Scored:
-    """Replay, take the loss, accumulate its gradient; drop the graph before the next one."""
+) -> dict[str, float]:
+    """Replay, take the loss, accumulate its gradient; drop the graph before the next one.
+
+    Returns:
+        Metrics, weighed by the micro-batch's share of the tokens.
+    """
     replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     device = replay.log_probs.device
     old_log_probs = micro_batch.old_log_probs.to(device)
     reference = micro_batch.reference_log_probs
-    loss = grpo_loss(
-        replay.log_probs,
-        old_log_probs,
-        None if reference is None else reference.to(device),
-        micro_batch.advantages.to(device),
-        settings,
-        _moved(micro_batch.correction, device),
+    inputs = LossInputs(
+        log_probs=replay.log_probs,
+        old_log_probs=old_log_probs,
+        reference_log_probs=None if reference is None else reference.to(device),
+        advantages=micro_batch.advantages.to(device),
+        correction=_moved(micro_batch.correction, device),
     )
+    loss = grpo_loss(inputs, settings)
     # Gradients are averaged over the processes, while shares add up to 1 over all of them.
     engine.backward(loss.total * (micro_batch.share * engine.num_processes))
     log_probs = replay.log_probs.detach()
-    surrogate = replace(loss.surrogate, loss=loss.surrogate.loss.detach())
-    return Scored(
-        share=micro_batch.share,
-        loss=replace(loss, total=loss.total.detach(), surrogate=surrogate),
-        replay=Replay(log_probs, replay.entropy.detach(), replay.outside_codebook.detach()),
-        gap=_replay_gap(log_probs, old_log_probs, micro_batch.correction),
-    )
+    metrics = {
+        **loss.metrics,
+        "policy/entropy": replay.entropy,
+        "policy/log_prob": log_probs,
+        "policy/outside_codebook": replay.outside_codebook,
+        "policy/replay_gap": _replay_gap(log_probs, old_log_probs, micro_batch.correction),
+    }
+    share = micro_batch.share
+    return {name: share * float(value.double().mean()) for name, value in metrics.items()}
+
+
+def _means(parts: Sequence[Mapping[str, float]], engine: Engine) -> dict[str, float]:
+    """Metrics over the sequences of all processes, from the weighed ones of their micro-batches."""
+    own = torch.tensor([[*part.values()] for part in parts], dtype=torch.float64).sum(dim=0)
+    everyone = torch.tensor(engine.gather(own.tolist()), dtype=torch.float64).sum(dim=0)
+    means = dict(zip(parts[0], everyone.tolist(), strict=True))
+    mean_square = means.pop("ratio/mean_square", None)
+    if mean_square is not None:
+        size = effective_sample_size(means["ratio/mean"], mean_square)
+        means["ratio/effective_sample_size"] = size
+    return means
 
 
 def _replay_gap(

@@ -14,8 +14,8 @@ from glm_grpo.glm_image.decoder import Decoder
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.residency import Residency
 from glm_grpo.glm_image.sampling import Truncation, sample_rollout
-from glm_grpo.grpo.advantages import Normalization, group_advantages
-from glm_grpo.grpo.losses import reference_penalty
+from glm_grpo.grpo.advantages import AdvantageSettings, group_advantages
+from glm_grpo.grpo.losses import LossSettings, reference_penalty
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.out_of_memory import (
     drawing_size,
@@ -37,23 +37,16 @@ class CollectSettings:
     Attributes:
         truncation: Of the sampling distribution.
         combine: How the terms become one reward.
-        normalization: Of rewards into advantages.
-        std_floor: Smallest divisor, in reward units.
-        advantage_clip: Largest absolute advantage; None for no limit.
-        needs_reference: Whether a KL to the reference is weighed, in the loss or in the reward.
-        reward_kl_coef: Weight of the KL to the reference taken from the reward; 0 when it stands
-            in the loss or nowhere.
+        advantage: Of rewards into advantages.
+        loss: Whether a KL to the reference is weighed, and whether in the reward.
         micro_batch_size: Sequences the reference scores at once.
         decode_steps: Denoising steps of what is learnt from, >= 1.
     """
 
     truncation: Truncation
     combine: Literal["weighted_sum", "normalize_then_sum"]
-    normalization: Normalization
-    std_floor: float
-    advantage_clip: float | None
-    needs_reference: bool
-    reward_kl_coef: float
+    advantage: AdvantageSettings
+    loss: LossSettings
     micro_batch_size: int
     decode_steps: int
 
@@ -110,9 +103,9 @@ def collect(
     rewards = team.gather(experience.totals - experience.penalties)
     advantages = group_advantages(
         torch.cat(rewards),
-        normalization=settings.normalization,
-        std_floor=settings.std_floor,
-        clip=settings.advantage_clip,
+        normalization=settings.advantage.normalization,
+        std_floor=settings.advantage.std_floor,
+        clip=settings.advantage.clip,
     )
     start = sum(len(part) for part in rewards[: team.rank])
     own = slice(start, start + len(batch.prompts))
@@ -141,7 +134,7 @@ def _score_rollout(
     rollout_stage = stage.with_decode_steps(settings.decode_steps)
     reading = _ReferenceReading(stage, batch, rollout, settings.micro_batch_size, clock)
     # While scores are awaited, where the policy need not be brought back for it.
-    is_early = settings.needs_reference and not stage.residency.moves("policy")
+    is_early = settings.loss.kl_coef > 0 and not stage.residency.moves("policy")
     images, table = draw_and_score(
         rollout_stage, batch, rollout.token_ids, clock, meanwhile=reading if is_early else None
     )
@@ -157,8 +150,9 @@ def _score_rollout(
         advantages=Advantages(torch.zeros(shape), torch.ones(shape[0], dtype=torch.bool)),
         reference_log_probs=reading.log_probs,
     )
-    if settings.reward_kl_coef > 0:
-        penalty = reference_penalty(rollout.log_probs, reading(), kl_coef=settings.reward_kl_coef)
+    kl_coef = settings.loss.kl_coef_in_reward
+    if kl_coef > 0:
+        penalty = reference_penalty(rollout.log_probs, reading(), kl_coef=kl_coef)
         experience = replace(experience, penalties=penalty, reference_log_probs=reading.log_probs)
     return experience
 

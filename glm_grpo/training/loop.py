@@ -27,7 +27,7 @@ from glm_grpo.errors import (
     PeerError,
 )
 from glm_grpo.glm_image.self_check import self_check
-from glm_grpo.grpo.update import update_policy
+from glm_grpo.grpo.update import UpdateReport, update_policy
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import prune_checkpoints, save_checkpoint
@@ -47,7 +47,7 @@ from glm_grpo.training.recheck import Recheck
 from glm_grpo.training.records import Records, StepCosts, StepRecord
 from glm_grpo.training.sources import ExperienceSource
 from glm_grpo.training.team import OnMain, Team
-from glm_grpo.types import EvaluationPart, Experience, LossReport, PromptBatch
+from glm_grpo.types import EvaluationPart, Experience, PromptBatch
 from rewards.canaries import Departure
 from rewards.types import RewardError
 
@@ -228,7 +228,7 @@ class Trainer:
             report.max_gap,
         )
 
-    def _learn(self, experience: Experience, clock: PhaseClock) -> list[LossReport]:
+    def _learn(self, experience: Experience, clock: PhaseClock) -> list[UpdateReport]:
         """The updates of a step; the same reports in every process."""
         rows = self._settings.update.micro_batch_size
         with (
@@ -249,7 +249,7 @@ class Trainer:
         self,
         step: int,
         experience: Experience,
-        reports: Sequence[LossReport],
+        reports: Sequence[UpdateReport],
         clock: PhaseClock,
         more: Mapping[str, float],
     ) -> StepRecord:
@@ -301,15 +301,15 @@ class Trainer:
         self._at.best_step, self._at.best_total = self._at.step, total
         return True
 
-    def _refuse_non_finite(self, reports: Sequence[LossReport]) -> None:
+    def _refuse_non_finite(self, reports: Sequence[UpdateReport]) -> None:
         for report in reports:
             self._at.skipped_in_a_row = self._at.skipped_in_a_row + 1 if report.is_skipped else 0
             if report.is_skipped and self._team.is_main:
                 logger.warning(
                     "step %d: loss %s, gradient norm %s: the update was skipped",
                     self._at.step,
-                    report.total,
-                    report.grad_norm,
+                    report.metrics["loss/total"],
+                    report.metrics["optim/grad_norm"],
                 )
             if self._at.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
                 raise NonFiniteError(

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.tables import MetricsRow
-from glm_grpo.types import Evaluation, Experience, LossReport
+from glm_grpo.types import Evaluation, Experience
 from rewards.audit import audit_table
 from rewards.reweigh import Mode
 from rewards.types import RewardTable
@@ -17,7 +18,7 @@ _OCR_TERM = "ocr"
 
 def step_metrics(
     experience: Experience,
-    reports: Sequence[LossReport],
+    reports: Sequence[UpdateReport],
     times: Mapping[str, float],
     peak_memory_bytes: int,
     *,
@@ -111,24 +112,15 @@ def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
     return metrics
 
 
-def _update_metrics(reports: Sequence[LossReport]) -> dict[str, float]:
+def _update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     # One value that is not finite would hide what the other updates of the step did.
     done = [report for report in reports if not report.is_skipped]
-    return {
-        "loss/total": _mean([report.total for report in done]),
-        "loss/policy": _mean([report.policy for report in done]),
-        "loss/kl": _mean([report.kl for report in done]),
-        "kl/reference": _mean([report.kl_reference for report in done]),
-        "kl/behaviour": _mean([report.kl_behaviour for report in done]),
-        "ratio/mean": _mean([report.ratio_mean for report in done]),
-        "ratio/clip_fraction": _mean([report.clip_fraction for report in done]),
-        "ratio/effective_sample_size": _mean([report.effective_sample_size for report in done]),
-        "policy/entropy": _mean([report.entropy for report in done]),
-        "policy/log_prob": _mean([report.log_prob for report in done]),
-        "policy/outside_codebook": _mean([report.outside_codebook for report in done]),
-        "policy/replay_gap": reports[0].replay_gap,
-        "optim/grad_norm": _mean([report.grad_norm for report in done]),
-        "optim/learning_rate": reports[-1].learning_rate,
+    metrics = {
+        name: _mean([report.metrics[name] for report in done]) for name in reports[0].metrics
+    }
+    return metrics | {
+        "policy/replay_gap": reports[0].metrics["policy/replay_gap"],
+        "optim/learning_rate": reports[-1].metrics["optim/learning_rate"],
         "optim/skipped_updates": float(len(reports) - len(done)),
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from glm_grpo.errors import StorageError
+from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.report.gallery import update_gallery, write_gallery
 from glm_grpo.report.summary import SummaryRow
 from glm_grpo.storage import RunFolder
@@ -15,7 +16,7 @@ from glm_grpo.training.metrics import evaluation_metrics, step_metrics
 from glm_grpo.training.recorder import Recorder
 from glm_grpo.training.sentinel import Sentinel
 from glm_grpo.training.summaries import summarise
-from glm_grpo.types import EvaluationPart, Experience, LossReport
+from glm_grpo.types import EvaluationPart, Experience
 from rewards.canaries import Departure
 from rewards.reweigh import Mode
 from rewards.types import RewardTable
@@ -101,7 +102,7 @@ class Records:
         self,
         step: int,
         experience: Experience,
-        reports: Sequence[LossReport],
+        reports: Sequence[UpdateReport],
         costs: StepCosts,
         more: Mapping[str, float],
     ) -> StepRecord:

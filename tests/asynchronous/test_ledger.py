@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from glm_grpo.glm_image.sampling import Truncation
 from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.ledger import Assignment, Ledger, Steps
+from tests.factories import advantage_settings, clipped_loss
 
 CHEAP = CollectSettings(
     truncation=Truncation(),
     combine="weighted_sum",
-    normalization="group_std",
-    std_floor=0.02,
-    advantage_clip=None,
-    needs_reference=False,
-    reward_kl_coef=0.0,
+    advantage=advantage_settings(std_floor=0.02),
+    loss=clipped_loss(),
     micro_batch_size=1,
     decode_steps=1,
 )

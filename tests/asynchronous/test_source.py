@@ -19,7 +19,7 @@ from glm_grpo.glm_image.decoder import Decoder
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.residency import Residency
 from glm_grpo.glm_image.sampling import Truncation
-from glm_grpo.grpo.replay import Replay
+from glm_grpo.grpo.update import Replay
 from glm_grpo.training.asynchronous import (
     MAX_DEATHS_IN_A_ROW,
     PATIENCE_SECONDS,
@@ -43,16 +43,14 @@ from glm_grpo.training.stale import StaleSettings
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable
+from tests.factories import advantage_settings, clipped_loss
 
 TOKENS = 4
 CHEAP = CollectSettings(
     truncation=Truncation(),
     combine="weighted_sum",
-    normalization="group_std",
-    std_floor=0.02,
-    advantage_clip=None,
-    needs_reference=False,
-    reward_kl_coef=0.0,
+    advantage=advantage_settings(std_floor=0.02),
+    loss=clipped_loss(),
     micro_batch_size=1,
     decode_steps=1,
 )

@@ -11,8 +11,8 @@ from torch import Tensor
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.losses import (
     KlEstimator,
+    LossInputs,
     LossKlEstimator,
-    LossSettings,
     clipped_surrogate,
     corrected_kl_estimate,
     effective_sample_size,
@@ -20,8 +20,9 @@ from glm_grpo.grpo.losses import (
     kl_estimate,
     reference_penalty,
 )
+from tests.factories import clipped_loss
 
-SURROGATE_ONLY = LossSettings(
+SURROGATE_ONLY = clipped_loss(
     clip_low=0.2, clip_high=0.3, kl_coef=0.0, kl_estimator="k3", kl_behaviour_coef=0.0
 )
 
@@ -104,17 +105,19 @@ def test_corrected_kl_is_k3_times_the_ratio_and_its_gradient_k2s_times_the_ratio
 def expected_loss_gradient(estimator: LossKlEstimator, sampling: Tensor) -> tuple[Tensor, Tensor]:
     """Over a die of three sides thrown by `sampling`: of the KL in the loss, and of the KL."""
     reference = torch.tensor([0.2, 0.2, 0.6]).log()
-    settings = LossSettings(
+    settings = clipped_loss(
         clip_low=0.2, clip_high=0.2, kl_coef=1.0, kl_estimator=estimator, kl_behaviour_coef=0.0
     )
     logits = torch.tensor([0.4, -0.1, 0.3], requires_grad=True)
     policy = logits.log_softmax(0)
     losses = [
         grpo_loss(
-            policy[side].reshape(1, 1),
-            sampling[side].log().reshape(1, 1),
-            reference[side].reshape(1, 1),
-            torch.zeros(1),
+            LossInputs(
+                policy[side].reshape(1, 1),
+                sampling[side].log().reshape(1, 1),
+                reference[side].reshape(1, 1),
+                torch.zeros(1),
+            ),
             settings,
         ).total
         for side in range(3)
@@ -210,50 +213,52 @@ def test_clipped_surrogate_gives_each_sequence_its_own_advantage() -> None:
 
 
 def test_grpo_loss_adds_policy_and_both_kl_terms_by_their_weights() -> None:
-    settings = LossSettings(
+    settings = clipped_loss(
         clip_low=0.2, clip_high=0.2, kl_coef=0.5, kl_estimator="k2", kl_behaviour_coef=2.0
     )
     # Policy 0.5, sampled at 0.4 (ratio 1.25), reference 0.25, advantage -1: loss 1.25, unclipped.
-    loss = grpo_loss(log(0.5), log(0.4), log(0.25), torch.tensor([-1.0]), settings)
+    loss = grpo_loss(LossInputs(log(0.5), log(0.4), log(0.25), torch.tensor([-1.0])), settings)
     k2 = math.log(2) ** 2 / 2
     behaviour = 1.25 - 1 - math.log(1.25)
-    assert loss.policy.item() == pytest.approx(1.25, rel=1e-5)
-    assert loss.kl_behaviour.item() == pytest.approx(behaviour, rel=1e-4)
+    assert loss.metrics["loss/policy"].item() == pytest.approx(1.25, rel=1e-5)
+    assert loss.metrics["kl/behaviour"].item() == pytest.approx(behaviour, rel=1e-4)
     # k3 = 0.5 + log 2 - 1, times the ratio.
-    assert loss.kl_reference.item() == pytest.approx(1.25 * (math.log(2) - 0.5), rel=1e-5)
-    assert loss.kl.item() == pytest.approx(0.5 * k2 + 2.0 * behaviour, rel=1e-5)
+    assert loss.metrics["kl/reference"].item() == pytest.approx(
+        1.25 * (math.log(2) - 0.5), rel=1e-5
+    )
+    assert loss.metrics["loss/kl"].item() == pytest.approx(0.5 * k2 + 2.0 * behaviour, rel=1e-5)
     assert loss.total.item() == pytest.approx(1.25 + 0.5 * k2 + 2.0 * behaviour, rel=1e-5)
 
 
 def test_grpo_loss_on_policy_is_minus_the_mean_advantage() -> None:
     log_probs = torch.log(torch.tensor([[0.3, 0.1], [0.5, 0.9], [0.2, 0.2]]))
     advantages = torch.tensor([-1.0, 0.25, 0.9])
-    loss = grpo_loss(log_probs, log_probs.clone(), None, advantages, SURROGATE_ONLY)
-    assert loss.policy.item() == pytest.approx(-0.05, abs=1e-7)
-    assert loss.total.item() == loss.policy.item()
+    loss = grpo_loss(LossInputs(log_probs, log_probs.clone(), None, advantages), SURROGATE_ONLY)
+    assert loss.metrics["loss/policy"].item() == pytest.approx(-0.05, abs=1e-7)
+    assert loss.total.item() == loss.metrics["loss/policy"].item()
 
 
 def test_grpo_loss_without_reference_measures_no_kl_to_it() -> None:
-    loss = grpo_loss(log(0.5), log(0.4), None, torch.tensor([1.0]), SURROGATE_ONLY)
-    assert math.isnan(loss.kl_reference.item())
-    assert loss.kl.item() == 0.0
+    loss = grpo_loss(LossInputs(log(0.5), log(0.4), None, torch.tensor([1.0])), SURROGATE_ONLY)
+    assert math.isnan(loss.metrics["kl/reference"].item())
+    assert loss.metrics["loss/kl"].item() == 0.0
 
 
 def test_grpo_loss_refuses_a_kl_weight_without_reference() -> None:
-    settings = LossSettings(
+    settings = clipped_loss(
         clip_low=0.2, clip_high=0.2, kl_coef=0.1, kl_estimator="k3", kl_behaviour_coef=0.0
     )
     with pytest.raises(ValueError, match=r"kl_coef 0\.1 without reference_log_probs"):
-        grpo_loss(log(0.5), log(0.5), None, torch.tensor([1.0]), settings)
+        grpo_loss(LossInputs(log(0.5), log(0.5), None, torch.tensor([1.0])), settings)
 
 
 def test_grpo_loss_pulls_towards_reference_and_sampling_policy() -> None:
-    settings = LossSettings(
+    settings = clipped_loss(
         clip_low=0.2, clip_high=0.2, kl_coef=1.0, kl_estimator="k3", kl_behaviour_coef=1.0
     )
     # Below both other policies: a step against the gradient must raise the log-prob.
     log_probs = log(0.2).requires_grad_()
-    loss = grpo_loss(log_probs, log(0.4), log(0.4), torch.tensor([0.0]), settings)
+    loss = grpo_loss(LossInputs(log_probs, log(0.4), log(0.4), torch.tensor([0.0])), settings)
     # k3 to the reference: 1 - exp(d) = 1 - 2; k3 of the sampling policy: ratio - 1 = 0.5 - 1.
     assert gradient_of(loss.total, log_probs).item() == pytest.approx(-1.5, rel=1e-5)
 
@@ -306,16 +311,16 @@ def test_a_kl_in_the_reward_weighs_as_much_as_in_the_loss_whatever_the_length(
 
 
 def test_effective_sample_size_of_equal_weights_is_one() -> None:
-    # Six weights of 0.7.
-    assert effective_sample_size(4.2, 6 * 0.49, 6) == pytest.approx(1.0)
+    # Weights of 0.7.
+    assert effective_sample_size(0.7, 0.49) == pytest.approx(1.0)
 
 
 def test_effective_sample_size_counts_the_weights_that_matter() -> None:
     # (1 + 0 + 0 + 0)^2 / (4 * 1); (3 + 1)^2 / (2 * 10).
-    assert effective_sample_size(1.0, 1.0, 4) == 0.25
-    assert effective_sample_size(4.0, 10.0, 2) == pytest.approx(0.8)
+    assert effective_sample_size(1.0 / 4, 1.0 / 4) == 0.25
+    assert effective_sample_size(4.0 / 2, 10.0 / 2) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("weight", [0.0, math.inf, math.nan])
 def test_effective_sample_size_of_weights_that_say_nothing_is_nan(weight: float) -> None:
-    assert math.isnan(effective_sample_size(weight, weight * weight, 1))
+    assert math.isnan(effective_sample_size(weight, weight * weight))

@@ -11,26 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from glm_grpo.grpo.losses import (
-    LossSettings,
+    LossInputs,
     Treatment,
     corrected_kl_estimate,
     grpo_loss,
     importance_weights,
 )
-from glm_grpo.grpo.replay import Replay
-from glm_grpo.grpo.update import UpdateSettings, update_policy
+from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
 from glm_grpo.types import (
     Advantages,
     Correction,
     Experience,
     ImageBatch,
-    LossReport,
     PromptBatch,
     Rollout,
 )
 from rewards.types import Prompt, RewardTable
+from tests.factories import changed, clipped_loss, update_settings
 
-PLAIN = LossSettings(
+PLAIN = clipped_loss(
     clip_low=0.2, clip_high=0.2, kl_coef=0.0, kl_estimator="k3", kl_behaviour_coef=0.0
 )
 
@@ -73,31 +72,35 @@ def test_corrected_loss_is_that_worked_out_by_hand() -> None:
     # advantage of 2). Weights 0.2 / 0.1 = 2 and 0.2 / 0.4 = 0.5.
     # Loss: -(2 * 1.1 * 2 + 0.5 * 1.2 * 2) / 2 = -2.8.
     loss = grpo_loss(
-        log(0.22, 0.3),
-        log(0.1, 0.4),
-        None,
-        torch.tensor([2.0]),
+        LossInputs(
+            log(0.22, 0.3),
+            log(0.1, 0.4),
+            None,
+            torch.tensor([2.0]),
+            Correction(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
+        ),
         PLAIN,
-        Correction(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
     )
-    assert loss.policy.item() == pytest.approx(-2.8, rel=1e-5)
-    torch.testing.assert_close(loss.surrogate.ratio, torch.tensor([[1.1, 1.5]]))
-    assert loss.surrogate.is_clipped.tolist() == [[False, True]]
+    assert loss.metrics["loss/policy"].item() == pytest.approx(-2.8, rel=1e-5)
+    torch.testing.assert_close(loss.metrics["ratio/mean"], torch.tensor([[1.1, 1.5]]))
+    assert loss.metrics["ratio/clip_fraction"].tolist() == [[False, True]]
 
 
 def test_corrected_loss_for_a_negative_advantage_is_clipped_below() -> None:
     # As above with an advantage of -1 and present probabilities of 0.1 and 0.22: ratios 0.5
     # (clipped to 0.8) and 1.1. Loss: (2 * 0.8 + 0.5 * 1.1) / 2 = 1.075.
     loss = grpo_loss(
-        log(0.1, 0.22),
-        log(0.1, 0.4),
-        None,
-        torch.tensor([-1.0]),
+        LossInputs(
+            log(0.1, 0.22),
+            log(0.1, 0.4),
+            None,
+            torch.tensor([-1.0]),
+            Correction(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
+        ),
         PLAIN,
-        Correction(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
     )
-    assert loss.policy.item() == pytest.approx(1.075, rel=1e-5)
-    assert loss.surrogate.is_clipped.tolist() == [[True, False]]
+    assert loss.metrics["loss/policy"].item() == pytest.approx(1.075, rel=1e-5)
+    assert loss.metrics["ratio/clip_fraction"].tolist() == [[True, False]]
 
 
 def test_corrected_kl_is_to_the_policy_that_sampled_within_the_limit_of_the_weights() -> None:
@@ -116,17 +119,17 @@ def test_corrected_kl_is_to_the_policy_that_sampled_within_the_limit_of_the_weig
 
 
 def test_correction_leaves_the_other_kl_terms_as_they_are() -> None:
-    settings = LossSettings(
+    settings = clipped_loss(
         clip_low=0.2, clip_high=0.2, kl_coef=0.3, kl_estimator="k3", kl_behaviour_coef=0.7
     )
     now, sampled, reference = log(0.3, 0.3), log(0.2, 0.5), log(0.4, 0.1)
     advantages = torch.tensor([1.0])
-    plain = grpo_loss(now, sampled, reference, advantages, settings)
+    plain = grpo_loss(LossInputs(now, sampled, reference, advantages), settings)
     correction = Correction(log(0.25, 0.4), torch.tensor([[1.25, 0.8]]))
-    corrected = grpo_loss(now, sampled, reference, advantages, settings, correction)
-    assert corrected.kl.item() == plain.kl.item()
-    assert corrected.kl_behaviour.item() == plain.kl_behaviour.item()
-    assert corrected.policy.item() != plain.policy.item()
+    corrected = grpo_loss(LossInputs(now, sampled, reference, advantages, correction), settings)
+    assert corrected.metrics["loss/kl"].item() == plain.metrics["loss/kl"].item()
+    assert corrected.metrics["kl/behaviour"].item() == plain.metrics["kl/behaviour"].item()
+    assert corrected.metrics["loss/policy"].item() != plain.metrics["loss/policy"].item()
 
 
 def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() -> None:
@@ -145,12 +148,14 @@ def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() ->
         sampled = older.log()[entry].reshape(1, 1)
         weights = importance_weights(proximal, sampled, largest=100.0, treatment="weigh")
         loss = grpo_loss(
-            now[entry].reshape(1, 1),
-            sampled,
-            None,
-            advantages[entry : entry + 1],
+            LossInputs(
+                now[entry].reshape(1, 1),
+                sampled,
+                None,
+                advantages[entry : entry + 1],
+                Correction(proximal, weights),
+            ),
             PLAIN,
-            Correction(proximal, weights),
         )
         total = total + older[entry] * loss.total
     (gradient,) = torch.autograd.grad(total, logits)
@@ -160,17 +165,7 @@ def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() ->
 
 
 PROMPTS, GROUP, TOKENS, CODEBOOK = 2, 2, 3, 5
-SETTINGS = UpdateSettings(
-    clip_low=0.2,
-    clip_high=0.2,
-    kl_coef=0.0,
-    kl_behaviour_coef=0.0,
-    kl_estimator="k3",
-    is_kl_in_reward=False,
-    max_grad_norm=None,
-    micro_batch_size=PROMPTS * GROUP,
-    updates_per_rollout=1,
-)
+SETTINGS = update_settings(micro_batch_size=PROMPTS * GROUP)
 
 
 class TablePolicy:
@@ -232,7 +227,9 @@ def make_experience(sampled_by: Tensor, correction: Correction | None = None) ->
     )
 
 
-def learn(experience: Experience, settings: UpdateSettings) -> tuple[TablePolicy, list[LossReport]]:
+def learn(
+    experience: Experience, settings: UpdateSettings
+) -> tuple[TablePolicy, list[UpdateReport]]:
     policy = TablePolicy(draw(0))
     optimizer = torch.optim.SGD([policy.logits], lr=1.0)
     return policy, update_policy(policy, optimizer, ConstantRate(), experience, settings)
@@ -249,7 +246,7 @@ def correct(experience: Experience) -> Correction:
 def test_update_moves_along_the_weighed_gradient(micro_batch_size: int) -> None:
     stale = make_experience(draw(7))
     stale = replace(stale, correction=correct(stale))
-    policy, (report,) = learn(stale, replace(SETTINGS, micro_batch_size=micro_batch_size))
+    policy, (report,) = learn(stale, changed(SETTINGS, micro_batch_size=micro_batch_size))
 
     # Ratios are 1, so the gradient of the loss is -mean(weight * advantage * (onehot - softmax)).
     assert stale.correction is not None
@@ -258,18 +255,18 @@ def test_update_moves_along_the_weighed_gradient(micro_batch_size: int) -> None:
     move = (factor[..., None] * (onehot - draw(0).softmax(-1))).sum((0, 1))
     expected = draw(0) + move / (PROMPTS * GROUP * TOKENS)
     torch.testing.assert_close(policy.logits.detach(), expected, atol=1e-6, rtol=1e-5)
-    assert report.ratio_mean == pytest.approx(1.0, abs=1e-6)
-    assert report.clip_fraction == 0.0
+    assert report.metrics["ratio/mean"] == pytest.approx(1.0, abs=1e-6)
+    assert report.metrics["ratio/clip_fraction"] == 0.0
 
 
 def test_update_measures_no_replay_gap_where_the_policy_has_moved_on() -> None:
     stale = make_experience(draw(7))
     _, (report,) = learn(replace(stale, correction=correct(stale)), SETTINGS)
-    assert math.isnan(report.replay_gap)
+    assert math.isnan(report.metrics["policy/replay_gap"])
     assert not report.is_skipped
 
 
 def test_update_without_correction_replays_no_more_and_measures_the_gap() -> None:
     policy, (report,) = learn(make_experience(draw(0)), SETTINGS)
     assert policy.replays == 1
-    assert report.replay_gap == 0.0
+    assert report.metrics["policy/replay_gap"] == 0.0

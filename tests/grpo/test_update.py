@@ -13,24 +13,14 @@ from torch import Tensor, nn
 
 from glm_grpo.grpo.engine import OneProcess
 from glm_grpo.grpo.losses import LossKlEstimator
-from glm_grpo.grpo.replay import Replay
-from glm_grpo.grpo.update import UpdateSettings, update_policy
-from glm_grpo.types import Advantages, Experience, ImageBatch, LossReport, PromptBatch, Rollout
+from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
+from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
+from tests.factories import changed, update_settings
 
 PROMPTS, GROUP, TOKENS, CODEBOOK = 2, 3, 4, 5
 
-SETTINGS = UpdateSettings(
-    clip_low=0.2,
-    clip_high=0.2,
-    kl_coef=0.0,
-    kl_behaviour_coef=0.0,
-    kl_estimator="k3",
-    is_kl_in_reward=False,
-    max_grad_norm=None,
-    micro_batch_size=PROMPTS * GROUP,
-    updates_per_rollout=1,
-)
+SETTINGS = update_settings(micro_batch_size=PROMPTS * GROUP)
 
 
 class TablePolicy:
@@ -120,7 +110,7 @@ def learn(
     experience: Experience,
     settings: UpdateSettings,
     learning_rate: float = 0.1,
-) -> list[LossReport]:
+) -> list[UpdateReport]:
     optimizer = torch.optim.SGD([policy.logits], lr=learning_rate)
     return update_policy(policy, optimizer, ConstantRate(), experience, settings)
 
@@ -151,24 +141,24 @@ def test_update_policy_micro_batches_give_the_gradient_of_the_whole_batch(
     micro_batch_size: int,
 ) -> None:
     # 4 does not divide 6: the last, smaller micro-batch must weigh less.
-    settings = replace(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2)
+    settings = changed(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2)
     whole = move_of(ADVANTAGES, settings)
-    parts = move_of(ADVANTAGES, replace(settings, micro_batch_size=micro_batch_size))
+    parts = move_of(ADVANTAGES, changed(settings, micro_batch_size=micro_batch_size))
     assert whole.abs().max() > 0.01
     torch.testing.assert_close(parts, whole, atol=1e-6, rtol=0)
 
 
 def test_update_policy_reports_the_same_for_any_micro_batch_size() -> None:
-    settings = replace(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2, updates_per_rollout=2)
+    settings = changed(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2, updates_per_rollout=2)
     logits = make_logits()
     experience = make_experience(logits, ADVANTAGES)
 
-    def reports(micro_batch_size: int) -> list[LossReport]:
+    def reports(micro_batch_size: int) -> list[UpdateReport]:
         policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-        return learn(policy, experience, replace(settings, micro_batch_size=micro_batch_size), 2.0)
+        return learn(policy, experience, changed(settings, micro_batch_size=micro_batch_size), 2.0)
 
     for whole, parts in zip(reports(6), reports(4), strict=True):
-        assert vars(parts) == pytest.approx(vars(whole), abs=1e-6)
+        assert parts.metrics == pytest.approx(whole.metrics, abs=1e-6, nan_ok=True)
 
 
 def test_update_policy_on_policy_report() -> None:
@@ -177,23 +167,25 @@ def test_update_policy_on_policy_report() -> None:
         TablePolicy(logits), make_experience(logits, ADVANTAGES), SETTINGS, learning_rate=0.25
     )
     # Policy loss is minus the mean advantage, and advantages sum to 0.
-    assert report.policy == pytest.approx(0.0, abs=1e-7)
-    assert report.total == report.policy
-    assert report.ratio_mean == pytest.approx(1.0)
-    assert report.clip_fraction == 0.0
-    assert report.effective_sample_size == pytest.approx(1.0)
-    assert report.replay_gap == pytest.approx(0.0, abs=1e-6)
-    assert report.kl_behaviour == pytest.approx(0.0, abs=1e-9)
-    assert report.learning_rate == 0.25
-    assert report.grad_norm == pytest.approx(move_of(ADVANTAGES).norm().item(), rel=1e-5)
+    assert report.metrics["loss/policy"] == pytest.approx(0.0, abs=1e-7)
+    assert report.metrics["loss/total"] == report.metrics["loss/policy"]
+    assert report.metrics["ratio/mean"] == pytest.approx(1.0)
+    assert report.metrics["ratio/clip_fraction"] == 0.0
+    assert report.metrics["ratio/effective_sample_size"] == pytest.approx(1.0)
+    assert report.metrics["policy/replay_gap"] == pytest.approx(0.0, abs=1e-6)
+    assert report.metrics["kl/behaviour"] == pytest.approx(0.0, abs=1e-9)
+    assert report.metrics["optim/learning_rate"] == 0.25
+    assert report.metrics["optim/grad_norm"] == pytest.approx(
+        move_of(ADVANTAGES).norm().item(), rel=1e-5
+    )
     log_softmax = logits.log_softmax(-1)
     entropy = -(log_softmax.exp() * log_softmax).sum(-1).mean().item()
-    assert report.entropy == pytest.approx(entropy, rel=1e-5)
+    assert report.metrics["policy/entropy"] == pytest.approx(entropy, rel=1e-5)
     # Rows 0 to 5 have 0.00 to 0.05.
-    assert report.outside_codebook == pytest.approx(0.025)
+    assert report.metrics["policy/outside_codebook"] == pytest.approx(0.025)
     sampled = make_experience(logits, ADVANTAGES).rollout.log_probs
-    assert report.log_prob == pytest.approx(sampled.mean().item(), rel=1e-5)
-    assert math.isnan(report.kl_reference)
+    assert report.metrics["policy/log_prob"] == pytest.approx(sampled.mean().item(), rel=1e-5)
+    assert math.isnan(report.metrics["kl/reference"])
     assert not report.is_skipped
 
 
@@ -204,9 +196,11 @@ def test_update_policy_replay_gap_is_that_before_the_first_step() -> None:
     reports = learn(
         TablePolicy(logits),
         replace(experience, rollout=shifted),
-        replace(SETTINGS, updates_per_rollout=3),
+        changed(SETTINGS, updates_per_rollout=3),
     )
-    assert [report.replay_gap for report in reports] == pytest.approx([0.125] * 3, rel=1e-5)
+    assert [report.metrics["policy/replay_gap"] for report in reports] == pytest.approx(
+        [0.125] * 3, rel=1e-5
+    )
 
 
 def test_update_policy_later_updates_stay_relative_to_the_sampling_policy() -> None:
@@ -215,29 +209,29 @@ def test_update_policy_later_updates_stay_relative_to_the_sampling_policy() -> N
     reports = learn(
         policy,
         make_experience(logits, ADVANTAGES),
-        replace(SETTINGS, updates_per_rollout=12, clip_low=0.05, clip_high=0.05),
+        changed(SETTINGS, updates_per_rollout=12, clip_low=0.05, clip_high=0.05),
         learning_rate=2.0,
     )
-    assert reports[0].clip_fraction == 0.0
-    assert reports[-1].clip_fraction > 0.1
-    behaviour = [report.kl_behaviour for report in reports]
+    assert reports[0].metrics["ratio/clip_fraction"] == 0.0
+    assert reports[-1].metrics["ratio/clip_fraction"] > 0.1
+    behaviour = [report.metrics["kl/behaviour"] for report in reports]
     assert behaviour[0] < behaviour[1] < behaviour[3]
-    assert reports[-1].effective_sample_size < 1.0
-    assert reports[-1].policy < reports[1].policy < 0.0
+    assert reports[-1].metrics["ratio/effective_sample_size"] < 1.0
+    assert reports[-1].metrics["loss/policy"] < reports[1].metrics["loss/policy"] < 0.0
 
 
 @pytest.mark.parametrize("updates", [1, 3])
 def test_update_policy_runs_the_reference_once_per_micro_batch(updates: int) -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    settings = replace(SETTINGS, kl_coef=0.1, micro_batch_size=2, updates_per_rollout=updates)
+    settings = changed(SETTINGS, kl_coef=0.1, micro_batch_size=2, updates_per_rollout=updates)
     reports = learn(policy, make_experience(logits, ADVANTAGES), settings)
     assert policy.reference_calls == 3
-    assert all(report.kl_reference > 0 for report in reports)
+    assert all(report.metrics["kl/reference"] > 0 for report in reports)
 
 
 def test_update_policy_takes_the_reference_that_was_read_before() -> None:
-    logits, settings = make_logits(), replace(SETTINGS, kl_coef=0.1, micro_batch_size=2)
+    logits, settings = make_logits(), changed(SETTINGS, kl_coef=0.1, micro_batch_size=2)
     experience = make_experience(logits, ADVANTAGES)
     reading, given = (TablePolicy(logits, reference_logits=make_logits(seed=5)) for _ in range(2))
     rows = torch.arange(PROMPTS * GROUP)
@@ -256,7 +250,7 @@ def test_update_policy_takes_the_reference_that_was_read_before() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [SETTINGS, replace(SETTINGS, kl_coef=0.1, is_kl_in_reward=True)]
+    "settings", [SETTINGS, changed(SETTINGS, kl_coef=0.1, kl_placement="reward")]
 )
 def test_update_policy_never_runs_a_reference_the_loss_does_not_use(
     settings: UpdateSettings,
@@ -265,7 +259,7 @@ def test_update_policy_never_runs_a_reference_the_loss_does_not_use(
     policy = TablePolicy(logits)
     (report,) = learn(policy, make_experience(logits, ADVANTAGES), settings)
     assert policy.reference_calls == 0
-    assert report.kl == 0.0
+    assert report.metrics["loss/kl"] == 0.0
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_corrected"])
@@ -274,22 +268,22 @@ def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it(
 ) -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    settings = replace(SETTINGS, kl_coef=1.0, kl_estimator=estimator, updates_per_rollout=20)
+    settings = changed(SETTINGS, kl_coef=1.0, kl_estimator=estimator, updates_per_rollout=20)
     reports = learn(policy, make_experience(logits, FLAT), settings, learning_rate=0.5)
-    kls = [report.kl_reference for report in reports]
+    kls = [report.metrics["kl/reference"] for report in reports]
     assert min(kls) >= 0
     assert kls[-1] < 0.5 * kls[0]
 
 
 def test_update_policy_clips_the_gradient_and_reports_its_norm_before() -> None:
     free = move_of(ADVANTAGES)
-    settings = replace(SETTINGS, max_grad_norm=0.01)
+    settings = changed(SETTINGS, max_grad_norm=0.01)
     clipped = move_of(ADVANTAGES, settings)
     assert clipped.norm().item() == pytest.approx(0.01, rel=1e-3)
     torch.testing.assert_close(clipped, free * (0.01 / free.norm()), atol=1e-6, rtol=1e-3)
     logits = make_logits()
     (report,) = learn(TablePolicy(logits), make_experience(logits, ADVANTAGES), settings)
-    assert report.grad_norm == pytest.approx(free.norm().item(), rel=1e-5)
+    assert report.metrics["optim/grad_norm"] == pytest.approx(free.norm().item(), rel=1e-5)
 
 
 def warm_adam(policy: TablePolicy, experience: Experience) -> torch.optim.Optimizer:
@@ -309,12 +303,12 @@ def test_update_policy_with_equal_rewards_changes_no_weight_despite_momentum() -
         policy, optimizer, ConstantRate(), make_experience(before, FLAT), SETTINGS
     )
     assert torch.equal(policy.logits.detach(), before)
-    assert report.grad_norm == 0.0
+    assert report.metrics["optim/grad_norm"] == 0.0
     assert not report.is_skipped
 
 
 def test_update_policy_with_equal_rewards_still_follows_a_kl_term() -> None:
-    settings = replace(SETTINGS, kl_coef=0.1)
+    settings = changed(SETTINGS, kl_coef=0.1)
     assert move_of(FLAT, settings).abs().max() > 0
 
 
@@ -330,7 +324,10 @@ def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
     broken = replace(experience, rollout=replace(experience.rollout, log_probs=log_probs))
     (report,) = update_policy(policy, optimizer, ConstantRate(), broken, SETTINGS)
     assert report.is_skipped
-    assert not (math.isfinite(report.total) and math.isfinite(report.grad_norm))
+    assert not (
+        math.isfinite(report.metrics["loss/total"])
+        and math.isfinite(report.metrics["optim/grad_norm"])
+    )
     assert torch.equal(policy.logits.detach(), before)
     assert policy.logits.grad is None
 
@@ -348,9 +345,9 @@ def test_update_policy_advances_the_schedule_when_no_step_is_taken() -> None:
         optimizer,
         HalvingRate(optimizer),
         make_experience(make_logits(), FLAT),
-        replace(SETTINGS, updates_per_rollout=3),
+        changed(SETTINGS, updates_per_rollout=3),
     )
-    assert [report.learning_rate for report in reports] == [1.0, 0.5, 0.25]
+    assert [report.metrics["optim/learning_rate"] for report in reports] == [1.0, 0.5, 0.25]
 
 
 def test_update_policy_accumulates_through_the_given_engine() -> None:
@@ -376,7 +373,7 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
         optimizer,
         ConstantRate(),
         make_experience(logits, ADVANTAGES),
-        replace(SETTINGS, micro_batch_size=3),
+        changed(SETTINGS, micro_batch_size=3),
         Doubling(),
     )
     assert is_last_of == [False, True]

@@ -62,22 +62,25 @@ def test_loss_and_gradient_are_those_of_the_trainer(example):
         for index in range(3)
     )
     advantages = torch.tensor([1.5, -0.5, 0.0, -1.0])
-    settings = product_losses.LossSettings(
+    settings = product_losses.ClippedLoss(
         clip_low=example.CLIP,
         clip_high=example.CLIP,
         kl_coef=example.KL_COEF,
         kl_estimator="k3_corrected",
         kl_behaviour_coef=0.0,
+        kl_placement="loss",
     )
 
-    wanted = product_losses.grpo_loss(new, old, reference, advantages, settings)
+    wanted = product_losses.grpo_loss(
+        product_losses.LossInputs(new, old, reference, advantages), settings
+    )
     (wanted_gradient,) = torch.autograd.grad(wanted.total, new)
     loss, kl = example.grpo_loss(new, old, reference, advantages)
     (gradient,) = torch.autograd.grad(loss, new)
 
-    assert wanted.surrogate.is_clipped.any()
+    assert wanted.metrics["ratio/clip_fraction"].any()
     torch.testing.assert_close(loss, wanted.total)
-    torch.testing.assert_close(kl, wanted.kl_reference)
+    torch.testing.assert_close(kl, wanted.metrics["kl/reference"])
     torch.testing.assert_close(gradient, wanted_gradient)
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.engine import ONE_PROCESS
-from glm_grpo.grpo.replay import Replay
-from glm_grpo.grpo.update import UpdateSettings, update_policy
+from glm_grpo.grpo.losses import ClippedLoss
+from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
 from glm_grpo.training.engine import Engine, has_shards, make_accelerator
 from glm_grpo.training.prompts import part_of_batch
 from glm_grpo.training.team import Team, current_team
@@ -29,12 +29,14 @@ PROMPTS, GROUP, TOKENS, CODEBOOK = 3, 2, 4, 5
 ADVANTAGES = torch.tensor([[1.0, -1.5], [0.5, -0.25], [2.0, -1.75]])
 
 SETTINGS = UpdateSettings(
-    clip_low=0.05,
-    clip_high=0.05,
-    kl_coef=0.3,
-    kl_behaviour_coef=0.2,
-    kl_estimator="k3",
-    is_kl_in_reward=False,
+    loss=ClippedLoss(
+        clip_low=0.05,
+        clip_high=0.05,
+        kl_coef=0.3,
+        kl_estimator="k3",
+        kl_placement="loss",
+        kl_behaviour_coef=0.2,
+    ),
     max_grad_norm=0.25,
     micro_batch_size=PROMPTS * GROUP,
     updates_per_rollout=3,
@@ -137,7 +139,7 @@ def learn(team: Team, accelerator, micro_batch_size: int) -> dict:
     )
     return {
         "logits": policy.network.logits.tolist(),
-        "reports": [vars(report) for report in reports],
+        "reports": [dict(report.metrics) for report in reports],
         "replayed": policy.replayed,
     }
 

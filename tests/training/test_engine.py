@@ -32,8 +32,8 @@ def test_unequal_parts_in_micro_batches_give_the_update_of_the_whole_batch(found
     # There was something to be equal in: clipped ratios, a KL, a gradient that was scaled down.
     last = whole["reports"][-1]
     assert last["clip_fraction"] > 0
-    assert last["kl_reference"] > 0.1
-    assert whole["reports"][0]["grad_norm"] > 0.25
+    assert last["kl/reference"] > 0.1
+    assert whole["reports"][0]["optim/grad_norm"] > 0.25
 
 
 @pytest.mark.parametrize(

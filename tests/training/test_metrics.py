@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.training.metrics import evaluation_metrics, outside_codebook_note, step_metrics
 from glm_grpo.types import (
     Advantages,
     Evaluation,
     Experience,
     ImageBatch,
-    LossReport,
     PromptBatch,
     Rollout,
 )
@@ -56,28 +56,31 @@ def make_experience() -> Experience:
     )
 
 
-def make_report(value: float) -> LossReport:
-    """Fourteen fields told apart by their tenths: value + 0, value + 10, ..."""
-    return LossReport(
-        total=value,
-        policy=value + 10,
-        kl=value + 20,
-        kl_reference=value + 30,
-        kl_behaviour=value + 40,
-        ratio_mean=value + 50,
-        clip_fraction=value + 60,
-        effective_sample_size=value + 70,
-        entropy=value + 80,
-        log_prob=value + 90,
-        outside_codebook=value + 100,
-        replay_gap=value + 110,
-        grad_norm=value + 120,
-        learning_rate=value + 130,
-        is_skipped=False,
-    )
+FIGURES = (
+    "loss/total",
+    "loss/policy",
+    "loss/kl",
+    "kl/reference",
+    "kl/behaviour",
+    "ratio/mean",
+    "ratio/clip_fraction",
+    "ratio/effective_sample_size",
+    "policy/entropy",
+    "policy/log_prob",
+    "policy/outside_codebook",
+    "policy/replay_gap",
+    "optim/grad_norm",
+    "optim/learning_rate",
+)
 
 
-def metrics_of(*reports: LossReport) -> dict[str, float]:
+def make_report(value: float) -> UpdateReport:
+    """Figures told apart by their tens: value + 0, value + 10, ..."""
+    metrics = {name: value + 10 * index for index, name in enumerate(FIGURES)}
+    return UpdateReport(metrics, is_skipped=False)
+
+
+def metrics_of(*reports: UpdateReport) -> dict[str, float]:
     return step_metrics(make_experience(), reports, TIMES, 4096, combine="weighted_sum")
 
 
@@ -193,7 +196,8 @@ def test_outside_codebook_note_has_the_figure_of_the_exported_step() -> None:
 
 
 def test_step_metrics_leaves_skipped_updates_out_and_counts_them() -> None:
-    skipped = replace(make_report(math.nan), replay_gap=0.5, learning_rate=7.0, is_skipped=True)
+    figures = {"policy/replay_gap": 0.5, "optim/learning_rate": 7.0}
+    skipped = UpdateReport(make_report(math.nan).metrics | figures, is_skipped=True)
     metrics = metrics_of(skipped, make_report(3.0), skipped)
     assert metrics["loss/total"] == 3
     assert metrics["optim/grad_norm"] == 123

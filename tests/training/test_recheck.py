@@ -22,6 +22,7 @@ from glm_grpo.training.recheck import Recheck, RecheckSettings
 from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt
+from tests.factories import advantage_settings, clipped_loss
 
 FULL, CHEAP = 4, 1
 Greys = list[list[int]]
@@ -98,11 +99,8 @@ class Run:
         settings = CollectSettings(
             truncation=Truncation(),
             combine="weighted_sum",
-            normalization="mean_only",
-            std_floor=0.0,
-            advantage_clip=None,
-            needs_reference=False,
-            reward_kl_coef=0.0,
+            advantage=advantage_settings(normalization="mean_only", std_floor=0.0),
+            loss=clipped_loss(),
             micro_batch_size=1,
             decode_steps=decode_steps,
         )

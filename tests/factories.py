@@ -1,0 +1,42 @@
+"""Objects that many tests need, with defaults: a new field is written here once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from glm_grpo.grpo.advantages import AdvantageSettings
+from glm_grpo.grpo.losses import ClippedLoss
+from glm_grpo.grpo.update import UpdateSettings
+
+
+def clipped_loss(**changes: Any) -> ClippedLoss:
+    """Clipped at 0.2 on both sides, no KL."""
+    defaults = {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.0,
+        "kl_estimator": "k3",
+        "kl_placement": "loss",
+        "kl_behaviour_coef": 0.0,
+    }
+    return ClippedLoss(**defaults | changes)
+
+
+def update_settings(**changes: Any) -> UpdateSettings:
+    """One update in one pass, with `clipped_loss`."""
+    start = UpdateSettings(
+        loss=clipped_loss(), max_grad_norm=None, micro_batch_size=100, updates_per_rollout=1
+    )
+    return changed(start, **changes)
+
+
+def changed(settings: UpdateSettings, **changes: Any) -> UpdateSettings:
+    """Other values of some fields, those of the loss among them."""
+    of_loss = {name: changes.pop(name) for name in [*changes] if name in ClippedLoss.model_fields}
+    return replace(settings, loss=settings.loss.model_copy(update=of_loss), **changes)
+
+
+def advantage_settings(**changes: Any) -> AdvantageSettings:
+    """GRPO's, without a limit."""
+    return AdvantageSettings(**{"normalization": "group_std", "std_floor": 0.01} | changes)

@@ -1,0 +1,92 @@
+"""A loss of the user's own: found by name, weighed and reported as the shipped ones are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm_grpo.errors import ConfigError
+from glm_grpo.grpo.losses import CustomLoss, LossInputs, grpo_loss
+
+MODULE = """
+from glm_grpo.grpo.losses import LossOutput
+
+def reinforce(inputs):
+    tokens = -inputs.log_probs * inputs.advantages[:, None]
+    metrics = {"mine/advantage": inputs.advantages.mean(), "mine/token": tokens}
+    return LossOutput(tokens.mean(), metrics)
+
+def number(inputs):
+    return 3.0
+
+def tokens(inputs):
+    return LossOutput(-inputs.log_probs, {})
+
+def constant(inputs):
+    return LossOutput(inputs.advantages.mean(), {})
+"""
+
+
+def custom(function: str, **changes: object) -> CustomLoss:
+    start = {"kl_coef": 0.0, "kl_estimator": "k3", "kl_placement": "loss", "kl_behaviour_coef": 0.0}
+    return CustomLoss(kind="custom", function=function, **start | changes)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_losses.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return "my_losses"
+
+
+@pytest.fixture
+def inputs() -> LossInputs:
+    log_probs = torch.tensor([[-1.0, -2.0], [-0.5, -0.25]], requires_grad=True)
+    return LossInputs(
+        log_probs, log_probs.detach(), log_probs.detach() - 1, torch.tensor([2.0, -4.0])
+    )
+
+
+def test_custom_loss_is_what_its_function_says(module: str, inputs: LossInputs) -> None:
+    loss = grpo_loss(inputs, custom(f"{module}:reinforce"))
+    # (2 * 1 + 2 * 2 - 4 * 0.5 - 4 * 0.25) / 4.
+    assert loss.total.item() == pytest.approx(0.75)
+    assert loss.metrics["loss/policy"].item() == pytest.approx(0.75)
+    assert loss.metrics["mine/advantage"].item() == -1
+    assert loss.metrics["mine/token"].tolist() == [[2.0, 4.0], [-2.0, -1.0]]
+    assert not loss.metrics["mine/token"].requires_grad
+    (gradient,) = torch.autograd.grad(loss.total, inputs.log_probs)
+    assert gradient.tolist() == [[-0.5, -0.5], [1.0, 1.0]]
+
+
+def test_kl_terms_are_added_to_a_custom_loss(module: str, inputs: LossInputs) -> None:
+    loss = grpo_loss(inputs, custom(f"{module}:reinforce", kl_coef=0.5, kl_estimator="k2"))
+    # The reference is 1 below everywhere: k2 = 1 / 2.
+    assert loss.metrics["loss/kl"].item() == pytest.approx(0.25)
+    assert loss.total.item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("number", "a float"),
+        ("tokens", r"a total of shape \(2, 2\)"),
+        ("constant", "a total without gradient"),
+    ],
+)
+def test_custom_loss_that_returns_no_loss_is_refused(
+    module: str, inputs: LossInputs, name: str, found: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"loss.function = {module}:{name}: returned {found}"):
+        grpo_loss(inputs, custom(f"{module}:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [("not_there:loss", "cannot be imported"), ("my_losses:reinforced", "did you mean reinforce")],
+)
+def test_custom_loss_that_is_not_there_is_refused(module: str, function: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"loss.function = {function}: .*{problem}"):
+        custom(function).load()
