@@ -19,11 +19,10 @@ from glm_grpo.config.sections import (
     ModelSection,
     OptimSection,
     RolloutSection,
-    Section,
     TrainSection,
 )
 from rewards.config import RewardConfig
-from rewards.options import RELATION, PathText
+from rewards.options import RELATION, Options, PathText
 
 TrackerName = Literal[
     "tensorboard", "wandb", "mlflow", "trackio", "aim", "clearml", "comet_ml", "dvclive", "swanlab"
@@ -47,7 +46,7 @@ _USUAL_SIZES = {
 _PIXELS_PER_TOKEN = 32 * 32
 
 
-class Config(Section):
+class Config(Options):
     """A validated run: what `train.py` and the commands work from."""
 
     # `async` is a word of Python's own.

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from rewards.options import LARGEST_INT, PathText, refuse_secrets, refuse_unusable
+from rewards.options import LARGEST_INT, Options, PathText
 
 _BetaCoefficient = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -25,31 +25,7 @@ _MOST_STEPS = 10**9
 """Training steps: thirty years of one a second."""
 
 
-class Section(BaseModel):
-    """What all sections share: unknown keys, lax types, non-finite numbers, secrets are refused."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        # Fields such as `model` are ours to name.
-        protected_namespaces=(),
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_secrets(cls, values: object) -> object:
-        return refuse_secrets(values)
-
-    @model_validator(mode="after")
-    def _refuse_unusable(self) -> Section:
-        refuse_unusable(self)
-        return self
-
-
-class AdapterSection(Section):
+class AdapterSection(Options):
     """Low-rank adapters on the language model. No dropout: replay must equal sampling."""
 
     rank: int = Field(ge=1, le=16_384)
@@ -58,7 +34,7 @@ class AdapterSection(Section):
     """Numerator of the adapter's scale, alpha / rank."""
 
 
-class ModelSection(Section):
+class ModelSection(Options):
     """Which model is trained, and how it is held."""
 
     path: PathText
@@ -74,7 +50,7 @@ class ModelSection(Section):
     on them. Absent: in `dtype`."""
 
 
-class DataSection(Section):
+class DataSection(Options):
     """Where prompts and target images come from."""
 
     path: PathText
@@ -83,7 +59,7 @@ class DataSection(Section):
     """Held-out prompts, in any of the same forms, or `tiny:heldout`."""
 
 
-class RolloutSection(Section):
+class RolloutSection(Options):
     """How images are sampled from the policy."""
 
     prompts_per_step: int = Field(ge=1, le=_MOST_IMAGES)
@@ -103,7 +79,7 @@ class RolloutSection(Section):
     """Most probable tokens that are kept when sampling; absent: nothing is cut off."""
 
 
-class DecodeSection(Section):
+class DecodeSection(Options):
     """How the frozen diffusion decoder turns tokens into pixels."""
 
     steps: int = Field(ge=1, le=10_000)
@@ -129,7 +105,7 @@ class DecodeSection(Section):
     absent: hold them in `model.dtype`."""
 
 
-class AdvantageSection(Section):
+class AdvantageSection(Options):
     """How rewards become advantages."""
 
     normalization: Literal["group_std", "mean_only", "batch_std"]
@@ -141,7 +117,7 @@ class AdvantageSection(Section):
     """Largest absolute advantage; absent: not limited."""
 
 
-class LossSection(Section):
+class LossSection(Options):
     """The clipped surrogate and its regularisation."""
 
     clip_low: float = Field(gt=0.0, lt=1.0)
@@ -170,7 +146,7 @@ class LossSection(Section):
         return values
 
 
-class OptimSection(Section):
+class OptimSection(Options):
     """AdamW and its learning rate."""
 
     learning_rate: float = Field(gt=0.0, le=10.0)
@@ -190,7 +166,7 @@ class OptimSection(Section):
     """Gradients are scaled down to this Euclidean norm."""
 
 
-class TrainSection(Section):
+class TrainSection(Options):
     """Length of the run, sizes of its updates, and what is kept."""
 
     mode: Literal["sync", "async"] = "sync"
@@ -221,7 +197,7 @@ _LEAST_GPU = 0.0001
 _LARGEST_PORT = 65_535
 
 
-class AsyncSection(Section):
+class AsyncSection(Options):
     """Asynchronous collection through Ray; read where `train.mode` is async."""
 
     collectors: int = Field(default=2, ge=1)
@@ -266,7 +242,7 @@ class AsyncSection(Section):
         return gpus
 
 
-class EvalSection(Section):
+class EvalSection(Options):
     """Evaluation on the held-out prompts."""
 
     samples_per_prompt: int = Field(ge=1, le=_MOST_IMAGES)
