@@ -18,7 +18,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ class Trackers:
         run_id = run_ids.get(name)
         with ExitStack() as stack:
             run = _Run(name, self._folder, self._goes_on_after + 1, run_id)
-            started = stack.enter_context(_STARTERS.get(name, _other)(run))
+            started = _STARTERS.get(name, _other)(run, stack)
             # A run that goes on has its configuration, and MLflow allows no value to change.
             if run_id is None:
                 started.tracker.store_init_configuration(_plain(self._config))
@@ -208,27 +208,21 @@ class _Started:
     show: Callable[[EvaluationTable, int], None] = _show_nothing
 
 
-@contextmanager
-def _running(tracker: GeneralTracker) -> Iterator[None]:
+def _begin(tracker: GeneralTracker, ending: ExitStack) -> None:
     tracker.start()
-    try:
-        yield
-    finally:
-        tracker.finish()
+    ending.callback(tracker.finish)
 
 
-@contextmanager
-def _other(run: _Run) -> Iterator[_Started]:
+def _other(run: _Run, ending: ExitStack) -> _Started:
     tracker_class = LOGGER_TYPE_TO_CLASS[run.tracker]
     has_folder = tracker_class.requires_logging_directory
     folder = {"logging_dir": run.folder.path} if has_folder else {}
     tracker = tracker_class(PROJECT_NAME, **folder)
-    with _running(tracker):
-        yield _Started(tracker)
+    _begin(tracker, ending)
+    return _Started(tracker)
 
 
-@contextmanager
-def _tensorboard(run: _Run) -> Iterator[_Started]:
+def _tensorboard(run: _Run, ending: ExitStack) -> _Started:
     directory = run.folder.tensorboard_dir
     # A resumed run repeats steps: TensorBoard then hides what it had from `step` on.
     tracker = TensorBoardTracker(directory.name, directory.parent, purge_step=run.step)
@@ -241,12 +235,12 @@ def _tensorboard(run: _Run) -> Iterator[_Started]:
         writer.add_text(f"{_KEY}/table", to_markdown(table), step)
         writer.flush()
 
-    with _writing_threads_quiet(), _running(tracker):
-        yield _Started(tracker, show=show)
+    ending.enter_context(_writing_threads_quiet())
+    _begin(tracker, ending)
+    return _Started(tracker, show=show)
 
 
-@contextmanager
-def _wandb(run: _Run) -> Iterator[_Started]:
+def _wandb(run: _Run, ending: ExitStack) -> _Started:
     wandb = importlib.import_module("wandb")
     # Arguments would win over the variables by which users say otherwise.
     options = {
@@ -266,37 +260,34 @@ def _wandb(run: _Run) -> Iterator[_Started]:
         tracker.log({_KEY: wandb.Table(columns=list(table.columns), data=rows)}, step=step)
 
     # Pictures of tables wait there until they are uploaded, which may be another day.
-    with _defaults(WANDB_DATA_DIR=run.folder.inside("wandb/data")), _running(tracker):
-        yield _Started(tracker, tracker.tracker.id, show)
+    ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.inside("wandb/data")))
+    _begin(tracker, ending)
+    return _Started(tracker, tracker.tracker.id, show)
 
 
-@contextmanager
-def _mlflow(run: _Run) -> Iterator[_Started]:
+def _mlflow(run: _Run, ending: ExitStack) -> _Started:
     variables, artifacts = _mlflow_store(run.folder.inside("mlflow").absolute())
-    with _defaults(**variables):
-        mlflow = importlib.import_module("mlflow")
-        tracker = MLflowTracker(
-            PROJECT_NAME, logging_dir=artifacts, run_id=run.id, run_name=run.label
-        )
+    ending.enter_context(_defaults(**variables))
+    mlflow = importlib.import_module("mlflow")
+    tracker = MLflowTracker(PROJECT_NAME, logging_dir=artifacts, run_id=run.id, run_name=run.label)
+    _begin(tracker, ending)
+    run_id = tracker.tracker.info.run_id
 
-        def show(table: EvaluationTable, step: int) -> None:
-            rows, path = table.rows, f"{_KEY}/step-{step:06d}.json"
-            stored = mlflow.MlflowClient().list_artifacts(tracker.tracker.info.run_id, _KEY)
-            # A resumed run repeats steps, and MLflow would append the rows to those it has.
-            if path in {file.path for file in stored}:
-                return
-            columns = {
-                # It wants a picture in every row of a column of pictures.
-                name: [_BLANK if name == "target" and row[at] is None else row[at] for row in rows]
-                for at, name in enumerate(table.columns)
-            }
-            mlflow.log_table(pandas.DataFrame(columns, dtype=object), path)
-            for prompt_id, strip in table.strips.items():
-                key = f"{_KEY}/{safe_name(prompt_id)}"
-                mlflow.log_image(strip, key=key, step=step, synchronous=True)
+    def show(table: EvaluationTable, step: int) -> None:
+        path = f"{_KEY}/step-{step:06d}.json"
+        # A resumed run repeats steps, and MLflow would append the rows to those it has.
+        if path in {file.path for file in mlflow.MlflowClient().list_artifacts(run_id, _KEY)}:
+            return
+        columns = pandas.DataFrame(table.rows, columns=list(table.columns), dtype=object)
+        if "target" in columns:
+            # It wants a picture in every row of a column of pictures.
+            columns["target"] = [_BLANK if cell is None else cell for cell in columns["target"]]
+        mlflow.log_table(columns, path)
+        for prompt_id, strip in table.strips.items():
+            key = f"{_KEY}/{safe_name(prompt_id)}"
+            mlflow.log_image(strip, key=key, step=step, synchronous=True)
 
-        with _running(tracker):
-            yield _Started(tracker, tracker.tracker.info.run_id, show)
+    return _Started(tracker, run_id, show)
 
 
 def _mlflow_store(directory: Path) -> tuple[dict[str, object], str | None]:
@@ -312,8 +303,7 @@ def _mlflow_store(directory: Path) -> tuple[dict[str, object], str | None]:
     return {"MLFLOW_TRACKING_URI": uri}, (directory / "artifacts").as_uri()
 
 
-@contextmanager
-def _trackio(run: _Run) -> Iterator[_Started]:
+def _trackio(run: _Run, ending: ExitStack) -> _Started:
     # Trackio reads the variable once, on import: runs of one process share a folder.
     with _defaults(TRACKIO_DIR=run.folder.inside("trackio")):
         trackio = importlib.import_module("trackio")
@@ -325,16 +315,17 @@ def _trackio(run: _Run) -> Iterator[_Started]:
         rows = _with_pictures(table, trackio.Image)
         tracker.log({_KEY: trackio.Table(columns=list(table.columns), data=rows)}, step=step)
 
-    with _printed_to_log():
-        tracker.start()
-    try:
-        yield _Started(tracker, name, show)
-    finally:
+    def finish() -> None:
         with _printed_to_log():
             trackio.finish()
 
+    with _printed_to_log():
+        tracker.start()
+    ending.callback(finish)
+    return _Started(tracker, name, show)
 
-_STARTERS: Mapping[str, Callable[[_Run], AbstractContextManager[_Started]]] = {
+
+_STARTERS: Mapping[str, Callable[[_Run, ExitStack], _Started]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "mlflow": _mlflow,
