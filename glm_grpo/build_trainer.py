@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from rich.console import Console
 from torch.optim import AdamW, Optimizer
 
@@ -26,7 +25,7 @@ from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_evaluation, read_metrics
 from glm_grpo.training.checkpoint import Checkpoint, forget_checkpoints_after, prune_checkpoints
 from glm_grpo.training.collect import Stage
-from glm_grpo.training.engine import Engine, TrainingEngine, has_shards
+from glm_grpo.training.engine import Engine, has_shards
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.optimizer_state import load_optimizer
@@ -76,8 +75,8 @@ def build_trainer(
         with checkpoint.named():
             stage.policy.load_state_tensors(checkpoint.of("policy"))
     with stage.residency.phase("update"):
-        engine = build_engine(stage.policy, launch)
-        optimizer = engine.prepare(_build_optimizer(config, stage.policy))
+        engine = Engine(stage.policy, launch.accelerator, team)
+        optimizer = _build_optimizer(config, stage.policy)
     learning_rate = _build_learning_rate(config, optimizer)
     device = launch.accelerator.device
     if config.offload == "modules_and_optimizer" and device.type != "cpu":
@@ -145,16 +144,6 @@ def build_trainer(
         engine=engine,
         team=team,
     )
-
-
-def build_engine(policy: Policy, launch: Launch) -> TrainingEngine:
-    """What joins the processes of a launch."""
-    if launch.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        # DeepSpeed need not be installed for anything else.
-        from glm_grpo.training.deepspeed_engine import ZeroEngine  # noqa: PLC0415
-
-        return ZeroEngine(policy, launch.accelerator, launch.team)
-    return Engine(policy, launch.accelerator, launch.team)
 
 
 def _build_optimizer(config: Config, policy: Policy) -> AdamW:

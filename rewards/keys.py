@@ -1,4 +1,4 @@
-"""Keys and tokens, which stay in the environment: found and hidden wherever else they turn up."""
+"""Keys and tokens, which stay in the environment: hidden wherever else they turn up."""
 
 from __future__ import annotations
 
@@ -35,25 +35,14 @@ _ASSIGNED = re.compile(
 _USER_OF_URL = re.compile(r"(\w://)[^/\s@'\"]+@")
 
 
-def find_secret(text: str) -> str | None:
-    """What kind of secret stands in a text, in words that do not repeat it; None for none.
-
-    A value, as a word of its own, of an environment variable whose name ends in KEY, TOKEN, SECRET
-    or PASSWORD, of eight characters or more, that is neither a plain lower-case word nor a path; or
-    what looks like a key of a service that is known here.
-    """
-    for variable, value in _environment_secrets().items():
-        if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text):
-            return f"the value of the environment variable {variable}"
-    return "what looks like a key" if _KNOWN_FORMS.search(text) else None
-
-
 def hide_secrets(text: str) -> str:
     """A text for a terminal or a log without the secrets in it.
 
-    Left out is what `find_secret` finds, what is assigned to a name that ends like one of a key
-    (`api_key='...'`), and user and password of an address. A secret of another form, under another
-    name, is not recognised.
+    Left out are the values of environment variables whose names end in KEY, TOKEN, SECRET or
+    PASSWORD, of eight characters or more, that are neither a plain lower-case word nor a path; what
+    looks like a key of a service that is known here; what is assigned to a name that ends like one
+    of a key (`api_key='...'`); and user and password of an address. A secret of another form, under
+    another name, is not recognised.
     """
     for value in sorted(_environment_secrets().values(), key=len, reverse=True):
         text = hide_value(text, value, HIDDEN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -17,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from rewards.keys import HIDDEN, find_secret
+from rewards.keys import HIDDEN
 
 RELATION = "relation"
 """Type of the errors that carry `rule` and `remedy` in their context."""
@@ -53,31 +52,16 @@ class Options(BaseModel):
         protected_namespaces=(),
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_secrets(cls, values: object) -> object:
-        return refuse_secrets(values)
-
     @model_validator(mode="after")
     def _refuse_unusable(self) -> Options:
-        refuse_unusable(self)
+        """Refuses values that no computation, table or file can hold."""
+        for name, value in self:
+            for each in value if isinstance(value, tuple) else (value,):
+                found = _unusable(each)
+                if found is not None:
+                    keys = (type(self).model_fields[name].alias or name,)
+                    raise problem_at(keys, value, *found)
         return self
-
-
-def refuse_unusable(options: BaseModel) -> None:
-    """Refuse values that no computation, table or file can hold; for a validator of mode `after`.
-
-    Args:
-        options: A section, whose own numbers and texts are looked at.
-
-    Raises:
-        ValidationError: Names the key, the rule and the remedy.
-    """
-    for name, value in options:
-        for each in value if isinstance(value, tuple) else (value,):
-            found = _unusable(each)
-            if found is not None:
-                raise problem_at((type(options).model_fields[name].alias or name,), value, *found)
 
 
 def _unusable(value: object) -> tuple[str, str] | None:
@@ -92,28 +76,6 @@ def _unusable(value: object) -> tuple[str, str] | None:
     if isinstance(value, str) and len(value) > _LONGEST_TEXT:
         return f"must have at most {_LONGEST_TEXT} characters", "shorten it"
     return None
-
-
-def refuse_secrets(values: object) -> object:
-    """Hand on what is to be validated; for a validator of mode `before`.
-
-    Args:
-        values: Of a section, whose texts are looked at.
-
-    Raises:
-        ValidationError: A secret stands in one: the config is stored, logged and shown.
-    """
-    if isinstance(values, Mapping):
-        for name, value in values.items():
-            found = find_secret(value) if isinstance(value, str) else None
-            if found is not None:
-                rule = f"holds {found}, and the config is stored and shown"
-                remedy = (
-                    "leave the secret in the environment, and name its variable; if it is none, "
-                    "rename or unset that environment variable"
-                )
-                raise problem_at((str(name),), HIDDEN, rule, remedy)
-    return values
 
 
 def problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> ValidationError:

@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -19,14 +18,10 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
-from transformers.integrations import unset_hf_deepspeed_config
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.glm_image.network import TokenSequences
 from glm_grpo.glm_image.policy import Policy
-from glm_grpo.grpo.engine import Engine as UpdateEngine
-from glm_grpo.training.deepspeed_settings import refuse_missing_deepspeed, refuse_unfit_zero
 from glm_grpo.training.team import Team
 
 _FSDP2 = 2
@@ -36,29 +31,7 @@ _SUPPORTED = (
     DistributedType.MULTI_CPU,
     DistributedType.MULTI_GPU,
     DistributedType.FSDP,
-    DistributedType.DEEPSPEED,
 )
-
-
-@runtime_checkable
-class TrainingEngine(UpdateEngine, Protocol):
-    """What a run needs of an engine besides what its updates do."""
-
-    def prepare(self, optimizer: Optimizer) -> Optimizer:
-        """What updates step in the place of this optimizer; called once, before anything else."""
-        ...
-
-    def whole_weights(self) -> AbstractContextManager[None]:
-        """All weights of the policy are in this process inside: entered by all processes alike."""
-        ...
-
-    def policy_tensors(self) -> dict[str, Tensor]:
-        """What training changes, put together in the main process at least; called by all alike."""
-        ...
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The prepared optimizer's tensors, put together likewise."""
-        ...
 
 
 def make_accelerator() -> Accelerator:
@@ -68,7 +41,13 @@ def make_accelerator() -> Accelerator:
         ConfigError: It was started with settings that this trainer has keys of its own for, or
             with an engine that it does not run on.
     """
-    refuse_missing_deepspeed()
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        # accelerate would ask for the library first.
+        raise ConfigError(
+            "accelerate was started for DEEPSPEED: the policy is trained by DDP or FSDP2; use "
+            "configs/accelerate/fsdp2.yaml, which cuts up weights, gradients and moments as "
+            "ZeRO-3 does"
+        )
     asked_for = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if asked_for not in _KNOWN_PRECISIONS:
         # accelerate would ask for libraries that compute in it.
@@ -81,7 +60,7 @@ def make_accelerator() -> Accelerator:
     if accelerator.distributed_type not in _SUPPORTED:
         raise ConfigError(
             f"accelerate was started for {accelerator.distributed_type.value}: the policy is "
-            "trained by DDP, FSDP2 or DeepSpeed; use a file of configs/accelerate/"
+            "trained by DDP or FSDP2; use a file of configs/accelerate/"
         )
     if accelerator.gradient_accumulation_steps != 1:
         raise ConfigError(
@@ -89,11 +68,6 @@ def make_accelerator() -> Accelerator:
             ": a step always learns from all of its images, train.micro_batch_size at a time; "
             "leave it at 1"
         )
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        refuse_unfit_zero(accelerator.state.deepspeed_plugin)
-        # accelerate tells transformers of ZeRO-3, which would cut up whatever it loads: the frozen
-        # models, and the policy before a checkpoint is put into it.
-        unset_hf_deepspeed_config()
     plugin = _sharding(accelerator)
     if plugin is not None:
         _refuse_unfit(plugin, accelerator.mixed_precision)
@@ -112,13 +86,12 @@ def _mixed_precision_error(mixed_precision: str) -> ConfigError:
 
 
 def has_shards(accelerator: Accelerator) -> bool:
-    """Whether the engine places the policy's weights, cut over the processes or in flat buffers."""
-    is_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
-    return is_deepspeed or _sharding(accelerator) is not None
+    """Whether the policy's weights are cut over the processes."""
+    return _sharding(accelerator) is not None
 
 
 class Engine:
-    """Joins the processes of a team; the `TrainingEngine` on accelerate.
+    """Joins the processes of a team.
 
     Args:
         policy: Holds its weights; replays through the wrapped network from then on.
@@ -190,10 +163,6 @@ class Engine:
                 # The root is needed first in the backward pass, where others have been long ago.
                 is_cut = self._is_resharding and module is not self._shards[0]
                 module.set_reshard_after_forward(is_cut, recurse=False)
-
-    def prepare(self, optimizer: Optimizer) -> Optimizer:
-        """Nothing is needed: it steps on joined gradients, and on shards as on whole weights."""
-        return optimizer
 
     def policy_tensors(self) -> dict[str, Tensor]:
         """What training changes, put together by `whole`; called by all alike."""

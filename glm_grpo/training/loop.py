@@ -33,7 +33,7 @@ from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import prune_checkpoints, save_checkpoint
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import Stage, join_experiences, sendable
-from glm_grpo.training.engine import TrainingEngine
+from glm_grpo.training.engine import Engine
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.failures import FailureKeeper
 from glm_grpo.training.interrupt import stop_on_signal
@@ -100,7 +100,7 @@ class Trainer:
         recheck: Recheck,
         progress: Progress,
         progression: Progression,
-        engine: TrainingEngine,
+        engine: Engine,
         team: Team,
     ) -> None:
         self._stage = stage

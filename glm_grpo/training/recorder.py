@@ -58,9 +58,6 @@ class Recorder:
             config: The resolved configuration, for the trackers.
             combine: How the terms are combined into totals; stored in the tables beside the
                 weights, so that the totals can be computed again.
-
-        Raises:
-            ConfigError: A tracker has an unknown name.
         """
         self._folder = folder
         self._trackers = Trackers(trackers, folder, config)

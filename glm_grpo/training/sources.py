@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import CollectSettings, Stage, collect
-from glm_grpo.training.engine import TrainingEngine
+from glm_grpo.training.engine import Engine
 from glm_grpo.training.prompts import part_of_batch
 from glm_grpo.training.team import Team
 from glm_grpo.types import Experience, PromptBatch
@@ -70,7 +70,7 @@ class SynchronousSource:
     def __init__(
         self,
         stage: Stage,
-        engine: TrainingEngine,
+        engine: Engine,
         team: Team,
         *,
         batch_for_step: Callable[[int], PromptBatch],

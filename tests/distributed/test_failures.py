@@ -82,3 +82,11 @@ def test_more_processes_than_prompts_are_refused(launcher):
     assert "each of the 2 processes samples other prompts of a step" in ended.output
     assert re.search(r"exitcode +: 2 ", ended.output), ended.output
     assert not (launcher.folder / "too-many").exists()
+
+
+def test_a_launch_through_deepspeed_is_refused_before_there_is_a_run_folder(launcher):
+    ended = launcher.start("zero", env={"ACCELERATE_USE_DEEPSPEED": "true"}).wait()
+    assert ended.code == 2
+    assert "ConfigError: accelerate was started for DEEPSPEED: " in ended.output
+    assert "use configs/accelerate/fsdp2.yaml" in ended.output
+    assert not (launcher.folder / "zero").exists()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.keys import find_secret, hide_secrets
+from rewards.keys import hide_secrets
 
 AWS_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLE0KEY"
 
@@ -24,55 +24,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("say jdg-4f1b9c7a aloud", "the value of the environment variable JUDGE_KEY"),
-        ("jdg-4f1b9c7a", "the value of the environment variable JUDGE_KEY"),
-        ("?key=jdg-4f1b9c7a.", "the value of the environment variable JUDGE_KEY"),
-        ("jdg-4f1b9c7a-and-more", "the value of the environment variable LONGER_KEY"),
-        (f"s3 {AWS_KEY}", "the value of the environment variable AWS_SECRET_ACCESS_KEY"),
-        ("sk-0123456789abcdefgh", "what looks like a key"),
-        ("key=sk-proj-abcdefghijklmno1", "what looks like a key"),
-        ("hf_0123456789abcdefgh", "what looks like a key"),
-        ("ghp_0123456789abcdefghij", "what looks like a key"),
-        ("AKIAIOSFODNN7EXAMPLE", "what looks like a key"),
-    ],
-)
-def test_find_secret_says_what_without_repeating_it(text: str, found: str) -> None:
-    assert find_secret(text) == found
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "1234567",
-        "de-latin1-nodeadkeys",
-        "falsefalse",
-        "risk-averse-and-task-driven-prompts",
-        'a desk-lamp that says "hf_"',
-        "Qwen/Qwen2.5-VL-7B-Instruct",
-        "outputs/2026-01-01/00-00-00",
-        "prompts/train.jsonl",
-        "zai-org/GLM-Image",
-        "/home/me/train.jsonl",
-        "/home/postgres/train.jsonl",
-        "group_std",
-        "jdg-4f1b9c7a2",
-        "old-jdg-4f1b9c7a",
-        "data/sk-SK_prompts_train.jsonl",
-        "data/sk-SK_prompts_train_2.jsonl",
-        "sk-SK_prompts_train.jsonl",
-        "/models/hf_glmimageadapterv2",
-        "hf_glmimageadapterversion",
-        "outputs/run-sk-learn-experiments-12",
-    ],
-)
-def test_find_secret_takes_ordinary_texts_for_what_they_are(text: str) -> None:
-    assert find_secret(text) is None
-
-
-@pytest.mark.parametrize(
     ("text", "hidden"),
     [
         ("jdg-4f1b9c7a-and-more, jdg-4f1b9c7a", "[hidden], [hidden]"),
@@ -83,6 +34,11 @@ def test_find_secret_takes_ordinary_texts_for_what_they_are(text: str) -> None:
         ("password=abc", "password=[hidden]"),
         ("http://me:word@scores.example:8700/x", "http://[hidden]@scores.example:8700/x"),
         ("key sk-0123456789abcdefgh refused", "key [hidden] refused"),
+        (f"s3 {AWS_KEY}", "s3 [hidden]"),
+        ("key=sk-proj-abcdefghijklmno1", "key=[hidden]"),
+        ("hf_0123456789abcdefgh", "[hidden]"),
+        ("ghp_0123456789abcdefghij", "[hidden]"),
+        ("AKIAIOSFODNN7EXAMPLE", "[hidden]"),
     ],
 )
 def test_hide_secrets_leaves_the_rest(text: str, hidden: str) -> None:
@@ -97,6 +53,25 @@ def test_hide_secrets_leaves_the_rest(text: str, hidden: str) -> None:
         "set train.steps=3",
         "prompt 'a keyboard: black' at http://127.0.0.1:8000/v1",
         "mail a@b.example",
+        "",
+        "1234567",
+        "de-latin1-nodeadkeys",
+        "falsefalse",
+        "risk-averse-and-task-driven-prompts",
+        'a desk-lamp that says "hf_"',
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "outputs/2026-01-01/00-00-00",
+        "prompts/train.jsonl",
+        "zai-org/GLM-Image",
+        "/home/me/train.jsonl",
+        "/home/postgres/train.jsonl",
+        "group_std",
+        "data/sk-SK_prompts_train.jsonl",
+        "data/sk-SK_prompts_train_2.jsonl",
+        "sk-SK_prompts_train.jsonl",
+        "/models/hf_glmimageadapterv2",
+        "hf_glmimageadapterversion",
+        "outputs/run-sk-learn-experiments-12",
     ],
 )
 def test_hide_secrets_leaves_ordinary_texts_alone(text: str) -> None:

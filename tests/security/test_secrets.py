@@ -14,14 +14,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from accelerate.tracking import TensorBoardTracker
 
 from glm_grpo import cli
-from glm_grpo.config import compose_config, to_yaml
+from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.present import explain
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_metrics, read_table
-from glm_grpo.training import trackers as trackers_module
 from glm_grpo.training.trackers import Trackers
 
 ROOT = Path(__file__).parents[2]
@@ -151,15 +151,12 @@ BASE = (f"{JUDGE}.weight=0.1", f"{JUDGE}.url=http://127.0.0.1:8000/v1", f"{JUDGE
         (f"{JUDGE}.url=http://user:pass-word@judge.example/v1", "url", "must be an address alone"),
         (f"{JUDGE}.url='http://judge.example/v1?key=pass-word'", "url", "must be an address alone"),
         (f"{JUDGE}.url='http://judge.example/v1#pass-word'", "url", "must be an address alone"),
-        (f"{JUDGE}.api_key_variable={KEY}", "api_key_variable", "holds the value of the environ"),
+        (f"{JUDGE}.api_key_variable={KEY}", "api_key_variable", "must be the name of an env"),
         (f"{JUDGE}.api_key_variable=sk_live_abc", "api_key_variable", "must be the name of an env"),
-        (f"{JUDGE}.model={KEY}", "model", "the value of the environment variable JUDGE_KEY"),
-        (f"{JUDGE}.question='my key is {KEY}'", "question", "variable JUDGE_KEY"),
-        (f"{JUDGE}.question='${{oc.env:JUDGE_KEY}}'", "question", "variable JUDGE_KEY"),
-        (f"{JUDGE}.model=sk-proj-0123456789abcdefghij", "model", "what looks like a key"),
+        (f"{JUDGE}.api_key_variable=${{oc.env:JUDGE_KEY}}", "api_key_variable", "must be the name"),
     ],
 )
-def test_key_in_the_config_is_refused_and_not_repeated(
+def test_key_where_the_name_of_its_variable_belongs_is_refused_and_not_repeated(
     judge_key: None, configs_dir: Path, override: str, key: str, rule: str
 ) -> None:
     name = override.partition("=")[0]
@@ -169,31 +166,9 @@ def test_key_in_the_config_is_refused_and_not_repeated(
     text = explain(caught.value)
     assert f"reward.terms.vlm_judge.{key} = '[hidden]'" in text
     assert rule in text
-    for secret in (KEY, "pass-word", "sk_live_abc", "sk-proj-0123456789"):
+    for secret in (KEY, "pass-word", "sk_live_abc"):
         assert secret not in text
         assert secret not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "override"),
-    [
-        ("DATASET_KEY", "prompts/train.jsonl", "data.path=prompts/train.jsonl"),
-        ("SSH_KEY", "/home/me", "data.path=/home/me/train.jsonl"),
-        ("POSTGRES_PASSWORD", "postgres", "data.path=/home/postgres/train.jsonl"),
-        ("X_KEY", "group_std", "train.steps=40"),
-    ],
-)
-def test_config_that_names_what_is_no_secret_is_taken(
-    monkeypatch: pytest.MonkeyPatch, configs_dir: Path, variable: str, value: str, override: str
-) -> None:
-    monkeypatch.setenv(variable, value)
-    text = to_yaml(compose_config(configs_dir, "tiny", [override]))
-    assert override.partition("=")[2] in text
-
-
-def test_refusal_says_what_to_do_if_it_is_no_secret(judge_key: None, configs_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="if it is none, rename or unset that environment var"):
-        compose_config(configs_dir, "tiny", [f"data.path={KEY}"])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +201,7 @@ def test_tracker_that_fails_with_a_key_in_its_words_is_reported_without(
             f"no such key: {SECRETS['WANDB_API_KEY']} at https://me:pass-word@mlflow.example/api"
         )
 
-    monkeypatch.setattr(trackers_module, "start_tracker", fail)
+    monkeypatch.setattr(TensorBoardTracker, "start", fail)
     trackers = Trackers(("tensorboard",), RunFolder(tmp_path), {})
     with caplog.at_level(logging.WARNING):
         trackers.log(0, {"reward/mean": 0.5})

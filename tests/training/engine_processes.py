@@ -48,6 +48,7 @@ REFUSED = {
     "bf16 without shards": {"ACCELERATE_MIXED_PRECISION": "bf16"},
     "fp8": {"ACCELERATE_MIXED_PRECISION": "fp8"},
     "shards of the first kind": {**SHARDS, "FSDP_VERSION": "1"},
+    "DeepSpeed": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
     "models loaded by one": {**SHARDS, "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"},
 }
 

@@ -58,6 +58,11 @@ def test_processes_replay_equally_often(found, micro_batch_size, first, second):
         ("bf16 without shards", "accelerate's mixed_precision is bf16: model.dtype sets"),
         ("fp8", "accelerate's mixed_precision is fp8: model.dtype sets"),
         ("shards of the first kind", "accelerate's fsdp_version is 1: "),
+        (
+            "DeepSpeed",
+            "accelerate was started for DEEPSPEED: the policy is trained by DDP or FSDP2; use "
+            "configs/accelerate/fsdp2.yaml",
+        ),
         ("models loaded by one", "accelerate's fsdp_cpu_ram_efficient_loading is true: "),
     ],
 )
