@@ -57,13 +57,14 @@ def exit_code(error: Exception) -> int:
 
 
 def explain(error: Exception) -> str:
-    """The lines to print for an expected error, without secrets and control characters.
+    """The lines to print for an error and its notes, without secrets and control characters.
 
     It may quote prompts, answers of servers and the command line.
     """
     if isinstance(error, COMPOSITION_ERRORS):
         error = override_error(error)
-    return printable(hide_secrets(f"{type(error).__name__}: {error}"))
+    said = ". ".join([str(error), *getattr(error, "__notes__", ())])
+    return printable(hide_secrets(f"{type(error).__name__}: {said}"))
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ def winner_changes(
     return ~(_is_best(before) & _is_best(after)).any(dim=1)
 
 
-def rank_correlations(
+def kendall_taus(
     before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
 ) -> Float32[Tensor, " P"]:
     """Kendall's tau-b of each group; NaN where a group is flat before or after.
@@ -29,7 +29,8 @@ def rank_correlations(
         tau_b = (C - D) / sqrt((N - T_before) (N - T_after))
 
     Source: Kendall, The treatment of ties in ranking problems, Biometrika 33 (1945). Totals that
-    differ by no more than `FLAT_TOLERANCE` of the group's largest are tied.
+    differ by no more than `FLAT_TOLERANCE` of the group's largest are tied, as in the report's
+    comparing.js; for scipy's `kendalltau` only equal ones are.
     """
     order_before, order_after = _pair_orders(before), _pair_orders(after)
     agreement = (order_before * order_after).sum(dim=1, dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from glm_grpo.analysis.group_order import rank_correlations, winner_changes
+from glm_grpo.analysis.group_order import kendall_taus, winner_changes
 from glm_grpo.analysis.stored import StoredGroups, StoredRollouts, read_rollouts
 from glm_grpo.analysis.weighing_overrides import list_changes, override_weighing
 from glm_grpo.config import Config, read_config
@@ -58,7 +58,7 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
     _check_as_stored(folder, stored, before)
     _check_every_prompt_has_a_total(stored.groups, other)
     after = _score(stored, other)
-    ranks = rank_correlations(before.totals, after.totals)
+    ranks = kendall_taus(before.totals, after.totals)
     ranked = ranks[~ranks.isnan()]
     gaining, losing = _find_moved(stored.groups, before.advantages, after.advantages)
     return Rescoring(

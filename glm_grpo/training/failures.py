@@ -23,10 +23,9 @@ from glm_grpo.training.recorder import store_failure
 from glm_grpo.training.team import ALONE, Team
 from rewards.types import RewardError
 
-_WORTH_SAVING = {
-    each.__name__ for each in (CollectorError, DecoderError, MemoryLimitError, RewardError)
-}
+_HARMLESS = (CollectorError, DecoderError, MemoryLimitError, RewardError)
 """Errors after which the policy of the last finished step is as good as ever."""
+_NOTED = (*_HARMLESS, NonFiniteError, PeerError)
 
 
 class FailureKeeper:
@@ -73,6 +72,8 @@ class FailureKeeper:
     def kept(self, step: int) -> Iterator[None]:
         """Where a term, the decoder, memory or the policy fails inside, keeps what there is.
 
+        The error goes on with notes of what that is.
+
         Args:
             step: At work inside.
 
@@ -87,22 +88,15 @@ class FailureKeeper:
         try:
             with out_of_memory_explained("records", f"those of step {step}"), self._team.watched():
                 yield
-        except MemoryLimitError as error:
-            raise MemoryLimitError(f"{error}. {self._keep(error)}") from error
-        except NonFiniteError as error:
-            raise NonFiniteError(f"step {step}: {error}. {self._keep(error)}") from error
-        except DecoderError as error:
-            raise DecoderError(f"step {step}: {error}. {self._keep(error)}") from error
-        except CollectorError as error:
-            raise CollectorError(f"{error}. {self._keep(error)}") from error
-        except PeerError as error:
-            raise PeerError(f"{error}. {self._keep(error)}") from error
-        except RewardError as error:
-            message = f"{error}. {self._keep(error)}"
-            if error.pictures is not None:
+        except _NOTED as error:
+            if isinstance(error, DecoderError | NonFiniteError):
+                error.args = (f"step {step}: {error}",)
+            error.add_note(self._keep(error))
+            if isinstance(error, RewardError) and error.pictures is not None:
                 place = store_failure(self._folder, error.pictures, step)
-                message += f". The pictures are in {place}"
-            raise RewardError(message) from error
+                error.pictures = None
+                error.add_note(f"The pictures are in {place}")
+            raise
 
     def _keep(self, error: Exception) -> str:
         """Saves what was learnt where that is worth it and can be done; says what is there."""
@@ -112,7 +106,7 @@ class FailureKeeper:
                 # The others are in the middle of the update, and are ended by the launcher.
                 return self._name_newest(before=None)
             kind = self._team.failure.kind
-        if kind in _WORTH_SAVING:
+        if kind in [each.__name__ for each in _HARMLESS]:
             return self._keep_finished_step()
         is_lost = kind == NonFiniteError.__name__
         return self._name_newest(before=self._at.step if is_lost else None)

@@ -44,12 +44,12 @@ def compare_ranks(cheap: RewardTable, full: RewardTable, *, mode: Mode) -> RankA
     for column, name in enumerate(full.names):
         applies = full.is_applicable[:, column]
         scores = (table.raw[applies, :, column] for table in (cheap, full))
-        terms[name] = _mean_over_groups(rank_correlations(*scores))
-    totals = rank_correlations(combine(cheap, mode=mode), combine(full, mode=mode))
+        terms[name] = _mean_over_groups(spearman_correlations(*scores))
+    totals = spearman_correlations(combine(cheap, mode=mode), combine(full, mode=mode))
     return RankAgreement(terms=terms, total=_mean_over_groups(totals))
 
 
-def rank_correlations(
+def spearman_correlations(
     first: Float32[Tensor, "P G"], second: Float32[Tensor, "P G"]
 ) -> Float64[Tensor, " P"]:
     """Spearman's rank correlation of each group: Pearson's of the ranks, ties by average rank.

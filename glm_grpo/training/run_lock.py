@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
 import socket
-import weakref
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from glm_grpo.errors import StorageError
 from glm_grpo.storage import storage_errors
@@ -19,7 +19,6 @@ LOCK_NAME = "run.lock"
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 """What file systems say that know no locks, some network ones among them."""
-_LONGEST_NOTE = 4096
 
 _logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class RunLock:
     """
 
     def __init__(self) -> None:
-        self._finalizer: weakref.finalize[[int], RunLock] | None = None
+        self._lock: FileLock | None = None
 
     def acquire(self, folder: Path) -> None:
         """Takes the lock of a run folder, or says who has it; never waits.
@@ -47,52 +46,45 @@ class RunLock:
         """
         file = folder / LOCK_NAME
         with storage_errors("lock", file):
-            # For writing: a network file system gives no exclusive lock on what is read only.
-            # Not through a link, which could lead to a file of another owner's.
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            finalizer = weakref.finalize(self, os.close, descriptor)
+            folder.stat()  # FileLock would make a folder that is not there
+            # With a callback FileLock never turns to a lock that would outlive a killed holder.
+            lock = FileLock(file, thread_local=False, blocking=False, on_acquired=_write_holder)
             try:
-                _lock(descriptor, folder)
-            except BaseException:
-                finalizer()
-                raise
-        self._finalizer = finalizer
+                lock.acquire()
+            except Timeout as error:
+                raise StorageError(
+                    f"{folder} is being written to by {_read_holder(file)}: a run folder has one "
+                    "writer. Wait for it or stop it, then go on with train.resume; or set run_dir "
+                    "to another folder"
+                ) from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                _logger.warning(
+                    "the file system of %s knows no locks (%s): nothing keeps a second run out of "
+                    "it, so start none there",
+                    folder,
+                    error.strerror,
+                )
+        self._lock = lock
 
     def release(self) -> None:
         """Gives the lock back; nothing happens where it is not held."""
-        if self._finalizer is not None:
-            self._finalizer()
-            self._finalizer = None
+        if self._lock is not None:
+            self._lock.release()
 
 
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise StorageError(
-            f"{folder} is being written to by {_holder(descriptor)}: a run folder has one writer. "
-            "Wait for it or stop it, then go on with train.resume; or set run_dir to another folder"
-        ) from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        _logger.warning(
-            "the file system of %s knows no locks (%s): nothing keeps a second run out of it, so "
-            "start none there",
-            folder,
-            error.strerror,
-        )
-        return
+def _write_holder(descriptor: int) -> None:
     note = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{note}\n".encode(), 0)
 
 
-def _holder(descriptor: int) -> str:
+def _read_holder(file: Path) -> str:
     """The process that holds the lock, as it wrote itself down."""
     try:
-        note = json.loads(os.pread(descriptor, _LONGEST_NOTE, 0))
+        note = json.loads(file.read_bytes())
         return f"process {int(note['process'])} on {note['host']}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         # It is about to write.
         return "another process"

@@ -1,4 +1,4 @@
-"""Whether after is better than before, or luck."""
+"""Paired bootstrap confidence interval of a mean difference."""
 
 from __future__ import annotations
 

@@ -4,24 +4,24 @@ import pytest
 import torch
 from scipy.stats import kendalltau
 
-from glm_grpo.analysis.group_order import rank_correlations, winner_changes
+from glm_grpo.analysis.group_order import kendall_taus, winner_changes
 
 
-def test_rank_correlations_equal_those_of_scipy() -> None:
+def test_kendall_taus_equal_those_of_scipy() -> None:
     generator = torch.Generator().manual_seed(0)
     # Whole numbers from 0 to 3 among 7 images: ties in every group.
     before = torch.randint(4, (200, 7), generator=generator).float()
     after = torch.randint(4, (200, 7), generator=generator).float()
     expected = [kendalltau(*pair).statistic for pair in zip(before, after, strict=True)]
-    torch.testing.assert_close(rank_correlations(before, after), torch.tensor(expected).float())
+    torch.testing.assert_close(kendall_taus(before, after), torch.tensor(expected).float())
 
 
-def test_rank_correlations_are_not_defined_where_a_group_is_flat() -> None:
+def test_kendall_taus_are_not_defined_where_a_group_is_flat() -> None:
     # Flat before, flat but for rounding after, flat in both; then upside down.
     nearly = 0.7 + 1e-7 * torch.arange(3.0)
     before = torch.stack([torch.ones(3), torch.arange(3.0), torch.ones(3), torch.arange(3.0)])
     after = torch.stack([torch.arange(3.0), nearly, torch.zeros(3), -torch.arange(3.0)])
-    correlations = rank_correlations(before, after)
+    correlations = kendall_taus(before, after)
     assert correlations.isnan().tolist() == [True, True, True, False]
     assert correlations[3] == -1
 

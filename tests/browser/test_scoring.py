@@ -12,7 +12,7 @@ import torch
 from playwright.sync_api import Browser, Error, Page
 from torch import Tensor
 
-from glm_grpo.analysis.group_order import rank_correlations, winner_changes
+from glm_grpo.analysis.group_order import kendall_taus, winner_changes
 from glm_grpo.grpo.advantages import group_advantages
 from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
 from rewards.types import RewardTable
@@ -203,7 +203,7 @@ def test_scoring_compares_two_rewards_as_rescore_does(page: Page, mode: Mode, se
         to_reward(table, mode, OTHER_WEIGHTS),
         ADVANTAGE,
     )
-    taus = rank_correlations(before, after)
+    taus = kendall_taus(before, after)
     assert [group["rankCorrelation"] for group in found["perGroup"]] == [
         None if tau != tau else pytest.approx(tau, abs=1e-6) for tau in taus.tolist()
     ]

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from glm_grpo.errors import CheckpointError, DecoderError, NonFiniteError
+from glm_grpo.present import explain
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_metrics
 from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
@@ -23,7 +24,7 @@ def fail(trainer, error):
     """Runs into the error; its text."""
     with pytest.raises(error) as caught:
         trainer.run()
-    return str(caught.value)
+    return explain(caught.value).removeprefix(f"{error.__name__}: ")
 
 
 def skipped(folder):

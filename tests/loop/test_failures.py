@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from glm_grpo.present import explain
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import evaluation_steps, read_metrics
 from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint
@@ -113,8 +114,10 @@ def test_a_term_that_fails_leaves_a_checkpoint_its_pictures_and_a_run_that_goes_
 
     prompt_id, pixels = term.refused
     place = run_dir / "failures" / "step-000003"
-    message = str(caught.value)
-    assert message.startswith(f"term brightness, prompt {prompt_id}, image 1: scoring failed with")
+    message = explain(caught.value)
+    assert message.startswith(
+        f"RewardError: term brightness, prompt {prompt_id}, image 1: scoring failed with"
+    )
     assert "ConnectionError: the scorer is gone" in message
     assert message.endswith(f". The pictures are in {place}")
     assert pictures_in(place) == as_stored(pixels)
@@ -143,8 +146,10 @@ def test_a_term_that_hangs_stops_the_run_at_its_time_limit(make_run):
     let_go.set()
 
     place = run_dir / "failures" / "step-000001"
-    pattern = r"term brightness, prompt \w+: not scored within 2 seconds; .*The pictures are in "
-    assert re.match(pattern + re.escape(str(place)), str(caught.value))
+    pattern = (
+        r"\w+: term brightness, prompt \w+: not scored within 2 seconds; .*The pictures are in "
+    )
+    assert re.match(pattern + re.escape(str(place)), explain(caught.value))
     assert len(pictures_in(place)) == 2
     # Nothing was learnt yet, so nothing is saved, and the run can begin again.
     assert newest_checkpoint(RunFolder(run_dir)) is None

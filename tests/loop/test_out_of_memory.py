@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from glm_grpo.errors import MemoryLimitError
+from glm_grpo.present import explain
 from glm_grpo.storage import RunFolder
 from glm_grpo.tables import read_metrics
 from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint
@@ -90,8 +91,10 @@ def test_memory_that_runs_out_in_an_update_leaves_the_step_before_it(make_run):
     trainer, folder, weights = make_run(TWO_UPDATES, fails_at=4)
     with pytest.raises(MemoryLimitError) as caught:
         trainer.run()
-    message = str(caught.value)
-    assert message.startswith("out of memory in the update phase: 4 of 4 images at a time")
+    message = explain(caught.value)
+    assert message.startswith(
+        "MemoryLimitError: out of memory in the update phase: 4 of 4 images at a time"
+    )
     assert "train.micro_batch_size" in message
     assert message.endswith(f"Step 1 is saved; go on with train.resume={folder.path}")
     checkpoint = load_checkpoint(newest_checkpoint(folder))
@@ -114,7 +117,7 @@ def test_memory_that_runs_out_while_sampling_names_the_rollout(make_run):
     trainer, folder, _ = make_run(method="encode", fails_at=2)
     with pytest.raises(MemoryLimitError) as caught:
         trainer.run()
-    message = str(caught.value)
+    message = explain(caught.value)
     assert "in the rollout phase: 2 prompts x 2 images of 128 x 128 pixels, 272 tokens" in message
     assert "rollout.prompts_per_step, then rollout.group_size" in message
     assert message.endswith("Nothing was learnt yet")

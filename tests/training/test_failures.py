@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from glm_grpo.errors import MemoryLimitError, PeerError
+from glm_grpo.present import explain
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from glm_grpo.training.failures import FailureKeeper
@@ -50,7 +51,7 @@ def run(tmp_path):
 def _fail_in(run, step):
     with pytest.raises(MemoryLimitError) as caught, run.failures.kept(step):
         raise MemoryError
-    return str(caught.value)
+    return explain(caught.value)
 
 
 def test_the_finished_step_is_saved_where_memory_runs_out(run):
@@ -115,8 +116,8 @@ def test_pictures_a_term_refused_are_kept(run):
     with pytest.raises(RewardError, match="The pictures are in") as caught, run.failures.kept(8):
         raise RewardError("unreadable", pictures=pictures)
     place = run.folder.path / "failures" / "step-000008"
-    assert str(caught.value) == (
-        f"unreadable. Step 7 is saved; go on with train.resume={run.folder.path}. "
+    assert explain(caught.value) == (
+        f"RewardError: unreadable. Step 7 is saved; go on with train.resume={run.folder.path}. "
         f"The pictures are in {place}"
     )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
@@ -125,8 +126,8 @@ def test_pictures_a_term_refused_are_kept(run):
 def test_a_term_that_fails_without_pictures_says_what_is_saved(run):
     with pytest.raises(RewardError) as caught, run.failures.kept(8):
         raise RewardError("gone")
-    assert str(caught.value) == (
-        f"gone. Step 7 is saved; go on with train.resume={run.folder.path}"
+    assert explain(caught.value) == (
+        f"RewardError: gone. Step 7 is saved; go on with train.resume={run.folder.path}"
     )
     assert caught.value.pictures is None
     assert not run.folder.failures_dir.exists()
@@ -147,7 +148,7 @@ def _hears_of(run, kind):
     )
     with pytest.raises(PeerError) as caught, failures.kept(8):
         raise PeerError("process 1 of 2 failed")
-    return str(caught.value)
+    return explain(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["RewardError", "DecoderError", "MemoryLimitError"])

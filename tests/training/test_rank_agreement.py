@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_grpo.training.rank_agreement import compare_ranks, rank_correlations
+from glm_grpo.training.rank_agreement import compare_ranks, spearman_correlations
 from rewards.types import RewardTable
 
 
 def correlate(first: list[float], second: list[float]) -> float:
-    return rank_correlations(torch.tensor([first]), torch.tensor([second])).item()
+    return spearman_correlations(torch.tensor([first]), torch.tensor([second])).item()
 
 
 @pytest.mark.parametrize(
@@ -34,17 +34,17 @@ def correlate(first: list[float], second: list[float]) -> float:
         ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], math.nan),
     ],
 )
-def test_rank_correlations_by_hand(
+def test_spearman_correlations_by_hand(
     first: list[float], second: list[float], expected: float
 ) -> None:
     assert correlate(first, second) == pytest.approx(expected, abs=1e-12, nan_ok=True)
     assert correlate(second, first) == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-def test_rank_correlations_stay_inside_their_group() -> None:
+def test_spearman_correlations_stay_inside_their_group() -> None:
     first = torch.tensor([[1.0, 2.0, 3.0], [30.0, 20.0, 10.0]])
     second = torch.tensor([[100.0, 200.0, 300.0], [1.0, 2.0, 3.0]])
-    assert rank_correlations(first, second).tolist() == [1.0, -1.0]
+    assert spearman_correlations(first, second).tolist() == [1.0, -1.0]
 
 
 def make_table(raw: Tensor) -> RewardTable:

@@ -9,12 +9,12 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import socketserver
 import sys
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -71,7 +71,8 @@ class GalleryServer(ThreadingHTTPServer):
     def __init__(self, folder: RunFolder, port: int) -> None:
         self._folder = folder
         try:
-            super().__init__((LOOPBACK, port), _Handler)
+            # The folder is unused; without one, a request fails where the current folder is gone.
+            super().__init__((LOOPBACK, port), partial(_Handler, directory=folder.path))
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"cannot listen at {LOOPBACK} port {port} ({error}); choose another port, or 0 for "
@@ -114,15 +115,32 @@ class GalleryServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: GalleryServer
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
+    def send_head(self) -> BinaryIO | None:
+        """Answer all but the content: GET sends, and GET and HEAD close, the file returned."""
+        # Nothing of the class above looks at a file by its name.
+        address = urlsplit(self.path).path
+        if not _OWN_HOSTS.fullmatch(self.headers.get("Host", "")):
+            # A name that someone else made lead here, so that their page may read the answer.
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif address in ("/", "/gallery", "/gallery/"):
+            self.send_response(HTTPStatus.FOUND)
+            self.send_header("Location", _PAGE)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif (file := self.server.open(address)) is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            self.send_response(HTTPStatus.OK)
+            kind = _TYPES.get(Path(address).suffix, "application/octet-stream")
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
+            self.end_headers()
+            return file
+        return None
 
     def end_headers(self) -> None:
         # The pages grow while the run goes on.
@@ -132,30 +150,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         _logger.debug(format, *args)
-
-    def _answer(self) -> None:
-        address = urlsplit(self.path).path
-        if not _OWN_HOSTS.fullmatch(self.headers.get("Host", "")):
-            # A name that someone else made lead here, so that their page may read the answer.
-            self.send_error(HTTPStatus.FORBIDDEN)
-        elif address in ("/", "/gallery", "/gallery/"):
-            self._redirect(_PAGE)
-        elif (file := self.server.open(address)) is None:
-            self.send_error(HTTPStatus.NOT_FOUND)
-        else:
-            self._send(file, Path(address).suffix)
-
-    def _redirect(self, address: str) -> None:
-        self.send_response(HTTPStatus.FOUND)
-        self.send_header("Location", address)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def _send(self, file: BinaryIO, suffix: str) -> None:
-        with file:
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", _TYPES.get(suffix, "application/octet-stream"))
-            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
-            self.end_headers()
-            if self.command == "GET":
-                shutil.copyfileobj(file, self.wfile)

@@ -226,8 +226,8 @@ def test_folder_that_becomes_read_only_ends_in_one_line_and_the_run_goes_on_late
 ) -> None:
     run_dir = disk.path / "day" / "run"
     disk.hold_elsewhere(run_dir / "run.lock", tmp_path / "run.lock")
-    # The folder is there already.
-    number = whole_run.number_of(change) - whole_run.changes.count("os.mkdir .")
+    # The folder is there already, and so is the lock, which filelock then opens a second time.
+    number = whole_run.number_of(change) - whole_run.changes.count("os.mkdir .") + 1
     run = train_server.start_until(run_dir, number)
     disk.make_read_only(True)
 
