@@ -13,8 +13,8 @@ import httpx
 import pytest
 import torch
 
-from rewards import wire
-from rewards.serve import main
+from rewards.remote import wire
+from rewards.remote.serve import main
 from rewards.types import Prompt
 
 DOG = Prompt("dog", "a dog")
@@ -42,7 +42,15 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         "def level(prompts, pixels):\n    return pixels.float().mean(dim=(1, 2, 3))\n"
     )
     options = '{"kind": "custom", "function": "scoring:level", "run_in": "process", "weight": 0.0}'
-    command = [sys.executable, "-m", "rewards.serve", "--name", "mine", "--options-json", options]
+    command = [
+        sys.executable,
+        "-m",
+        "rewards.remote.serve",
+        "--name",
+        "mine",
+        "--options-json",
+        options,
+    ]
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [*command, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=folder
@@ -139,7 +147,7 @@ def test_serve_command_says_what_is_wrong_with_the_options(options: str, error: 
 def test_serve_needs_no_library_of_the_client_or_of_other_terms() -> None:
     code = """
 import sys
-import rewards.serve
+import rewards.remote.serve
 unwanted = {"httpx", "lpips", "easyocr", "rapidocr", "open_clip", "transformers", "glm_grpo"}
 sys.exit(", ".join(unwanted & set(sys.modules)) or 0)
 """

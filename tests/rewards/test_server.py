@@ -17,11 +17,11 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards import wire
-from rewards.remote import RemoteReward
-from rewards.server import Limits, RewardServer
+from rewards.remote import wire
+from rewards.remote.server import Limits, RewardServer
+from rewards.remote.term import RemoteReward
+from rewards.remote.wire import ScorerInfo
 from rewards.types import Prompt, RewardError, Scores
-from rewards.wire import ScorerInfo
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
@@ -67,14 +67,14 @@ def serving(reward: FakeReward, **limits: float) -> Iterator[str]:
     """A real server on loopback; its URL."""
     info = ScorerInfo(protocol=1, name="level", needs=("prompt",))
     address = ("127.0.0.1", 0)
-    with RewardServer(reward, info, address, token=TOKEN, limits=Limits(**limits)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.url
-        finally:
-            server.shutdown()
-            thread.join()
+    server = RewardServer(reward, info, address, token=TOKEN, limits=Limits(**limits))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,8 @@ def test_server_refuses_another_number_of_notes_than_of_pictures() -> None:
         ("POST", "/", 404, "use GET /info or POST /score"),
         ("GET", "/score", 405, "/score is for POST"),
         ("POST", "/info", 405, "/info is for GET"),
-        ("PUT", "/score", 501, "Unsupported method ('PUT')"),
-        ("DELETE", "/info", 501, "Unsupported method ('DELETE')"),
+        ("PUT", "/score", 405, "/score is for POST"),
+        ("DELETE", "/info", 405, "/info is for GET"),
     ],
 )
 def test_server_refuses_other_paths_and_methods(
