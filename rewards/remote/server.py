@@ -228,6 +228,8 @@ class RewardServer(uvicorn.Server):
             body = await self._read_body(request)
             async with self._own_turn():
                 return await asyncio.wrap_future(_start(partial(self._score, body)))
+        except asyncio.CancelledError:  # another server may be started in the place of this one
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server ends") from None
         finally:
             self._waiting -= 1
             self._waiting_bytes -= count
@@ -355,9 +357,7 @@ def _read_length(request: Request) -> int | None:
     return int(text) if is_count else None
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    if not isinstance(error, AnyHTTPException):
-        raise TypeError(f"{error!r} is not one of those that this is registered for")
+async def _refuse(request: Request, error: Any) -> Response:
     path, text = request.url.path, error.detail
     if error.status_code == HTTPStatus.NOT_FOUND:
         text = f"no {path}; use GET /info or POST /score"

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from rewards.remote import server as server_module
 from rewards.remote import wire
 from rewards.remote.server import Limits, RewardServer
 from rewards.remote.term import RemoteReward
@@ -378,7 +379,9 @@ def test_slow_connections_hold_few_threads_and_for_a_short_time() -> None:
                 with suppress(OSError):
                     connection.send(b"G")  # each byte comes in time, and the header never does
             time.sleep(0.05)
-        assert most <= 16 + 1  # and the one that takes connections
+        assert most <= 1  # the one that takes connections
+        # Those that are too many hold nothing at all.
+        assert connections[-1].recv(2**10).startswith(b"HTTP/1.1 503 ")
         time.sleep(1.5)
         assert httpx.get(f"{url}/info", headers=HEADERS, trust_env=False).status_code == 200
         for connection in connections:
@@ -398,6 +401,24 @@ def test_server_does_not_wait_for_a_body_without_an_end() -> None:
             "the request has not arrived within 0.3"
         )
         connection.close()
+
+
+def test_an_answer_that_no_one_takes_holds_a_connection_for_a_short_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "_ANSWER_SECONDS", 0.5)
+    reward = NotingFakeReward(notes=("x" * 2**24, ""))
+    with serving(reward, connections=1) as url, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        host, port = url.removeprefix("http://").split(":")
+        connection.connect((host, int(port)))
+        head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {len(REQUEST)}\r\n"
+        authorization = f"Authorization: Bearer {TOKEN}\r\n\r\n"
+        connection.sendall((head + authorization).encode() + REQUEST)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        assert post(url).status_code == 503
+        time.sleep(1.0)
+        assert post(url).status_code == 200
 
 
 def test_server_counts_pixels_before_it_decodes() -> None:
