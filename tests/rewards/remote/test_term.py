@@ -24,7 +24,7 @@ from rewards.remote.wire import ScorerInfo
 from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError, Scores
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "remote_rewards.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "remote_rewards.md"
 
 INFO = b'{"protocol": 1, "name": "level", "needs": ["prompt"]}'
 DOG = Prompt("dog", "a dog")
