@@ -176,7 +176,7 @@ class RewardServer(uvicorn.Server):
         app = FastAPI(
             openapi_url=None,
             redirect_slashes=False,
-            exception_handlers={AnyHTTPException: _refuse, Exception: _fail},
+            exception_handlers={AnyHTTPException: self._refuse, Exception: _fail},
         )
         token: Any = [Depends(self._check_token)]
         app.add_api_route("/info", self._tell_info, dependencies=token)
@@ -200,6 +200,19 @@ class RewardServer(uvicorn.Server):
             "the token is missing or wrong; send the server's own as Authorization: Bearer TOKEN",
             {"WWW-Authenticate": "Bearer"},
         )
+
+    async def _refuse(self, request: Request, error: Any) -> Response:
+        path, text = request.url.path, error.detail
+        if error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+            try:
+                await self._check_token(request, await HTTPBearer(auto_error=False)(request))
+            except HTTPException as stranger:
+                error, text = stranger, stranger.detail
+            else:
+                text = f"no {path}; use GET /info or POST /score"
+                if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+                    text = f"{path} is for {error.headers['Allow']}"
+        return _json(error.status_code, encode_failure(text), error.headers)
 
     async def _tell_info(self) -> Response:
         return _json(HTTPStatus.OK, encode_info(self._info))
@@ -355,15 +368,6 @@ def _read_length(request: Request) -> int | None:
     # Python reads no number of some thousand digits.
     is_count = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if is_count else None
-
-
-async def _refuse(request: Request, error: Any) -> Response:
-    path, text = request.url.path, error.detail
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        text = f"no {path}; use GET /info or POST /score"
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        text = f"{path} is for {(error.headers or {})['Allow']}"
-    return _json(error.status_code, encode_failure(text), error.headers)
 
 
 async def _fail(request: Request, error: Exception) -> Response:

@@ -190,7 +190,9 @@ def test_server_reads_requests_over_its_limit_to_the_end_and_refuses_them() -> N
         {"Cookie": f"token={TOKEN}"},
     ],
 )
-@pytest.mark.parametrize(("method", "path"), [("GET", "/info"), ("POST", "/score")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/info"), ("POST", "/score"), ("GET", "/docs"), ("PUT", "/score")]
+)
 def test_server_does_nothing_for_who_does_not_know_the_token(
     method: str, path: str, headers: dict[str, Any]
 ) -> None:
