@@ -147,7 +147,7 @@ def _build_own(options: TermConfig, device: torch.device) -> Reward:
         case VlmJudgeConfig():
             return _build_judge(options)
         case RemoteConfig():
-            from rewards.remote import RemoteReward
+            from rewards.remote.term import RemoteReward
 
             return RemoteReward(
                 options.url,
@@ -164,7 +164,7 @@ def _read_token(variable: str | None) -> str:
     # A scorer of someone else's may want none, and one that does says so.
     if variable is None or not os.environ.get(variable):
         return ""
-    from rewards.http import read_key
+    from rewards.remote.client import read_key
 
     remedy = "set the term's token_variable=null where none is wanted"
     return read_key(variable, option="token_variable", remedy=remedy)

@@ -20,7 +20,7 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.keys import TOKEN_VARIABLE
-from rewards.remote import LostScorerError, RemoteReward
+from rewards.remote.term import LostScorerError, RemoteReward
 from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError, Scores
 
@@ -38,9 +38,9 @@ _MOST_OUTPUT_BYTES = 2**20
 class ProcessReward:
     """A term that is built and scored in a child process on this machine.
 
-    The child is `python -m rewards.serve`, with this process's interpreter, folder and environment.
-    It ends when this process does, however that ends. The last of what it prints is kept for
-    errors. It answers this process alone, by a token that only the two know.
+    The child is `python -m rewards.remote.serve`, with this process's interpreter, folder and
+    environment. It ends when this process does, however that ends. The last of what it prints is
+    kept for errors. It answers this process alone, by a token that only the two know.
 
     Args:
         options: The term's section of the config, as plain values with its `kind`.
@@ -175,7 +175,15 @@ class ProcessReward:
 def _start(
     options: Mapping[str, object], *, name: str, device: torch.device, output: int, token: str
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "rewards.serve", "--name", name, "--device", str(device)]
+    command = [
+        sys.executable,
+        "-m",
+        "rewards.remote.serve",
+        "--name",
+        name,
+        "--device",
+        str(device),
+    ]
     command += ["--options-json", json.dumps(dict(options)), "--end-with-stdin"]
     # Nothing is written to the pipe: that it closes, as it does even if this process is killed,
     # tells the child to end.

@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from rewards.base import has_needs
-from rewards.http import RetryRules, ask, describe, hide, open_client, read_key
 from rewards.pictures import encode_png
+from rewards.remote.client import RetryRules, ask, describe, hide, open_client, read_key
+from rewards.remote.wire import EXCERPT
 from rewards.types import Prompt, RewardError, Scores
 from rewards.vlm_question import Question
-from rewards.wire import EXCERPT
 
 _PROBE_SECONDS = 10.0
 _ONCE = RetryRules(retries=0, statuses=frozenset(), errors=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +31,7 @@ from glm_grpo.training.metrics import outside_codebook_note
 from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, read_config_at
 from glm_grpo.training.summaries import compare_evaluations
 from rewards.build import build_reward
-from rewards.serve import read_token, serve
+from rewards.remote.serve import serve
 
 
 def serve_term(
@@ -48,10 +49,8 @@ def serve_term(
             f"{name!r} is not a term of this config ({', '.join(terms)}); name one of them, or add "
             f"it: +reward.terms.{name}.weight=1"
         )
-    # A token that is missing is told before weights are loaded.
-    read_token(host)
-    reward = build_reward(terms[name], make_accelerator().device)
-    serve(reward, name=name, needs=terms[name].needs(), host=host, port=port, announce=announce)
+    build = partial(build_reward, terms[name], make_accelerator().device)
+    serve(build, name=name, needs=terms[name].needs(), host=host, port=port, announce=announce)
 
 
 def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:

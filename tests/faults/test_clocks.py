@@ -24,8 +24,8 @@ from glm_grpo.tables import read_metrics
 from glm_grpo.training.checkpoint import save_checkpoint
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.resume import open_run
-from rewards.http import RetryRules
 from rewards.process import ProcessReward
+from rewards.remote.client import RetryRules
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError
 

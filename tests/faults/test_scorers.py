@@ -31,13 +31,13 @@ from glm_grpo.tables import read_metrics
 from glm_grpo.training.checkpoint import newest_checkpoint
 from glm_grpo.training.process_memory import process_bytes
 from rewards.custom import CustomReward
-from rewards.http import MAX_ANSWER_BYTES
 from rewards.process import ProcessReward
-from rewards.remote import LostScorerError, RemoteReward
+from rewards.remote.client import MAX_ANSWER_BYTES
+from rewards.remote.server import RewardServer
+from rewards.remote.term import LostScorerError, RemoteReward
+from rewards.remote.wire import ScorerInfo
 from rewards.score import Scorer, Term
-from rewards.server import RewardServer
 from rewards.types import Prompt, RewardError
-from rewards.wire import ScorerInfo
 
 ROOT = Path(__file__).parents[2]
 DOG = Prompt("dog", "a dog")
@@ -319,15 +319,15 @@ def test_a_server_whose_term_exits_says_so_and_lives_on(raised: BaseException) -
         return bright(prompts, pixels)
 
     info = ScorerInfo(protocol=1, name="leaver", needs=("prompt",))
-    with RewardServer(Function(leave), info, ("127.0.0.1", 0), token="of-these-tests") as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        reward = connect(server.url, token="of-these-tests")
-        with pytest.raises(RewardError, match=rf"status 500\): {type(raised).__name__}"):
-            reward.score([DOG] * 3, PIXELS)
-        assert reward.score([DOG], PIXELS[:1]).tolist() == [0.0]
-        server.shutdown()
-        thread.join()
+    server = RewardServer(Function(leave), info, ("127.0.0.1", 0), token="of-these-tests")
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    reward = connect(server.url, token="of-these-tests")
+    with pytest.raises(RewardError, match=rf"status 500\): {type(raised).__name__}"):
+        reward.score([DOG] * 3, PIXELS)
+    assert reward.score([DOG], PIXELS[:1]).tolist() == [0.0]
+    server.should_exit = True
+    thread.join()
 
 
 @pytest.mark.parametrize(
@@ -564,16 +564,18 @@ def test_small_request_of_large_pictures_is_refused_before_they_are_decoded(
     assert len(body) < 5 * 2**20
     info = ScorerInfo(protocol=1, name="bright", needs=("prompt",))
     reward = Function(bright)
-    with RewardServer(reward, info, ("127.0.0.1", 0), token="of-these-tests") as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        answers = []
+    server = RewardServer(reward, info, ("127.0.0.1", 0), token="of-these-tests")
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    answers = []
 
-        def send() -> None:
-            headers = {"Authorization": "Bearer of-these-tests"}
-            answers.append(httpx.post(f"{server.url}/score", content=body, headers=headers))
+    def send() -> None:
+        headers = {"Authorization": "Bearer of-these-tests"}
+        answers.append(httpx.post(f"{server.url}/score", content=body, headers=headers))
 
-        assert peak_memory(send) < 64 * 2**20
-        server.shutdown()
+    assert peak_memory(send) < 64 * 2**20
+    server.should_exit = True
+    thread.join()
     assert answers[0].status_code == 400
     assert error in answers[0].json()["error"]
 
@@ -585,7 +587,7 @@ def served(port: int):
     arguments = ("--name", "mine", "--port", str(port), "--options-json", options)
     token = {"GLM_GRPO_REWARD_TOKEN": "of-these-tests-only"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "rewards.serve", *arguments],
+        [sys.executable, "-m", "rewards.remote.serve", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), **token},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from glm_grpo import cli
-from rewards import serve as serve_module
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.process import ProcessReward
-from rewards.remote import RemoteReward
-from rewards.serve import serve
-from rewards.server import RewardServer
+from rewards.remote import serve as serve_module
+from rewards.remote.serve import serve
+from rewards.remote.server import RewardServer
+from rewards.remote.term import RemoteReward
+from rewards.remote.wire import ScorerInfo
 from rewards.types import Prompt, RewardError
-from rewards.wire import ScorerInfo
 
 CPU = torch.device("cpu")
 DOG = Prompt("dog", "a dog")
@@ -47,14 +47,14 @@ class FakeReward:
 
 @contextmanager
 def serving(token: str) -> Iterator[str]:
-    with RewardServer(FakeReward(), INFO, ("127.0.0.1", 0), token=token) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.url
-        finally:
-            server.shutdown()
-            thread.join()
+    server = RewardServer(FakeReward(), INFO, ("127.0.0.1", 0), token=token)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def listening_addresses(process_id: int) -> list[tuple[str, int]]:
@@ -132,21 +132,23 @@ def test_remote_term_sends_the_token_of_the_variable_it_names(
 
 def test_remote_term_sends_no_token_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLM_GRPO_REWARD_TOKEN", "nobody-elses-business")
-    headers = []
-    monkeypatch.setattr(RewardServer, "admits", lambda self, given: headers.append(given) or True)
-    with serving("unused") as url:
+    with repeating({"/info": NAMED}, seen=(headers := [])) as url:
         build_reward(remote(url, token_variable=None).terms["mine"], CPU)
         build_reward(remote(url).terms["mine"], CPU)
     assert headers == ["", "Bearer nobody-elses-business"]
 
 
 @contextmanager
-def repeating(answers: dict[str, str], status: int = 200) -> Iterator[str]:
+def repeating(
+    answers: dict[str, str], status: int = 200, *, seen: list[str] | None = None
+) -> Iterator[str]:
     """A scorer that answers as told, with the Authorization header in the place of HEADER."""
+    headers = [] if seen is None else seen
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = answers[self.path].replace("HEADER", self.headers["Authorization"]).encode()
+            headers.append(self.headers.get("Authorization", ""))
+            body = answers[self.path].replace("HEADER", headers[-1] or "no one").encode()
             self.send_response(200 if self.path == "/info" else status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -238,11 +240,16 @@ def test_remote_term_says_how_to_do_without_a_token(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"), [({}, 401), ({"Authorization": "Bearer of-the-server"}, 411)]
+    ("length", "headers", "status"),
+    [
+        ("9" * 5000, {}, 400),
+        ("9" * 5000, {"Authorization": "Bearer of-the-server"}, 400),
+        ("9" * 19, {}, 401),
+        ("9" * 19, {"Authorization": "Bearer of-the-server"}, 411),
+    ],
 )
-@pytest.mark.parametrize("length", ["9" * 5000, "9" * 19])
 def test_server_answers_a_length_of_thousands_of_digits(
-    headers: dict[str, str], status: int, length: str
+    length: str, headers: dict[str, str], status: int
 ) -> None:
     with serving("of-the-server") as url:
         connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
@@ -267,7 +274,7 @@ def test_serve_opens_no_port_to_other_machines_without_a_token(
     announced: list[str] = []
     with pytest.raises(RewardError, match="there is no token; export GLM_GRPO_REWARD_TOKEN"):
         serve(
-            FakeReward(),
+            FakeReward,
             name="level",
             needs=("prompt",),
             host=host,

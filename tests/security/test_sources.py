@@ -99,7 +99,7 @@ def test_source_has_no_call_that_runs_what_it_reads(path: Path) -> None:
     ("call", "place"),
     [
         (r"\bImage\.open\(", "rewards/pictures.py"),
-        (r"\bhttpx\.(AsyncClient|Client|get|post|request|stream)\(", "rewards/http.py"),
+        (r"\bhttpx\.(AsyncClient|Client|get|post|request|stream)\(", "rewards/remote/client.py"),
     ],
 )
 def test_pictures_and_answers_come_in_at_one_place_with_its_bounds(call: str, place: str) -> None:

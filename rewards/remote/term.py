@@ -13,11 +13,9 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.base import has_needs
-from rewards.http import RetryRules, ask, describe, hide, open_client, uses_environment
 from rewards.keys import TOKEN_VARIABLE
-from rewards.terms_config import Need
-from rewards.types import Prompt, RewardError, Scores
-from rewards.wire import (
+from rewards.remote.client import RetryRules, ask, describe, hide, open_client, uses_environment
+from rewards.remote.wire import (
     ScorerInfo,
     WireError,
     decode_failure,
@@ -25,6 +23,8 @@ from rewards.wire import (
     decode_scores,
     encode_request,
 )
+from rewards.terms_config import Need
+from rewards.types import Prompt, RewardError, Scores
 
 _INFO_SECONDS = 30.0
 
@@ -36,7 +36,7 @@ class LostScorerError(RewardError):
 
 
 class RemoteReward:
-    """The scores of a scorer that speaks the format of `rewards.wire`, as it returns them.
+    """The scores of a scorer that speaks the format of `rewards.remote.wire`, as it returns them.
 
     Range, device, memory and licence are those of the scorer behind it. Where the environment
     names a proxy it is used, except for this machine's own addresses.

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rewards import wire
+from rewards.remote import wire
+from rewards.remote.wire import ScorerInfo, WireError
 from rewards.types import Prompt, Scores
-from rewards.wire import ScorerInfo, WireError
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

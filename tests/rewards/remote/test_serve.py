@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +17,9 @@ import httpx
 import pytest
 import torch
 
-from rewards import wire
-from rewards.serve import main
-from rewards.types import Prompt
+from rewards.remote import wire
+from rewards.remote.serve import main, serve
+from rewards.types import Prompt, RewardError
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
@@ -36,16 +40,29 @@ def post(url: str, token: str = TOKEN) -> httpx.Response:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    folder: Path, *arguments: str, function: str = "level", stdout: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
     """The command in a process of its own, with a function in its folder; killed at the end."""
     (folder / "scoring.py").write_text(
+        "import time\n"
         "def level(prompts, pixels):\n    return pixels.float().mean(dim=(1, 2, 3))\n"
+        "def hang(prompts, pixels):\n    print('begun', flush=True)\n    time.sleep(600)\n"
     )
-    options = '{"kind": "custom", "function": "scoring:level", "run_in": "process", "weight": 0.0}'
-    command = [sys.executable, "-m", "rewards.serve", "--name", "mine", "--options-json", options]
+    section = {"kind": "custom", "function": f"scoring:{function}", "weight": 0.0}
+    options = json.dumps({**section, "run_in": "process"})
+    command = [
+        sys.executable,
+        "-m",
+        "rewards.remote.serve",
+        "--name",
+        "mine",
+        "--options-json",
+        options,
+    ]
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [*command, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=folder
+        [*command, *arguments], stdin=pipe, stdout=stdout, stderr=pipe, text=True, cwd=folder
     ) as process:
         try:
             yield process
@@ -66,6 +83,51 @@ def test_serve_command_listens_on_loopback_and_ends_at_sigterm(tmp_path: Path) -
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert process.stderr.read() == ""
+
+
+def test_serve_command_ends_at_sigterm_though_a_term_hangs(tmp_path: Path) -> None:
+    with started(tmp_path, function="hang") as process, ThreadPoolExecutor(1) as pool:
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        answer = pool.submit(post, url)
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr.read() == ""
+        # Who asks may ask again: a server that is started anew answers.
+        assert answer.result().status_code == 503
+
+
+def test_serve_command_says_that_its_address_cannot_be_told(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with started(tmp_path, stdout=writing) as process:
+        os.close(writing)
+        assert process.wait(60) == 1
+        said = process.stderr.read()
+    assert said.startswith("mine: standard output, where the address http://127.0.0.1:")
+    assert "cannot be written ([Errno 32] Broken pipe)" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
+def test_serve_names_the_extra_before_weights_are_loaded(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else find(name)
+    )
+    with pytest.raises(RewardError, match=rf"{missing}.* pip install 'glm-grpo\[serve\]'"):
+        serve(
+            lambda: built.append("reward"),
+            name="mine",
+            needs=(),
+            host="127.0.0.1",
+            port=0,
+            announce=built.append,
+        )
+    assert built == []
 
 
 def test_serve_command_makes_a_token_where_there_is_none_and_says_it_once(
@@ -139,7 +201,7 @@ def test_serve_command_says_what_is_wrong_with_the_options(options: str, error: 
 def test_serve_needs_no_library_of_the_client_or_of_other_terms() -> None:
     code = """
 import sys
-import rewards.serve
+import rewards.remote.serve
 unwanted = {"httpx", "lpips", "easyocr", "rapidocr", "open_clip", "transformers", "glm_grpo"}
 sys.exit(", ".join(unwanted & set(sys.modules)) or 0)
 """

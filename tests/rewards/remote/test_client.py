@@ -16,8 +16,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from rewards import http as http_module
-from rewards.http import RetryRules, ask, describe, hide, open_client, uses_environment
+from rewards.remote import client as http_module
+from rewards.remote.client import RetryRules, ask, describe, hide, open_client, uses_environment
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.remote import LostScorerError, RemoteReward
-from rewards.server import RewardServer
+from rewards.remote.server import RewardServer
+from rewards.remote.term import LostScorerError, RemoteReward
+from rewards.remote.wire import ScorerInfo
 from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError, Scores
-from rewards.wire import ScorerInfo
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "remote_rewards.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "remote_rewards.md"
 
 INFO = b'{"protocol": 1, "name": "level", "needs": ["prompt"]}'
 DOG = Prompt("dog", "a dog")
@@ -81,8 +81,14 @@ def running(server: ThreadingHTTPServer) -> Iterator[str]:
 def serving(reward: FakeReward, needs: tuple[Need, ...] = ("prompt",)) -> Iterator[str]:
     """The real server; its URL."""
     info = ScorerInfo(protocol=1, name="level", needs=needs)
-    with running(RewardServer(reward, info, ("127.0.0.1", 0), token=TOKEN)) as url:
-        yield url
+    server = RewardServer(reward, info, ("127.0.0.1", 0), token=TOKEN)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @contextmanager

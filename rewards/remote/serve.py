@@ -1,6 +1,7 @@
 """The command that serves one reward term to runs on this machine or another.
 
-python -m rewards.serve --name NAME --options-json '{"kind": ...}' [--host] [--port] [--device]
+python -m rewards.remote.serve --name NAME --options-json '{"kind": ...}' [--host] [--port]
+[--device]
 
 Who asks must know the token that stands in the environment variable GLM_GRPO_REWARD_TOKEN, or that
 is made and printed where there is none. It listens on this machine only unless told otherwise:
@@ -10,6 +11,7 @@ there is no encryption.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import ipaddress
 import json
 import logging
@@ -20,9 +22,8 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from pydantic import ValidationError
@@ -31,10 +32,9 @@ from rewards.base import Reward
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.keys import TOKEN_VARIABLE, hide_secrets
-from rewards.server import RewardServer
+from rewards.remote.wire import PROTOCOL, ScorerInfo
 from rewards.terms_config import Need, TermConfig
 from rewards.types import RewardError
-from rewards.wire import PROTOCOL, ScorerInfo
 
 LOOPBACK = "127.0.0.1"
 """The address that only this machine can reach."""
@@ -49,7 +49,7 @@ _logger = logging.getLogger(__name__)
 
 
 def serve(
-    reward: Reward,
+    build: Callable[[], Reward],
     *,
     name: str,
     needs: Sequence[Need],
@@ -60,44 +60,40 @@ def serve(
     """Serve a reward until Ctrl-C or SIGTERM, from the main thread, which alone signals reach.
 
     Args:
-        reward: Scores.
+        build: Makes what scores, once nothing else is missing.
         name: For errors and people.
         needs: What of a prompt it looks at.
         host: Address to listen at; one that others can reach wants a token in the environment.
         port: 0 for any that is free.
-        announce: Is told the URL once requests are taken.
+        announce: Is told the URL once requests are answered.
 
     Raises:
-        RewardError: The address cannot be listened at, or there is no token for it.
+        RewardError: The server's libraries are not installed, the address cannot be listened at,
+            or there is no token for it.
     """
-    token = read_token(host)
+    for library in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(library) is None:
+            raise RewardError(
+                f"{library}, which serves a term, is not installed; pip install 'glm-grpo[serve]'"
+            )
+    from rewards.remote.server import RewardServer  # noqa: PLC0415 (an extra)
+
+    token = _read_token(host)
     info = ScorerInfo(protocol=PROTOCOL, name=name, needs=tuple(needs))
     made = secrets.token_urlsafe()
-    with (
-        RewardServer(reward, info, (host, port), token=token or made) as server,
-        _ended_by_signals(server.shutdown),
-    ):
-        if not _is_loopback(host):
-            _logger.warning(
-                "%s: what is sent to %s is not encrypted, the token included", name, server.url
-            )
-        if token is None:
-            # Not to standard output, which is read by programs and kept more often.
-            sys.stderr.write(f"made a token for those who ask: export {TOKEN_VARIABLE}={made}\n")
-            sys.stderr.flush()
-        announce(server.url)
-        server.serve_forever()
+    server = RewardServer(build(), info, (host, port), token=token or made, announce=announce)
+    if not _is_loopback(host):
+        _logger.warning(
+            "%s: what is sent to %s is not encrypted, the token included", name, server.url
+        )
+    if token is None:
+        # Not to standard output, which is read by programs and kept more often.
+        sys.stderr.write(f"made a token for those who ask: export {TOKEN_VARIABLE}={made}\n")
+        sys.stderr.flush()
+    server.run()
 
 
-def read_token(host: str) -> str | None:
-    """The token in the environment; None where one may be made.
-
-    Args:
-        host: Address to listen at.
-
-    Raises:
-        RewardError: There is none and others can reach the address, or it is too easily guessed.
-    """
+def _read_token(host: str) -> str | None:
     token = os.environ.get(TOKEN_VARIABLE)
     if token is not None and not _USABLE_TOKEN.fullmatch(token):
         raise RewardError(
@@ -123,11 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        read_token(options.host)  # a mistake is told before weights are loaded
         term = _read_term(options.name, options.options_json)
-        reward = build_reward(term, torch.device(options.device))
         serve(
-            reward,
+            partial(build_reward, term, torch.device(options.device)),
             name=options.name,
             needs=term.needs(),
             host=options.host,
@@ -139,7 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rewards.serve", description="Serve a scorer.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rewards.remote.serve", description="Serve a scorer."
+    )
     parser.add_argument("--name", required=True, help="name of the term, or of its kind")
     parser.add_argument("--options-json", default="{}", help="its section of the config, as JSON")
     parser.add_argument("--host", default=LOOPBACK, help="address to listen at")
@@ -176,8 +172,18 @@ def _is_loopback(host: str) -> bool:
 
 
 def _announce(url: str) -> None:
-    sys.stdout.write(f"listening on {url}\n")
-    sys.stdout.flush()
+    if sys.stdout is None:  # closed by whoever started this, and so of use to no one
+        return
+    try:
+        sys.stdout.write(f"listening on {url}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the stream must go somewhere when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise RewardError(
+            f"standard output, where the address {url} is told, cannot be written ({error}); "
+            "leave it open, or write it to a file"
+        ) from error
 
 
 def _end_with_stdin() -> None:
@@ -189,26 +195,6 @@ def _end_with_stdin() -> None:
         is_open = not readable or os.read(_STDIN, _BLOCK_BYTES) != b""
     # At once: whoever would have read an answer is gone, and there is nothing to save.
     os._exit(0)
-
-
-@contextmanager
-def _ended_by_signals(shutdown: Callable[[], None]) -> Iterator[None]:
-    def end(number: int, frame: FrameType | None) -> None:
-        # The main thread is in serve_forever, for whose end `shutdown` waits.
-        threading.Thread(target=shutdown, daemon=True).start()
-
-    # What whoever started this process told it to ignore, it goes on to ignore.
-    numbers = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    previous = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal, TypeVar
 
 import torch
@@ -92,6 +92,7 @@ class _Request(_Section):
 
 
 _Message = TypeVar("_Message", bound=BaseModel)
+_Read = TypeVar("_Read")
 
 
 def encode_info(info: ScorerInfo) -> bytes:
@@ -160,7 +161,7 @@ def decode_request(
         if each.target is not None
     }
     files = {place: _decode_base64(text, place) for place, text in (pictures | targets).items()}
-    sizes = {place: _read_size(file, place) for place, file in files.items()}
+    sizes = {place: _read(read_png_size, file, place) for place, file in files.items()}
     pixels = sum(width * height for width, height in sizes.values())
     if pixels > most_pixels:
         raise WireError(
@@ -176,7 +177,7 @@ def decode_request(
             prompt_id=sent.prompt_id,
             prompt=sent.prompt,
             texts=sent.texts,
-            target=None if sent.target is None else _read_picture(files[place], place),
+            target=None if sent.target is None else _read(decode_png, files[place], place),
         )
         for number, sent in enumerate(request.prompts)
         for place in (f"prompts.{number}.target",)
@@ -185,7 +186,7 @@ def decode_request(
     width, height = each_size[0]
     stacked = torch.empty(len(pictures), 3, height, width, dtype=torch.uint8)
     for number, place in enumerate(pictures):
-        stacked[number] = _read_picture(files[place], place)
+        stacked[number] = _read(decode_png, files[place], place)
     return [prompts[each.prompt] for each in request.pictures], stacked
 
 
@@ -253,16 +254,9 @@ def _decode_base64(text: str, place: str) -> bytes:
         raise WireError(f"{place} is no base64 ({error}); send the whole file") from error
 
 
-def _read_size(file: bytes, place: str) -> tuple[int, int]:
+def _read(read: Callable[[bytes], _Read], file: bytes, place: str) -> _Read:
     try:
-        return read_png_size(file)
-    except PictureError as error:
-        raise WireError(f"{place} {error}") from error
-
-
-def _read_picture(file: bytes, place: str) -> UInt8[Tensor, "3 H W"]:
-    try:
-        return decode_png(file)
+        return read(file)
     except PictureError as error:
         raise WireError(f"{place} {error}") from error
 

@@ -1,0 +1,1 @@
+"""Scorers behind HTTP: their wire format, the server of a term, and the term that asks one."""
