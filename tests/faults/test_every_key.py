@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.build import (
     build_batch,
     build_evaluation_batches,
@@ -50,6 +49,7 @@ from glm_grpo.config import (
 )
 from glm_grpo.config.problems import _walk_fields
 from glm_grpo.errors import ConfigError, DataError
+from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.training.prompt_entries import PromptEntry
 from glm_grpo.training.prompts import PromptSet
 from rewards.terms_config import KINDS, OCR_ENGINES
