@@ -45,12 +45,14 @@ _CGROUP_LIMITS = (
 )
 """Of the container, in the second and the first version of control groups."""
 
+_Remedy = Mapping[str, Any]
+"""Keys with their values, which are set together."""
 
-def _remedies(config: Config) -> Iterator[Mapping[str, Any]]:
-    """Keys that are set together, those that change least of what is learnt first.
 
-    Up to 8 bits for the decoder nothing changes but the time of a step. Those that do not apply are
-    refused or save nothing, and are left out by `ConfigPlanner.advise`.
+def _remedies(config: Config) -> Iterator[_Remedy]:
+    """Those that change least of what is learnt first; before 8 bits nothing but time changes.
+
+    One that does not apply is refused or saves nothing, and is passed over.
     """
     rollout, adapter = config.rollout, config.model.adapter
     for choice in ("modules", "modules_and_optimizer"):
@@ -74,7 +76,7 @@ def _remedies(config: Config) -> Iterator[Mapping[str, Any]]:
             yield {"rollout.height": side, "rollout.width": side}
 
 
-def _smaller(key: str, sizes: Iterable[int], than: int) -> Iterator[Mapping[str, Any]]:
+def _smaller(key: str, sizes: Iterable[int], than: int) -> Iterator[_Remedy]:
     return ({key: size} for size in sizes if size < than)
 
 
@@ -161,23 +163,38 @@ class ConfigPlanner:
     def advise(self, config: Config, memory: int) -> MemoryAdvice:
         """Keys that make a config fit: remedies in their order, each that helps, until it does.
 
+        Then those are left out again that it can do without, the latest first.
+
         Args:
             config: One that does not fit.
             memory: Bytes.
         """
         config = self._effective(config)
-        plan, chosen = self.plan(config), dict[str, Any]()
+        plan, chosen = self.plan(config), dict[tuple[str, ...], _Remedy]()
         for remedy in _remedies(config):
-            try:
-                helped = self.plan(_changed(config, {**chosen, **remedy}))
-            except (ValidationError, ConfigError):
-                # No run would take it here, or not with those before.
-                continue
-            if helped.excess(memory) < plan.excess(memory):
-                plan, chosen = helped, {**chosen, **remedy}
             if plan.peak <= memory:
-                return MemoryAdvice(tuple(_written(*each) for each in chosen.items()), plan.peak)
-        return MemoryAdvice((), plan.peak)
+                break
+            # A stronger one of the same keys takes the place of the one before.
+            with_it = {**chosen, tuple(remedy): remedy}
+            helped = self._plan_changed(config, with_it.values())
+            if helped is not None and helped.excess(memory) < plan.excess(memory):
+                plan, chosen = helped, with_it
+        if plan.peak > memory:
+            return MemoryAdvice((), plan.peak)
+        for keys in reversed(tuple(chosen)):
+            without = {each: chosen[each] for each in chosen if each != keys}
+            fitting = self._plan_changed(config, without.values())
+            if fitting is not None and fitting.peak <= memory:
+                plan, chosen = fitting, without
+        changes = (change for remedy in chosen.values() for change in remedy.items())
+        return MemoryAdvice(tuple(_written(*change) for change in changes), plan.peak)
+
+    def _plan_changed(self, config: Config, remedies: Iterable[_Remedy]) -> MemoryPlan | None:
+        """None where no run would take it here, or not with each other."""
+        try:
+            return self.plan(_changed(config, remedies))
+        except (ValidationError, ConfigError):
+            return None
 
     def _effective(self, config: Config) -> Config:
         processes = self._processes
@@ -186,9 +203,9 @@ class ConfigPlanner:
         ).config
 
 
-def _changed(config: Config, changes: Mapping[str, Any]) -> Config:
+def _changed(config: Config, remedies: Iterable[_Remedy]) -> Config:
     values = config.model_dump(mode="json")
-    for key, value in changes.items():
+    for key, value in (change for remedy in remedies for change in remedy.items()):
         *sections, name = key.split(".")
         section = values
         for part in sections:

@@ -393,8 +393,11 @@ def test_generated_overrides_are_used_or_refused(changed: dict[str, object]) -> 
     assert time.process_time() - start < LONGEST_SECONDS
 
 
-SIZES = ["train.micro_batch_size", "decode.batch_size", "model.adapter.rank"]
-"""Whose largest values are planned at once. A plan of more images takes longer in proportion."""
+SIZES = [
+    *("rollout.prompts_per_step", "rollout.group_size", "train.micro_batch_size"),
+    *("decode.batch_size", "model.adapter.rank"),
+]
+"""Whose largest values are planned as soon as small ones."""
 
 
 @pytest.mark.parametrize("key", SIZES)

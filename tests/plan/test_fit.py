@@ -81,9 +81,10 @@ def test_advise_joins_changes_where_none_suffices_alone(planner):
 
 def test_advise_takes_what_helps_one_phase_while_another_takes_more(planner):
     # The update takes most, decoding more than there is as well.
-    config = _compose("rollout.group_size=32", "train.micro_batch_size=256")
-    strongest = ("train.micro_batch_size=1", "decode.batch_size=1")
-    memory = planner.plan(_compose("rollout.group_size=32", *strongest)).peak
+    sizes = ("rollout.prompts_per_step=1", "rollout.group_size=32")
+    config = _compose(*sizes, "train.micro_batch_size=32")
+    strongest = ("train.micro_batch_size=1", "decode.batch_size=1", "offload=modules_and_optimizer")
+    memory = planner.plan(_compose(*sizes, *strongest)).peak
     plan = planner.plan(config)
     assert plan.total("update") > plan.total("decode") > memory
     advice = planner.advise(config, memory)
@@ -157,7 +158,7 @@ def test_advise_has_none_where_weights_alone_are_too_much(planner):
 @pytest.mark.parametrize(
     "sizes",
     [
-        ("rollout.prompts_per_step=65536", "rollout.group_size=65536"),
+        ("rollout.prompts_per_step=65536", "rollout.group_size=512"),
         ("train.micro_batch_size=100000", "rollout.prompts_per_step=65536"),
         ("rollout.height=16384", "rollout.width=16384"),
     ],
