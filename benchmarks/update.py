@@ -32,11 +32,11 @@ from torch import Tensor, nn
 
 from benchmarks.peaks import reset_peak, status_bytes
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
-from glm_grpo.glm_image.floors import LanguageWork, SequenceSizes, UpdateWork, update_flops
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.grpo.losses import ClippedLoss, LossInputs, grpo_loss
 from glm_grpo.grpo.update import UpdateSettings, update_policy
+from glm_grpo.plan.floors import LanguageWork, SequenceSizes, update_flops
 from glm_grpo.tiny.models import PolicySizes, build_policy_model, build_processor
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
@@ -233,13 +233,14 @@ def _floor_flops(options: argparse.Namespace) -> int:
     )
     tokens = token_layout(options.side, options.side).num_tokens
     sizes = SequenceSizes(prompts=1, group_size=options.batch, prompt_tokens=1, tokens=tokens)
-    update = UpdateWork(
+    return update_flops(
+        work,
+        sizes,
         updates=1,
         is_full=options.adapter_rank is None,
         is_checkpointing=False,
         needs_reference=True,
     )
-    return update_flops(work, sizes, update)
 
 
 def _flops_per_second(options: argparse.Namespace) -> float:

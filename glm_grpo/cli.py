@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from glm_grpo.commands import arguments as types
-from glm_grpo.glm_image.floors import DEVICES
+from glm_grpo.plan.floors import DEVICES
 from glm_grpo.present import (
     errors_explained,
     guard_output,
@@ -254,8 +254,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     config = _compose(options)
-    from glm_grpo.commands.before import plan_config
-    from glm_grpo.glm_image.shards import Processes
+    from glm_grpo.glm_image.memory import Processes
+    from glm_grpo.plan.command import plan_config
 
     is_sharded = options.sharding == "fsdp2"
     for part in plan_config(

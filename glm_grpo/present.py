@@ -49,6 +49,17 @@ _PATIENCE_SECONDS = 10.0
 """Time that threads have to end after the program failed."""
 
 
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+
+
+def describe_bytes(number: int) -> str:
+    """In the largest decimal unit that leaves a digit before the point, with two after it."""
+    for size, unit in _UNITS:
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number} B"
+
+
 def exit_code(error: Exception) -> int:
     """Exit code of an expected error: 2 where the user's input is at fault, else 1."""
     if isinstance(error, COMPOSITION_ERRORS):

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.analysis import fit
-from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.build import build_prompts, model_path
 from glm_grpo.commands.before import check_config, probe_config
 from glm_grpo.commands.train import run_training
@@ -20,6 +18,8 @@ from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import MemoryLimitError, ModelError
 from glm_grpo.glm_image.loading import load_pipeline
 from glm_grpo.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
+from glm_grpo.plan import fit
+from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.checkpoint import newest_checkpoint
 from glm_grpo.training.loop import Trainer

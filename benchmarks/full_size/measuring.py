@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from glm_grpo.glm_image.floors import DEVICES, DeviceSpeed
+from glm_grpo.plan.floors import DEVICES, DeviceSpeed
 from glm_grpo.training.clock import PhaseClock
 
 _PROCESS = Path("/proc/self")

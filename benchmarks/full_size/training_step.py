@@ -13,13 +13,12 @@ from diffusers import GlmImagePipeline
 from benchmarks.full_size.measuring import DeviceMeter, PeakClock, ProcessMeter
 from benchmarks.full_size.models import pipeline_of, random_decoder_part, random_language_part
 from benchmarks.full_size.scale import Bench, make_batch
-from glm_grpo.analysis.planned_sizes import batch_sizes
 from glm_grpo.build import collect_settings, place_models, update_settings
 from glm_grpo.config import Config
 from glm_grpo.errors import MemoryLimitError
-from glm_grpo.glm_image.plan import OVERHEAD_BYTES, MemoryPlanner, ScorerSizes
 from glm_grpo.grpo.update import update_policy
-from glm_grpo.report.memory_plan import MemoryPlan
+from glm_grpo.plan.memory import OVERHEAD_BYTES, MemoryPlan, MemoryPlanner, batch_sizes
+from glm_grpo.plan.scorers import ScorerSizes
 from glm_grpo.training.collect import Stage, collect
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.types import PromptBatch

@@ -9,11 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from glm_grpo.analysis.fit import check_fit
-from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.analysis.probe import draw_probe, probed_prompts, report_probe
-from glm_grpo.analysis.process_rules import refuse_for_processes
-from glm_grpo.analysis.step_time import step_floors
 from glm_grpo.build import (
     Prompts,
     build_batch,
@@ -24,17 +20,10 @@ from glm_grpo.build import (
     model_path,
 )
 from glm_grpo.config import Config, effective_config
-from glm_grpo.errors import ConfigError, ModelError
-from glm_grpo.glm_image.floors import DeviceSpeed
+from glm_grpo.errors import ConfigError
+from glm_grpo.glm_image.memory import ONE_PROCESS
 from glm_grpo.glm_image.self_check import self_check
-from glm_grpo.glm_image.shards import ONE_PROCESS, Processes
-from glm_grpo.report.memory_table import (
-    advice_lines,
-    describe_bytes,
-    floor_lines,
-    memory_lines,
-    memory_table,
-)
+from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.report.probe_page import probe_tables, write_probe
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import Stage, collect
@@ -127,61 +116,6 @@ def _described_processes(config: Config) -> str:
         return f"a single one is refused by train.py: {error}"
     is_asynchronous = config.train.mode == "async"
     return "1" if is_asynchronous else f"1 to {config.rollout.prompts_per_step}"
-
-
-def plan_config(
-    config: Config,
-    *,
-    memory: int | None,
-    prompt_tokens: int,
-    device: DeviceSpeed | None,
-    processes: Processes,
-) -> Iterator[Table | str]:
-    """What a run would take, by phase; yields what is to be printed.
-
-    Args:
-        config: Of the run to come; no model is loaded.
-        memory: Bytes there are; None: it is not asked whether they suffice.
-        prompt_tokens: Of the longest prompt.
-        device: None: there is no accelerator, and everything is in CPU memory.
-        processes: That train together; figures are of the one with the largest part.
-
-    Raises:
-        ModelError: It does not fit, or the model's configs are not at hand.
-        ConfigError: So many processes cannot run it.
-    """
-    path = model_path(config.model.path)
-    planner = ConfigPlanner(
-        path,
-        prompt_tokens=prompt_tokens,
-        is_on_accelerator=device is not None,
-        processes=processes,
-    )
-    plan = planner.plan(config)
-    each = f", each of {processes.count} processes" if processes.count > 1 else ""
-    yield memory_table(plan, title=f"memory of {config.model.path} by phase{each}")
-    yield from memory_lines(plan)
-    if device is not None:
-        yield from floor_lines(
-            step_floors(
-                config,
-                path,
-                prompt_tokens=prompt_tokens,
-                plan=plan,
-                device=device,
-                processes=processes.count,
-            )
-        )
-    if memory is None:
-        return
-    if plan.peak <= memory:
-        yield f"it fits: {describe_bytes(memory - plan.peak)} to spare"
-        return
-    advice = "\n".join(advice_lines(planner.advise(config, memory), memory=memory))
-    raise ModelError(
-        f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}, more than --memory "
-        f"{describe_bytes(memory)}\n{advice}"
-    )
 
 
 def probe_config(

@@ -11,15 +11,14 @@ import transformers
 from accelerate.utils import get_int_from_env
 from rich.console import Console
 
-from glm_grpo.analysis.fit import check_fit
-from glm_grpo.analysis.process_rules import refuse_for_processes
 from glm_grpo.build import Prompts, build_prompts, check_prompt_sets, load_stage, model_path
 from glm_grpo.build_collectors import collector_needs
 from glm_grpo.build_trainer import Launch, build_trainer
 from glm_grpo.commands.runs import summary_table
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.glm_image.shards import Processes
+from glm_grpo.glm_image.memory import Processes
+from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.present import is_sweep
 from glm_grpo.storage import RunFolder
 from glm_grpo.training.engine import has_shards, make_accelerator

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
 from glm_grpo.errors import ModelError
-from glm_grpo.glm_image.meta_models import build_part, read_part_configs
+from glm_grpo.glm_image.meta import build_part, read_part_configs
 from glm_grpo.glm_image.model_folder import (
     ReservedTokens,
     check_files,

@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.build import (
     build_batch,
     build_evaluation_batches,
@@ -50,6 +49,7 @@ from glm_grpo.config import (
 )
 from glm_grpo.config.problems import _walk_fields
 from glm_grpo.errors import ConfigError, DataError
+from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.training.prompt_entries import PromptEntry
 from glm_grpo.training.prompts import PromptSet
 from rewards.terms_config import KINDS, OCR_ENGINES
@@ -393,8 +393,11 @@ def test_generated_overrides_are_used_or_refused(changed: dict[str, object]) -> 
     assert time.process_time() - start < LONGEST_SECONDS
 
 
-SIZES = ["train.micro_batch_size", "decode.batch_size", "model.adapter.rank"]
-"""Whose largest values are planned at once. A plan of more images takes longer in proportion."""
+SIZES = [
+    *("rollout.prompts_per_step", "rollout.group_size", "train.micro_batch_size"),
+    *("decode.batch_size", "model.adapter.rank"),
+]
+"""Whose largest values are planned as soon as small ones."""
 
 
 @pytest.mark.parametrize("key", SIZES)

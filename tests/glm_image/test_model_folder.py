@@ -18,7 +18,7 @@ from glm_grpo.build import model_path
 from glm_grpo.cli import main
 from glm_grpo.errors import ModelError
 from glm_grpo.glm_image.loading import check_model, load_pipeline
-from glm_grpo.glm_image.meta_models import read_part_configs
+from glm_grpo.glm_image.meta import read_part_configs
 from glm_grpo.glm_image.model_folder import refuse_missing
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5339212\n"

@@ -12,9 +12,8 @@ from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.glm_image import quantization
 from glm_grpo.glm_image.decoder import Decoder
 from glm_grpo.glm_image.loading import load_pipeline
-from glm_grpo.glm_image.meta_memory import module_bytes
-from glm_grpo.glm_image.meta_models import read_part_configs
-from glm_grpo.glm_image.phase_memory import ModelSettings, build_meta_policy
+from glm_grpo.glm_image.memory import ModelSettings, build_meta_policy
+from glm_grpo.glm_image.meta import module_bytes, read_part_configs
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.quantization import Quantization, scales
 from glm_grpo.glm_image.residency import ModulePart

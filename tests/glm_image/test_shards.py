@@ -10,23 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.glm_image.meta_models import PUBLISHED_ID, PartConfigs, read_part_configs
-from glm_grpo.glm_image.phase_memory import (
+from glm_grpo.glm_image.memory import (
     BatchSizes,
     ModelSettings,
-    build_meta_policy,
-    gradient_bytes,
-)
-from glm_grpo.glm_image.plan import MemoryPlanner, ScorerSizes
-from glm_grpo.glm_image.shards import (
     Processes,
     ShardBytes,
     UpdateBytes,
     backward_bytes,
+    build_meta_policy,
+    gradient_bytes,
     scoring_bytes,
     shard_bytes,
     update_on_shards,
 )
+from glm_grpo.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
+from glm_grpo.plan.memory import MemoryPlanner
+from glm_grpo.plan.scorers import ScorerSizes
 from glm_grpo.tiny.models import build_policy_model
 
 ROOT = Path(__file__).resolve().parents[2]

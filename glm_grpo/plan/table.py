@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from rich.table import Table
 
-from glm_grpo.report.memory_plan import PHASES, MemoryAdvice, MemoryPlan
-from glm_grpo.report.step_floors import StepFloors
-
-GIGABYTE = 10**9
-
-_STEPS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+from glm_grpo.plan.memory import PHASES, MemoryPlan
+from glm_grpo.present import describe_bytes
 
 
 def memory_table(plan: MemoryPlan, *, title: str) -> Table:
@@ -48,35 +44,14 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
     return lines
 
 
-def floor_lines(floors: StepFloors) -> list[str]:
-    """The least time a step takes, and what that figure is."""
-    phases = ", ".join(
-        f"{name} {describe_seconds(seconds)}" for name, seconds in floors.seconds.items()
-    )
+def floor_lines(floors: Mapping[str, float], *, device: str) -> list[str]:
+    """The least time a step takes, and what that figure is; seconds by phase."""
+    phases = ", ".join(f"{name} {describe_seconds(seconds)}" for name, seconds in floors.items())
     return [
-        f"a step takes at least {describe_seconds(floors.step)} on {floors.device}, "
+        f"a step takes at least {describe_seconds(sum(floors.values()))} on {device}, "
         f"its phases one after the other: {phases}",
         "(floors, no predictions: published peak figures, nothing lost, reward terms not counted)",
     ]
-
-
-def advice_lines(advice: Sequence[MemoryAdvice], *, memory: int) -> list[str]:
-    """What to change, one line a choice; each was planned, not estimated."""
-    if not advice:
-        return ["no change of one key, nor all of them together, makes it fit"]
-    return [
-        f"it fits with {' '.join(one.overrides)}: {describe_bytes(one.peak)}, "
-        f"{describe_bytes(memory - one.peak)} to spare"
-        for one in advice
-    ]
-
-
-def describe_bytes(number: int) -> str:
-    """In the largest decimal unit that leaves a digit before the point, with two after it."""
-    for size, unit in _STEPS:
-        if number >= size:
-            return f"{number / size:.2f} {unit}"
-    return f"{number} B"
 
 
 def describe_seconds(number: float) -> str:

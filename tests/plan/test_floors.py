@@ -2,16 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from glm_grpo.glm_image.floors import (
+from glm_grpo.plan.floors import (
     DEVICES,
-    DecoderWork,
     DeviceSpeed,
     LanguageWork,
     SequenceSizes,
-    UpdateWork,
     decode_flops,
     rollout_floor,
-    token_step_floor,
     update_flops,
 )
 
@@ -20,15 +17,14 @@ WORK = LanguageWork(
 )
 # Replayed are the prompt and all tokens but the last: 4 of them.
 SEQUENCES = SequenceSizes(prompts=2, group_size=3, prompt_tokens=2, tokens=3)
-PLAIN = UpdateWork(updates=1, is_full=False, is_checkpointing=False, needs_reference=False)
+PLAIN = {"updates": 1, "is_full": False, "is_checkpointing": False, "needs_reference": False}
 
 
 def test_token_step_floor_of_the_published_model_is_what_its_weights_take():
     # GLM-Image in bf16 with its embedding: 17.7e9 / 4.8e12.
-    assert token_step_floor(17_700_000_000, 0, DEVICES["h200"].bandwidth) == pytest.approx(
-        3.6875e-3
-    )
-    assert token_step_floor(900, 100, 10.0) == 100.0
+    work = replace(WORK, read_bytes=17_700_000_000)
+    one_token = replace(SEQUENCES, tokens=1)
+    assert rollout_floor(work, one_token, DEVICES["h200"]) == pytest.approx(3.6875e-3)
 
 
 def test_rollout_floor_reads_weights_once_a_token_and_prompts_once_a_group():
@@ -61,11 +57,10 @@ def test_rollout_floor_is_that_of_operations_where_they_take_longer():
     ids=["adapters", "full", "checkpointing", "reference", "three updates"],
 )
 def test_update_flops_count_every_pass(changes, an_image):
-    assert update_flops(WORK, SEQUENCES, replace(PLAIN, **changes)) == 6 * an_image
+    assert update_flops(WORK, SEQUENCES, **PLAIN | changes) == 6 * an_image
 
 
 @pytest.mark.parametrize(("guidance_scale", "passes"), [(1.0, 1), (1.5, 2)])
 def test_decode_flops_double_the_passes_with_guidance(guidance_scale, passes):
-    work = DecoderWork(transformer_flops=1000, vae_flops=70)
-    flops = decode_flops(work, images=3, steps=5, guidance_scale=guidance_scale)
+    flops = decode_flops(1000, 70, images=3, steps=5, guidance_scale=guidance_scale)
     assert flops == 3 * (5 * passes * 1000 + 70)

@@ -64,19 +64,6 @@ class LanguageWork:
 
 
 @dataclass(frozen=True)
-class DecoderWork:
-    """What the decoder does for one image.
-
-    Attributes:
-        transformer_flops: Of one pass of the diffusion transformer.
-        vae_flops: Of turning latents into pixels.
-    """
-
-    transformer_flops: int
-    vae_flops: int
-
-
-@dataclass(frozen=True)
 class SequenceSizes:
     """What one step samples and replays.
 
@@ -98,41 +85,13 @@ class SequenceSizes:
         return self.prompts * self.group_size
 
 
-@dataclass(frozen=True)
-class UpdateWork:
-    """How a rollout is learnt from.
-
-    Attributes:
-        updates: Of the optimizer on one rollout.
-        is_full: Gradients of all matrices; False: they flow through to adapters alone.
-        is_checkpointing: Layers are computed again in the backward pass.
-        needs_reference: A KL to the reference is weighed.
-    """
-
-    updates: int
-    is_full: bool
-    is_checkpointing: bool
-    needs_reference: bool
-
-
-def token_step_floor(language_bytes: int, cache_bytes: int, bandwidth: float) -> float:
-    """Seconds in which memory can deliver what one token of every sample needs.
-
-    Args:
-        language_bytes: Of the weights that are read, whatever the number of samples.
-        cache_bytes: Of the keys and values that are read.
-        bandwidth: Bytes a second, > 0.
-    """
-    return (language_bytes + cache_bytes) / bandwidth
-
-
 def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed) -> float:
     """Seconds to read the prompts and draw all tokens; the slower of memory and operations at each.
 
     A prompt's keys and values are read once for its group.
     """
     seconds = max(
-        token_step_floor(work.read_bytes, 0, device.bandwidth),
+        work.read_bytes / device.bandwidth,
         sizes.prompts * _forward_flops(work, sizes.prompt_tokens, scored=1) / device.flops,
     )
     # The last token is drawn, and nothing follows from it.
@@ -141,45 +100,60 @@ def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed)
         attention = _attention_flops(work, sizes.prompt_tokens + generated)
         flops = sizes.images * (2 * (work.layer_entries + work.head_entries) + attention)
         seconds += max(
-            token_step_floor(work.read_bytes, cached * work.cache_bytes, device.bandwidth),
+            (work.read_bytes + cached * work.cache_bytes) / device.bandwidth,
             flops / device.flops,
         )
     return seconds
 
 
-def update_flops(work: LanguageWork, sizes: SequenceSizes, update: UpdateWork) -> int:
+def update_flops(
+    work: LanguageWork,
+    sizes: SequenceSizes,
+    *,
+    updates: int,
+    is_full: bool,
+    is_checkpointing: bool,
+    needs_reference: bool,
+) -> int:
     """Operations of replay, backward pass and reference, over all images of a step.
 
     A matrix costs 2 operations an entry and token, once forward, once for the gradient of its
     input, once for its own, and once more where the forward pass is repeated: layers under
     checkpointing. Logits beyond a chunk, which a trained head makes again, come on top. Attention
     costs twice as much backward as forward.
+
+    Args:
+        work: For a token.
+        sizes: Of the step.
+        updates: Of the optimizer on one rollout.
+        is_full: Gradients of all matrices; False: they flow through to adapters alone.
+        is_checkpointing: Layers are computed again in the backward pass.
+        needs_reference: A KL to the reference is weighed.
     """
     length = sizes.prompt_tokens + sizes.tokens - 1
     layers = 2 * work.layer_entries * length
     head = 2 * work.head_entries * sizes.tokens
     attention = _attention_flops(work, _causal_pairs(length))
-    again = int(update.is_checkpointing)
-    an_update = (
-        (2 + update.is_full + again) * layers
-        + (2 + update.is_full) * head
-        + (3 + again) * attention
-    )
-    reference = layers + head + attention if update.needs_reference else 0
-    return sizes.images * (update.updates * an_update + reference)
+    again = int(is_checkpointing)
+    an_update = (2 + is_full + again) * layers + (2 + is_full) * head + (3 + again) * attention
+    reference = layers + head + attention if needs_reference else 0
+    return sizes.images * (updates * an_update + reference)
 
 
-def decode_flops(work: DecoderWork, *, images: int, steps: int, guidance_scale: float) -> int:
+def decode_flops(
+    transformer_flops: int, vae_flops: int, *, images: int, steps: int, guidance_scale: float
+) -> int:
     """Operations of drawing images.
 
     Args:
-        work: For one image.
+        transformer_flops: Of one pass of the diffusion transformer, for one image.
+        vae_flops: Of turning the latents of one image into pixels.
         images: How many.
         steps: Of denoising.
         guidance_scale: Above 1 a step costs two passes.
     """
     passes = 2 if guidance_scale > 1 else 1
-    return images * (steps * passes * work.transformer_flops + work.vae_flops)
+    return images * (steps * passes * transformer_flops + vae_flops)
 
 
 def _forward_flops(work: LanguageWork, length: int, *, scored: int) -> int:

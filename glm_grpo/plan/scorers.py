@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 import open_clip
 
-from glm_grpo.glm_image.meta_memory import META, module_bytes
-from glm_grpo.glm_image.plan import ScorerSizes
+from glm_grpo.glm_image.meta import META, module_bytes
 from rewards.clip_loading import find_architecture
 from rewards.terms_config import (
     AestheticConfig,
@@ -39,6 +40,21 @@ _EASYOCR_PARAMETERS = 24_600_000
 
 _PICK_SCORE_PARAMETERS = 986_000_000
 """Of CLIP ViT-H/14, both towers."""
+
+
+@dataclass(frozen=True)
+class ScorerSizes:
+    """Weights of the reward terms, bytes.
+
+    Attributes:
+        movable: Of networks that wait in CPU memory when modules are offloaded.
+        staying: Of networks in processes of their own, which no one moves.
+        on_cpu: Of engines that run on the CPU in any case.
+    """
+
+    movable: int = 0
+    staying: int = 0
+    on_cpu: int = 0
 
 
 def scorer_sizes(terms: Iterable[TermConfig]) -> ScorerSizes:
@@ -87,10 +103,11 @@ def _network_bytes(term: TermConfig) -> int:
         case _:
             raise TypeError(
                 f"{type(term).__name__}: what a term of this kind holds in memory is not known to "
-                "the plan; add it to glm_grpo/analysis/scorer_sizes.py"
+                "the plan; add it to glm_grpo/plan/scorers.py"
             )
 
 
+@functools.cache
 def _clip_bytes(clip_model: str, *, is_image_only: bool) -> int:
     architecture = find_architecture(clip_model, key="clip_model")
     level = logging.root.level

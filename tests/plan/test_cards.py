@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from glm_grpo.analysis.memory import ConfigPlanner
 from glm_grpo.config import compose_config
-from glm_grpo.glm_image.meta_models import PUBLISHED_ID
-from glm_grpo.glm_image.shards import Processes
+from glm_grpo.glm_image.memory import Processes
+from glm_grpo.glm_image.meta import PUBLISHED_ID
+from glm_grpo.plan.fit import ConfigPlanner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")

@@ -7,22 +7,29 @@ from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.errors import ModelError
-from glm_grpo.glm_image.decode_memory import decode_bytes
 from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.meta_memory import META, measured_on_meta, pinned_bytes
-from glm_grpo.glm_image.meta_models import PUBLISHED_ID, PartConfigs, read_part_configs
-from glm_grpo.glm_image.phase_memory import (
+from glm_grpo.glm_image.memory import (
     BatchSizes,
     ModelSettings,
     _update,
+    decode_bytes,
     rollout_bytes,
     update_bytes,
 )
-from glm_grpo.glm_image.plan import OVERHEAD_BYTES, MemoryPlanner, ScorerSizes
+from glm_grpo.glm_image.meta import (
+    META,
+    PUBLISHED_ID,
+    PartConfigs,
+    measured_on_meta,
+    pinned_bytes,
+    read_part_configs,
+)
 from glm_grpo.glm_image.policy import Policy
 from glm_grpo.glm_image.quantization import Quantization
 from glm_grpo.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.glm_image.token_grid import token_layout
+from glm_grpo.plan.memory import OVERHEAD_BYTES, MemoryPlanner
+from glm_grpo.plan.scorers import ScorerSizes
 from glm_grpo.tiny.models import (
     PolicySizes,
     build_glyph_tokenizer,

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glm_grpo.glm_image.meta_models import PUBLISHED_ID, PartConfigs, read_part_configs
-from glm_grpo.glm_image.meta_work import decoder_work, language_work
-from glm_grpo.glm_image.phase_memory import ModelSettings
+from glm_grpo.glm_image.memory import ModelSettings
+from glm_grpo.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
+from glm_grpo.plan.step_time import decoder_work, language_work
 from glm_grpo.tiny.models import PolicySizes, build_policy_model
 
 FULL = ModelSettings(
@@ -44,15 +44,15 @@ def test_decoder_work_counts_every_matrix_and_convolution():
             "use_post_quant_conv": False,
         },
     )
-    work = decoder_work(parts, height=4, width=4)
+    transformer_flops, vae_flops = decoder_work(parts, height=4, width=4)
     # 4 patches of 2 x 2 x 4 numbers, width 8. 2 operations an entry and patch: in 16 x 8, prior
     # 2 x 8 x 8, attention 4 x 8 x 8, feed-forward 2 x 8 x 32, out 8 x 16; and 4 x 4 x 4 pairs x 8.
     of_patches = 2 * 4 * (128 + 128 + 256 + 512 + 128) + 4 * 16 * 8
     # Once an image: time 2 x 8 x 8, condition 16 x 8 + 8 x 8, the norms 8 x 96 and 8 x 16.
     of_images = 2 * (128 + 192 + 768 + 128)
-    assert work.transformer_flops == of_patches + of_images
+    assert transformer_flops == of_patches + of_images
     # 16 pixels; convolutions of 3 x 3: nine of 4 x 4 channels (in, two blocks of four), out 4 x 3.
-    assert work.vae_flops == 2 * 16 * 9 * (9 * 16 + 12)
+    assert vae_flops == 2 * 16 * 9 * (9 * 16 + 12)
 
 
 def test_language_work_leaves_out_the_embedding_of_which_rows_are_read():

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.analysis import fit
-from glm_grpo.analysis.planned_sizes import batch_sizes, evaluation_sizes
-from glm_grpo.analysis.process_rules import refuse_for_processes
 from glm_grpo.build import build_prompts, model_path
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.glm_image.shards import Processes
+from glm_grpo.glm_image.memory import Processes
+from glm_grpo.plan import fit
+from glm_grpo.plan.fit import refuse_for_processes
+from glm_grpo.plan.memory import batch_sizes, evaluation_sizes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = (

@@ -1,0 +1,372 @@
+"""Whether a config fits the memory and the processes at hand, and which keys make it fit."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from glm_grpo.config import Config, effective_config
+from glm_grpo.errors import ConfigError, MemoryLimitError
+from glm_grpo.glm_image.memory import ONE_PROCESS, Processes
+from glm_grpo.glm_image.meta import PUBLISHED_ID, read_part_configs
+from glm_grpo.glm_image.prompt_inputs import longest_prompt_tokens
+from glm_grpo.glm_image.quantization import refuse_without_accelerator
+from glm_grpo.plan.memory import (
+    PHASES,
+    MemoryPlan,
+    MemoryPlanner,
+    batch_sizes,
+    evaluation_sizes,
+    model_settings,
+)
+from glm_grpo.plan.scorers import scorer_sizes
+from glm_grpo.present import describe_bytes
+from glm_grpo.training.prompts import PromptSource
+
+logger = logging.getLogger(__name__)
+
+UNCERTAINTY = 0.1
+"""Part of a plan by which measured peaks differ from it, at most."""
+
+_PROMPT_TOKENS = 256
+"""Of the longest prompt where the model's tokenizer is not at hand, as `glm-grpo plan` takes it."""
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Of the container, in the second and the first version of control groups."""
+
+_Remedy = Mapping[str, Any]
+"""Keys with their values, which are set together."""
+
+
+def _remedies(config: Config) -> Iterator[_Remedy]:
+    """Those that change least of what is learnt first; before 8 bits nothing but time changes.
+
+    One that does not apply is refused or saves nothing, and is passed over.
+    """
+    rollout, adapter = config.rollout, config.model.adapter
+    for choice in ("modules", "modules_and_optimizer"):
+        yield {"offload": choice}
+    yield from _smaller("train.micro_batch_size", (16, 8, 4, 2, 1), config.train.micro_batch_size)
+    drawn = min(config.decode.batch_size or rollout.group_size, rollout.group_size)
+    yield from _smaller("decode.batch_size", (16, 8, 4, 2, 1), drawn)
+    yield {"model.gradient_checkpointing": True}
+    yield {"decode.quantization": "float8"}
+    for rank in (32, 16, 8):
+        if adapter is None or rank < adapter.rank:
+            alpha = 64.0 if adapter is None else adapter.alpha
+            yield {"model.adapter": {"rank": rank, "alpha": alpha}}
+    yield {"model.dtype": "bfloat16"}
+    yield {"model.quantization": "nf4"}
+    prompts = (32, 16, 8, 4, 2, 1)
+    yield from _smaller("rollout.prompts_per_step", prompts, rollout.prompts_per_step)
+    yield from _smaller("rollout.group_size", (16, 8, 4), rollout.group_size)
+    for side in (1024, 768, 512, 256):
+        if side < min(rollout.height, rollout.width):
+            yield {"rollout.height": side, "rollout.width": side}
+
+
+def _smaller(key: str, sizes: Iterable[int], than: int) -> Iterator[_Remedy]:
+    return ({key: size} for size in sizes if size < than)
+
+
+@dataclass(frozen=True)
+class MemoryAdvice:
+    """Settings under which a run fits.
+
+    Attributes:
+        overrides: As on the command line, to be set together; none where nothing makes it fit.
+        peak: Bytes with them.
+    """
+
+    overrides: tuple[str, ...]
+    peak: int
+
+    def describe(self, memory: int) -> str:
+        """What to change."""
+        if not self.overrides:
+            return "no change of one key, nor all of them together, makes it fit"
+        return (
+            f"it fits with {' '.join(self.overrides)}: {describe_bytes(self.peak)}, "
+            f"{describe_bytes(memory - self.peak)} to spare"
+        )
+
+
+class ConfigPlanner:
+    """Plans configs of one model.
+
+    Args:
+        path: Folder of the model, or the published model's hub id.
+        prompt_tokens: Of the longest prompt, >= 1.
+        is_on_accelerator: False: there is none, and everything is in CPU memory.
+        processes: That train together; plans are of the one with the largest part.
+
+    Raises:
+        ModelError: The model's configs are not at hand.
+        ConfigError: No prompt has so few tokens.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        prompt_tokens: int,
+        is_on_accelerator: bool,
+        processes: Processes = ONE_PROCESS,
+    ) -> None:
+        if prompt_tokens < 1:
+            raise ConfigError(
+                f"--prompt-tokens {prompt_tokens}: must be at least 1; give the tokens of the "
+                "longest prompt"
+            )
+        self._planner = MemoryPlanner(read_part_configs(path))
+        self._prompt_tokens = prompt_tokens
+        self._is_on_accelerator = is_on_accelerator
+        self._processes = processes
+
+    def plan(self, config: Config) -> MemoryPlan:
+        """Memory by phase.
+
+        Raises:
+            ConfigError: Weights of 4 bits are asked for where there is no accelerator, or so many
+                processes cannot run it.
+            RewardError: A term names a network that does not exist.
+        """
+        refuse_without_accelerator(
+            config.model.quantization, is_on_accelerator=self._is_on_accelerator
+        )
+        refuse_for_processes(config, self._processes)
+        config = self._effective(config)
+        sizes, evaluation = (
+            of(config, prompt_tokens=self._prompt_tokens, processes=self._processes.count)
+            for of in (batch_sizes, evaluation_sizes)
+        )
+        return self._planner.plan(
+            model_settings(config, is_on_accelerator=self._is_on_accelerator),
+            sizes,
+            scorer_sizes(config.reward.terms.values()),
+            config.offload,
+            evaluation=evaluation,
+            processes=self._processes,
+        )
+
+    def advise(self, config: Config, memory: int) -> MemoryAdvice:
+        """Keys that make a config fit: remedies in their order, each that helps, until it does.
+
+        Then those are left out again that it can do without, the latest first.
+
+        Args:
+            config: One that does not fit.
+            memory: Bytes.
+        """
+        config = self._effective(config)
+        plan, chosen = self.plan(config), dict[tuple[str, ...], _Remedy]()
+        for remedy in _remedies(config):
+            if plan.peak <= memory:
+                break
+            # A stronger one of the same keys takes the place of the one before.
+            with_it = {**chosen, tuple(remedy): remedy}
+            helped = self._plan_changed(config, with_it.values())
+            if helped is not None and helped.excess(memory) < plan.excess(memory):
+                plan, chosen = helped, with_it
+        if plan.peak > memory:
+            return MemoryAdvice((), plan.peak)
+        for keys in reversed(tuple(chosen)):
+            without = {each: chosen[each] for each in chosen if each != keys}
+            fitting = self._plan_changed(config, without.values())
+            if fitting is not None and fitting.peak <= memory:
+                plan, chosen = fitting, without
+        changes = (change for remedy in chosen.values() for change in remedy.items())
+        return MemoryAdvice(tuple(_written(*change) for change in changes), plan.peak)
+
+    def _plan_changed(self, config: Config, remedies: Iterable[_Remedy]) -> MemoryPlan | None:
+        """None where no run would take it here, or not with each other."""
+        try:
+            return self.plan(_changed(config, remedies))
+        except (ValidationError, ConfigError):
+            return None
+
+    def _effective(self, config: Config) -> Config:
+        processes = self._processes
+        return effective_config(
+            config, processes=processes.count, is_sharded=processes.is_sharded
+        ).config
+
+
+def _changed(config: Config, remedies: Iterable[_Remedy]) -> Config:
+    values = config.model_dump(mode="json")
+    for key, value in (change for remedy in remedies for change in remedy.items()):
+        *sections, name = key.split(".")
+        section = values
+        for part in sections:
+            section = section[part]
+        section[name] = value
+    return Config.model_validate(values)
+
+
+def _written(key: str, value: Any) -> str:
+    """As a word of a shell, which would make several of what stands in braces."""
+    if isinstance(value, Mapping):
+        return f"'{key}={{{', '.join(f'{name}: {each}' for name, each in value.items())}}}'"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def refuse_for_processes(config: Config, processes: Processes) -> None:
+    """Refuses what so many processes, or shards, cannot run.
+
+    Raises:
+        ConfigError: Names the key and what to change.
+    """
+    if config.rollout.prompts_per_step < processes.count:
+        raise ConfigError(
+            f"rollout.prompts_per_step is {config.rollout.prompts_per_step}: each of the "
+            f"{processes.count} processes samples other prompts of a step, and needs one at least; "
+            f"raise it to {processes.count} or more, or start fewer processes"
+        )
+    is_kept_in_fp32 = processes.is_sharded and processes.is_mixed
+    if config.model.adapter is None and config.model.dtype == "bfloat16" and not is_kept_in_fp32:
+        raise ConfigError(
+            "model.dtype is bfloat16 and model.adapter null: a weight in bfloat16 keeps 8 bits, "
+            "and updates as small as those of fine-tuning round to no change at all; start several "
+            "processes with configs/accelerate/fsdp2.yaml, which keeps weights in float32, or set "
+            "'model.adapter={rank: 32, alpha: 64.0}' (adapters are float32) or model.dtype=float32"
+        )
+    if processes.is_sharded and config.model.quantization is not None:
+        raise ConfigError(
+            f"model.quantization is {config.model.quantization}: such weights cannot be cut up; "
+            "leave it null, or start with configs/accelerate/ddp.yaml, which copies them"
+        )
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes where the phases of a run take place.
+
+    Args:
+        device: Its own memory, all of it, where it is a CUDA device; that of the machine where it
+            is the CPU.
+
+    Returns:
+        None where nothing is known of the device.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return cpu_memory() if device.type == "cpu" else None
+
+
+def cpu_memory(meminfo: Path = _MEMINFO, limits: Iterable[Path] = _CGROUP_LIMITS) -> int | None:
+    """Bytes that programs can still take, at most what the container may have.
+
+    Args:
+        meminfo: Of Linux; other systems have none.
+        limits: Files that hold a limit in bytes, or none.
+
+    Returns:
+        None where the system does not say.
+    """
+    if not meminfo.is_file():
+        return None
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), flags=re.MULTILINE)
+    if found is None:
+        return None
+    texts = [path.read_text().strip() for path in limits if path.is_file()]
+    return min([int(found[1]) * 1024, *(int(text) for text in texts if text.isdigit())])
+
+
+def check_fit(
+    config: Config,
+    path: str,
+    sources: Sequence[PromptSource],
+    device: torch.device,
+    processes: Processes = ONE_PROCESS,
+) -> str:
+    """Refuses a config that cannot fit, and warns of one that may not.
+
+    Without the model's sizes (a hub id other than the published one) or the device's, nothing is
+    planned, and a line of the log says so.
+
+    Args:
+        config: Of the run.
+        path: Folder of the model, or hub id.
+        sources: All prompts.
+        device: Where the phases take place.
+        processes: That train together. They share CPU memory, and have a CUDA device each.
+
+    Returns:
+        What it takes, of what there is.
+
+    Raises:
+        MemoryLimitError: It takes more than there is by more than a plan is uncertain.
+    """
+    memory = available_memory(device)
+    # Any other folder is refused when it is loaded.
+    are_sizes_known = path == PUBLISHED_ID or (Path(path) / "model_index.json").is_file()
+    if memory is None or not are_sizes_known:
+        skipped = "not planned, since the sizes of the model or of the device are not at hand"
+        logger.info("memory: %s", skipped)
+        return skipped
+    is_on_accelerator = device.type != "cpu"
+    if not is_on_accelerator:
+        memory //= processes.on_machine
+    planner = ConfigPlanner(
+        path,
+        prompt_tokens=_longest_prompt(config, path, sources),
+        is_on_accelerator=is_on_accelerator,
+        processes=processes,
+    )
+    plan = planner.plan(config)
+    place = "on the accelerator" if is_on_accelerator else "in CPU memory"
+    each = f" for each of {processes.count} processes" if processes.count > 1 else ""
+    takes = f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}"
+    there = f"there is {describe_bytes(memory)} {place}{each}"
+    if plan.peak > memory * (1 + UNCERTAINTY):
+        logger.info("%s, %s: looking for keys that make it fit", takes, there)
+        phases = ", ".join(f"{phase} {describe_bytes(plan.total(phase))}" for phase in PHASES)
+        advice = planner.advise(config, memory).describe(memory)
+        raise MemoryLimitError(f"{takes}, and {there} ({phases})\n{advice}")
+    if plan.peak > memory:
+        logger.warning(
+            "%s, and %s: by less than a plan is uncertain (%.0f %%), so the run goes on; "
+            "`glm-grpo plan --memory` says what makes it fit",
+            takes,
+            there,
+            100 * UNCERTAINTY,
+        )
+    if is_on_accelerator:
+        _warn_of_loading(plan, processes)
+    return f"{takes}, {there}"
+
+
+def _longest_prompt(config: Config, path: str, sources: Sequence[PromptSource]) -> int:
+    captions = [caption for source in sources for caption in source.captions()]
+    size = config.rollout
+    if not (Path(path) / "processor").is_dir():
+        return _PROMPT_TOKENS
+    try:
+        return longest_prompt_tokens(path, captions, height=size.height, width=size.width)
+    except (OSError, ValueError):
+        # Whoever loads the model says what is wrong with its files.
+        return _PROMPT_TOKENS
+
+
+def _warn_of_loading(plan: MemoryPlan, processes: Processes) -> None:
+    """Only a warning: pages of files that are mapped count as taken, and can be given back."""
+    memory = cpu_memory()
+    takes = plan.cpu_at_start * processes.on_machine
+    if memory is not None and takes > memory:
+        logger.warning(
+            "loading the models takes %s of CPU memory (%d processes on this machine), and there "
+            "is %s: the system may end the run there",
+            describe_bytes(takes),
+            processes.on_machine,
+            describe_bytes(memory),
+        )
