@@ -17,7 +17,7 @@ import hydra
 from omegaconf import DictConfig
 
 from glm_grpo.config import load_config
-from glm_grpo.present import ended_in_any_case, job_errors_explained, run_hydra_application
+from glm_grpo.terminal import ended_in_any_case, job_errors_explained, run_hydra_application
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="tiny")

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from glm_grpo.build import build_batch, build_prompts, build_stage, collect_settings
 from glm_grpo.config import compose_config
-from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.sampling import sample_rollout
-from glm_grpo.report.chart_style import FONT_SIZE, LIGHT, begin_figure, style_axes, to_png
-from glm_grpo.training.rank_agreement import compare_ranks
+from glm_grpo.gallery.chart_style import FONT_SIZE, LIGHT, begin_figure, style_axes, to_png
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.sampling import sample_rollout
+from glm_grpo.training.monitors.rank_agreement import compare_ranks
 from glm_grpo.types import PromptBatch, Rollout
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

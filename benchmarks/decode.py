@@ -26,8 +26,8 @@ from benchmarks.timing import (
     rates,
 )
 from glm_grpo.config import Config
-from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
 from glm_grpo.types import PromptBatch
 
 TARGETS = {8: Target("at least", 2.0)}

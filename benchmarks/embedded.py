@@ -8,7 +8,7 @@ from diffusers import GlmImagePipeline
 from benchmarks.timing import ROOT
 from glm_grpo.build import build_batch, build_prompts, model_path
 from glm_grpo.config import Config, compose_config
-from glm_grpo.glm_image.loading import load_pipeline
+from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.types import PromptBatch
 
 CPU = torch.device("cpu")

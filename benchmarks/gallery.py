@@ -25,10 +25,10 @@ import torch
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from glm_grpo.config import compose_config, to_yaml
+from glm_grpo.gallery import update_gallery, write_gallery
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.report.gallery import update_gallery, write_gallery
-from glm_grpo.storage import RunFolder, write_atomically
-from glm_grpo.training.recorder import Recorder
+from glm_grpo.run.folder import RunFolder, write_atomically
+from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable

@@ -23,8 +23,8 @@ from benchmarks.growth_chart import Growth, Points, draw_growth
 from benchmarks.peaks import Size, cache_bytes, measure_in_child
 from benchmarks.timing import in_turns, machine, option_parser, rates
 from glm_grpo.build import build_policy
-from glm_grpo.glm_image.sampling import Truncation, sample_rollout
-from glm_grpo.glm_image.token_grid import token_layout
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.token_grid import token_layout
 
 
 @dataclass(frozen=True)

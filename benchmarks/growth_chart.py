@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from glm_grpo.report.chart_style import FONT_SIZE, LIGHT, begin_figure, style_axes, to_png
+from glm_grpo.gallery.chart_style import FONT_SIZE, LIGHT, begin_figure, style_axes, to_png
 
 _HEIGHT = 8.4
 """Inches, of four drawings above each other."""

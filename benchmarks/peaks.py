@@ -21,11 +21,11 @@ from typing import Literal
 import torch
 
 from benchmarks.timing import ROOT
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.sampling import Truncation, sample_rollout
-from glm_grpo.glm_image.token_grid import token_layout
 from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.grpo.update import UpdateSettings, update_policy
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.tiny.models import TINY, build_policy_model, build_processor
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable

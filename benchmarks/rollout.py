@@ -26,8 +26,8 @@ from benchmarks.timing import (
     rates,
 )
 from glm_grpo.build import build_policy
-from glm_grpo.glm_image.sampling import Truncation, sample_rollout
-from glm_grpo.glm_image.token_grid import token_layout
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.token_grid import token_layout
 
 TARGETS = {(2, 8): Target("at least", 2.5), (8, 8): Target("at least", 2.0)}
 """By prompts and images per prompt."""

@@ -14,7 +14,7 @@ from benchmarks.embedded import CPU
 from glm_grpo.config import Config
 from rewards.base import Reward
 from rewards.build import build_reward
-from rewards.ocr import OcrReward, join_in_reading_order, text_box, to_bgr_arrays
+from rewards.terms.ocr import OcrReward, join_in_reading_order, text_box, to_bgr_arrays
 from rewards.terms_config import RapidOcrConfig, TermConfig
 from rewards.types import Prompt
 

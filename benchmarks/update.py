@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 from benchmarks.peaks import reset_peak, status_bytes
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.grpo.losses import ClippedLoss, LossInputs, grpo_loss
 from glm_grpo.grpo.update import UpdateSettings, update_policy
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.plan.floors import LanguageWork, SequenceSizes, update_flops
 from glm_grpo.tiny.models import PolicySizes, build_policy_model, build_processor
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout

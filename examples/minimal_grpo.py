@@ -31,8 +31,8 @@ from torch import Tensor
 
 from glm_grpo.build import build_batch, build_prompts, build_stage
 from glm_grpo.config import Config, compose_config
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import RewardTable
 

@@ -9,28 +9,28 @@ import torch
 from diffusers import GlmImagePipeline
 
 from glm_grpo.config import Config
-from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.loading import DTYPES, check_model, load_pipeline
-from glm_grpo.glm_image.model_folder import ReservedTokens
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.quantization import Quantization, refuse_without_accelerator
-from glm_grpo.glm_image.residency import ModulePart, Movable, Residency
-from glm_grpo.glm_image.sampling import Truncation
 from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.loading import DTYPES, check_model, load_pipeline
+from glm_grpo.models.glm_image.model_folder import ReservedTokens
+from glm_grpo.models.glm_image.offload import ModulePart, Movable, Residency
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.quantization import Quantization, refuse_without_accelerator
+from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny.prompts import tiny_prompts
+from glm_grpo.training.checkpoint.run_state import LoopSettings
 from glm_grpo.training.collect import CollectSettings, Stage
-from glm_grpo.training.out_of_memory import out_of_memory_explained
-from glm_grpo.training.progression import LoopSettings
-from glm_grpo.training.prompts import (
+from glm_grpo.training.data.prompts import (
     PromptSource,
     batch_for_step,
     evaluated_at_once,
     evaluation_batches,
     load_prompts,
 )
-from glm_grpo.training.team import ALONE, Team
+from glm_grpo.training.distributed.processes import ALONE, Team
+from glm_grpo.training.out_of_memory import out_of_memory_explained
 from glm_grpo.types import PromptBatch
 from rewards.build import build_scorer
 

@@ -11,13 +11,13 @@ from accelerate import Accelerator
 
 from glm_grpo.build import load_stage
 from glm_grpo.config import Config
-from glm_grpo.training.asynchronous import AsynchronousSource, Recipe
+from glm_grpo.training.asynchronous.ledger import Steps
+from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
+from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
+from glm_grpo.training.asynchronous.source import AsynchronousSource, Recipe
+from glm_grpo.training.asynchronous.stale import StaleSettings
 from glm_grpo.training.collect import Stage
-from glm_grpo.training.ledger import Steps
-from glm_grpo.training.ray_cluster import Needs, RayCluster
-from glm_grpo.training.ray_collector import CollectorSettings
-from glm_grpo.training.recheck import Recheck
-from glm_grpo.training.stale import StaleSettings
+from glm_grpo.training.monitors.recheck import Recheck
 from glm_grpo.types import PromptBatch
 
 BatchForStep = Callable[[int], PromptBatch]
@@ -61,7 +61,7 @@ def build_asynchronous_source(
         first_step: The next to be learnt, from 1.
     """
     # Ray need not be installed for anything else, and the cluster has set it up by now.
-    from glm_grpo.training.ray_pool import RayPool  # noqa: PLC0415
+    from glm_grpo.training.asynchronous.ray_pool import RayPool  # noqa: PLC0415
 
     settings = CollectorSettings(
         make_stage=partial(build_collector_stage, config),

@@ -19,26 +19,30 @@ from glm_grpo.build import (
 )
 from glm_grpo.build_collectors import build_asynchronous_source
 from glm_grpo.config import Config
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.residency import OptimizerPart
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_evaluation, read_metrics
-from glm_grpo.training.checkpoint import Checkpoint, forget_checkpoints_after, prune_checkpoints
+from glm_grpo.models.glm_image.offload import OptimizerPart
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_evaluation, read_metrics
+from glm_grpo.training.asynchronous.ray_cluster import RayCluster
+from glm_grpo.training.checkpoint.files import (
+    Checkpoint,
+    forget_checkpoints_after,
+    prune_checkpoints,
+)
+from glm_grpo.training.checkpoint.optimizer_state import load_optimizer
+from glm_grpo.training.checkpoint.resume import OpenedRun
+from glm_grpo.training.checkpoint.run_state import Progression
 from glm_grpo.training.collect import Stage
-from glm_grpo.training.engine import Engine, has_shards
+from glm_grpo.training.distributed.processes import OnMain, Team
+from glm_grpo.training.distributed.strategy import Engine, has_shards
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.loop import Trainer
-from glm_grpo.training.optimizer_state import load_optimizer
-from glm_grpo.training.progress import Progress
-from glm_grpo.training.progression import Progression
-from glm_grpo.training.ray_cluster import RayCluster
-from glm_grpo.training.recheck import Recheck, RecheckSettings
-from glm_grpo.training.recorder import Recorder
-from glm_grpo.training.records import Records
-from glm_grpo.training.resume import OpenedRun
-from glm_grpo.training.sentinel import Sentinel
+from glm_grpo.training.monitors.hacking import Sentinel
+from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
+from glm_grpo.training.recording.progress import Progress
+from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.records import Records
 from glm_grpo.training.sources import ExperienceSource, SynchronousSource
-from glm_grpo.training.team import OnMain, Team
 
 
 @dataclass(frozen=True)

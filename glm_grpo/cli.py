@@ -21,7 +21,7 @@ from rich.table import Table
 
 from glm_grpo.commands import arguments as types
 from glm_grpo.plan.floors import DEVICES
-from glm_grpo.present import (
+from glm_grpo.terminal import (
     errors_explained,
     guard_output,
     printable,
@@ -31,8 +31,8 @@ from rewards.keys import hide_secrets
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config
-    from glm_grpo.report.summary import SummaryRow
-    from glm_grpo.storage import RunFolder
+    from glm_grpo.gallery.summary import SummaryRow
+    from glm_grpo.run.folder import RunFolder
 
 _SHEET_COLUMNS = 8
 _PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any that is free")
@@ -254,7 +254,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     config = _compose(options)
-    from glm_grpo.glm_image.memory import Processes
+    from glm_grpo.models.glm_image.memory import Processes
     from glm_grpo.plan.command import plan_config
 
     is_sharded = options.sharding == "fsdp2"
@@ -296,11 +296,11 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _gallery(options: argparse.Namespace) -> None:
-    from glm_grpo.report.contact_sheet import write_contact_sheet
-    from glm_grpo.report.gallery import write_gallery
-    from glm_grpo.report.gallery.archive import write_archive
-    from glm_grpo.report.gallery.server import serve_gallery
-    from glm_grpo.storage import RunFolder
+    from glm_grpo.gallery import write_gallery
+    from glm_grpo.gallery.archive import write_archive
+    from glm_grpo.gallery.contact_sheet import write_contact_sheet
+    from glm_grpo.gallery.server import serve_gallery
+    from glm_grpo.run.folder import RunFolder
 
     folder = RunFolder(options.run)
     _refuse_no_run(folder)
@@ -330,7 +330,7 @@ def _refuse_no_run(folder: RunFolder) -> None:
 def _summarise(folder: RunFolder) -> list[SummaryRow]:
     """Before against after; without, where an evaluation is damaged, of which the pages tell."""
     from glm_grpo.errors import StorageError
-    from glm_grpo.training.summaries import summarise
+    from glm_grpo.training.recording.summaries import summarise
 
     try:
         return summarise(folder)
@@ -340,10 +340,10 @@ def _summarise(folder: RunFolder) -> list[SummaryRow]:
 
 
 def _rescore(options: argparse.Namespace) -> None:
-    from glm_grpo.analysis.rescore import rescore
     from glm_grpo.errors import ConfigError
-    from glm_grpo.report.rescore_page import print_rescoring, write_rescoring_sheet
-    from glm_grpo.storage import RunFolder
+    from glm_grpo.rescore.page import print_rescoring, write_rescoring_sheet
+    from glm_grpo.rescore.rescore import rescore
+    from glm_grpo.run.folder import RunFolder
 
     folder = RunFolder(options.run)
     rescoring = rescore(folder, options.overrides)
@@ -366,8 +366,8 @@ def _compare(options: argparse.Namespace) -> None:
     yardstick = None
     if options.yardstick is not None:
         yardstick = types.parse_weights(options.yardstick, option="--yardstick")
-    from glm_grpo.analysis.compare import compare
-    from glm_grpo.report.compare_page import comparison_tables, write_comparison
+    from glm_grpo.compare.compare import compare
+    from glm_grpo.compare.page import comparison_tables, write_comparison
 
     comparison = compare(options.runs, yardstick)
     _print_tables(comparison_tables(comparison))

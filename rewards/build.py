@@ -11,8 +11,8 @@ import torch
 
 from rewards.base import Reward
 from rewards.config import RewardConfig
-from rewards.ocr import OcrReward, TextReader
 from rewards.score import Scorer, Term
+from rewards.terms.ocr import OcrReward, TextReader
 from rewards.terms_config import (
     AestheticConfig,
     ClipImageConfig,
@@ -67,7 +67,7 @@ def _build_where_asked(
 ) -> Reward:
     if options.run_in == "thread":
         return build_reward(options, device)
-    from rewards.process import ProcessReward
+    from rewards.remote.process import ProcessReward
 
     return ProcessReward(
         options.model_dump(mode="json"),
@@ -85,7 +85,7 @@ def build_reward(options: TermConfig, device: torch.device) -> Reward:
         RewardError: Its weights are missing or do not fit.
     """
     if isinstance(options, CustomConfig):
-        from rewards.custom import CustomReward
+        from rewards.terms.custom import CustomReward
 
         # The user's own program, which loads what it likes.
         return CustomReward(options.function, needs=options.needs())
@@ -96,11 +96,11 @@ def build_reward(options: TermConfig, device: torch.device) -> Reward:
 def _build_own(options: TermConfig, device: torch.device) -> Reward:
     match options:
         case LpipsConfig():
-            from rewards.lpips import LpipsReward
+            from rewards.terms.lpips import LpipsReward
 
             return LpipsReward(options.network, pretrained=options.pretrained, device=device)
         case SsimConfig():
-            from rewards.ssim import SsimReward
+            from rewards.terms.ssim import SsimReward
 
             return SsimReward()
         case EasyOcrConfig() | RapidOcrConfig():
@@ -110,7 +110,7 @@ def _build_own(options: TermConfig, device: torch.device) -> Reward:
                 extra_text_penalty=options.extra_text_penalty,
             )
         case AestheticConfig():
-            from rewards.aesthetic import AestheticReward
+            from rewards.terms.aesthetic import AestheticReward
 
             return AestheticReward(
                 clip_model=options.clip_model,
@@ -119,27 +119,27 @@ def _build_own(options: TermConfig, device: torch.device) -> Reward:
                 device=device,
             )
         case PsnrConfig():
-            from rewards.psnr import PsnrReward
+            from rewards.terms.psnr import PsnrReward
 
             return PsnrReward()
         case ClipScoreConfig():
-            from rewards.clip import ClipScoreReward
+            from rewards.terms.clip import ClipScoreReward
 
             return ClipScoreReward(
                 clip_model=options.clip_model, clip_weights=options.clip_weights, device=device
             )
         case ClipImageConfig():
-            from rewards.clip import ClipImageReward
+            from rewards.terms.clip import ClipImageReward
 
             return ClipImageReward(
                 clip_model=options.clip_model, clip_weights=options.clip_weights, device=device
             )
         case PickScoreConfig():
-            from rewards.pick_score import PickScoreReward
+            from rewards.terms.pick_score import PickScoreReward
 
             return PickScoreReward(model=options.model, processor=options.processor, device=device)
         case HpsConfig():
-            from rewards.hps import HpsReward
+            from rewards.terms.hps import HpsReward
 
             return HpsReward(
                 clip_model=options.clip_model, checkpoint=options.checkpoint, device=device
@@ -171,8 +171,8 @@ def _read_token(variable: str | None) -> str:
 
 
 def _build_judge(options: VlmJudgeConfig) -> Reward:
-    from rewards.vlm_judge import Endpoint, VlmJudgeReward
-    from rewards.vlm_question import Question
+    from rewards.terms.vlm_judge import Endpoint, VlmJudgeReward
+    from rewards.terms.vlm_question import Question
 
     endpoint = Endpoint(
         url=options.url,
@@ -188,9 +188,9 @@ def _build_judge(options: VlmJudgeConfig) -> Reward:
 
 def _build_reader(config: EasyOcrConfig | RapidOcrConfig, device: torch.device) -> TextReader:
     if isinstance(config, EasyOcrConfig):
-        from rewards.ocr_easyocr import EasyOcrReader
+        from rewards.terms.ocr_easyocr import EasyOcrReader
 
         return EasyOcrReader(config.languages, device=device)
-    from rewards.ocr_rapidocr import RapidOcrReader
+    from rewards.terms.ocr_rapidocr import RapidOcrReader
 
     return RapidOcrReader(threads=config.threads, detection_side=config.detection_side)

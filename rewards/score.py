@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, UInt8
 from torch import Tensor, nn
 
-from rewards.audit import describe_rare_terms
+from rewards.audit.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_with_notes
 from rewards.out_of_memory import is_out_of_memory
 from rewards.types import Prompt, RewardError, RewardTable, Scores

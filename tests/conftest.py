@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
+from tests.pages import Page
 
 # Before anything imports the packages: only modules that are loaded afterwards are checked.
 install_import_hook(["glm_grpo", "rewards"], "beartype.beartype")
@@ -36,6 +39,12 @@ def assets_dir() -> Path:
 def configs_dir() -> Path:
     """The project's `configs/`."""
     return ROOT / "configs"
+
+
+@pytest.fixture(scope="session")
+def read_page() -> Callable[[Path], Page]:
+    """Reads a page that was written, strictly."""
+    return Page
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

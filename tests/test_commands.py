@@ -16,14 +16,14 @@ from glm_grpo.commands.before import check_config, probe_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import MemoryLimitError, ModelError
-from glm_grpo.glm_image.loading import load_pipeline
-from glm_grpo.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
+from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import newest_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import newest_checkpoint
+from glm_grpo.training.data.prompts import PromptSource
 from glm_grpo.training.loop import Trainer
-from glm_grpo.training.prompts import PromptSource
 
 LEAST = (
     "rollout.prompts_per_step=1",

@@ -11,8 +11,8 @@ import torch
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.models import pipeline_of, random_decoder_part
 from benchmarks.full_size.scale import Bench, make_batch
-from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.token_grid import token_layout
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.plan.floors import decode_flops
 from glm_grpo.plan.step_time import decoder_work
 

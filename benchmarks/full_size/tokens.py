@@ -12,9 +12,9 @@ from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.models import pipeline_of, random_language_part
 from benchmarks.full_size.scale import Bench, make_batch
 from glm_grpo.build import build_policy
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.sampling import Truncation, sample_rollout
-from glm_grpo.glm_image.token_grid import token_layout
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.plan.floors import SequenceSizes, rollout_floor
 from glm_grpo.plan.step_time import language_work
 from glm_grpo.types import PromptBatch

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from glm_grpo.analysis.probe import draw_probe, probed_prompts, report_probe
 from glm_grpo.build import (
     Prompts,
     build_batch,
@@ -21,18 +20,19 @@ from glm_grpo.build import (
 )
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.glm_image.memory import ONE_PROCESS
-from glm_grpo.glm_image.self_check import self_check
+from glm_grpo.models.glm_image.memory import ONE_PROCESS
+from glm_grpo.models.glm_image.self_check import self_check
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
-from glm_grpo.report.probe_page import probe_tables, write_probe
+from glm_grpo.probe.page import probe_tables, write_probe
+from glm_grpo.probe.probe import draw_probe, probed_prompts, report_probe
+from glm_grpo.training.asynchronous.ray_cluster import require_ray
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import Stage, collect
-from glm_grpo.training.engine import make_accelerator
+from glm_grpo.training.data.prompts import PromptSource, evaluation_batches, part_of_batch
+from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.out_of_memory import out_of_memory_explained, replay_size
-from glm_grpo.training.prompts import PromptSource, evaluation_batches, part_of_batch
-from glm_grpo.training.ray_cluster import require_ray
-from glm_grpo.training.trackers import check_trackers
+from glm_grpo.training.recording.trackers import check_trackers
 from glm_grpo.types import Evaluation, PromptBatch
 from rewards.types import RewardTable
 

@@ -19,17 +19,17 @@ from glm_grpo.build import (
 )
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.glm_image.export import README, StockSettings, export_adapter, export_pipeline
-from glm_grpo.glm_image.loading import DTYPES, check_model, load_pipeline
-from glm_grpo.glm_image.token_grid import token_layout
-from glm_grpo.report.summary import SummaryRow
-from glm_grpo.storage import storage_errors
-from glm_grpo.tables import read_metrics
-from glm_grpo.training.engine import make_accelerator
+from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
+from glm_grpo.models.glm_image.loading import DTYPES, check_model, load_pipeline
+from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.run.folder import storage_errors
+from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.checkpoint.resume import FoundCheckpoint, find_checkpoint, read_config_at
+from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.metrics import outside_codebook_note
-from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, read_config_at
-from glm_grpo.training.summaries import compare_evaluations
+from glm_grpo.training.recording.summaries import compare_evaluations
 from rewards.build import build_reward
 from rewards.remote.serve import serve
 

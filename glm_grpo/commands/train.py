@@ -17,16 +17,16 @@ from glm_grpo.build_trainer import Launch, build_trainer
 from glm_grpo.commands.runs import summary_table
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.glm_image.memory import Processes
+from glm_grpo.models.glm_image.memory import Processes
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
-from glm_grpo.present import is_sweep
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.engine import has_shards, make_accelerator
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.terminal import is_sweep
+from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
+from glm_grpo.training.checkpoint.resume import open_run
+from glm_grpo.training.distributed.processes import Team, current_team
+from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
-from glm_grpo.training.ray_cluster import RayCluster, require_ray
-from glm_grpo.training.resume import open_run
-from glm_grpo.training.team import Team, current_team
-from glm_grpo.training.trackers import check_trackers
+from glm_grpo.training.recording.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 

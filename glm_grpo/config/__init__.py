@@ -12,8 +12,6 @@ from glm_grpo.config.load import (
     from_yaml,
     load_config,
     override_error,
-    read_config,
-    read_config_text,
     to_yaml,
     validate_config,
 )
@@ -51,8 +49,6 @@ __all__ = [
     "from_yaml",
     "load_config",
     "override_error",
-    "read_config",
-    "read_config_text",
     "to_yaml",
     "validate_config",
 ]

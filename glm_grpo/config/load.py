@@ -30,8 +30,7 @@ from glm_grpo.config.problems import (
     unknown_key_problem,
 )
 from glm_grpo.config.root import Config, estimator_problems
-from glm_grpo.errors import CheckpointError, ConfigError
-from glm_grpo.storage import RunFolder, storage_errors
+from glm_grpo.errors import ConfigError
 from rewards.terms_config import KINDS
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -308,40 +307,6 @@ def from_yaml(text: str) -> Config:
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(f"The stored config cannot be read: {error}") from error
     return validate_config(values, is_stored=True)
-
-
-def read_config(folder: RunFolder) -> Config:
-    """The resolved config a run was started with.
-
-    Raises:
-        CheckpointError: The folder holds no run.
-        ConfigError: Its config.yaml is not valid, or not any more.
-        StorageError: It cannot be read.
-    """
-    path = folder.config_path
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder.path} holds no run (there is no config.yaml in it); give the folder of a "
-            "run, such as outputs/<date>/<time>"
-        )
-    with storage_errors("read", path):
-        content = path.read_bytes()
-    try:
-        return from_yaml(content.decode())
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 ({error}); restore it") from error
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def read_config_text(folder: RunFolder) -> str:
-    """The same as it stands, for people to read; what is not UTF-8 is U+FFFD.
-
-    Raises:
-        StorageError: It is not there, or cannot be read.
-    """
-    with storage_errors("read", folder.config_path):
-        return folder.config_path.read_text(encoding="utf-8", errors="replace")
 
 
 def _check_stored(text: str) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.types import Correction
-from rewards.custom import load_function
 from rewards.options import Options
+from rewards.terms.custom import load_function
 from rewards.types import RewardError
 
 KlEstimator = Literal["k1", "k2", "k3"]

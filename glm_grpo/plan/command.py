@@ -9,12 +9,12 @@ from rich.table import Table
 from glm_grpo.build import model_path
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
-from glm_grpo.glm_image.memory import Processes
+from glm_grpo.models.glm_image.memory import Processes
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import DeviceSpeed
 from glm_grpo.plan.step_time import step_floors
 from glm_grpo.plan.table import floor_lines, memory_lines, memory_table
-from glm_grpo.present import describe_bytes
+from glm_grpo.terminal import describe_bytes
 
 
 def plan_config(

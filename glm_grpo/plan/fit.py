@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError, MemoryLimitError
-from glm_grpo.glm_image.memory import ONE_PROCESS, Processes
-from glm_grpo.glm_image.meta import PUBLISHED_ID, read_part_configs
-from glm_grpo.glm_image.prompt_inputs import longest_prompt_tokens
-from glm_grpo.glm_image.quantization import refuse_without_accelerator
+from glm_grpo.models.glm_image.memory import ONE_PROCESS, Processes
+from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
+from glm_grpo.models.glm_image.prompt_inputs import longest_prompt_tokens
+from glm_grpo.models.glm_image.quantization import refuse_without_accelerator
 from glm_grpo.plan.memory import (
     PHASES,
     MemoryPlan,
@@ -27,8 +27,8 @@ from glm_grpo.plan.memory import (
     model_settings,
 )
 from glm_grpo.plan.scorers import scorer_sizes
-from glm_grpo.present import describe_bytes
-from glm_grpo.training.prompts import PromptSource
+from glm_grpo.terminal import describe_bytes
+from glm_grpo.training.data.prompts import PromptSource
 
 logger = logging.getLogger(__name__)
 

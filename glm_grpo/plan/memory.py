@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 from torch import nn
 
 from glm_grpo.config import Config
-from glm_grpo.glm_image.loading import DTYPES
-from glm_grpo.glm_image.memory import (
+from glm_grpo.models.glm_image.loading import DTYPES
+from glm_grpo.models.glm_image.memory import (
     ONE_PROCESS,
     BatchSizes,
     ModelSettings,
@@ -29,12 +29,12 @@ from glm_grpo.glm_image.memory import (
     update_bytes,
     update_on_shards,
 )
-from glm_grpo.glm_image.meta import PartConfigs, build_decoder, module_bytes, pinned_bytes
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.quantization import Quantization
-from glm_grpo.glm_image.residency import NEEDED
+from glm_grpo.models.glm_image.meta import PartConfigs, build_decoder, module_bytes, pinned_bytes
+from glm_grpo.models.glm_image.offload import NEEDED
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.quantization import Quantization
 from glm_grpo.plan.scorers import ScorerSizes
-from glm_grpo.training.prompts import evaluated_at_once
+from glm_grpo.training.data.prompts import evaluated_at_once
 
 PHASES = ("rollout", "decode", "reward", "update", "idle")
 """Of a step; idle is what stays on the accelerator whatever the phase."""

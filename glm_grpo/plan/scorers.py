@@ -11,8 +11,8 @@ from pathlib import Path
 
 import open_clip
 
-from glm_grpo.glm_image.meta import META, module_bytes
-from rewards.clip_loading import find_architecture
+from glm_grpo.models.glm_image.meta import META, module_bytes
+from rewards.terms.clip_loading import find_architecture
 from rewards.terms_config import (
     AestheticConfig,
     ClipImageConfig,

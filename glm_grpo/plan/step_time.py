@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from glm_grpo.config import Config
-from glm_grpo.glm_image.memory import (
+from glm_grpo.models.glm_image.memory import (
     BatchSizes,
     ModelSettings,
     build_meta_policy,
@@ -16,7 +16,7 @@ from glm_grpo.glm_image.memory import (
     draw_on_meta,
     turn_on_meta,
 )
-from glm_grpo.glm_image.meta import (
+from glm_grpo.models.glm_image.meta import (
     PartConfigs,
     build_decoder,
     build_language_model,

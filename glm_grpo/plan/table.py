@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from glm_grpo.plan.memory import PHASES, MemoryPlan
-from glm_grpo.present import describe_bytes
+from glm_grpo.terminal import describe_bytes
 
 
 def memory_table(plan: MemoryPlan, *, title: str) -> Table:

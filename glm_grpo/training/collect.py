@@ -10,20 +10,20 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.residency import Residency
-from glm_grpo.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.grpo.advantages import AdvantageSettings, group_advantages
 from glm_grpo.grpo.losses import LossSettings, reference_penalty
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.offload import Residency
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.distributed.processes import ALONE, Team
 from glm_grpo.training.out_of_memory import (
     drawing_size,
     out_of_memory_explained,
     replay_size,
     sampling_size,
 )
-from glm_grpo.training.team import ALONE, Team
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.score import Scorer

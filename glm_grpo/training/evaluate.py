@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from glm_grpo.glm_image.sampling import sample_rollout
+from glm_grpo.models.glm_image.sampling import sample_rollout
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import (
     CollectSettings,

@@ -14,13 +14,13 @@ from glm_grpo.errors import (
     NonFiniteError,
     PeerError,
 )
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import newest_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import newest_checkpoint
+from glm_grpo.training.checkpoint.run_state import Progression
+from glm_grpo.training.distributed.processes import ALONE, Team
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.out_of_memory import out_of_memory_explained
-from glm_grpo.training.progression import Progression
-from glm_grpo.training.recorder import store_failure
-from glm_grpo.training.team import ALONE, Team
+from glm_grpo.training.recording.recorder import store_failure
 from rewards.types import RewardError
 
 _HARMLESS = (CollectorError, DecoderError, MemoryLimitError, RewardError)

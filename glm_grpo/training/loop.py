@@ -26,29 +26,29 @@ from glm_grpo.errors import (
     NonFiniteError,
     PeerError,
 )
-from glm_grpo.glm_image.self_check import self_check
+from glm_grpo.gallery.summary import SummaryRow
 from glm_grpo.grpo.update import UpdateReport, update_policy
-from glm_grpo.report.summary import SummaryRow
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import prune_checkpoints, save_checkpoint
+from glm_grpo.models.glm_image.self_check import self_check
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import prune_checkpoints, save_checkpoint
+from glm_grpo.training.checkpoint.optimizer_state import optimizer_to_tensors
+from glm_grpo.training.checkpoint.run_state import LoopSettings, Progression
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import Stage, join_experiences, sendable
-from glm_grpo.training.engine import Engine
+from glm_grpo.training.distributed.processes import OnMain, Team
+from glm_grpo.training.distributed.strategy import Engine
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.failures import FailureKeeper
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.optimizer_state import optimizer_to_tensors
+from glm_grpo.training.monitors.recheck import Recheck
 from glm_grpo.training.out_of_memory import out_of_memory_explained, replay_size
 from glm_grpo.training.process_memory import process_bytes
-from glm_grpo.training.progress import Progress
-from glm_grpo.training.progression import LoopSettings, Progression
-from glm_grpo.training.recheck import Recheck
-from glm_grpo.training.records import Records, StepCosts, StepRecord
+from glm_grpo.training.recording.progress import Progress
+from glm_grpo.training.recording.records import Records, StepCosts, StepRecord
 from glm_grpo.training.sources import ExperienceSource
-from glm_grpo.training.team import OnMain, Team
 from glm_grpo.types import EvaluationPart, Experience, PromptBatch
-from rewards.canaries import Departure
+from rewards.audit.canaries import Departure
 from rewards.types import RewardError
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from glm_grpo.grpo.update import UpdateReport
-from glm_grpo.tables import MetricsRow
+from glm_grpo.run.tables import MetricsRow
 from glm_grpo.types import Evaluation, Experience
-from rewards.audit import audit_table
+from rewards.audit.audit import audit_table
 from rewards.reweigh import Mode
 from rewards.types import RewardTable
 

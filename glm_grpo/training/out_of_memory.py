@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glm_grpo.errors import MemoryLimitError, PeerError
-from glm_grpo.glm_image.token_grid import token_layout
-from glm_grpo.present import describe_bytes
+from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.terminal import describe_bytes
 from glm_grpo.types import PromptBatch
 from rewards.out_of_memory import asked_bytes, is_out_of_memory
 from rewards.types import RewardError

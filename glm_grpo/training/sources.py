@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import CollectSettings, Stage, collect
-from glm_grpo.training.engine import Engine
-from glm_grpo.training.prompts import part_of_batch
-from glm_grpo.training.team import Team
+from glm_grpo.training.data.prompts import part_of_batch
+from glm_grpo.training.distributed.processes import Team
+from glm_grpo.training.distributed.strategy import Engine
 from glm_grpo.types import Experience, PromptBatch
 
 

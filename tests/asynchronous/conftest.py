@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
 
 ROOT = Path(__file__).parents[2]
 SOON = 240.0

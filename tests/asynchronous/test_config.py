@@ -20,7 +20,7 @@ from glm_grpo.config import (
     to_yaml,
 )
 from glm_grpo.errors import ConfigError
-from glm_grpo.training.ray_cluster import Needs, require_ray
+from glm_grpo.training.asynchronous.ray_cluster import Needs, require_ray
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm_grpo.glm_image.sampling import Truncation
+from glm_grpo.models.glm_image.sampling import Truncation
+from glm_grpo.training.asynchronous.ledger import Assignment, Ledger, Steps
 from glm_grpo.training.collect import CollectSettings
-from glm_grpo.training.ledger import Assignment, Ledger, Steps
 from tests.factories import advantage_settings, clipped_loss
 
 CHEAP = CollectSettings(

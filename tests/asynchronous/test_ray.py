@@ -14,9 +14,9 @@ import psutil
 import pytest
 import torch
 
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_table
-from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_table
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 

@@ -21,8 +21,8 @@ SCRIPT = """
 import sys
 from types import ModuleType
 
-from glm_grpo.training.ray_cluster import Needs, RayCluster
-from glm_grpo.training.ray_collector import CollectorSettings
+from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
+from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
 
 # Pickled by its name, which means something in this process alone.
 only_here = ModuleType("only_here")
@@ -31,7 +31,7 @@ only_here.make.__module__ = "only_here"
 sys.modules["only_here"] = only_here
 needs = Needs(collectors=1, cpus=1, gpus=0.0)
 cluster = RayCluster(None, needs)
-from glm_grpo.training.ray_pool import RayPool
+from glm_grpo.training.asynchronous.ray_pool import RayPool
 
 settings = CollectorSettings(make_stage=only_here.make, threads=1, folder=".")
 pool = RayPool(cluster, needs, settings)

@@ -15,20 +15,12 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from glm_grpo.errors import CollectorError, MemoryLimitError
-from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.residency import Residency
-from glm_grpo.glm_image.sampling import Truncation
 from glm_grpo.grpo.update import Replay
-from glm_grpo.training.asynchronous import (
-    MAX_DEATHS_IN_A_ROW,
-    PATIENCE_SECONDS,
-    AsynchronousSource,
-    Recipe,
-)
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage
-from glm_grpo.training.collector_pool import (
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.offload import Residency
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.sampling import Truncation
+from glm_grpo.training.asynchronous.collector_pool import (
     Collected,
     CollectorPool,
     Died,
@@ -38,8 +30,16 @@ from glm_grpo.training.collector_pool import (
     Ready,
     Unusable,
 )
-from glm_grpo.training.ledger import Steps
-from glm_grpo.training.stale import StaleSettings
+from glm_grpo.training.asynchronous.ledger import Steps
+from glm_grpo.training.asynchronous.source import (
+    MAX_DEATHS_IN_A_ROW,
+    PATIENCE_SECONDS,
+    AsynchronousSource,
+    Recipe,
+)
+from glm_grpo.training.asynchronous.stale import StaleSettings
+from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.collect import CollectSettings, Stage
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable

@@ -16,7 +16,7 @@ from benchmarks.full_size.measuring import PeakClock, speed_of
 from benchmarks.full_size.models import random_decoder_part, random_language_part
 from benchmarks.full_size.scale import SCALES, Bench
 from benchmarks.full_size.tokens import token_step
-from glm_grpo.glm_image.meta import PUBLISHED_ID
+from glm_grpo.models.glm_image.meta import PUBLISHED_ID
 from glm_grpo.plan.floors import DEVICES, DeviceSpeed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,11 +19,11 @@ from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from glm_grpo.config import compose_config, to_yaml
+from glm_grpo.gallery import write_gallery
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.report.gallery import write_gallery
-from glm_grpo.storage import RunFolder
+from glm_grpo.run.folder import RunFolder
 from glm_grpo.tiny.world import HELD_OUT_WORDS, caption, draw_sign, signs_of_words
-from glm_grpo.training.recorder import Recorder
+from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import Mode, combine
 from rewards.types import Prompt, RewardTable

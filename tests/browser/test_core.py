@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from glm_grpo.storage import RunFolder
+from glm_grpo.run.folder import RunFolder
 from tests.browser.conftest import GROUP_SIZE, OpenGallery
 
 NOT_FOUND = "ERR_FILE_NOT_FOUND"

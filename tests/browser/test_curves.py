@@ -15,9 +15,9 @@ import pytest
 import torch
 from playwright.sync_api import Locator, Page, expect
 
-from glm_grpo.report.gallery import write_gallery
-from glm_grpo.storage import RunFolder
-from rewards.canaries import Band, find_departures
+from glm_grpo.gallery import write_gallery
+from glm_grpo.run.folder import RunFolder
+from rewards.audit.canaries import Band, find_departures
 from tests.browser.conftest import OpenGallery, wait_until_loaded
 
 LAST = 13

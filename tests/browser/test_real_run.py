@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from glm_grpo.storage import RunFolder
+from glm_grpo.run.folder import RunFolder
 from tests.browser.conftest import OpenGallery
 
 LONGEST_TASK = 3000

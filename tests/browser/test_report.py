@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
-from glm_grpo.report.gallery import write_gallery
-from glm_grpo.report.summary import SummaryRow
-from glm_grpo.storage import RunFolder
+from glm_grpo.gallery import write_gallery
+from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.run.folder import RunFolder
 from tests.browser.conftest import OpenGallery
 
 SUMMARY = (SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.375),)

@@ -12,8 +12,8 @@ import torch
 from playwright.sync_api import Browser, Error, Page
 from torch import Tensor
 
-from glm_grpo.analysis.group_order import kendall_taus, winner_changes
 from glm_grpo.grpo.advantages import group_advantages
+from glm_grpo.rescore.group_order import kendall_taus, winner_changes
 from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
 from rewards.types import RewardTable
 
@@ -32,7 +32,7 @@ def page(browser: Browser) -> Iterator[Page]:
     page = browser.new_page()
     page.evaluate("window.glmGallery = {}")
     for name in SCRIPTS:
-        source = resources.files("glm_grpo.report") / "static" / name
+        source = resources.files("glm_grpo.gallery") / "static" / name
         page.evaluate(source.read_text(encoding="utf-8"))
     yield page
     page.close()

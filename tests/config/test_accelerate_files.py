@@ -16,14 +16,14 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from glm_grpo.glm_image.network import PolicyNetwork
+from glm_grpo.models.glm_image.network import PolicyNetwork
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 
 START = """
 import json
-from glm_grpo.training.engine import has_shards, make_accelerator
+from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 accelerator = make_accelerator()
 print(json.dumps([has_shards(accelerator), accelerator.mixed_precision]))
 """

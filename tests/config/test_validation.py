@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from glm_grpo.analysis.weighing_overrides import override_weighing
 from glm_grpo.config import from_yaml, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
+from glm_grpo.rescore.overrides import override_weighing
 
 Bend = Callable[[str, object], dict[str, Any]]
 

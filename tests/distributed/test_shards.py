@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from glm_grpo.training.checkpoint import load_checkpoint
+from glm_grpo.training.checkpoint.files import load_checkpoint
 from tests.distributed.conftest import (
     SHARDS,
     Launcher,

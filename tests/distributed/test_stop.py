@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from tests.distributed.conftest import metrics_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -17,9 +17,9 @@ from rich.console import Console
 from glm_grpo.build import build_prompts, build_stage
 from glm_grpo.build_trainer import Launch, build_trainer
 from glm_grpo.config import compose_config
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.resume import open_run
-from glm_grpo.training.team import Team
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.resume import open_run
+from glm_grpo.training.distributed.processes import Team
 from rewards.score import Scorer, Term
 
 CONFIGS = Path(__file__).parents[2] / "configs"

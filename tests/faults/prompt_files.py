@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from glm_grpo.training.prompts import PromptSet, load_prompts
+from glm_grpo.training.data.prompts import PromptSet, load_prompts
 
 
 def load(path: Path | str) -> PromptSet:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm_grpo.errors import DataError
-from glm_grpo.storage import safe_name
-from glm_grpo.training.prompts import PromptSet
+from glm_grpo.run.folder import safe_name
+from glm_grpo.training.data.prompts import PromptSet
 from tests.faults.generated import GENERATED
 from tests.faults.prompt_files import lines, load, written
 

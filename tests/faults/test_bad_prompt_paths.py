@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from glm_grpo.errors import DataError
-from glm_grpo.storage import safe_name
+from glm_grpo.run.folder import safe_name
 from tests.faults.generated import GENERATED
 from tests.faults.prompt_files import lines, load, written
 

@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.prompts import PromptSet
+from glm_grpo.training.data.prompts import PromptSet
 from tests.faults.prompt_files import load, written
 
 MEBIBYTE = 2**20

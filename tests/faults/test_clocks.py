@@ -18,14 +18,14 @@ import torch
 from PIL import Image
 
 from glm_grpo.config import compose_config, to_yaml
-from glm_grpo.report.gallery.thumbnails import make_thumbnails
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
-from glm_grpo.training.checkpoint import save_checkpoint
+from glm_grpo.gallery.thumbnails import make_thumbnails
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.checkpoint.files import save_checkpoint
+from glm_grpo.training.checkpoint.resume import open_run
 from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.resume import open_run
-from rewards.process import ProcessReward
 from rewards.remote.client import RetryRules
+from rewards.remote.process import ProcessReward
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError
 

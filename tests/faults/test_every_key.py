@@ -50,8 +50,8 @@ from glm_grpo.config import (
 from glm_grpo.config.problems import _walk_fields
 from glm_grpo.errors import ConfigError, DataError
 from glm_grpo.plan.fit import ConfigPlanner
-from glm_grpo.training.prompt_entries import PromptEntry
-from glm_grpo.training.prompts import PromptSet
+from glm_grpo.training.data.entries import PromptEntry
+from glm_grpo.training.data.prompts import PromptSet
 from rewards.terms_config import KINDS, OCR_ENGINES
 from tests.faults.generated import GENERATED
 

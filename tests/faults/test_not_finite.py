@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from glm_grpo.errors import CheckpointError, DecoderError, NonFiniteError
-from glm_grpo.present import explain
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
-from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
+from glm_grpo.terminal import explain
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint, save_checkpoint
 from glm_grpo.training.learning_rate import LearningRate
 from rewards.types import RewardError
 

@@ -26,17 +26,17 @@ import numpy as np
 import pytest
 import torch
 
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
-from glm_grpo.training.checkpoint import newest_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.checkpoint.files import newest_checkpoint
 from glm_grpo.training.process_memory import process_bytes
-from rewards.custom import CustomReward
-from rewards.process import ProcessReward
 from rewards.remote.client import MAX_ANSWER_BYTES
+from rewards.remote.process import ProcessReward
 from rewards.remote.server import RewardServer
 from rewards.remote.term import LostScorerError, RemoteReward
 from rewards.remote.wire import ScorerInfo
 from rewards.score import Scorer, Term
+from rewards.terms.custom import CustomReward
 from rewards.types import Prompt, RewardError
 
 ROOT = Path(__file__).parents[2]
@@ -369,7 +369,7 @@ def test_a_term_that_forks_and_lets_the_copy_return_leaves_none_behind() -> None
 
 FORKED_AND_KILLED = """
 import os, signal, time, torch
-from rewards.process import ProcessReward
+from rewards.remote.process import ProcessReward
 options = {"kind": "custom", "function": "functions:bright"}
 reward = ProcessReward(
     options, name="mine", needs=("prompt",), device=torch.device("cpu"), timeout_seconds=30.0

@@ -32,10 +32,10 @@ from glm_grpo.build import build_prompts, build_stage
 from glm_grpo.build_trainer import Launch, build_trainer
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import GlmGrpoError
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import METADATA_KEY, read_run_ids
-from glm_grpo.training.resume import find_checkpoint, open_run
-from glm_grpo.training.team import Team
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import METADATA_KEY, read_run_ids
+from glm_grpo.training.checkpoint.resume import find_checkpoint, open_run
+from glm_grpo.training.distributed.processes import Team
 from rewards.types import RewardError
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from glm_grpo.config import compose_config
-from glm_grpo.glm_image.memory import Processes
-from glm_grpo.glm_image.meta import PUBLISHED_ID
+from glm_grpo.models.glm_image.memory import Processes
+from glm_grpo.models.glm_image.meta import PUBLISHED_ID
 from glm_grpo.plan.fit import ConfigPlanner
 
 CONFIGS = Path(__file__).parents[2] / "configs"

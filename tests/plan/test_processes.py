@@ -11,7 +11,7 @@ from glm_grpo.build import build_prompts, model_path
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.glm_image.memory import Processes
+from glm_grpo.models.glm_image.memory import Processes
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.memory import batch_sizes, evaluation_sizes

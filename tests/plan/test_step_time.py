@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glm_grpo.glm_image.memory import ModelSettings
-from glm_grpo.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
+from glm_grpo.models.glm_image.memory import ModelSettings
+from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
 from glm_grpo.plan.step_time import decoder_work, language_work
 from glm_grpo.tiny.models import PolicySizes, build_policy_model
 

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rewards.aesthetic import AestheticReward, load_head, to_unit_score
+from rewards.terms.aesthetic import AestheticReward, load_head, to_unit_score
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")

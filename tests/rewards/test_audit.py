@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rewards.audit import (
+from rewards.audit.audit import (
     CONFLICT_THRESHOLD,
     Conflict,
     RewardAudit,

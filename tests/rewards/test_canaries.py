@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxtyping import UInt8
 from torch import Tensor
 
-from rewards.canaries import (
+from rewards.audit.canaries import (
     STD_FLOOR,
     Band,
     Departure,

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rewards.clip import ClipImageReward, ClipScoreReward
+from rewards.terms.clip import ClipImageReward, ClipScoreReward
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rewards.clip_loading import (
+from rewards.terms.clip_loading import (
     PictureEmbedder,
     PromptEmbedder,
     find_architecture,

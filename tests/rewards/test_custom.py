@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rewards.custom import CustomReward
 from rewards.score import Scorer, Term
+from rewards.terms.custom import CustomReward
 from rewards.types import Prompt, RewardError, RewardTable
 
 DOG = Prompt("dog", "a dog")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import normalize, pad, resize
 
-from rewards.hps import HpsReward
+from rewards.terms.hps import HpsReward
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from rewards.lpips import LpipsReward, Network
+from rewards.terms.lpips import LpipsReward, Network
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")

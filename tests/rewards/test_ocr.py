@@ -8,7 +8,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.ocr import OcrReward, TextBox, join_in_reading_order, text_box
+from rewards.terms.ocr import OcrReward, TextBox, join_in_reading_order, text_box
 from rewards.types import Prompt, RewardError
 
 

@@ -11,7 +11,7 @@ from easyocr.config import detection_models, recognition_models
 from easyocr.craft import CRAFT
 from easyocr.model.vgg_model import Model
 
-from rewards.ocr_easyocr import EasyOcrReader
+from rewards.terms.ocr_easyocr import EasyOcrReader
 from rewards.types import RewardError
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ def module_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise URLError("no network")
 
     monkeypatch.setattr("easyocr.easyocr.MODULE_PATH", str(tmp_path))
-    monkeypatch.setattr("rewards.ocr_easyocr.MODULE_PATH", str(tmp_path))
+    monkeypatch.setattr("rewards.terms.ocr_easyocr.MODULE_PATH", str(tmp_path))
     monkeypatch.setattr("easyocr.easyocr.download_and_unzip", no_network)
     return tmp_path
 

@@ -14,9 +14,9 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from rewards.ocr import OcrReward
-from rewards.ocr_rapidocr import RapidOcrReader
-from rewards.text_matching import match_texts
+from rewards.terms.ocr import OcrReward
+from rewards.terms.ocr_rapidocr import RapidOcrReader
+from rewards.terms.text_matching import match_texts
 from rewards.types import Prompt, RewardError
 
 Draw = Callable[[str], UInt8[Tensor, "3 128 128"]]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
-from rewards.pick_score import PickScoreReward
+from rewards.terms.pick_score import PickScoreReward
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(repository)
         raise LocalEntryNotFoundError("no network")
 
-    monkeypatch.setattr("rewards.pick_score.snapshot_download", fail)
+    monkeypatch.setattr("rewards.terms.pick_score.snapshot_download", fail)
     return asked
 
 
@@ -156,7 +156,7 @@ def test_pick_score_tells_once_of_prompts_that_are_cut(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reward, pixels = make_reward(folder), noise(1)
-    with caplog.at_level(logging.WARNING, logger="rewards.pick_score"):
+    with caplog.at_level(logging.WARNING, logger="rewards.terms.pick_score"):
         reward.score([Prompt("0", "six let")], pixels)  # 6 letters, start and end
         assert not caplog.records
         longer = reward.score([Prompt("0", "six letters")], pixels)
@@ -197,7 +197,7 @@ def test_pick_score_downloads_no_more_than_it_needs(
         asked[repository] = allow_patterns
         return str(folder)
 
-    monkeypatch.setattr("rewards.pick_score.snapshot_download", download)
+    monkeypatch.setattr("rewards.terms.pick_score.snapshot_download", download)
     make_reward(folder, model="owner/model", processor="owner/clip")
     assert asked == {
         "owner/model": ["*.json", "*.safetensors"],

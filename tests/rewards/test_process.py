@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rewards.process import ProcessReward
+from rewards.remote.process import ProcessReward
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError
 
@@ -195,7 +195,7 @@ def test_process_that_is_never_ready_is_ended(folder: Path) -> None:
 def test_process_ends_when_the_run_is_killed(folder: Path) -> None:
     code = """
 import os, signal, torch
-from rewards.process import ProcessReward
+from rewards.remote.process import ProcessReward
 options = {"kind": "custom", "function": "functions:obey"}
 reward = ProcessReward(
     options, name="mine", needs=("prompt",), device=torch.device("cpu"), timeout_seconds=30.0

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from rewards.psnr import PsnrReward
+from rewards.terms.psnr import PsnrReward
 from rewards.types import Prompt
 
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.ocr import OcrReward
 from rewards.score import Scorer, Term
+from rewards.terms.ocr import OcrReward
 from rewards.types import Prompt, RewardError, Scores
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rewards.audit.shares import SHARE_TOLERANCE, weights_for_shares
 from rewards.reweigh import Mode, advantage_shares
-from rewards.shares import SHARE_TOLERANCE, weights_for_shares
 from rewards.types import RewardTable
 
 MODES: tuple[Mode, ...] = ("weighted_sum", "normalize_then_sum")

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from rewards.ssim import SsimReward
+from rewards.terms.ssim import SsimReward
 from rewards.types import Prompt
 
 

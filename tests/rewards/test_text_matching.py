@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.text_matching import fold_text, match_texts
+from rewards.terms.text_matching import fold_text, match_texts
 
 
 @pytest.mark.parametrize(

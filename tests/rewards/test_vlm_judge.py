@@ -22,9 +22,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from rewards.terms.vlm_judge import Endpoint, VlmJudgeReward
+from rewards.terms.vlm_question import Question
 from rewards.types import Prompt, RewardError
-from rewards.vlm_judge import Endpoint, VlmJudgeReward
-from rewards.vlm_question import Question
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(10, dtype=torch.uint8)[:, None, None, None].expand(10, 3, 2, 2)

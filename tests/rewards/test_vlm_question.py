@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from rewards.terms.vlm_question import Question
 from rewards.terms_config import VlmJudgeConfig
 from rewards.types import RewardError
-from rewards.vlm_question import Question
 
 QUESTION = Question("{prompt}?", lowest=0, highest=10)
 

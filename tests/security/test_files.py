@@ -18,14 +18,14 @@ from easyocr.config import detection_models, recognition_models
 from safetensors.torch import save_file
 
 from glm_grpo.errors import CheckpointError, ModelError
-from glm_grpo.glm_image.loading import load_pipeline
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
-from rewards.aesthetic import load_head
+from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint, save_checkpoint
 from rewards.build import build_reward
-from rewards.clip_loading import load_clip
 from rewards.config import RewardConfig
-from rewards.pick_score import PickScoreReward
+from rewards.terms.aesthetic import load_head
+from rewards.terms.clip_loading import load_clip
+from rewards.terms.pick_score import PickScoreReward
 from rewards.types import RewardError
 
 CPU = torch.device("cpu")

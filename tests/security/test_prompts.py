@@ -13,22 +13,22 @@ import pytest
 import torch
 from rich.console import Console
 
-from glm_grpo.analysis.rescore import rescore
+from glm_grpo.compare.comparison import ComparedRun, Comparison, Gain
+from glm_grpo.compare.page import comparison_tables
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.errors import DataError, StorageError
+from glm_grpo.gallery import write_gallery
+from glm_grpo.gallery.archive import write_archive
+from glm_grpo.gallery.server import GalleryServer
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.present import explain, printable
-from glm_grpo.report.compare_page import comparison_tables
-from glm_grpo.report.comparison import ComparedRun, Comparison, Gain
-from glm_grpo.report.gallery import write_gallery
-from glm_grpo.report.gallery.archive import write_archive
-from glm_grpo.report.gallery.server import GalleryServer
-from glm_grpo.report.rescore_page import print_rescoring, write_rescoring_sheet
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_table
-from glm_grpo.training.prompt_entries import make_entry
-from glm_grpo.training.prompt_files import read_rows
-from glm_grpo.training.recorder import Recorder
+from glm_grpo.rescore.page import print_rescoring, write_rescoring_sheet
+from glm_grpo.rescore.rescore import rescore
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_table
+from glm_grpo.terminal import explain, printable
+from glm_grpo.training.data.entries import make_entry
+from glm_grpo.training.data.files import read_rows
+from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardError, RewardTable

@@ -19,10 +19,10 @@ from accelerate.tracking import TensorBoardTracker
 from glm_grpo import cli
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.present import explain
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics, read_table
-from glm_grpo.training.trackers import Trackers
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics, read_table
+from glm_grpo.terminal import explain
+from glm_grpo.training.recording.trackers import Trackers
 
 ROOT = Path(__file__).parents[2]
 KEY = "jdg-4f1b9c7a2e8d6053"

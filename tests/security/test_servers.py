@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from glm_grpo import cli
 from rewards.build import build_reward
 from rewards.config import RewardConfig
-from rewards.process import ProcessReward
 from rewards.remote import serve as serve_module
+from rewards.remote.process import ProcessReward
 from rewards.remote.serve import serve
 from rewards.remote.server import RewardServer
 from rewards.remote.term import RemoteReward

@@ -18,8 +18,8 @@ SOURCES = sorted(
         for path in (ROOT / name).rglob("*.py")
     ]
 )
-SCRIPTS = sorted((ROOT / "glm_grpo" / "report" / "static").glob("*.js"))
-TEMPLATES = sorted((ROOT / "glm_grpo" / "report" / "templates").glob("*"))
+SCRIPTS = sorted((ROOT / "glm_grpo" / "gallery" / "static").glob("*.js"))
+TEMPLATES = sorted((ROOT / "glm_grpo" / "gallery" / "templates").glob("*"))
 
 UNPICKLERS = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "pickle"}
 FORBIDDEN_CALLS = {

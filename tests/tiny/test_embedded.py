@@ -11,10 +11,10 @@ import torch
 from diffusers import GlmImagePipeline
 
 from glm_grpo.tiny import world
-from glm_grpo.tiny.measure import Embedded
-from glm_grpo.tiny.train_quality import degrade
-from rewards.aesthetic import AestheticReward
+from rewards.terms.aesthetic import AestheticReward
 from rewards.types import Prompt
+from tools.tiny.measure import Embedded
+from tools.tiny.train_quality import degrade
 
 WEIGHTS = Path(str(files("glm_grpo.tiny") / "weights"))
 

@@ -19,9 +19,9 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.engine import ONE_PROCESS
 from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
-from glm_grpo.training.engine import Engine, has_shards, make_accelerator
-from glm_grpo.training.prompts import part_of_batch
-from glm_grpo.training.team import Team, current_team
+from glm_grpo.training.data.prompts import part_of_batch
+from glm_grpo.training.distributed.processes import Team, current_team
+from glm_grpo.training.distributed.strategy import Engine, has_shards, make_accelerator
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 

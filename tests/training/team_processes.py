@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from glm_grpo.errors import PeerError
-from glm_grpo.training.engine import make_accelerator
-from glm_grpo.training.team import OnMain, Team, current_team
+from glm_grpo.training.distributed.processes import OnMain, Team, current_team
+from glm_grpo.training.distributed.strategy import make_accelerator
 
 
 def caught(work):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from glm_grpo.errors import CheckpointError, StorageError
-from glm_grpo.storage import RunFolder
-from glm_grpo.training import checkpoint as checkpoint_module
-from glm_grpo.training.checkpoint import (
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint import files as checkpoint_module
+from glm_grpo.training.checkpoint.files import (
     load_checkpoint,
     newest_checkpoint,
     prune_checkpoints,

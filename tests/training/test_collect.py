@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from glm_grpo.build import build_batch, build_prompts, build_stage, collect_settings
 from glm_grpo.config import Config, compose_config
-from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.residency import Residency
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.offload import Residency
+from glm_grpo.models.glm_image.policy import Policy
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import Stage, collect, draw_and_score
 from glm_grpo.types import ImageBatch, PromptBatch

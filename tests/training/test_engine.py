@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.present import exit_code
+from glm_grpo.terminal import exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import numpy
 
-from glm_grpo.training.evaluation_table import MAX_PROMPTS, MAX_SAMPLES, MAX_SIDE, tabulate
+from glm_grpo.training.recording.evaluation_table import (
+    MAX_PROMPTS,
+    MAX_SAMPLES,
+    MAX_SIDE,
+    tabulate,
+)
 from glm_grpo.types import Evaluation
 
 

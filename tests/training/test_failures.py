@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from glm_grpo.errors import MemoryLimitError, PeerError
-from glm_grpo.present import explain
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.terminal import explain
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint, save_checkpoint
+from glm_grpo.training.checkpoint.run_state import Progression
+from glm_grpo.training.distributed.processes import Failure, Team
 from glm_grpo.training.failures import FailureKeeper
 from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.progression import Progression
-from glm_grpo.training.team import Failure, Team
 from rewards.types import RewardError
 
 

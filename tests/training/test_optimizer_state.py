@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from glm_grpo.errors import CheckpointError
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import load_checkpoint, save_checkpoint
-from glm_grpo.training.optimizer_state import load_optimizer, optimizer_to_tensors
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import load_checkpoint, save_checkpoint
+from glm_grpo.training.checkpoint.optimizer_state import load_optimizer, optimizer_to_tensors
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 

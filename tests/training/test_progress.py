@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from glm_grpo.training.progress import Progress
+from glm_grpo.training.recording.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 
 RUN = """
 import logging, sys
 from rich.console import Console
-from glm_grpo.training.progress import Progress
+from glm_grpo.training.recording.progress import Progress
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 with Progress(

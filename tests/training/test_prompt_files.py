@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.prompt_files import read_rows
-from glm_grpo.training.prompt_rows import Row
+from glm_grpo.training.data.files import read_rows
+from glm_grpo.training.data.rows import Row
 
 
 def written(path: Path, content: str | bytes) -> str:

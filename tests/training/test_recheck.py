@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
-from glm_grpo.glm_image.decoder import Decoder
-from glm_grpo.glm_image.policy import Policy
-from glm_grpo.glm_image.residency import Residency
-from glm_grpo.glm_image.sampling import Truncation
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.offload import Residency
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.sampling import Truncation
+from glm_grpo.training.checkpoint.run_state import Progression
 from glm_grpo.training.clock import PhaseClock
 from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score
-from glm_grpo.training.progression import Progression
-from glm_grpo.training.recheck import Recheck, RecheckSettings
+from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
 from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt

@@ -14,16 +14,16 @@ import torch
 from PIL import Image
 
 from glm_grpo.errors import StorageError
-from glm_grpo.report.gallery import write_gallery
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import (
+from glm_grpo.gallery import write_gallery
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import (
     read_evaluation,
     read_metrics,
     read_run_ids,
     read_table,
     read_weighing,
 )
-from glm_grpo.training.recorder import Recorder, store_failure
+from glm_grpo.training.recording.recorder import Recorder, store_failure
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable

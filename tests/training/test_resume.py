@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from glm_grpo.config import Config, compose_config, read_config, to_yaml
+from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import load_checkpoint, save_checkpoint
-from glm_grpo.training.recorder import Recorder
-from glm_grpo.training.resume import find_checkpoint, open_run
-from glm_grpo.training.team import Team
+from glm_grpo.run.config import read_config
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import load_checkpoint, save_checkpoint
+from glm_grpo.training.checkpoint.resume import find_checkpoint, open_run
+from glm_grpo.training.distributed.processes import Team
+from glm_grpo.training.recording.recorder import Recorder
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STATE = {

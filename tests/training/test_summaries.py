@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.recorder import Recorder
-from glm_grpo.training.summaries import compare_evaluations, summarise
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.summaries import compare_evaluations, summarise
 from glm_grpo.types import Evaluation, ImageBatch
 from rewards.types import Prompt, RewardTable
 

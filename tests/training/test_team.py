@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glm_grpo.errors import PeerError
+from glm_grpo.training.data.prompts import batch_for_step, part_of_batch
+from glm_grpo.training.distributed.processes import ALONE, OnMain, Team
 from glm_grpo.training.out_of_memory import out_of_memory_explained
-from glm_grpo.training.prompts import batch_for_step, part_of_batch
-from glm_grpo.training.team import ALONE, OnMain, Team
 from rewards.types import Prompt, RewardError
 
 ROOT = Path(__file__).resolve().parents[2]

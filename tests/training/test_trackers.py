@@ -24,11 +24,11 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
-from glm_grpo.training import trackers as trackers_module
-from glm_grpo.training.recorder import Recorder
-from glm_grpo.training.trackers import Trackers, check_trackers
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.recording import trackers as trackers_module
+from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.trackers import Trackers, check_trackers
 from glm_grpo.types import Evaluation
 
 CONFIG = {"train": {"seed": 1, "resume": None}, "trackers": ["tensorboard"], "offload": True}

@@ -17,9 +17,9 @@ import numpy
 import pytest
 from PIL import Image
 
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics, read_table
-from glm_grpo.training.checkpoint import load_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics, read_table
+from glm_grpo.training.checkpoint.files import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 200

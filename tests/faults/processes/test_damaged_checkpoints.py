@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from glm_grpo.errors import CheckpointError
-from glm_grpo.storage import RunFolder
-from glm_grpo.training.checkpoint import load_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import load_checkpoint
 
 pytestmark = pytest.mark.slow
 

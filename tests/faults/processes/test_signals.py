@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 INTERRUPT, TERMINATE = int(signal.SIGINT), int(signal.SIGTERM)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from glm_grpo.storage import RunFolder
-from glm_grpo.tables import read_metrics
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -125,7 +125,7 @@ def preload() -> None:
     """Imports what a run imports, also what it imports late."""
     import torch  # noqa: PLC0415
 
-    import rewards.ssim  # noqa: F401, PLC0415
+    import rewards.terms.ssim  # noqa: F401, PLC0415
     from glm_grpo.commands import train  # noqa: F401, PLC0415
 
     torch.set_num_threads(1)

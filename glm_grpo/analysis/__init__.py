@@ -1,1 +1,0 @@
-"""Rewards looked into: before a run, and after it from what it stored."""

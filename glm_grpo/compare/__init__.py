@@ -1,0 +1,1 @@
+"""`glm-grpo compare`: runs side by side, with intervals."""

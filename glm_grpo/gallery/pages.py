@@ -1,0 +1,27 @@
+"""Pages of HTML from the templates of this package."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("glm_grpo.gallery"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def render(template_name: str, **values: object) -> bytes:
+    """Fill a template of `templates/`; text among the values stays text, whatever it holds.
+
+    Args:
+        template_name: File name, such as `compare.html.j2`.
+        values: What the template names; one that is missing raises `jinja2.UndefinedError`.
+
+    Returns:
+        The page in UTF-8. Lone surrogates, as in names of files that are no UTF-8, have no form in
+        it and become question marks.
+    """
+    return _ENVIRONMENT.get_template(template_name).render(values).encode("utf-8", "replace")

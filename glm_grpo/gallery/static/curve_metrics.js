@@ -1,0 +1,221 @@
+/* Which metric stands in which chart, and what is computed from it. Pure functions, no page. */
+(function () {
+  "use strict";
+
+  const { fmt } = window.glmGallery.parts;
+
+  /* As STD_FLOOR of rewards/audit/canaries.py: the smallest standard deviation of a band. */
+  const BAND_STD_FLOOR = 1e-3;
+  /* Significant digits of figures. */
+  const DIGITS = 4;
+  /* Of which every 64-bit number has as many. */
+  const MOST_DIGITS = 15;
+  const EVALUATION = "eval/";
+  const CANARY = "canary/";
+  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction)$/;
+
+  /* One chart each: [title, names, options]. Options: `unit` of the figures. */
+  const POLICY = [
+    ["KL divergence", ["kl/reference", "kl/behaviour"]],
+    ["Entropy of the policy", ["policy/entropy"]],
+    ["Log probability of the sampled tokens", ["policy/log_prob"]],
+    ["Probability outside the codebook", ["policy/outside_codebook"]],
+  ];
+  const UPDATE = [
+    ["Clip fraction", ["ratio/clip_fraction"]],
+    ["Probability ratio", ["ratio/mean"]],
+    ["Effective sample size", ["ratio/effective_sample_size"]],
+    ["Replay gap", ["policy/replay_gap"]],
+    ["Gradient norm", ["optim/grad_norm"]],
+    ["Learning rate", ["optim/learning_rate"]],
+    ["Loss", ["loss/total", "loss/policy", "loss/kl"]],
+    ["Skipped updates", ["optim/skipped_updates"]],
+  ];
+  const COST = [
+    ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update", "time/proximal", "time/recheck"], "s"],
+    ["Images per second", ["throughput/images_per_second"]],
+    ["Tokens per second", ["throughput/tokens_per_second"]],
+    ["Age of the policy that sampled, updates", ["async/policy_age"]],
+    ["Learner and collectors waiting", ["async/wait_learner_seconds", "async/wait_collectors_seconds"], "s"],
+    ["Batches that wait", ["async/queue_length"]],
+    ["Most memory in use", ["memory/peak_bytes"], "bytes"],
+    ["Memory of the run and its scorers", ["memory/process_bytes"], "bytes"],
+  ];
+
+  /** Rows of metrics as columns: {steps: [rising], values: {name: [number | null | undefined]}}. */
+  function makeColumns(rows) {
+    const byStep = new Map();
+    for (const row of rows) byStep.set(row.step, { ...byStep.get(row.step), ...row });
+    const merged = [...byStep.values()].sort((a, b) => a.step - b.step);
+    const values = {};
+    for (const name of new Set(merged.flatMap((row) => Object.keys(row)))) {
+      if (name !== "step") values[name] = merged.map((row) => row[name]);
+    }
+    return { steps: merged.map((row) => row.step), values };
+  }
+
+  /**
+   * Charts under the questions they answer; each metric stands in one chart, and those that are in
+   * none of the groups come last, under "Other".
+   *
+   * @param names Of all metrics of the run.
+   * @param terms Names of the terms in the order of the config.
+   * @returns [{key, title, charts: [{id, title, unit, colour, lines: [{name, std}],
+   *     evaluations: [name]}]}]; `std` is the metric that gives the line its band, `colour` the
+   *     index of the first line's.
+   */
+  function arrange(names, terms) {
+    const left = new Set(names);
+    const found = [...left].map((name) => PART_OF_TERM.exec(name)?.[1]).filter(Boolean);
+    const allTerms = [...new Set([...terms, ...found])];
+    const chart = (title, lines, { evaluations = [], unit = "", colour = 0 } = {}) => {
+      const take = (name) => left.delete(name);
+      const taken = lines.filter(({ name }) => take(name));
+      const shown = taken.map(({ name, std }) => (std && take(std) ? { name, std } : { name }));
+      const held = evaluations.filter(take);
+      if (!shown.length && !held.length) return [];
+      const id = shown.length ? shown[0].name : held[0];
+      return [{ id, title, unit, colour, lines: shown, evaluations: held }];
+    };
+    const listed = (entries) =>
+      entries.flatMap(([title, list, unit]) => chart(title, list.map((name) => ({ name })), { unit }));
+    const ofTerms = (title, part) =>
+      chart(title, allTerms.map((term) => ({ name: `reward/${term}/${part}` })));
+    const starting = (start) => [...left].filter((name) => name.startsWith(start));
+    const canaryCharts = () =>
+      starting(CANARY).flatMap((name) => chart(inWords(name.slice(CANARY.length)), [{ name }]));
+
+    const questions = [
+      { key: "reward", title: "Does the reward rise?", charts: rewardCharts(allTerms, chart) },
+      {
+        key: "signal",
+        title: "What does the policy learn from?",
+        charts: [
+          ...ofTerms("Share of the advantage, by term", "advantage_share"),
+          ...listed([["Flat groups, as a fraction", ["advantage/flat_fraction"]]]),
+          ...ofTerms("Standard deviation inside groups, by term", "std_within"),
+          ...ofTerms("Groups in which a term is flat, as a fraction", "flat_fraction"),
+          ...chart("Correlation between terms, inside groups", starting("correlation/").map((name) => ({ name }))),
+        ],
+      },
+      { key: "policy", title: "How far has the policy moved?", charts: listed(POLICY) },
+      { key: "update", title: "Are the updates sound?", charts: listed(UPDATE) },
+      {
+        key: "canaries",
+        title: "Does the policy game its reward?",
+        charts: [...listed([["Canaries outside their band", [`${CANARY}departures`]]]), ...canaryCharts()],
+      },
+      { key: "cost", title: "Where do time and memory go?", charts: listed(COST) },
+    ];
+    const other = [...left].flatMap((name) => chart(name, [{ name }]));
+    return [...questions, { key: "other", title: "Other", charts: other }].filter(
+      ({ charts }) => charts.length,
+    );
+  }
+
+  function rewardCharts(terms, chart) {
+    const line = (start) => [{ name: `${start}/mean`, std: `${start}/std` }];
+    return [
+      ...chart("Total", line("reward"), { evaluations: [`${EVALUATION}total`] }),
+      ...terms.flatMap((term, colour) =>
+        chart(term, line(`reward/${term}`), { evaluations: [EVALUATION + term], colour }),
+      ),
+      ...chart("Texts read without a mistake, as a fraction", [], {
+        evaluations: [`${EVALUATION}ocr_exact`],
+      }),
+    ];
+  }
+
+  const inWords = (name) => (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");
+
+  /**
+   * The band of a canary at each step: {low, high}, arrays of numbers; null where the number of
+   * prompts is not known. A mean of few prompts has a wider one.
+   *
+   * @param band Of the untrained model: {mean, std, prompts, collapse_below}.
+   * @param margin Half width in standard errors.
+   * @param prompts How many prompts the mean of each step is taken over.
+   * Source: Band.limits of rewards/audit/canaries.py.
+   */
+  function canaryBand(band, margin, prompts) {
+    const halves = prompts.map((count) =>
+      count > 0
+        ? margin * Math.max(band.std, BAND_STD_FLOOR) * Math.sqrt(1 / count + 1 / band.prompts)
+        : null,
+    );
+    const lowest = band.collapse_below ?? -Infinity;
+    return {
+      low: halves.map((half) => (half === null ? null : Math.max(band.mean - half, lowest))),
+      high: halves.map((half) => (half === null ? null : band.mean + half)),
+    };
+  }
+
+  /**
+   * Exponential moving average that is not drawn towards zero at its start; what is no number stays.
+   *
+   * @param weight Of the past, 0 (none) up to but not including 1.
+   * Source: Kingma and Ba, "Adam" (2015), section 3, correction of the bias.
+   */
+  function smooth(values, weight) {
+    let sum = 0;
+    let norm = 0;
+    return values.map((value) => {
+      if (!isNumber(value)) return value;
+      sum = weight * sum + (1 - weight) * value;
+      norm = weight * norm + (1 - weight);
+      return sum / norm;
+    });
+  }
+
+  /** Of a column: {first, last, lowest, highest}, each {step, value}; null without any number. */
+  function describe(steps, values) {
+    const known = steps.map((step, index) => ({ step, value: values[index] })).filter(({ value }) => isNumber(value));
+    if (!known.length) return null;
+    const extreme = (isBetter) => known.reduce((best, each) => (isBetter(each.value, best.value) ? each : best));
+    return {
+      first: known[0],
+      last: known[known.length - 1],
+      lowest: extreme((a, b) => a < b),
+      highest: extreme((a, b) => a > b),
+    };
+  }
+
+  /** Whether a column has a value that was not finite between two numbers. */
+  function hasGap(values) {
+    const first = values.findIndex(isNumber);
+    const last = values.findLastIndex(isNumber);
+    return first >= 0 && values.slice(first, last).includes(null);
+  }
+
+  /**
+   * Significant digits, four or more, with a true minus sign and the unit; "none" for what is not
+   * finite.
+   */
+  function figure(value, unit = "", wanted = DIGITS) {
+    if (!isNumber(value)) return "none";
+    const [scaled, suffix] = unit === "bytes" ? [value / 1e9, " GB"] : [value, unit && ` ${unit}`];
+    const size = Math.abs(scaled);
+    const digits = Math.min(Math.max(wanted, DIGITS), MOST_DIGITS);
+    const text = isWide(size)
+      ? size.toExponential(digits - 1).replace(/\.?0+e/, "e")
+      : String(Number(size.toPrecision(digits)));
+    return `${scaled < 0 ? "\u2212" : ""}${text.replace("e-", "e\u2212").replace("e+", "e")}${suffix}`;
+  }
+
+  /* Whether a size is written with an exponent. */
+  const isWide = (size) => size !== 0 && (size < 1e-3 || size >= 1e6);
+
+  /** A mean and its standard deviation with the same digits: four significant ones of the larger. */
+  function figureWithSpread(mean, std, unit = "") {
+    const size = Math.max(Math.abs(mean), std);
+    if (unit || isWide(size)) return `${figure(mean, unit)} \u00b1 ${figure(std, unit)}`;
+    const digits = size === 0 ? 0 : Math.max(0, DIGITS - 1 - Math.floor(Math.log10(size)));
+    return `${fmt(mean, digits)} \u00b1 ${fmt(std, digits)}`;
+  }
+
+  const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+  window.glmGallery.curveMetrics = {
+    arrange, canaryBand, describe, figure, figureWithSpread, hasGap, isNumber, makeColumns, smooth,
+  };
+})();

@@ -1,0 +1,149 @@
+/* All images of a run as rows: what is known of each, which are asked for, and in which order. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { scoring } = gallery;
+  const { fmt, signed } = gallery.parts;
+
+  const BOUNDS = ["min", "max"];
+  const collator = new Intl.Collator("en", { numeric: true });
+
+  /** Every image of training steps and evaluations: {images, problems}. */
+  async function loadImages(source, onProgress) {
+    const { run } = gallery;
+    const entries = [];
+    const metrics = new Map();
+    if (source !== "evaluations") {
+      const steps = await gallery.loadSteps(onProgress);
+      (await gallery.loadMetrics()).forEach((row) => metrics.set(row.step, row));
+      entries.push(...steps.map((entry) => ({ ...entry, kind: "training" })));
+    }
+    if (source !== "training") {
+      const loaded = await Promise.all(run.evaluations.map(loadEvaluation));
+      entries.push(...loaded.map((entry) => ({ ...entry, kind: "evaluation" })));
+    }
+    return {
+      images: entries.flatMap((entry) => listImages(entry, metrics.get(entry.step))),
+      problems: entries.filter((entry) => entry.problem !== undefined),
+    };
+  }
+
+  function loadEvaluation({ step, key }) {
+    return gallery.load(key).catch((error) => ({ step, problem: error.message }));
+  }
+
+  /** The images of a step, each with what is asked of it. */
+  function listImages({ kind, step, groups }, metrics) {
+    if (groups === undefined) return [];
+    const departures = metrics && kind === "training" ? listDepartures(metrics, groups) : [];
+    return groups.flatMap((group) => {
+      const best = scoring.best(group.total);
+      const shared = {
+        kind,
+        step,
+        group,
+        departures,
+        isFlat: group.is_flat === true,
+        isMasked: gallery.run.reward.terms.some((term) => group.raw[term.name] == null),
+        /* Where all are best, as in a flat group, none is better than another. */
+        hasBest: best.includes(false),
+        searched: group.prompt.toLowerCase(),
+      };
+      return group.images.map((image, sample) => ({
+        shared,
+        sample,
+        image,
+        isBest: shared.hasBest && best[sample],
+      }));
+    });
+  }
+
+  /** Names of the canaries that can be judged. */
+  function listCanaries() {
+    const { bands, canary_margin: margin } = gallery.run;
+    return bands === null || margin === null ? [] : Object.keys(bands);
+  }
+
+  /** Names of the canaries that left their band in a step; see rewards.audit.canaries.find_departures.
+      `metrics` is the step's row of loadMetrics(). */
+  function listDepartures(metrics, groups) {
+    const { bands, canary_margin: margin, reward } = gallery.run;
+    return listCanaries().filter((name) => {
+      const value = metrics[`canary/${name}`];
+      /* A term is judged over the prompts to which it applies, a measure of pictures over all. */
+      const judged = reward.watch.includes(name)
+        ? groups.filter((group) => group.raw[name] != null)
+        : groups;
+      if (value == null || judged.length === 0) return false;
+      const { low, high } = gallery.curveMetrics.canaryBand(bands[name], margin, [judged.length]);
+      return value < low[0] || value > high[0];
+    });
+  }
+
+  /** What the table shows: {id, title, value(image), isText, show(value)}, pictures aside. */
+  function listColumns(terms) {
+    const number = (id, title, value, show = fmt) => ({ id, title, value, show });
+    const text = (id, title, value) => ({ id, title, value, isText: true, show: (found) => found });
+    return [
+      number("step", "Step", ({ shared }) => shared.step, String),
+      text("prompt", "Prompt", ({ shared }) => shared.group.prompt),
+      text("id", "Prompt id", ({ shared }) => shared.group.prompt_id),
+      number("sample", "Sample", ({ sample }) => sample, String),
+      number("total", "Total", ({ shared, sample }) => shared.group.total[sample]),
+      number("advantage", "Advantage", ({ shared, sample }) => shared.group.advantage?.[sample], signed),
+      ...terms.map(({ name }) => number(`raw.${name}`, name, ({ shared, sample }) => shared.group.raw[name]?.[sample])),
+    ];
+  }
+
+  const isRanged = (column) => !column.isText && !["step", "sample"].includes(column.id);
+
+  /* The address may hold anything. */
+  const isNumber = (text) => Boolean(text) && Number.isFinite(Number(text));
+
+  /** What the address asks for, as a list of tests that an image must pass. */
+  function listTests(params, columns) {
+    const { text, id, from, to, flat, masked, best, canary } = params;
+    const tests = [];
+    const words = (text ?? "").toLowerCase();
+    if (words) tests.push(({ shared }) => shared.searched.includes(words));
+    if (id) tests.push(({ shared }) => shared.group.prompt_id === id);
+    if (isNumber(from)) tests.push(({ shared }) => shared.step >= Number(from));
+    if (isNumber(to)) tests.push(({ shared }) => shared.step <= Number(to));
+    if (flat) tests.push(({ shared }) => shared.isFlat);
+    if (masked) tests.push(({ shared }) => shared.isMasked);
+    if (best) tests.push(({ isBest }) => isBest);
+    if (canary === "any" && listCanaries().length) tests.push(({ shared }) => shared.departures.length > 0);
+    else if (listCanaries().includes(canary)) tests.push(({ shared }) => shared.departures.includes(canary));
+    columns.filter(isRanged).forEach((column) => {
+      const [low, high] = BOUNDS.map((bound) => params[`${bound}.${column.id}`]);
+      /* No score is in no range. */
+      if (isNumber(low)) tests.push((image) => column.value(image) >= Number(low));
+      if (isNumber(high)) tests.push((image) => column.value(image) <= Number(high));
+    });
+    return tests;
+  }
+
+  /** The images that pass all that the address asks for. */
+  function filterImages(images, params, columns) {
+    const tests = listTests(params, columns);
+    return images.filter((image) => tests.every((test) => test(image)));
+  }
+
+  /** Sorted by a column; images without a value come last in either direction. */
+  function sortImages(images, column, isDescending) {
+    const values = images.map(column.value);
+    const sign = isDescending ? -1 : 1;
+    const compareValues = column.isText
+      ? (one, other) => sign * collator.compare(values[one], values[other])
+      : (one, other) => {
+          const isMissing = [values[one] == null, values[other] == null];
+          return isMissing[0] || isMissing[1]
+            ? isMissing[0] - isMissing[1]
+            : sign * (values[one] - values[other]);
+        };
+    return [...images.keys()].sort(compareValues).map((index) => images[index]);
+  }
+
+  gallery.imageTable = { BOUNDS, filterImages, isRanged, listCanaries, listColumns, loadImages, sortImages };
+})();

@@ -1,0 +1,157 @@
+"""Writes the gallery of a run: a folder of static files that is opened from disk.
+
+Data files come first and `data/run.js`, which lists them, after them: a page that is opened while
+the run goes on finds what it lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from glm_grpo.gallery import pages
+from glm_grpo.gallery.before_after import write_before_after
+from glm_grpo.gallery.data import (
+    Records,
+    chunk_key,
+    evaluation_data,
+    evaluation_key,
+    pictures_in,
+    read_records,
+    run_data,
+    steps_data,
+)
+from glm_grpo.gallery.script_files import to_script
+from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.gallery.thumbnails import make_thumbnails
+from glm_grpo.run.folder import RunFolder, remove, step_of, write_atomically
+
+_RUN_KEY = "run"
+_KEY = re.compile(r"(?:steps|evaluation)-\d{6,}")
+"""What `chunk_key` and `evaluation_key` give."""
+
+
+def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
+    """Write the whole gallery again from what a run stored, and remove what no longer belongs.
+
+    It needs no server and no network. What cannot be read is said in its place on the page.
+
+    Args:
+        folder: The run, also one that crashed or still goes on.
+        summary: Before and after, one row a term and one for the total; may be empty.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        StorageError: A file cannot be written, or a part of the run is a link that leads out.
+    """
+    # Where this is a link that leads out, every single picture would be said to lie outside.
+    folder.inside("images")
+    records = read_records(folder)
+    _write_assets(folder)
+    for key in records.chunks:
+        _write_steps(records, key)
+    for step in records.evaluations:
+        _write_evaluation(records, step)
+    run = run_data(records)
+    _write_script(folder, _RUN_KEY, run)
+    write_before_after(folder, summary)
+    write_atomically(folder.gallery_path, pages.render("gallery.html.j2", name=run["name"]))
+    # Looked at again: a run that goes on has recorded more since.
+    _remove_outdated(read_records(folder))
+    return folder.gallery_path
+
+
+def update_gallery(folder: RunFolder, step: int) -> None:
+    """Bring a gallery up to date after a step or an evaluation was recorded.
+
+    Writes the data file of the step, the thumbnails that are missing there, the evaluations that
+    were added, the list of all, and with an evaluation the page of before and after, without its
+    intervals; everything where there is no gallery yet.
+
+    Args:
+        folder: The run.
+        step: That was recorded last; 0 for the evaluation before the first.
+
+    Raises:
+        StorageError: A file cannot be written.
+    """
+    if not folder.gallery_path.exists():
+        write_gallery(folder, ())
+        return
+    records = read_records(folder)
+    key = chunk_key(step)
+    if key in records.chunks:
+        _write_steps(records, key)
+    added = [evaluated for evaluated in records.evaluations if _is_added(folder, evaluated, step)]
+    for evaluated in added:
+        _write_evaluation(records, evaluated)
+    _write_script(folder, _RUN_KEY, run_data(records))
+    if added:
+        write_before_after(folder, ())
+
+
+def _is_added(folder: RunFolder, evaluated: int, step: int) -> bool:
+    return evaluated == step or not _script_path(folder, evaluation_key(evaluated)).exists()
+
+
+def _write_steps(records: Records, key: str) -> None:
+    data = steps_data(records, key)
+    make_thumbnails(records.folder, pictures_in(data["steps"]))
+    _write_script(records.folder, key, data)
+
+
+def _write_evaluation(records: Records, step: int) -> None:
+    data = evaluation_data(records, step)
+    make_thumbnails(records.folder, pictures_in([data]))
+    _write_script(records.folder, evaluation_key(step), data)
+
+
+def _write_script(folder: RunFolder, key: str, data: dict[str, Any]) -> None:
+    write_atomically(_script_path(folder, key), to_script(key, data))
+
+
+def _script_path(folder: RunFolder, key: str) -> Path:
+    return folder.inside(f"gallery/data/{key}.js")
+
+
+def _write_assets(folder: RunFolder) -> None:
+    """The scripts and styles of the page; those of another version go."""
+    directory = folder.inside("gallery/assets")
+    assets = dict(_files_below(resources.files("glm_grpo.gallery") / "static"))
+    for name, content in assets.items():
+        path = folder.inside(f"gallery/assets/{name}")
+        if not path.is_file() or path.read_bytes() != content:
+            write_atomically(path, content)
+    for path in [path for path in directory.rglob("*") if path.is_file()]:
+        if path.relative_to(directory).as_posix() not in assets:
+            remove(path)
+
+
+def _files_below(directory: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            yield from _files_below(entry, f"{prefix}{entry.name}/")
+        else:
+            yield f"{prefix}{entry.name}", entry.read_bytes()
+
+
+def _remove_outdated(records: Records) -> None:
+    """Remove what was made of steps that are no longer there, as when a run went on from before."""
+    folder = records.folder
+    keys = {_RUN_KEY, *records.chunks, *map(evaluation_key, records.evaluations)}
+    for path in sorted(folder.inside("gallery/data").glob("*.js")):
+        if _KEY.fullmatch(path.stem) and path.stem not in keys:
+            remove(path)
+    rollouts = {step for steps in records.chunks.values() for step in steps}
+    # Names alone: the pictures may lie outside, where no path leads, and be a problem on the page.
+    kept = {f"step-{step:06d}" for step in rollouts}
+    kept |= {f"eval-{step:06d}" for step in records.evaluations}
+    for path in sorted(folder.inside("gallery/thumbs").glob("*")):
+        if step_of(path) is not None and path.name not in kept:
+            remove(path)

@@ -1,0 +1,241 @@
+"""The frozen decoder: tokens -> DiT -> VAE -> pixels, through the published pipeline itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+
+import torch
+from diffusers import AutoencoderKL, GlmImagePipeline
+from diffusers.image_processor import VaeImageProcessor
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor, nn
+
+from glm_grpo.errors import DecoderError
+from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
+from glm_grpo.types import ImageBatch, PromptBatch
+
+_REMEMBERED_TEXTS = 256
+"""Texts whose embeddings are kept in CPU memory; of the published model 3 kB a letter and text."""
+
+_LARGEST_TURNED = 2 * 128 * 128
+"""Pixels that go through the VAE together: two pictures of 128 x 128, else one."""
+
+
+class Decoder:
+    """Draws token grids, one group at a time, without gradient.
+
+    One group at a time because glyph embeddings of prompts with different lengths would be padded
+    without a mask, and a picture would depend on its neighbours (diffusers issue 13587).
+
+    Args:
+        pipeline: Published; its parts are used, not its language model.
+        steps: Of denoising, >= 1.
+        guidance_scale: 1 for no classifier-free guidance; above it a step costs two passes.
+        batch_size: Images of a group that are drawn at once, >= 1; None: all. Changes pictures by
+            no more than rounding.
+
+    Attributes:
+        steps: Of denoising.
+    """
+
+    def __init__(
+        self,
+        pipeline: GlmImagePipeline,
+        *,
+        steps: int,
+        guidance_scale: float,
+        batch_size: int | None = None,
+    ) -> None:
+        # A pipeline of its own without the language model: that may be on another device.
+        self._pipeline = _RememberingPipeline(
+            tokenizer=pipeline.tokenizer,
+            processor=None,
+            text_encoder=pipeline.text_encoder,
+            vision_language_encoder=None,
+            vae=_SlicedVae(pipeline.vae),
+            transformer=pipeline.transformer,
+            scheduler=pipeline.scheduler,
+        )
+        self._pipeline.image_processor = _MarkingImageProcessor(
+            vae_scale_factor=self._pipeline.vae_scale_factor
+        )
+        self._pipeline.set_progress_bar_config(disable=True)
+        # What convolutions work in; otherwise each of them turns its input and its output around.
+        self._vae = pipeline.vae.to(memory_format=torch.channels_last)
+        self.steps = steps
+        self._guidance_scale = guidance_scale
+        self._batch_size = batch_size
+
+    def with_steps(self, steps: int) -> Decoder:
+        """The same models with another number of denoising steps, >= 1."""
+        other = copy.copy(self)
+        other.steps = steps
+        return other
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """What decoding needs on the accelerator."""
+        parts = self._pipeline
+        return (parts.text_encoder, parts.transformer, self._vae)
+
+    @torch.no_grad()
+    def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:
+        """Draws every grid; the images of a prompt share one initial noise.
+
+        Equals the stock pipeline called with the same `prior_token_ids` and `latents`.
+
+        Raises:
+            DecoderError: A pixel is not finite; names prompt and sample.
+        """
+        pixels = torch.stack([*self.decode_groups(batch, token_ids)])
+        return ImageBatch(pixels=pixels, decode_seeds=batch.decode_seeds)
+
+    @torch.no_grad()
+    def decode_groups(
+        self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+    ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
+        """As `decode`, prompt by prompt; each group is on the CPU when it is handed out."""
+        layout = token_layout(batch.height, batch.width)
+        prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
+        for prompt, grids, seed in zip(batch.prompts, prior, batch.decode_seeds, strict=True):
+            drawn = self.draw_group(prompt.prompt, grids, seed, batch.height, batch.width)
+            _refuse_non_finite(drawn, prompt.prompt_id)
+            # As diffusers turns its pictures into 8 bits.
+            yield (drawn * 255).round().to(torch.uint8).cpu()
+
+    @torch.no_grad()
+    def draw_group(
+        self, prompt: str, prior: Int64[Tensor, "G S4"], seed: int, height: int, width: int
+    ) -> Float[Tensor, "G 3 H W"]:
+        """Draws the grids of one prompt from one noise; RGB in 0..1, before it is cut to 8 bits."""
+        parts = self._pipeline
+        device, dtype = parts.transformer.device, parts.transformer.dtype
+        embeddings, _ = parts.encode_prompt(
+            prompt, do_classifier_free_guidance=False, device=device, dtype=dtype
+        )
+        noise = self.initial_noise(seed, height=height, width=width).to(device)
+        drawn = [
+            parts(
+                prompt_embeds=embeddings.expand(len(grids), -1, -1),
+                prior_token_ids=grids.to(device),
+                latents=noise.expand(len(grids), -1, -1, -1),
+                height=height,
+                width=width,
+                num_inference_steps=self.steps,
+                guidance_scale=self._guidance_scale,
+                output_type="pt",
+            ).images
+            for grids in prior.split(min(self._batch_size or len(prior), len(prior)))
+        ]
+        return torch.cat(drawn)
+
+    def initial_noise(self, seed: int, *, height: int, width: int) -> Float[Tensor, "1 C h w"]:
+        """The noise the stock pipeline draws for one image from a CPU generator of this seed."""
+        parts = self._pipeline
+        shape = (
+            1,
+            parts.transformer.config.in_channels,
+            height // parts.vae_scale_factor,
+            width // parts.vae_scale_factor,
+        )
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator, dtype=parts.transformer.dtype)
+
+
+def _refuse_non_finite(drawn: Float[Tensor, "G 3 H W"], prompt_id: str) -> None:
+    # As 8 bits NaN is black: a picture like any other, for which terms have scores.
+    for sample in drawn.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist():
+        raise DecoderError(
+            f"decode: pixels of prompt {prompt_id}, sample {sample} are not finite; the decoder's "
+            "weights are damaged, or overflow in model.dtype: load them anew, or set "
+            "model.dtype=float32"
+        )
+
+
+def turned_at_once(pictures: int, height: int, width: int) -> int:
+    """How many of `pictures` of `height` x `width` pixels go through the VAE together.
+
+    A divisor of their number: another number at a time would be rounded otherwise, and samples of
+    equal tokens would get different pixels.
+    """
+    most = max(1, _LARGEST_TURNED // (height * width))
+    return max(size for size in range(1, most + 1) if pictures % size == 0)
+
+
+class _SlicedVae(nn.Module):
+    """The published VAE, but that a group goes through it in parts; at least a picture at a time.
+
+    Its last layers hold many channels of every pixel: of a whole group more than caches do, and at
+    1024 x 1024 more than is left on a small accelerator. Upstream's `enable_slicing` takes pictures
+    one by one, which is slower where they are small.
+    """
+
+    def __init__(self, vae: AutoencoderKL) -> None:
+        super().__init__()
+        self._vae = vae
+        self.config = vae.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self._vae.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return self._vae.device
+
+    def decode(
+        self, latents: Float[Tensor, "N C h w"], *, return_dict: bool, generator: None
+    ) -> tuple[Float[Tensor, "N 3 H W"]]:
+        """As upstream, without `return_dict` and without a generator, which it never uses."""
+        factor = 2 ** (len(self.config.block_out_channels) - 1)
+        height, width = (factor * size for size in latents.shape[-2:])
+        parts = latents.split(turned_at_once(len(latents), height, width))
+        return (torch.cat([self._vae.decode(part, return_dict=False)[0] for part in parts]),)
+
+
+class _MarkingImageProcessor(VaeImageProcessor):
+    """The published one, but that an infinite pixel becomes NaN, which it would cut to white."""
+
+    def postprocess(self, image: Tensor, output_type: str) -> Tensor:
+        """As upstream."""
+        return super().postprocess(image.masked_fill(image.isinf(), torch.nan), output_type)
+
+
+class _RememberingPipeline(GlmImagePipeline):
+    """The published pipeline, but that it encodes a text once.
+
+    Stock, a picture with guidance has the empty text encoded once more for every call, and prompts
+    come back in every pass through the data and in every evaluation.
+    """
+
+    def _get_glyph_embeds(
+        self,
+        prompt: str | Sequence[str],
+        max_sequence_length: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Float[Tensor, "N L D"]:
+        """As upstream, for N times the same text."""
+        texts = [prompt] if isinstance(prompt, str) else [*prompt]
+        if len({*texts}) != 1:
+            raise ValueError(
+                f"{len({*texts})} different texts: those of different length would be padded "
+                "without a mask; decode one prompt at a time"
+            )
+        kept = self._encode_once(texts[0], max_sequence_length, device, dtype)
+        return kept.to(device).expand(len(texts), -1, -1)
+
+    @cached_property
+    def _encode_once(self) -> Callable[[str, int, torch.device, torch.dtype], Tensor]:
+        encode = super()._get_glyph_embeds
+
+        @lru_cache(maxsize=_REMEMBERED_TEXTS)
+        def encode_once(
+            text: str, max_sequence_length: int, device: torch.device, dtype: torch.dtype
+        ) -> Tensor:
+            return encode([text], max_sequence_length, device, dtype).cpu()
+
+        return encode_once

@@ -1,0 +1,1 @@
+"""Faster forms of stock steps; the self-check compares them with what they replace."""

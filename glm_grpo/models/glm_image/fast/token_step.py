@@ -1,0 +1,263 @@
+"""One token of every sample: the language model's forward pass without its bookkeeping.
+
+The model's own forward makes masks, positions and growing caches anew for every token. Here they
+are made once or every few dozen tokens, and a prompt's keys and values are kept and read once for
+all samples of its group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int64
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+from transformers import GlmImageTextModel
+from transformers.cache_utils import Cache
+
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+
+_LARGEST_GROWTH = 64
+"""Tokens by which keys and values grow in CPU memory. All that there is room for is read at a step:
+with gaps between the rows that are read it took twice as long.
+"""
+_NORMS = (
+    "input_layernorm",
+    "post_self_attn_layernorm",
+    "post_attention_layernorm",
+    "post_mlp_layernorm",
+)
+
+
+@dataclass
+class _Layer:
+    """A decoder layer with its cache.
+
+    P prompts of L tokens, N samples with room for S; K key/value heads of size d. Below, R queries
+    share a head.
+    """
+
+    module: Any
+    project: Mapping[str, Callable[[Tensor], Tensor]]
+    norm: Mapping[str, Callable[[Tensor], Tensor]]
+    prompt_keys: Float[Tensor, "PK d L"]
+    prompt_values: Float[Tensor, "PK L d"]
+    keys: Float[Tensor, "NK S d"]
+    values: Float[Tensor, "NK S d"]
+
+    def grow(self, tokens: int) -> None:
+        """Makes room, which holds zeros."""
+        self.keys = nn.functional.pad(self.keys, (0, 0, 0, tokens))
+        self.values = nn.functional.pad(self.values, (0, 0, 0, tokens))
+
+    def write(
+        self, at: int, *, keys: Float[Tensor, "N K d"], values: Float[Tensor, "N K d"]
+    ) -> None:
+        """Those of one token of every sample."""
+        for room, states in ((self.keys, keys), (self.values, values)):
+            rows, heads, size = states.shape
+            room.view(rows, heads, -1, size).select(2, at).copy_(states)
+
+
+class TokenStep:
+    """Goes on from prefilled prompts, a token of every sample at a time.
+
+    Row i belongs to prompt i // group_size. Hidden states equal those of the model's own forward
+    pass to rounding.
+
+    Args:
+        language_model: GLM-Image's, with or without adapters.
+        inputs: P prompts.
+        cache: What the model's forward pass over the prompts has filled.
+        group_size: G, samples of each prompt.
+        positions: Of the generated tokens, T for each prompt.
+    """
+
+    def __init__(
+        self,
+        language_model: GlmImageTextModel,
+        inputs: PromptInputs,
+        cache: Cache,
+        *,
+        group_size: int,
+        positions: Int64[Tensor, "3 P T"],
+    ) -> None:
+        self._group_size = group_size
+        self._written = 0
+        like = cache.layers[0].keys
+        prompts, self._heads, _, size = like.shape
+        num_tokens = positions.shape[-1]
+        # Measured on the CPU only; growing takes room for one layer more while it is copied.
+        self._is_growing = like.device.type == "cpu"
+        num_growths = math.ceil(num_tokens / _LARGEST_GROWTH) if self._is_growing else 1
+        self._growth = math.ceil(num_tokens / num_growths)
+        empty = (prompts * group_size * self._heads, 0, size)
+        self._layers = tuple(
+            _Layer(
+                module=module,
+                project=_projections(module),
+                norm={name: _norm(getattr(module, name)) for name in _NORMS},
+                prompt_keys=layer.keys.flatten(0, 1).transpose(1, 2),
+                prompt_values=layer.values.flatten(0, 1),
+                keys=like.new_empty(empty),
+                values=like.new_empty(empty),
+            )
+            for module, layer in zip(language_model.layers, cache.layers, strict=True)
+        )
+        cos, sin = language_model.rotary_emb(like, positions.to(like.device))
+        self._cos, self._sin = (
+            table.transpose(0, 1).repeat_interleave(group_size, dim=1).unsqueeze(2).contiguous()
+            for table in (cos, sin)
+        )
+        # Rotating by halves is a swap of them once the sign stands in the sine.
+        self._sin[..., : sin.shape[-1] // 2].neg_()
+        self._embed = partial(nn.functional.embedding, weight=language_model.embed_tokens.weight)
+        self._norm = _norm(language_model.norm)
+        is_padded = (inputs.attention_mask == 0).repeat_interleave(self._heads, dim=0)
+        self._is_padded = bool(is_padded.any())
+        padding = torch.zeros(is_padded.shape).masked_fill_(is_padded, -torch.inf)
+        self._padding = padding.unsqueeze(1).to(like)
+        self._unwritten = like.new_full((1, 1, num_growths * self._growth), -torch.inf)
+
+    def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """Takes the next token of every sample; the hidden state that predicts the one after it."""
+        if self._written % self._growth == 0:
+            for layer in self._layers:
+                layer.grow(self._growth)
+        self._unwritten[..., self._written] = 0.0
+        turn = self._cos[self._written], self._sin[self._written]
+        hidden = self._embed(token_ids)
+        for layer in self._layers:
+            attended = self._attend(layer, layer.norm["input_layernorm"](hidden), turn)
+            hidden = hidden + layer.norm["post_self_attn_layernorm"](attended)
+            normed = layer.norm["post_attention_layernorm"](hidden)
+            gate, up = layer.project["gate_up_proj"](normed).chunk(2, dim=-1)
+            changed = layer.project["down_proj"](layer.module.mlp.activation_fn(gate) * up)
+            hidden = hidden + layer.norm["post_mlp_layernorm"](changed)
+        self._written += 1
+        return self._norm(hidden)
+
+    def _attend(
+        self, layer: _Layer, hidden: Float[Tensor, "N D"], turn: tuple[Tensor, Tensor]
+    ) -> Float[Tensor, "N D"]:
+        attention, project = layer.module.self_attn, layer.project
+        rows, heads, size = len(hidden), self._heads, attention.head_dim
+        unrotated = torch.cat([project["q_proj"](hidden), project["k_proj"](hidden)], dim=-1)
+        rotated = _rotate(unrotated.view(rows, -1, size), *turn)
+        values = project["v_proj"](hidden).view(rows, -1, size)
+        layer.write(self._written, keys=rotated[:, -heads:], values=values)
+        queries = rotated[:, :-heads].reshape(rows * heads, -1, size)
+        to_prompt = torch.baddbmm(
+            self._padding,
+            self._by_prompt(queries),
+            layer.prompt_keys,
+            beta=int(self._is_padded),
+            alpha=attention.scaling,
+        )
+        width = layer.keys.shape[1] if self._is_growing else self._written + 1
+        to_generated = torch.baddbmm(
+            self._unwritten[..., :width],
+            queries,
+            layer.keys[:, :width].transpose(1, 2),
+            beta=int(width > self._written + 1),
+            alpha=attention.scaling,
+        )
+        scores = torch.cat([self._by_sample(to_prompt), to_generated], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(hidden.dtype)
+        on_prompt, on_generated = weights.tensor_split([to_prompt.shape[-1]], dim=-1)
+        mixed = torch.bmm(on_generated, layer.values[:, :width])
+        mixed += self._by_sample(torch.bmm(self._by_prompt(on_prompt), layer.prompt_values))
+        return project["o_proj"](mixed.view(rows, -1))
+
+    def _by_prompt(self, states: Float[Tensor, "NK R s"]) -> Float[Tensor, "PK GR s"]:
+        """Samples of a prompt side by side, so that its keys and values are read once."""
+        rows, size = states.shape[1:]
+        by_sample = states.view(-1, self._group_size, self._heads, rows, size)
+        return by_sample.transpose(1, 2).reshape(-1, self._group_size * rows, size)
+
+    def _by_sample(self, states: Float[Tensor, "PK GR s"]) -> Float[Tensor, "NK R s"]:
+        rows, size = states.shape[1] // self._group_size, states.shape[2]
+        by_head = states.view(-1, self._heads, self._group_size, rows, size)
+        return by_head.transpose(1, 2).reshape(-1, rows, size)
+
+
+def _rotate(
+    states: Float[Tensor, "N heads d"], cos: Float[Tensor, "N 1 r"], sin: Float[Tensor, "N 1 r"]
+) -> Float[Tensor, "N heads d"]:
+    """By position; the first r of d."""
+    turned, kept = states, None
+    if cos.shape[-1] < states.shape[-1]:
+        turned, kept = states.tensor_split([cos.shape[-1]], dim=-1)
+    swapped = turned.roll(turned.shape[-1] // 2, dims=-1)
+    turned = torch.addcmul(turned * cos, swapped, sin)
+    return turned if kept is None else torch.cat([turned, kept], dim=-1)
+
+
+def _projections(layer: Any) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The linear maps of a decoder layer by name."""
+    parts = (
+        (layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")),
+        (layer.mlp, ("gate_up_proj", "down_proj")),
+    )
+    return {
+        name: _without_machinery(getattr(part, name)) for part, names in parts for name in names
+    }
+
+
+def _without_machinery(module: Any) -> Callable[[Tensor], Tensor]:
+    """The same operations without that of modules, which takes as long as a product of few rows.
+
+    Quantised weights have a forward of their own.
+    """
+    if type(module) is nn.Linear:
+        return partial(nn.functional.linear, weight=module.weight, bias=module.bias)
+    is_plain_adapter = type(module) is LoraLinear and not (module.merged or module.lora_variant)
+    if not is_plain_adapter or len(module.active_adapters) != 1:
+        return cast("Callable[[Tensor], Tensor]", module)
+    base = _without_machinery(module.base_layer)
+    if module.disable_adapters:
+        return base
+    (name,) = module.active_adapters
+    return partial(
+        _adapted,
+        base=base,
+        down=_without_machinery(module.lora_A[name]),
+        up=_without_machinery(module.lora_B[name]),
+        dtype=module.lora_A[name].weight.dtype,
+        scaling=module.scaling[name],
+    )
+
+
+def _adapted(
+    states: Tensor,
+    *,
+    base: Callable[[Tensor], Tensor],
+    down: Callable[[Tensor], Tensor],
+    up: Callable[[Tensor], Tensor],
+    dtype: torch.dtype,
+    scaling: float,
+) -> Tensor:
+    """What peft computes, in its order."""
+    result = base(states)
+    return (result + up(down(states.to(dtype))) * scaling).to(result.dtype)
+
+
+def _norm(module: Any) -> Callable[[Tensor], Tensor]:
+    """The model's root-mean-square norm, in few operations where rounding allows it."""
+    weight = module.weight
+    if weight.dtype != torch.float32:
+        # The model rounds before it multiplies by the weight, and replay does so too.
+        return cast("Callable[[Tensor], Tensor]", module)
+    size = len(weight)
+    floor = weight.new_tensor(math.sqrt(size * module.variance_epsilon))
+    return partial(_normalise, weight=weight * math.sqrt(size), floor=floor)
+
+
+def _normalise(states: Tensor, *, weight: Tensor, floor: Tensor) -> Tensor:
+    length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    return (states / torch.hypot(length, floor)).mul_(weight)

@@ -1,0 +1,210 @@
+"""Loads a GLM-Image pipeline as published: a folder in the diffusers layout, or a hub id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
+from huggingface_hub import snapshot_download
+from transformers import GlmImageForConditionalGeneration, T5EncoderModel
+
+from glm_grpo.errors import ModelError
+from glm_grpo.models.glm_image.meta import build_part, read_part_configs
+from glm_grpo.models.glm_image.model_folder import (
+    ReservedTokens,
+    check_files,
+    check_tokenizers,
+    check_weights,
+    damage_named,
+    read_object,
+    refuse_missing,
+)
+from glm_grpo.models.glm_image.quantization import (
+    AS_PUBLISHED,
+    Quantization,
+    hold_in_8_bits,
+    options_for_4_bits,
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_PARTS: dict[str, Any] = {
+    "text_encoder": T5EncoderModel,
+    "vision_language_encoder": GlmImageForConditionalGeneration,
+    "vae": AutoencoderKL,
+    "transformer": GlmImageTransformer2DModel,
+}
+"""The parts with weights, by their name in `model_index.json`."""
+
+_SMALL_FILES = ["*.json", "*.jinja"]
+"""Configs and tokenizers: what can be checked before gigabytes are fetched."""
+
+
+def check_model(path: str) -> ReservedTokens:
+    """Checks all that can be read of a model in a second: configs, headers of weights, tokenizers.
+
+    Of a hub id configs and tokenizers are fetched for it; its weights are checked when they are
+    loaded.
+
+    Args:
+        path: As in `load_pipeline`.
+
+    Returns:
+        What no prompt may hold.
+
+    Raises:
+        ModelError: No pipeline can be loaded from there; names folder, file and remedy.
+    """
+    folder = _find_folder(
+        path, lambda: snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
+    )
+    return _check_folder(folder, has_weights=Path(path).is_dir())
+
+
+def load_pipeline(
+    path: str, *, dtype: torch.dtype, quantization: Quantization = AS_PUBLISHED
+) -> GlmImagePipeline:
+    """All parts of the pipeline, on the CPU, in evaluation mode; every parameter from its files.
+
+    Args:
+        path: A folder that `GlmImagePipeline.save_pretrained` wrote, or a hub id.
+        dtype: Of all weights but those of fewer bits.
+        quantization: Which weights are held in fewer bits.
+
+    Raises:
+        ModelError: Nothing can be loaded from there, or not all that the model needs; names folder
+            and file, and the remedy.
+    """
+    four_bits = {} if quantization.language is None else options_for_4_bits(dtype)
+    folder = _find_folder(path, lambda: GlmImagePipeline.download(path, use_safetensors=True))
+    _check_folder(folder, has_weights=True)
+    models = {
+        part: _load_part(folder, part, dtype, four_bits if part == _LANGUAGE else {})
+        for part in _PARTS
+    }
+    with damage_named(folder):
+        others = GlmImagePipeline.from_pretrained(folder, **dict.fromkeys(models)).components
+        pipeline = GlmImagePipeline(**{**others, **models})
+    if quantization.decoder is not None:
+        hold_in_8_bits(pipeline.transformer)
+    for model in models.values():
+        model.eval().requires_grad_(False)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+_LANGUAGE = "vision_language_encoder"
+
+
+def _load_part(folder: Path, part: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
+    with damage_named(folder / part):
+        model, report = _PARTS[part].from_pretrained(
+            folder,
+            subfolder=part,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=True,
+            **options,
+        )
+    wrong = [f"{name} {shapes}" for name, *shapes in report["mismatched_keys"]]
+    refuse_missing(folder / part, sorted(report["missing_keys"]), wrong)
+    return model
+
+
+def _find_folder(path: str, fetch: Callable[[], str]) -> Path:
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+        raise ModelError(
+            f"model.path is {path!r}: there is no such folder, and a hub id has the form "
+            "owner/name; give an existing folder, a hub id such as zai-org/GLM-Image, or 'tiny'"
+        )
+    try:
+        return Path(fetch())
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"model.path is {path!r}: no such folder, and nothing can be fetched from the hub "
+            f"({reason}); a hub id needs a network and, once, about 34 GB of download "
+            "(`hf download zai-org/GLM-Image --local-dir FOLDER`, then model.path=FOLDER)"
+        ) from error
+
+
+def _check_folder(folder: Path, *, has_weights: bool) -> ReservedTokens:
+    _check_index(folder)
+    check_files(folder)
+    configs = read_part_configs(str(folder))
+    models = {part: build_part(configs, part) for part in _PARTS}
+    if has_weights:
+        for part, model in models.items():
+            check_weights(folder, part, model)
+    _check_sizes(folder, **{part: model.config for part, model in models.items()})
+    return check_tokenizers(
+        folder,
+        vocabulary=models[_LANGUAGE].config.text_config.vocab_size,
+        glyphs=models["text_encoder"].config.vocab_size,
+    )
+
+
+def _check_index(folder: Path) -> None:
+    path = folder / "model_index.json"
+    if not path.is_file():
+        raise ModelError(
+            f"model.path is {str(folder)!r}: it has no model_index.json; give the top folder of a "
+            "pipeline in the diffusers layout"
+        )
+    index = read_object(path)
+    if index.get("_class_name") != GlmImagePipeline.__name__:
+        raise ModelError(
+            f"{path}: names the class {index.get('_class_name')!r}; this trainer loads "
+            f"{GlmImagePipeline.__name__}"
+        )
+    wanted = {part: model.__name__ for part, model in _PARTS.items()}
+    for part, name in {**wanted, "processor": "GlmImageProcessor"}.items():
+        if not isinstance(index.get(part), list) or index[part][1:] != [name]:
+            raise ModelError(
+                f"{path}: {part} is {index.get(part)!r}; this trainer loads a {name} there"
+            )
+
+
+def _check_sizes(
+    folder: Path, *, vision_language_encoder: Any, transformer: Any, vae: Any, text_encoder: Any
+) -> None:
+    """What one part makes must be what the next one reads."""
+    language = vision_language_encoder
+    codebook = language.vq_config.num_embeddings
+    entries, outputs = language.text_config.vocab_size, language.text_config.vision_vocab_size
+    tokens = (language.image_start_token_id, language.image_end_token_id, language.image_token_id)
+    rules = (
+        (codebook <= outputs <= entries, f"codebook {codebook}, head {outputs}, text {entries}"),
+        (
+            all(0 <= token < entries for token in tokens),
+            f"image tokens {tokens} of a vocabulary of {entries}",
+        ),
+        (
+            codebook <= transformer.prior_vq_quantizer_codebook_size,
+            f"codebook {codebook}, that of the transformer "
+            f"{transformer.prior_vq_quantizer_codebook_size}",
+        ),
+        (
+            text_encoder.d_model == transformer.text_embed_dim,
+            f"width {text_encoder.d_model} of the glyph encoder, {transformer.text_embed_dim} in "
+            "the transformer",
+        ),
+        (
+            vae.latent_channels == transformer.in_channels == transformer.out_channels,
+            f"{vae.latent_channels} channels of the VAE, {transformer.in_channels} and "
+            f"{transformer.out_channels} in the transformer",
+        ),
+    )
+    for holds, found in rules:
+        if not holds:
+            raise ModelError(
+                f"{folder}: the config.json of its parts do not go together ({found}); fetch all "
+                "files of one revision again (`hf download`)"
+            )

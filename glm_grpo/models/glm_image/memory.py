@@ -1,0 +1,493 @@
+"""Memory that phases of a step take besides weights: the run's code on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from diffusers import GlmImagePipeline
+from torch import Tensor
+from torch.optim import AdamW
+from transformers import GlmImageForConditionalGeneration
+from transformers.cache_utils import DynamicCache
+
+from glm_grpo.models.glm_image.decoder import turned_at_once
+from glm_grpo.models.glm_image.fast.token_scores import score_tokens
+from glm_grpo.models.glm_image.fast.token_step import TokenStep
+from glm_grpo.models.glm_image.meta import (
+    META,
+    PartConfigs,
+    build_decoder,
+    build_language_model,
+    built_on_meta,
+    measured_on_meta,
+    quantize_on_meta,
+)
+from glm_grpo.models.glm_image.policy import Policy, support_log_probs
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+from glm_grpo.models.glm_image.quantization import AS_PUBLISHED, Quantization
+from glm_grpo.models.glm_image.sampling import (
+    PREFILLED_AT_ONCE,
+    Truncation,
+    draw,
+    kept_entries,
+    prefill,
+)
+from glm_grpo.models.glm_image.token_grid import token_layout
+
+_FEW_LAYERS, _MORE_LAYERS = 4, 6
+"""Layers are alike: two depths tell what a further one takes."""
+
+_MOST_PROMPTS = 1024
+"""Prompts up to which a token step is measured; beyond, memory grows by what a prompt takes."""
+
+_FLOAT32, _HALF = 4, 2
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How the policy is held.
+
+    Attributes:
+        dtype: Of weights and activations.
+        adapter_rank: Of LoRA; None trains language model and head in full.
+        is_checkpointing: Activations are computed again in the backward pass.
+        needs_reference: A KL to the reference is weighed.
+        is_on_accelerator: Chooses the optimizer's form as torch does.
+        quantization: Which weights are held in fewer bits.
+    """
+
+    dtype: torch.dtype
+    adapter_rank: int | None
+    is_checkpointing: bool
+    needs_reference: bool
+    is_on_accelerator: bool
+    quantization: Quantization = AS_PUBLISHED
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """What one step works on.
+
+    Attributes:
+        prompts: P.
+        group_size: G.
+        height: Pixels.
+        width: Pixels.
+        prompt_tokens: Of the longest prompt.
+        micro_batch_size: Images a forward and backward pass.
+        is_truncated: By top-k or top-p.
+        decode_batch_size: Images of a group that are drawn at once; None: all.
+    """
+
+    prompts: int
+    group_size: int
+    height: int
+    width: int
+    prompt_tokens: int
+    micro_batch_size: int
+    is_truncated: bool
+    decode_batch_size: int | None = None
+
+    @property
+    def images(self) -> int:
+        """P * G."""
+        return self.prompts * self.group_size
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return token_layout(self.height, self.width).num_tokens
+
+
+def build_meta_policy(
+    configs: PartConfigs, settings: ModelSettings, *, layers: int | None = None
+) -> tuple[GlmImageForConditionalGeneration, Policy]:
+    """The real policy around a model without values.
+
+    Args:
+        configs: Of the model.
+        settings: Of the policy.
+        layers: None: all there are; a number: so many, and no reference beside them.
+    """
+    model = build_language_model(configs.language, settings.dtype, layers=layers)
+    if settings.quantization.language is not None:
+        quantize_on_meta(model)
+    names = ("tokenizer", "processor", "scheduler", "text_encoder", "vae", "transformer")
+    with built_on_meta():
+        policy = Policy(
+            GlmImagePipeline(vision_language_encoder=model, **dict.fromkeys(names)),
+            temperature=1.0,
+            adapter_rank=settings.adapter_rank,
+            adapter_alpha=1.0,
+            is_checkpointing=settings.is_checkpointing,
+            needs_reference=settings.needs_reference and layers is None,
+            seed=0,
+        )
+    return model, policy
+
+
+def cache_token_bytes(model: GlmImageForConditionalGeneration, dtype: torch.dtype) -> int:
+    """Keys and values of one token in all layers."""
+    text = model.config.text_config
+    attention = model.model.language_model.layers[0].self_attn
+    heads = 2 * text.num_hidden_layers * text.num_key_value_heads
+    return heads * attention.head_dim * dtype.itemsize
+
+
+def gradient_bytes(policy: Policy) -> int:
+    """Of every trained weight, in its own type; the optimizer's two moments take twice that."""
+    return sum(p.numel() * p.element_size() for p in policy.trainable_parameters())
+
+
+def rollout_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
+    """Most that sampling takes besides weights, cache included."""
+    if sizes.prompts > _MOST_PROMPTS:
+        half = _MOST_PROMPTS // 2
+        few, many = (
+            rollout_bytes(configs, settings, replace(sizes, prompts=prompts))
+            for prompts in (half, _MOST_PROMPTS)
+        )
+        return many + (many - few) * (sizes.prompts - _MOST_PROMPTS) // half
+    return max(_over_layers(configs, lambda layers: _rollout(configs, settings, sizes, layers)))
+
+
+def update_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
+    """Most that replay, backward pass and optimizer take besides weights and optimizer state."""
+    return max(_over_layers(configs, lambda layers: _update(configs, settings, sizes, layers)))
+
+
+def backward_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
+    """Most that replay and backward pass take where gradients leave as soon as they are made."""
+
+    def measure(layers: int) -> tuple[int, ...]:
+        _, policy = build_meta_policy(configs, settings, layers=layers)
+        for parameter in policy.trainable_parameters():
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        with measured_on_meta() as memory:
+            torch.autograd.backward(_replay(policy, sizes).sum())
+        return (memory.peak_bytes,)
+
+    return max(_over_layers(configs, measure))
+
+
+def scoring_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
+    """Most that replay takes without gradient, as the reference is read."""
+
+    def measure(layers: int) -> tuple[int, ...]:
+        _, policy = build_meta_policy(configs, settings, layers=layers)
+        with measured_on_meta() as memory, torch.no_grad():
+            _replay(policy, sizes)
+        return (memory.peak_bytes,)
+
+    return max(_over_layers(configs, measure))
+
+
+def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
+    """Most that drawing one group takes besides weights; guidance runs its passes in turn."""
+    # Nothing is kept for a backward pass: two layers take what all do.
+    layers = min(2, configs.transformer.get("num_layers", 2))
+    shallow = replace(configs, transformer=configs.transformer | {"num_layers": layers})
+    transformer, vae, _ = build_decoder(shallow, settings.dtype)
+    at_once = min(sizes.group_size, sizes.decode_batch_size or sizes.group_size)
+    with measured_on_meta() as drawing, torch.no_grad():
+        draw_on_meta(transformer, vae, sizes, settings.dtype, images=at_once)
+    rest = sizes.group_size % at_once or at_once
+    turned = max(turned_at_once(n, sizes.height, sizes.width) for n in (at_once, rest))
+    with measured_on_meta() as turning, torch.no_grad():
+        turn_on_meta(vae, sizes, settings.dtype, images=turned)
+    # What was turned before waits, and is put together while all of it is there.
+    picture = 3 * sizes.height * sizes.width * settings.dtype.itemsize
+    turning_bytes = turning.peak_bytes + (at_once - turned) * picture
+    # A layer of the transformer at a time is cast.
+    cast = 0
+    if settings.quantization.decoder is not None:
+        cast = max(weight.numel() for weight in transformer.parameters()) * settings.dtype.itemsize
+    # The pictures that are finished wait for the rest of their group.
+    waiting = (sizes.group_size - at_once) * picture
+    return max(drawing.peak_bytes + cast, turning_bytes, 2 * at_once * picture) + waiting
+
+
+def draw_on_meta(
+    transformer: Any, vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int
+) -> None:
+    """One pass of the diffusion transformer; `prompt_tokens` of glyphs."""
+    height, width = _latent_sides(vae, sizes)
+    num_patches = height * width // transformer.config.patch_size**2
+    latents: dict[str, Any] = {"dtype": dtype, "device": META}
+    transformer(
+        hidden_states=torch.empty(images, transformer.config.in_channels, height, width, **latents),
+        encoder_hidden_states=torch.empty(
+            images, sizes.prompt_tokens, transformer.config.text_embed_dim, **latents
+        ),
+        prior_token_id=_zeros(images, num_patches),
+        prior_token_drop=_zeros(images, num_patches).bool(),
+        timestep=_zeros(images),
+        target_size=_zeros(images, 2).to(dtype),
+        crop_coords=_zeros(images, 2).to(dtype),
+        return_dict=False,
+    )
+
+
+def turn_on_meta(vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int) -> None:
+    """Latents to pixels."""
+    channels = vae.config.latent_channels
+    vae.decode(torch.empty(images, channels, *_latent_sides(vae, sizes), dtype=dtype, device=META))
+
+
+def _latent_sides(vae: Any, sizes: BatchSizes) -> tuple[int, int]:
+    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    return sizes.height // factor, sizes.width // factor
+
+
+def _over_layers(
+    configs: PartConfigs, measure: Callable[[int], tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Figures at the model's depth, from two smaller depths where it is deep."""
+    layers = configs.num_layers
+    if layers <= _MORE_LAYERS:
+        return measure(layers)
+    few, more = measure(_FEW_LAYERS), measure(_MORE_LAYERS)
+    return tuple(
+        low + (high - low) * (layers - _FEW_LAYERS) // (_MORE_LAYERS - _FEW_LAYERS)
+        for low, high in zip(few, more, strict=True)
+    )
+
+
+def _rollout(
+    configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes, layers: int
+) -> tuple[int, ...]:
+    """Peaks while prompts are read, while their caches are joined, and while tokens are drawn."""
+    model, policy = build_meta_policy(configs, settings, layers=layers)
+    language_model = model.model.language_model
+    read = min(sizes.prompts, PREFILLED_AT_ONCE)
+    shape = (read, sizes.prompt_tokens)
+    joining = 0
+    with measured_on_meta() as memory, torch.no_grad():
+        # A mask would be looked into for padding, and there are no values here.
+        held, cache = prefill(
+            language_model, _zeros(*shape), _zeros(3, *shape), attention_mask=None
+        )
+        reading = memory.peak_bytes
+        if sizes.prompts > read:
+            # Prompts are read in equal parts, of which one is read here: what is left of each
+            # waits, and is copied in the end. Where the last part is smaller this is a bit much.
+            rest = memory.live_bytes * (sizes.prompts - read) // read
+            reading += rest
+            a_cache = sizes.prompt_tokens * cache_token_bytes(model, settings.dtype)
+            joining = memory.live_bytes + rest + sizes.prompts * a_cache
+            held, cache = held.new_empty(sizes.prompts, held.shape[-1]), _widened(cache, sizes)
+        memory.peak_bytes = memory.live_bytes
+        step = TokenStep(
+            language_model,
+            _unpadded(sizes.prompts),
+            cache,
+            group_size=sizes.group_size,
+            positions=_zeros(3, sizes.prompts, sizes.tokens),
+        )
+        logits = policy.codebook_logits(step(_zeros(sizes.images)))
+        is_kept = kept_entries(logits, Truncation(top_p=0.5)) if sizes.is_truncated else None
+        draw(support_log_probs(logits, is_kept), _zeros(sizes.images).double())
+    heads = model.config.text_config.num_attention_heads
+    # At the last token: scores for prompt and generated tokens, the two joined, their softmax in
+    # fp32, in the model's type, and taken apart again.
+    scores = sizes.images * heads * (sizes.prompt_tokens + sizes.tokens)
+    return reading, joining, memory.peak_bytes + scores * (4 * settings.dtype.itemsize + 4)
+
+
+def _widened(cache: DynamicCache, sizes: BatchSizes) -> DynamicCache:
+    """Keys and values of all prompts in the form of those of a few."""
+    joined = DynamicCache()
+    for index, layer in enumerate(cache.layers):
+        rows = (
+            each.new_empty(sizes.prompts, *each.shape[1:]) for each in (layer.keys, layer.values)
+        )
+        joined.update(*rows, index)
+    return joined
+
+
+def _unpadded(prompts: int) -> PromptInputs:
+    """Of no size but that of the mask, the one thing whose values are asked for."""
+    return PromptInputs(
+        input_ids=_zeros(prompts, 1),
+        attention_mask=torch.ones(prompts, 1, dtype=torch.int64),
+        position_ids=_zeros(3, prompts, 1),
+        next_position=_zeros(prompts),
+    )
+
+
+def _update(
+    configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes, layers: int
+) -> tuple[int, ...]:
+    """Peaks of a backward pass, and of an optimizer step, gradients included."""
+    _, policy = build_meta_policy(configs, settings, layers=layers)
+    parameters = policy.trainable_parameters()
+    optimizer = AdamW(parameters, foreach=settings.is_on_accelerator)
+    with measured_on_meta() as memory:
+        if sizes.micro_batch_size < sizes.images:
+            for parameter in parameters:
+                parameter.grad = torch.empty_like(parameter)
+        torch.autograd.backward(_replay(policy, sizes).sum())
+        replaying = memory.peak_bytes
+        optimizer.step()
+        # The first step makes the state, which is counted by itself.
+        memory.peak_bytes = memory.live_bytes
+        optimizer.step()
+    return replaying, memory.peak_bytes - 2 * gradient_bytes(policy)
+
+
+def _replay(policy: Policy, sizes: BatchSizes) -> Tensor:
+    """As `Policy.replay`, which reads values of its inputs that there are none of here."""
+    language_model, head = policy.modules()
+    rows, length = sizes.micro_batch_size, sizes.prompt_tokens + sizes.tokens - 1
+    # A micro-batch that can hold prompts of different lengths needs a mask.
+    is_padded = sizes.prompts > 1 and sizes.group_size % rows != 0
+    language_model.train()
+    hidden_states = language_model(
+        input_ids=_zeros(rows, length),
+        attention_mask=_zeros(rows, 1, length, length).bool() if is_padded else None,
+        position_ids=_zeros(3, rows, length),
+        use_cache=False,
+    ).last_hidden_state
+    entries = policy.codebook_size
+    is_kept = _zeros(rows, sizes.tokens, entries).bool() if sizes.is_truncated else None
+    scores = score_tokens(
+        hidden_states[:, -sizes.tokens :],
+        head.weight,
+        _zeros(rows, sizes.tokens),
+        codebook_size=entries,
+        temperature=policy.temperature,
+        is_kept=is_kept,
+    )
+    return scores.log_probs
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64, device=META)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How a run is spread.
+
+    Attributes:
+        count: Of processes, >= 1; each samples and replays its part of the prompts.
+        is_sharded: The policy's weights, gradients and moments are cut over them (FSDP2); else
+            each holds a copy (DDP).
+        is_mixed: Shards of what is trained are kept in fp32 whatever the model's type, and put
+            together in 16 bits.
+        on_machine: How many share the CPU memory of this machine, >= 1.
+    """
+
+    count: int = 1
+    is_sharded: bool = False
+    is_mixed: bool = False
+    on_machine: int = 1
+
+
+ONE_PROCESS = Processes()
+
+
+@dataclass(frozen=True)
+class ShardBytes:
+    """What the policy takes in the process that has the largest part of it.
+
+    Attributes:
+        frozen: Of weights that are not trained.
+        trained: Of those that are; of their gradients as much, of their moments twice.
+        whole: Of all weights together, as they are computed with.
+        layer: Of the largest layer.
+        root: Of what is in no layer: embedding, head and the last norm.
+        upcast: Of all weights in CPU memory before they are cut.
+        widening: By which gradients grow on their way to the other processes: 1, or 2 where 16
+            bits become 32.
+    """
+
+    frozen: int
+    trained: int
+    whole: int
+    layer: int
+    root: int
+    upcast: int
+    widening: int
+
+
+@dataclass(frozen=True)
+class UpdateBytes:
+    """What the update phase takes besides weights that are always there.
+
+    Attributes:
+        gradients: Of what is trained.
+        whole: Of weights and gradients that are together for a moment; 0 without shards.
+        activations: Of replay.
+    """
+
+    gradients: int
+    whole: int
+    activations: int
+
+
+def shard_bytes(policy: Policy, processes: Processes) -> ShardBytes:
+    """How the policy is cut: along the first dimension of each weight, layer by layer.
+
+    Args:
+        policy: Whole, or without values.
+        processes: That share it.
+    """
+
+    def kept(weight: Tensor) -> int:
+        is_kept_in_full = processes.is_mixed and weight.requires_grad
+        return _FLOAT32 if is_kept_in_full else weight.element_size()
+
+    def part(weight: Tensor) -> int:
+        # The first process has the largest part where rows cannot be shared out evenly.
+        return -(-weight.shape[0] // processes.count) * weight[0].numel() * kept(weight)
+
+    def together(weights: Iterable[Tensor]) -> int:
+        return sum(w.numel() * (_HALF if processes.is_mixed else w.element_size()) for w in weights)
+
+    weights = [*policy.network.parameters()]
+    layers = [together(layer.parameters()) for layer in policy.network.language_model.layers]
+    whole = together(weights)
+    return ShardBytes(
+        frozen=sum(part(weight) for weight in weights if not weight.requires_grad),
+        trained=sum(part(weight) for weight in weights if weight.requires_grad),
+        whole=whole,
+        layer=max(layers),
+        root=whole - sum(layers),
+        upcast=sum(weight.numel() * kept(weight) for weight in weights),
+        widening=_FLOAT32 // _HALF if processes.is_mixed else 1,
+    )
+
+
+def update_on_shards(shards: ShardBytes, *, scoring: int, backward: int) -> UpdateBytes:
+    """The largest of three moments: reading the reference, a backward pass, and the end of that.
+
+    While a layer's backward pass runs, the next layer's weights are fetched, and the gradients of
+    the last one are on their way to the others. What is in no layer is whole from the forward pass
+    on; its gradients leave at the end, when there are no activations any more.
+
+    Source: torch.distributed.fsdp._fully_shard._fsdp_param_group, of torch 2.15.
+
+    Args:
+        shards: Of the policy.
+        scoring: Activations without gradient.
+        backward: Activations of a backward pass.
+    """
+    layer, root, on_their_way = shards.layer, shards.root, shards.widening
+    in_flight = 2 * layer + layer + on_their_way * layer + root
+    at_the_end = root + root + on_their_way * (root + layer)
+    return max(
+        (
+            UpdateBytes(0, shards.whole, scoring),
+            UpdateBytes(shards.trained, in_flight, backward),
+            UpdateBytes(shards.trained, at_the_end, 0),
+        ),
+        key=lambda each: each.gradients + each.whole + each.activations,
+    )

@@ -1,0 +1,383 @@
+"""GLM-Image on torch's meta device: sizes without values, nothing allocated, every byte counted."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, GlmImageTransformer2DModel
+from torch import Tensor, nn
+from torch.fx.experimental import _config as fx_config
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    GlmImageConfig,
+    GlmImageForConditionalGeneration,
+    T5Config,
+    T5EncoderModel,
+)
+
+from glm_grpo.errors import ModelError
+from glm_grpo.models.glm_image.fast import token_scores
+from glm_grpo.models.glm_image.model_folder import damage_named, read_config
+from glm_grpo.models.glm_image.quantization import BLOCK, KEPT_MODULES, SCALES_BLOCK, hold_in_8_bits
+
+META = torch.device("meta")
+"""Tensors there have a shape and a type."""
+
+PUBLISHED_ID = "zai-org/GLM-Image"
+"""Hub id whose sizes are known without its files."""
+
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    # The defaults of the class, but for the rotation, which it leaves open: half of each head.
+    "vision_language_encoder": {
+        "text_config": {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [8, 12, 12],
+                "partial_rotary_factor": 0.5,
+            }
+        }
+    },
+    "transformer": {"num_layers": 30, "num_attention_heads": 32, "attention_head_dim": 128},
+    # Of CogView4, whose latents have the same form: GLM-Image's own config is not at hand.
+    "vae": {
+        "block_out_channels": (128, 512, 1024, 1024),
+        "layers_per_block": 3,
+        "latent_channels": 16,
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "mid_block_add_attention": False,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    },
+    # ByT5 small, whose width is the decoder's text_embed_dim.
+    "text_encoder": {
+        "vocab_size": 384,
+        "d_model": 1472,
+        "d_kv": 64,
+        "d_ff": 3584,
+        "num_layers": 12,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+    },
+}
+
+
+class MetaMemory(TorchDispatchMode):
+    """Counts the bytes of all meta tensors that operations make, until Python drops them.
+
+    What existed before counts for nothing. Not seen: scratch space inside operations, and what a
+    caching allocator keeps or loses between blocks.
+
+    Attributes:
+        live_bytes: At this moment.
+        peak_bytes: The most there were at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs one operation and notes the storages it made."""
+        # A view of a weight is no memory of its own: storages that come in are known already.
+        for tensor in _meta_tensors((args, kwargs)):
+            self._note(tensor, 0)
+        out = func(*args, **(kwargs or {}))
+        for tensor in _meta_tensors(out):
+            self._note(tensor, tensor.untyped_storage().nbytes())
+        return out
+
+    def _note(self, tensor: Tensor, size: int) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        self._sizes[key] = size
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self.live_bytes -= self._sizes.pop(key)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As devices with a fused kernel run it; the meta device would take the plain one."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        # Fused kernels add a mask: it is made of the queries' type, and kept for the backward pass.
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask, 0)
+    attended: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    )[0]
+    return attended
+
+
+def _few_rows(chunks: token_scores._Chunks) -> list[slice]:
+    """The first chunk, the second, which finds what the first left, and the last: others are alike.
+
+    There are as many as a micro-batch has tokens for, and each takes as long as any other.
+    """
+    size, num_tokens = chunks._size, len(chunks._hidden)
+    last = (num_tokens - 1) // size * size
+    starts = sorted({0, min(size, last), last})
+    return [slice(start, min(start + size, num_tokens)) for start in starts]
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    stock = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, stock)
+
+
+@contextmanager
+def built_on_meta() -> Iterator[None]:
+    """Modules made inside have no values; torch would spend most of the time on drawing them."""
+    with META, _replaced(nn.init, "kaiming_uniform_", lambda tensor, *_, **__: tensor):
+        yield
+
+
+@contextmanager
+def measured_on_meta() -> Iterator[MetaMemory]:
+    """Everything inside runs on meta tensors and is counted.
+
+    Functions are replaced, not caught by a mode of torch: backward passes leave such modes, and
+    checkpointing computes attention again in them.
+    """
+    memory = MetaMemory()
+    # The module replaces its own class at import, which type checkers do not see.
+    config: Any = fx_config
+    with (
+        # A boolean index picks all entries, the most it can.
+        config.patch(meta_nonzero_assume_all_nonzero=True),
+        _replaced(nn.functional, "scaled_dot_product_attention", _attend),
+        _replaced(token_scores._Chunks, "rows", _few_rows),
+        memory,
+    ):
+        yield memory
+
+
+def module_bytes(modules: Iterable[nn.Module]) -> int:
+    """Bytes of all weights and buffers."""
+    tensors = {id(tensor): tensor for module in modules for tensor in _weights_and_buffers(module)}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def pinned_bytes(modules: Iterable[nn.Module]) -> int:
+    """Bytes they take in pinned CPU memory, of which torch takes powers of two for each tensor."""
+    sizes = [
+        tensor.numel() * tensor.element_size()
+        for module in modules
+        for tensor in _weights_and_buffers(module)
+    ]
+    return sum(1 << (size - 1).bit_length() for size in sizes if size)
+
+
+def _weights_and_buffers(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _meta_tensors(values: object) -> Iterator[Tensor]:
+    for value in tree_leaves(values):
+        if isinstance(value, Tensor) and value.device.type == META.type:
+            yield value
+
+
+@dataclass(frozen=True)
+class PartConfigs:
+    """The config.json of each part, as plain values.
+
+    Attributes:
+        language: Of the language model with its vision tower.
+        transformer: Of the diffusion transformer.
+        vae: Of the decoder to pixels.
+        text_encoder: Of the glyph encoder.
+    """
+
+    language: dict[str, Any]
+    transformer: dict[str, Any]
+    vae: dict[str, Any]
+    text_encoder: dict[str, Any]
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers of the language model."""
+        return GlmImageConfig.from_dict(self.language).text_config.num_hidden_layers
+
+
+def read_part_configs(path: str) -> PartConfigs:
+    """The configs of a folder in the diffusers layout, or of the published model.
+
+    Args:
+        path: A folder, or the published model's hub id.
+
+    Raises:
+        ModelError: It is neither, or a part's config.json is missing or damaged, or no model can be
+            built from it.
+    """
+    folder = Path(path)
+    if path == PUBLISHED_ID and not folder.is_dir():
+        return _part_configs(_PUBLISHED)
+    if not folder.is_dir():
+        raise ModelError(
+            f"model.path is {path!r}: there is no such folder, and sizes are known of "
+            f"{PUBLISHED_ID} alone without one; give a folder with the config.json of every part "
+            f"(`hf download {path} --include '*/config.json' --local-dir FOLDER`), which needs no "
+            "weights"
+        )
+    configs = _part_configs({part: read_config(folder, part) for part in _PUBLISHED})
+    for part in _PUBLISHED:
+        with damage_named(folder / part / "config.json"):
+            build_part(configs, part)
+    return configs
+
+
+def _part_configs(parts: dict[str, dict[str, Any]]) -> PartConfigs:
+    return PartConfigs(
+        language=parts["vision_language_encoder"],
+        transformer=parts["transformer"],
+        vae=parts["vae"],
+        text_encoder=parts["text_encoder"],
+    )
+
+
+def build_part(configs: PartConfigs, part: str) -> Any:
+    """A model without values, in fp32; `part` is a name of `model_index.json`."""
+    with built_on_meta():
+        match part:
+            case "vision_language_encoder":
+                return GlmImageForConditionalGeneration(GlmImageConfig.from_dict(configs.language))
+            case "transformer":
+                return GlmImageTransformer2DModel.from_config(configs.transformer)
+            case "vae":
+                return AutoencoderKL.from_config(configs.vae)
+            case _:
+                return T5EncoderModel(T5Config.from_dict(configs.text_encoder))
+
+
+def build_language_model(
+    config: dict[str, Any], dtype: torch.dtype, *, layers: int | None = None
+) -> GlmImageForConditionalGeneration:
+    """Language model, vision tower and head.
+
+    Args:
+        config: As in its config.json.
+        dtype: Of all weights.
+        layers: Decoder layers, and one of the vision tower; None: as many as the config says.
+    """
+    settings = GlmImageConfig.from_dict(config)
+    if layers is not None:
+        settings.text_config.num_hidden_layers = layers
+        # Never run: text alone is read.
+        settings.vision_config.depth = 1
+    with built_on_meta():
+        return GlmImageForConditionalGeneration(settings).to(dtype).eval()
+
+
+def build_decoder(
+    configs: PartConfigs, dtype: torch.dtype, is_in_8_bits: bool = False
+) -> tuple[Any, Any, nn.Module]:
+    """Transformer, VAE and glyph encoder, in this order.
+
+    Args:
+        configs: Of the model.
+        dtype: Of weights and activations.
+        is_in_8_bits: The transformer's weights are held in 8 bits.
+    """
+    logger = logging.getLogger("diffusers.models.modeling_utils")
+    level = logger.level
+    # It tells that nothing is to be kept in fp32.
+    logger.setLevel(logging.ERROR)
+    transformer = build_part(configs, "transformer").to(dtype)
+    vae = build_part(configs, "vae").to(dtype)
+    encoder = build_part(configs, "text_encoder").to(dtype)
+    if is_in_8_bits:
+        hold_in_8_bits(transformer)
+    logger.setLevel(level)
+    return transformer.eval(), vae.eval(), encoder.eval()
+
+
+class MetaLinear4bit(nn.Linear):
+    """A matrix of 4 bits with its scales; a product takes it in full for as long as it lasts.
+
+    Its sizes are those of bitsandbytes' layer, which need not be there; tests compare the two.
+
+    Args:
+        linear: What is replaced.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        device = linear.weight.device
+        # Its own matrix is never that of full size.
+        super().__init__(1, 1, bias=False, device=device)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        entries = self.in_features * self.out_features
+        blocks = math.ceil(entries / BLOCK)
+        packed = torch.empty(math.ceil(entries / 2), 1, dtype=torch.uint8, device=device)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("scales", torch.empty(blocks, dtype=torch.uint8, device=device))
+        # In fp32: scales of the scales, the two tables of values, the mean of the scales.
+        singles = math.ceil(blocks / SCALES_BLOCK) + 16 + 256 + 1
+        self.register_buffer("singles", torch.empty(singles, device=device))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """As `nn.Linear`."""
+        product: Tensor = _Product.apply(states, self)
+        return product if self.bias is None else product + self.bias
+
+
+class _Product(torch.autograd.Function):
+    """Keeps the packed matrix for the backward pass, not the one it multiplied with."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, layer: MetaLinear4bit) -> Tensor:
+        ctx.layer = layer
+        return nn.functional.linear(states, _unpacked(layer, states))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient @ _unpacked(ctx.layer, gradient), None
+
+
+def _unpacked(layer: MetaLinear4bit, like: Tensor) -> Tensor:
+    return like.new_empty(layer.out_features, layer.in_features)
+
+
+def quantize_on_meta(model: nn.Module) -> None:
+    """Replaces the matrices that `options_for_4_bits` names."""
+    for name, module in [*model.named_modules()]:
+        if type(module) is nn.Linear and not name.startswith(KEPT_MODULES):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, MetaLinear4bit(module))

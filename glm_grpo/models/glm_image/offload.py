@@ -1,0 +1,124 @@
+"""Which modules are on the accelerator in which phase; the rest waits in CPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from glm_grpo.models.glm_image.quantization import scales
+
+Phase = Literal["rollout", "decode", "reward", "update"]
+
+NEEDED: Mapping[Phase, frozenset[str]] = {
+    "rollout": frozenset({"policy"}),
+    "decode": frozenset({"decoder"}),
+    "reward": frozenset({"rewards"}),
+    "update": frozenset({"policy", "reference", "optimizer"}),
+}
+"""The parts each phase uses."""
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A part that can wait in CPU memory."""
+
+    def load(self) -> None:
+        """Bring it to the accelerator."""
+        ...
+
+    def evict(self) -> None:
+        """Put it back into CPU memory."""
+        ...
+
+
+class ModulePart:
+    """Modules that move together.
+
+    Each weight keeps its place in (pinned) CPU memory. Frozen weights are only ever copied to the
+    accelerator; weights that training changes are copied back as well.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], *, device: torch.device) -> None:
+        self._device = device
+        self._tensors: list[Tensor] = []
+        for module in modules:
+            self._tensors += [*module.parameters(), *module.buffers()]
+            self._tensors += [tensor for weight in module.parameters() for tensor in scales(weight)]
+        is_pinned = device.type == "cuda"
+        self._homes = [
+            tensor.data.pin_memory() if is_pinned else tensor.data for tensor in self._tensors
+        ]
+        for tensor, home in zip(self._tensors, self._homes, strict=True):
+            tensor.data = home
+
+    def load(self) -> None:
+        """Bring all weights to the accelerator."""
+        for tensor, home in zip(self._tensors, self._homes, strict=True):
+            tensor.data = home.to(self._device, non_blocking=True)
+
+    def evict(self) -> None:
+        """Drop the accelerator's copies, saving what training changed."""
+        for tensor, home in zip(self._tensors, self._homes, strict=True):
+            if tensor.requires_grad:
+                home.copy_(tensor.data)
+            tensor.data = home
+
+
+class OptimizerPart:
+    """The state of an optimizer (its moments), moved tensor by tensor."""
+
+    def __init__(self, optimizer: Optimizer, *, device: torch.device) -> None:
+        self._optimizer = optimizer
+        self._device = device
+
+    def load(self) -> None:
+        """Bring the state to the accelerator."""
+        self._move(self._device)
+
+    def evict(self) -> None:
+        """Put the state into CPU memory."""
+        self._move(torch.device("cpu"))
+
+    def _move(self, device: torch.device) -> None:
+        for state in self._optimizer.state.values():
+            for name, value in state.items():
+                # The step counter stays where torch keeps it: on the CPU.
+                if isinstance(value, Tensor) and value.dim() > 0:
+                    state[name] = value.to(device, non_blocking=device.type != "cpu")
+
+
+class Residency:
+    """Moves parts in and out as phases begin.
+
+    Args:
+        parts: By name; a part no phase names, or that is not in here, stays where it is.
+    """
+
+    def __init__(self, parts: Mapping[str, Movable]) -> None:
+        self._parts = dict(parts)
+        self._resident: set[str] = set()
+
+    def add(self, name: str, part: Movable) -> None:
+        """Takes on a part that is made after the models are, such as the optimizer."""
+        self._parts[name] = part
+
+    def moves(self, name: str) -> bool:
+        """Whether a part is moved at all; if not, it is always where it is used."""
+        return name in self._parts
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Makes room first, then brings in what the phase needs and is not there yet."""
+        needed = NEEDED[phase] & self._parts.keys()
+        for name in sorted(self._resident - needed):
+            self._parts[name].evict()
+            self._resident.discard(name)
+        for name in sorted(needed - self._resident):
+            self._parts[name].load()
+            self._resident.add(name)
+        yield

@@ -1,0 +1,239 @@
+"""The AR policy: GLM-Image's language model and head, adapters, replay, reference.
+
+Sampling and replay share one distribution: the head's logits cut to the codebook, divided by the
+temperature, optionally truncated, normalised in fp32 (`support_log_probs`). The vision tower and
+the VQ are frozen always and never leave the CPU: text-to-image training does not need them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
+from diffusers import GlmImagePipeline
+from jaxtyping import Bool, Float, Float32, Int64
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from torch import Tensor, nn
+
+from glm_grpo.errors import CheckpointError
+from glm_grpo.grpo.update import Replay
+from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts
+from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
+from glm_grpo.types import PromptBatch, Rollout
+
+ADAPTED_MODULES = (
+    r"model\.language_model\.layers\.\d+\."
+    r"(self_attn\.(q|k|v|o)_proj|mlp\.(gate_up|down)_proj)"
+)
+"""Linear layers that adapters go on, by path: the vision tower has modules of similar names."""
+
+
+class Policy:
+    """A language model that samples token grids and is trained.
+
+    Args:
+        pipeline: Published parts; the language model is wrapped or copied, never the decoder.
+        temperature: Of sampling and replay, > 0.
+        adapter_rank: Rank of LoRA adapters; None trains language model and head in full.
+        adapter_alpha: Scale numerator of the adapters.
+        is_checkpointing: Recompute activations in the backward pass.
+        needs_reference: Keep a frozen copy for the KL when there are no adapters to switch off.
+        seed: Of the adapters' initial weights.
+    """
+
+    def __init__(
+        self,
+        pipeline: GlmImagePipeline,
+        *,
+        temperature: float,
+        adapter_rank: int | None,
+        adapter_alpha: float,
+        is_checkpointing: bool,
+        needs_reference: bool,
+        seed: int,
+    ) -> None:
+        self.model = pipeline.vision_language_encoder
+        self.processor = pipeline.processor
+        self.codebook_size: int = self.model.config.vq_config.num_embeddings
+        self.model.requires_grad_(False)
+        self._adapted: PeftModel | None = None
+        self._reference: PolicyNetwork | None = None
+        self._encoded: tuple[PromptBatch, PromptInputs] | None = None
+        self.network = PolicyNetwork(
+            self.model.model.language_model,
+            self.model.lm_head,
+            codebook_size=self.codebook_size,
+            temperature=temperature,
+        )
+        self._wrapped: nn.Module = self.network
+        if adapter_rank is not None:
+            self._adapted = _adapt(self.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
+        else:
+            if needs_reference:
+                self._reference = copy.deepcopy(self.network)
+                self._reference.requires_grad_(False)
+            self.network.requires_grad_(True)
+        if is_checkpointing:
+            with warnings.catch_warnings():
+                # The name that follows it does not exist in the oldest transformers supported.
+                warnings.filterwarnings("ignore", "`gradient_checkpointing_enable` is deprecated")
+                self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def device(self) -> torch.device:
+        """Where the language model is now."""
+        return self.model.lm_head.weight.device
+
+    @property
+    def temperature(self) -> float:
+        """Of sampling and replay: one number, kept by the network."""
+        return self.network.temperature
+
+    @property
+    def adapted_model(self) -> PeftModel | None:
+        """The peft model around the language model; None when it is trained in full."""
+        return self._adapted
+
+    def modules(self) -> tuple[nn.Module, nn.Linear]:
+        """Language model and head: what rollout and update need on the accelerator."""
+        return (self.model.model.language_model, self.model.lm_head)
+
+    def reference_modules(self) -> tuple[nn.Module, ...]:
+        """The frozen copy the KL needs; empty with adapters or without KL."""
+        return () if self._reference is None else (self._reference,)
+
+    def wrap(self, wrapped: nn.Module) -> None:
+        """Replays through an engine's wrapper of `network` from now on, so that it sees gradients.
+
+        Args:
+            wrapped: Takes what `network` takes.
+        """
+        self._wrapped = wrapped
+
+    def trainable_parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters the optimizer moves."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def encode(self, batch: PromptBatch) -> PromptInputs:
+        """Encodes the prompts of a batch, a row each; remembers the last batch."""
+        if self._encoded is None or self._encoded[0] is not batch:
+            prompts = [prompt.prompt for prompt in batch.prompts]
+            inputs = encode_prompts(
+                self.model, self.processor, prompts, height=batch.height, width=batch.width
+            )
+            self._encoded = (batch, inputs)
+        return self._encoded[1]
+
+    def codebook_logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
+        """Logits over the codebook alone, in fp32, divided by the temperature."""
+        logits = nn.functional.linear(hidden_states, self.network.codebook_weight())
+        return logits.float() / self.temperature
+
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
+        """Scores sampled tokens under the present policy, with gradient.
+
+        Args:
+            prompts: What was asked for.
+            rollout: What was sampled.
+            rows: Into the flattened P * G axis.
+        """
+        language_model = self.model.model.language_model
+        sequences = self._sequences(prompts, rollout, rows)
+        # Only a module in training mode recomputes activations; there is no dropout to switch on.
+        language_model.train()
+        log_probs, entropy, outside_codebook = self._wrapped(*sequences)
+        language_model.eval()
+        return Replay(log_probs, entropy=entropy, outside_codebook=outside_codebook)
+
+    @torch.no_grad()
+    def reference_log_probs(
+        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> Float32[Tensor, "N T"]:
+        """Scores sampled tokens under the policy before training: adapters off, or the copy.
+
+        Args:
+            prompts: What was asked for.
+            rollout: What was sampled.
+            rows: Into the flattened P * G axis.
+
+        Raises:
+            RuntimeError: The policy was built without a reference.
+        """
+        sequences = self._sequences(prompts, rollout, rows)
+        if self._reference is not None:
+            return self._reference.log_probs(sequences)
+        if self._adapted is None:
+            raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
+        with self._adapted.disable_adapter():
+            return self.network.log_probs(sequences)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What training changes: the adapters, or the language model and head."""
+        if self._adapted is not None:
+            return dict(get_peft_model_state_dict(self._adapted))
+        return dict(self.network.state_dict())
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores what `state_tensors` returned.
+
+        Raises:
+            CheckpointError: Names or shapes do not fit this model.
+        """
+        expected = {name: tensor.shape for name, tensor in self.state_tensors().items()}
+        found = {name: tensor.shape for name, tensor in tensors.items()}
+        if expected != found:
+            odd = sorted({name for name, _ in expected.items() ^ found.items()})[:3]
+            raise CheckpointError(
+                f"the checkpoint's weights do not fit the model (for example {', '.join(odd)}); "
+                "resume with the model and adapter settings it was written with"
+            )
+        if self._adapted is not None:
+            set_peft_model_state_dict(self._adapted, dict(tensors))
+        else:
+            self.network.load_state_dict(tensors)
+
+    def _sequences(
+        self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> TokenSequences:
+        """Prompts and tokens of some rows, as the network takes them."""
+        inputs = self.encode(batch).rows(rows // batch.group_size)
+        token_ids = rollout.token_ids.flatten(0, 1)[rows]
+        layout = token_layout(batch.height, batch.width)
+        later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
+        mask = inputs.attention_mask
+        read_mask = mask.new_ones(len(rows), layout.num_tokens - 1)
+        is_kept = None
+        if rollout.is_kept is not None:
+            is_kept = rollout.is_kept.flatten(0, 1)[rows].to(self.device)
+        return TokenSequences(
+            input_ids=torch.cat([inputs.input_ids, token_ids[:, :-1]], dim=1).to(self.device),
+            attention_mask=torch.cat([mask, read_mask], dim=1).to(self.device),
+            position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
+            token_ids=token_ids.to(self.device),
+            is_kept=is_kept,
+        )
+
+
+def support_log_probs(
+    logits: Float32[Tensor, "*N V"], is_kept: Bool[Tensor, "*N V"] | None
+) -> Float32[Tensor, "*N V"]:
+    """Normalised log-probabilities over the kept entries; -inf on the others."""
+    if is_kept is not None:
+        logits = logits.masked_fill(~is_kept, -torch.inf)
+    return logits.log_softmax(dim=-1)
+
+
+def _adapt(model: nn.Module, *, rank: int, alpha: float, seed: int) -> PeftModel:
+    """Puts LoRA on the language model; the adapters start as no change at all."""
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=ADAPTED_MODULES)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        with warnings.catch_warnings():
+            # peft asks by a name that transformers gives up.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+            adapted = get_peft_model(model, config)
+    return adapted.eval()

@@ -1,0 +1,225 @@
+"""Samples token grids and records the log-probability of every token.
+
+Each distinct prompt is prefilled once; its G samples share the prefilled keys and values. Only the
+codebook can be drawn, so an image can never end early and every grid is full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Float32, Float64, Int64
+from torch import Tensor
+from transformers import GlmImageTextModel
+from transformers.cache_utils import DynamicCache
+
+from glm_grpo.errors import NonFiniteError
+from glm_grpo.models.glm_image.fast.token_step import TokenStep
+from glm_grpo.models.glm_image.policy import Policy, support_log_probs
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
+from glm_grpo.seeds import derive_seed
+from glm_grpo.types import PromptBatch, Rollout
+
+PREFILLED_AT_ONCE = 8
+"""Prompts of one forward pass."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Which entries may be drawn.
+
+    Attributes:
+        top_k: Only the k most probable; None: all.
+        top_p: Only the most probable until their sum reaches p, in (0, 1]; None: all.
+    """
+
+    top_k: int | None = None
+    top_p: float | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is cut."""
+        return self.top_k is not None or (self.top_p is not None and self.top_p < 1.0)
+
+
+def sample_rollout(
+    policy: Policy,
+    batch: PromptBatch,
+    *,
+    truncation: Truncation,
+    policy_step: int,
+    phase: str = "rollout",
+) -> Rollout:
+    """Samples G token grids for each prompt.
+
+    Random numbers are drawn on the CPU from (batch seed, prompt id) and turned into tokens by the
+    inverse of the cumulative distribution, so a prompt's samples depend neither on its neighbours
+    in the batch nor on the device's generator.
+
+    Args:
+        policy: In evaluation mode.
+        batch: P prompts, G samples each.
+        truncation: Of the distribution; log-probs are those after it.
+        policy_step: Recorded in the rollout.
+        phase: Of the run, for errors.
+
+    Raises:
+        NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
+    """
+    inputs = policy.encode(batch)
+    # Cheaper than `no_grad` by what each of many small operations would note; its tensors are of no
+    # use to autograd, so the prompts are encoded outside and what is returned are copies.
+    with torch.inference_mode():
+        drawn = _draw_grids(policy, batch, inputs, truncation)
+    shape = (len(batch.prompts), batch.group_size)
+    log_probs = torch.stack(drawn.log_probs, dim=1).cpu().unflatten(0, shape)
+    # Once for all tokens, on the CPU: to ask at each token would make the accelerator wait for it.
+    _refuse_non_finite(log_probs, batch, phase)
+    return Rollout(
+        token_ids=torch.stack(drawn.token_ids, dim=1).cpu().unflatten(0, shape),
+        log_probs=log_probs,
+        is_kept=torch.stack(drawn.is_kept, dim=1).unflatten(0, shape) if drawn.is_kept else None,
+        policy_step=policy_step,
+    )
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """N tokens of each position, their log-probabilities, and what truncation kept."""
+
+    token_ids: list[Int64[Tensor, " N"]]
+    log_probs: list[Float32[Tensor, " N"]]
+    is_kept: list[Bool[Tensor, "N V"]]
+
+
+def _draw_grids(
+    policy: Policy, batch: PromptBatch, inputs: PromptInputs, truncation: Truncation
+) -> _Drawn:
+    group, device = batch.group_size, policy.device
+    layout = token_layout(batch.height, batch.width)
+    language_model = policy.model.model.language_model
+    last_hidden, cache = prefill(
+        language_model,
+        inputs.input_ids.to(device),
+        inputs.position_ids.to(device),
+        attention_mask=inputs.attention_mask.to(device),
+    )
+    hidden_states = last_hidden.repeat_interleave(group, dim=0)
+    positions = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
+    step = TokenStep(language_model, inputs, cache, group_size=group, positions=positions)
+    uniforms = _uniforms(batch, layout.num_tokens).to(device)
+    drawn = _Drawn([], [], [])
+    for index in range(layout.num_tokens):
+        if index > 0:
+            hidden_states = step(drawn.token_ids[-1])
+        logits = policy.codebook_logits(hidden_states)
+        is_kept = kept_entries(logits, truncation) if truncation.is_active else None
+        every = support_log_probs(logits, is_kept)
+        chosen = draw(every, uniforms[:, index])
+        drawn.token_ids.append(chosen)
+        drawn.log_probs.append(every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1))
+        if is_kept is not None:
+            drawn.is_kept.append(is_kept.cpu())
+    return drawn
+
+
+def prefill(
+    language_model: GlmImageTextModel,
+    input_ids: Int64[Tensor, "P L"],
+    position_ids: Int64[Tensor, "3 P L"],
+    *,
+    attention_mask: Int64[Tensor, "P L"] | None,
+) -> tuple[Float[Tensor, "P D"], DynamicCache]:
+    """Reads prompts, a few at a time: an evaluation has many more of them than a training step.
+
+    Args:
+        language_model: GLM-Image's.
+        input_ids: Of P prompts, padded on the left.
+        position_ids: Temporal, height, width.
+        attention_mask: 1 on tokens; None where there is no padding.
+
+    Returns:
+        The last hidden state of each prompt, and the keys and values of all.
+    """
+    hidden_states: list[Tensor] = []
+    caches: list[DynamicCache] = []
+    for start in range(0, len(input_ids), PREFILLED_AT_ONCE):
+        rows = slice(start, start + PREFILLED_AT_ONCE)
+        caches.append(DynamicCache())
+        read = language_model(
+            input_ids=input_ids[rows],
+            attention_mask=None if attention_mask is None else attention_mask[rows],
+            position_ids=position_ids[:, rows],
+            past_key_values=caches[-1],
+            use_cache=True,
+        )
+        hidden_states.append(read.last_hidden_state[:, -1])
+    if len(caches) == 1:
+        return hidden_states[0], caches[0]
+    joined = DynamicCache()
+    for index, layers in enumerate(zip(*(cache.layers for cache in caches), strict=True)):
+        keys, values = (
+            torch.cat([getattr(x, name) for x in layers]) for name in ("keys", "values")
+        )
+        joined.update(keys, values, index)
+    return torch.cat(hidden_states), joined
+
+
+def kept_entries(logits: Float32[Tensor, "N V"], truncation: Truncation) -> Bool[Tensor, "N V"]:
+    """True on the entries that top-k, then top-p leave; at least one a row.
+
+    Source: top-p, Holtzman et al. 2020 (arXiv 1904.09751), section 3.1.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True)
+    is_kept = torch.ones_like(ordered, dtype=torch.bool)
+    if truncation.top_k is not None:
+        is_kept[:, truncation.top_k :] = False
+    if truncation.top_p is not None:
+        probabilities = ordered.masked_fill(~is_kept, -torch.inf).softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        is_kept &= before < truncation.top_p
+        is_kept[:, 0] = True
+    return torch.zeros_like(is_kept).scatter(-1, order, is_kept)
+
+
+def draw(log_probs: Float32[Tensor, "N V"], uniforms: Float64[Tensor, " N"]) -> Int64[Tensor, " N"]:
+    """Inverse-transform sampling; an entry of probability zero is never drawn.
+
+    Sums run in fp64: over 16384 entries fp32 would lose the tail. From a row that holds NaN some
+    entry is drawn, whose log-probability says so: an index out of range would be a failed assertion
+    on an accelerator, after which the process can do nothing with it.
+
+    Args:
+        log_probs: Normalised; -inf where nothing may be drawn.
+        uniforms: In [0, 1).
+    """
+    cumulative = log_probs.double().exp().cumsum(dim=-1)
+    # Scaling by the sum keeps rounding from leaving a gap above the last entry.
+    thresholds = uniforms.unsqueeze(-1) * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
+    return drawn.clamp(max=log_probs.shape[-1] - 1)
+
+
+def _refuse_non_finite(log_probs: Float32[Tensor, "P G T"], batch: PromptBatch, phase: str) -> None:
+    places = (~log_probs.isfinite()).nonzero().tolist()
+    if not places:
+        return
+    row, sample, token = places[0]
+    raise NonFiniteError(
+        f"{phase}: the log-probability of token {token} of prompt "
+        f"{batch.prompts[row].prompt_id}, sample {sample} is "
+        f"{log_probs[row, sample, token].item()} ({len(places)} of {log_probs.numel()} tokens are "
+        "not finite); nothing can be sampled from these weights, or they overflow in model.dtype. "
+        "In a new run lower optim.learning_rate or optim.max_grad_norm"
+    )
+
+
+def _uniforms(batch: PromptBatch, num_tokens: int) -> Float64[Tensor, "N T"]:
+    rows = []
+    for prompt in batch.prompts:
+        generator = torch.Generator().manual_seed(derive_seed(batch.seed, prompt.prompt_id))
+        shape = (batch.group_size, num_tokens)
+        rows.append(torch.rand(shape, generator=generator, dtype=torch.float64))
+    return torch.cat(rows)

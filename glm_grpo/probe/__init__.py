@@ -1,0 +1,1 @@
+"""`glm-grpo probe`: what each reward term measures on the untrained model."""

@@ -1,0 +1,264 @@
+"""What a probe found, and what of it stands out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rewards.audit.audit import Conflict, RewardAudit, TermAudit
+
+NO_VALUE = "-"
+FAINT = 0.1
+"""Size of a share of the advantage, relative to the share of the weights, below which a term is
+said to have no say."""
+DOMINANT = 0.8
+"""Share of the advantage above which one term is said to drive the training."""
+MOSTLY_FLAT = 0.5
+"""Fraction of flat groups above which a term is said to teach little."""
+MOSTLY_TIED = 0.5
+"""Part of the images that score like the best of their group, over the groups that are not flat,
+above which a term is said to be at its ceiling."""
+NOISY_DECODER = 0.5
+"""Decoder's part of the variance inside groups above which a term is said to reward its chance."""
+SAME = 0.95
+"""Correlation of two weighed terms inside groups above which they are said to ask for the same."""
+LITTLE_HEADROOM = 0.05
+"""Headroom, relative to the room to the targets' own tokens (without it, to the std), below which
+there is said to be nothing to reinforce."""
+LITTLE_ROOM = 0.1
+"""Room to the targets' own tokens, in std of the term, below which the samples are said to be
+there already."""
+_ROUNDING = 1e-12
+"""Below it a figure is the rounding of a mean."""
+
+
+@dataclass(frozen=True)
+class ProbedTerm:
+    """What the probe says about one term, in units of its raw score.
+
+    Attributes:
+        audit: Figures of the samples.
+        weight: In the config.
+        own_tokens: Mean score of the decoded tokens of the target pictures, what a perfect policy
+            would get; NaN without targets.
+        room: Mean, over the prompts with a target, of that score less the mean of the prompt's
+            samples; NaN without targets.
+        decoder_fraction: See `rewards.audit.audit.decoder_fractions`.
+        proposed_weight: The weight that gives the share asked for; None where none was asked for.
+    """
+
+    audit: TermAudit
+    weight: float
+    own_tokens: float
+    room: float
+    decoder_fraction: float
+    proposed_weight: float | None
+
+
+@dataclass(frozen=True)
+class ProbedDecode:
+    """How rollouts decoded with fewer denoising steps compare with those decoded in full.
+
+    Attributes:
+        steps: Denoising steps of rollouts.
+        full_steps: Of evaluations, more.
+        rank_correlations: Of each term, in the order of the report: Spearman's between the two
+            decodes of the same tokens, inside groups, averaged over them; NaN where no group has
+            an order.
+        total_rank_correlation: Likewise of the total.
+        min_rank_correlation: That of the total below which a run falls back to the full decode.
+        images_per_second: Drawn, not scored, with the steps of rollouts.
+        full_images_per_second: With all steps.
+    """
+
+    steps: int
+    full_steps: int
+    rank_correlations: tuple[float, ...]
+    total_rank_correlation: float
+    min_rank_correlation: float
+    images_per_second: float
+    full_images_per_second: float
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What the probe found.
+
+    Attributes:
+        terms: In the order of the table; not all weights are 0.
+        audit: Of the reward as a whole.
+        conflicts: Pairs of terms that pull against each other.
+        prompts: N.
+        group_size: G.
+        decode: None where rollouts are decoded in full.
+    """
+
+    terms: tuple[ProbedTerm, ...]
+    audit: RewardAudit
+    conflicts: tuple[Conflict, ...]
+    prompts: int
+    group_size: int
+    decode: ProbedDecode | None
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the terms."""
+        return tuple(term.audit.name for term in self.terms)
+
+    def weight_shares(self) -> tuple[float, ...]:
+        """Size of each weight relative to that of all; they add up to 1."""
+        total = math.fsum(abs(term.weight) for term in self.terms)
+        return tuple(abs(term.weight) / total for term in self.terms)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to know before the run starts.
+
+    Attributes:
+        term: That it is about; empty for the reward as a whole.
+        what: Was found.
+        remedy: What to do about it.
+    """
+
+    term: str
+    what: str
+    remedy: str
+
+
+def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
+    """What stands out: figures beyond the thresholds of this module, in the order of the terms.
+
+    Terms of weight 0 are only watched: of them it is said at most that they apply to no prompt.
+    """
+    findings = []
+    if all(term.audit.advantage_share == 0 for term in report.terms):
+        what = "all totals of every group are equal: no image is better, so nothing would be learnt"
+        remedy = "weigh a term that tells the images apart, or raise rollout.temperature"
+        findings.append(Finding("", what, remedy))
+    for term, weight_share in zip(report.terms, report.weight_shares(), strict=True):
+        findings += _examine(term, weight_share, report)
+    if report.decode is not None:
+        findings += _examine_decode(report.decode)
+    return (*findings, *_examine_pairs(report))
+
+
+def _examine_decode(decode: ProbedDecode) -> Iterator[Finding]:
+    if decode.total_rank_correlation < decode.min_rank_correlation:
+        what = (
+            f"rollouts decoded in {decode.steps} of {decode.full_steps} steps are not ranked as "
+            f"those decoded in full: correlation {decode.total_rank_correlation:.3f} inside "
+            f"groups, below decode.min_rank_correlation = {decode.min_rank_correlation:g}, so a "
+            "run would fall back to the full decode"
+        )
+        yield Finding("", what, "raise decode.rollout_steps, or leave it out")
+
+
+def _examine_pairs(report: ProbeReport) -> Iterator[Finding]:
+    for (row, first), (column, second) in itertools.combinations(enumerate(report.terms), 2):
+        correlation = report.audit.correlations[row, column].item()
+        if correlation > SAME and first.weight * second.weight > 0:
+            yield Finding(
+                f"{first.audit.name}, {second.audit.name}",
+                f"ask for the same: their scores correlate by {correlation:.2f} inside groups",
+                "one of them, with the weights of both, would train alike and cost less to score",
+            )
+
+
+def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iterator[Finding]:
+    audit, name = term.audit, term.audit.name
+    if math.isnan(audit.mean):
+        what = f"applies to none of the {report.prompts} prompts"
+        remedy = "give the prompts what it compares with (a target, a quoted text), or leave it out"
+        yield Finding(name, what, remedy)
+        return
+    if term.weight == 0:
+        return
+    if audit.flat_fraction > MOSTLY_FLAT:
+        what = (
+            f"scores all images alike in {audit.flat_fraction:.0%} of the groups, which learn "
+            "nothing from it; its mean tells whether it is at its ceiling or at its floor"
+        )
+        remedy = "use prompts that the model sometimes gets right, or raise rollout.group_size"
+        yield Finding(name, what, remedy)
+    if audit.flat_fraction < 1:
+        yield from _examine_share(term, weight_share, report)
+    if term.decoder_fraction > NOISY_DECODER:
+        what = (
+            "depends on the decoder's noise: other noises on the same tokens give "
+            f"{term.decoder_fraction:.2f} of the variance inside groups"
+        )
+        remedy = (
+            "lower its weight, or average chance out over more prompts: rollout.prompts_per_step"
+        )
+        yield Finding(name, what, remedy)
+    # A term that is to be pushed down has neither headroom nor ceiling upwards.
+    if term.weight > 0:
+        yield from _examine_headroom(term, report.group_size)
+        yield from _examine_ceiling(term)
+
+
+def _examine_share(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iterator[Finding]:
+    name, share = term.audit.name, term.audit.advantage_share
+    said = f"{share:.3f} of the advantage for {weight_share:.3f} of the weights"
+    remedy = (
+        f"ask for weights by shares: --share {name}=..., one for each term"
+        if term.proposed_weight is None
+        else "set the proposed weights, all of them: one alone gives other shares"
+    )
+    if share <= -FAINT * weight_share:
+        yield Finding(name, f"is outvoted, {said}: training would make it worse", remedy)
+    elif share < FAINT * weight_share:
+        yield Finding(name, f"has next to no say: {said}", remedy)
+    is_alone = sum(other.weight != 0 for other in report.terms) == 1
+    if share > DOMINANT and not is_alone:
+        yield Finding(name, f"drives the training almost alone: {said}", remedy)
+
+
+def _examine_headroom(term: ProbedTerm, group_size: int) -> Iterator[Finding]:
+    audit = term.audit
+    # NaN compares as False.
+    yardstick, named = (
+        (term.room, "the room to the targets' own tokens")
+        if term.room > 0
+        else (audit.std, "its std over all images")
+    )
+    # Where most groups are flat, that is what has been said.
+    if audit.flat_fraction <= MOSTLY_FLAT and audit.headroom < LITTLE_HEADROOM * yardstick:
+        what = (
+            f"has no headroom: the best of {group_size} is {render(audit.headroom)} above the "
+            f"mean, {audit.headroom / yardstick:.1%} of {named}"
+        )
+        remedy = (
+            "raise rollout.group_size or rollout.temperature, or start from a model that sometimes "
+            "does what the term asks for"
+        )
+        yield Finding(audit.name, what, remedy)
+
+
+def _examine_ceiling(term: ProbedTerm) -> Iterator[Finding]:
+    audit = term.audit
+    # A flat group is tied whole and counts as 1; what is left is the mean over the others.
+    varied = 1 - audit.flat_fraction
+    tied = audit.saturation - audit.flat_fraction
+    if tied > MOSTLY_TIED * varied:
+        what = (
+            "is at its ceiling: in the groups that are not flat, "
+            f"{tied / varied:.0%} of the other images score like the best one"
+        )
+        remedy = "use harder prompts, or give its weight to terms that still tell images apart"
+        yield Finding(audit.name, what, remedy)
+    if term.room <= LITTLE_ROOM * audit.std:
+        what = (
+            f"is there already: the samples score {render(audit.mean)}, the targets' own tokens "
+            f"{render(term.own_tokens)}; more of it brings them no nearer to the targets"
+        )
+        remedy = f"lower its weight, or only watch it: weight 0 and reward.watch=[{audit.name}]"
+        yield Finding(audit.name, what, remedy)
+
+
+def render(value: float) -> str:
+    """Three digits that count, as terms are of order 0.001 or of order 10; a dash for NaN."""
+    exact = 0.0 if abs(value) < _ROUNDING else value
+    return NO_VALUE if math.isnan(value) else f"{exact:#.3g}".removesuffix(".")

@@ -1,0 +1,248 @@
+"""Before a run: what each term measures on samples of the untrained model.
+
+Samples are drawn as training would draw them, and where that is cheap once more in full. Besides,
+the tokens of one sample a prompt are decoded under several noises (what the decoder alone does to
+the scores), and the tokens of target pictures are decoded (what a perfect policy would get).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from torch import Tensor
+
+from glm_grpo.models.glm_image.picture_tokens import picture_tokens
+from glm_grpo.models.glm_image.sampling import sample_rollout
+from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.probe.decode import (
+    FullDecode,
+    decode_in_full,
+    join_decodes,
+    report_decode,
+)
+from glm_grpo.probe.findings import ProbedTerm, ProbeReport
+from glm_grpo.probe.page import ProbedPrompt
+from glm_grpo.seeds import derive_seed
+from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score, join_tables
+from glm_grpo.training.out_of_memory import out_of_memory_explained, sampling_size
+from glm_grpo.types import ImageBatch, PromptBatch
+from rewards.audit.audit import audit_table, decoder_fractions, find_conflicts
+from rewards.audit.shares import weights_for_shares
+from rewards.reweigh import Mode, combine
+from rewards.types import Prompt, RewardTable
+
+
+@dataclass(frozen=True)
+class ProbeSamples:
+    """What the untrained model makes of N prompts.
+
+    Attributes:
+        prompts: The N prompts.
+        images: G samples of each.
+        rewards: Their raw scores.
+        totals: Under the weights of the config.
+        redrawn: Raw scores of the first sample's tokens decoded under K other noises.
+        own_tokens: Raw scores of the decoded tokens of the target picture; NaN where a prompt has
+            no target or a term does not apply.
+        own_pixels: Those pictures, in the order of the prompts that have a target.
+        full: The samples in the full decode; None where rollouts are decoded in full anyway.
+    """
+
+    prompts: tuple[Prompt, ...]
+    images: ImageBatch
+    rewards: RewardTable
+    totals: Float32[Tensor, "N G"]
+    redrawn: Float32[Tensor, "N K R"]
+    own_tokens: Float32[Tensor, "N R"]
+    own_pixels: UInt8[Tensor, "M 3 H W"]
+    full: FullDecode | None
+
+
+def draw_probe(
+    stage: Stage, batches: Iterable[PromptBatch], settings: CollectSettings, *, noises: int
+) -> ProbeSamples:
+    """Samples, decodes and scores; nothing is trained.
+
+    Args:
+        stage: Models.
+        batches: Prompts and seeds, as training would use them.
+        settings: Truncation, combination and decode are used.
+        noises: K, further noises the first sample of each prompt is decoded under, >= 2.
+
+    Raises:
+        RewardError: A term failed.
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    parts = [_probe_batch(stage, batch, settings, noises) for batch in batches]
+    table = join_tables([part.rewards for part in parts])
+    decodes = [part.full for part in parts if part.full is not None]
+    return ProbeSamples(
+        prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        images=ImageBatch(
+            pixels=torch.cat([part.images.pixels for part in parts]),
+            decode_seeds=tuple(seed for part in parts for seed in part.images.decode_seeds),
+        ),
+        rewards=table,
+        totals=combine(table, mode=settings.combine),
+        redrawn=torch.cat([part.redrawn for part in parts]),
+        own_tokens=torch.cat([part.own_tokens for part in parts]),
+        own_pixels=torch.cat([part.own_pixels for part in parts]),
+        full=join_decodes(decodes) if decodes else None,
+    )
+
+
+def _probe_batch(
+    stage: Stage, batch: PromptBatch, settings: CollectSettings, noises: int
+) -> ProbeSamples:
+    with (
+        out_of_memory_explained("rollout", sampling_size(batch)),
+        stage.residency.phase("rollout"),
+    ):
+        rollout = sample_rollout(stage.policy, batch, truncation=settings.truncation, policy_step=0)
+    full, cheap_steps = None, settings.decode_steps
+    if cheap_steps != stage.decoder.steps:
+        full = decode_in_full(stage, batch, rollout.token_ids, cheap_steps=cheap_steps)
+    stage = stage.with_decode_steps(cheap_steps)
+    images, table = _draw(stage, batch, rollout.token_ids)
+    single = replace(batch, group_size=1)
+    redrawn = [
+        _draw(stage, _under_noise(single, number), rollout.token_ids[:, :1])[1].raw
+        for number in range(noises)
+    ]
+    own_tokens, own_pixels = _draw_targets(stage, single, len(table.names))
+    return ProbeSamples(
+        prompts=batch.prompts,
+        images=images,
+        rewards=table,
+        totals=combine(table, mode=settings.combine),
+        redrawn=torch.cat(redrawn, dim=1),
+        own_tokens=own_tokens,
+        own_pixels=own_pixels,
+        full=full,
+    )
+
+
+def _draw(
+    stage: Stage, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+) -> tuple[ImageBatch, RewardTable]:
+    return draw_and_score(stage, batch, token_ids, PhaseClock(lambda _: None))
+
+
+def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
+    seeds = tuple(derive_seed(seed, "probe", number) for seed in batch.decode_seeds)
+    return replace(batch, decode_seeds=seeds)
+
+
+def _draw_targets(
+    stage: Stage, batch: PromptBatch, num_terms: int
+) -> tuple[Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
+    """Scores and pictures of the target pictures' own tokens."""
+    scores = torch.full((len(batch.prompts), num_terms), torch.nan)
+    rows = [row for row, prompt in enumerate(batch.prompts) if prompt.target is not None]
+    if not rows:
+        return scores, torch.zeros(0, 3, batch.height, batch.width, dtype=torch.uint8)
+    targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
+    policy = stage.policy
+    with out_of_memory_explained("rollout", sampling_size(batch)):
+        target_ids = picture_tokens(policy.model, policy.processor, torch.stack(targets))
+    # The decoder reads the target grid alone.
+    preview = target_ids.new_zeros(len(rows), token_layout(batch.height, batch.width).num_preview)
+    some = replace(
+        batch,
+        prompts=tuple(batch.prompts[row] for row in rows),
+        decode_seeds=tuple(batch.decode_seeds[row] for row in rows),
+    )
+    images, table = _draw(stage, some, torch.cat([preview, target_ids], dim=1).unsqueeze(1))
+    scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)
+    return scores, images.pixels[:, 0]
+
+
+def report_probe(
+    samples: ProbeSamples,
+    *,
+    mode: Mode,
+    shares: Mapping[str, float] | None,
+    min_rank_correlation: float,
+) -> ProbeReport:
+    """Turns samples into figures.
+
+    Args:
+        samples: As drawn.
+        mode: How terms are combined.
+        shares: Of the advantage, by term, if weights are to be proposed that give them.
+        min_rank_correlation: Between cheap and full decode, where a run would fall back.
+
+    Raises:
+        ValueError: No weights give these shares; names the nearest.
+    """
+    table = samples.rewards
+    audit = audit_table(table, mode=mode)
+    weights = table.weights.tolist()
+    proposed: list[float | None] = [None] * len(weights)
+    if shares is not None:
+        proposed = [*weights_for_shares(table, mode, shares).tolist()]
+    terms = zip(
+        audit.terms,
+        weights,
+        samples.own_tokens.nanmean(dim=0).tolist(),
+        (samples.own_tokens - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
+        decoder_fractions(samples.redrawn, table).tolist(),
+        proposed,
+        strict=True,
+    )
+    decode = None
+    if samples.full is not None:
+        decode = report_decode(
+            samples.full, table, mode=mode, min_rank_correlation=min_rank_correlation
+        )
+    return ProbeReport(
+        terms=tuple(ProbedTerm(*figures) for figures in terms),
+        audit=audit,
+        conflicts=find_conflicts(audit, table.weights),
+        prompts=len(samples.prompts),
+        group_size=samples.totals.shape[1],
+        decode=decode,
+    )
+
+
+def probed_prompts(samples: ProbeSamples, *, mode: Mode) -> list[ProbedPrompt]:
+    """The pictures of each prompt with their totals.
+
+    Args:
+        samples: As drawn.
+        mode: How terms are combined. Under `normalize_then_sum` totals are relative to a group, and
+            a picture outside it has none.
+    """
+    own_pixels = iter(samples.own_pixels)
+    prompts = []
+    for row, prompt in enumerate(samples.prompts):
+        own, total = None, math.nan
+        if prompt.target is not None:
+            own = next(own_pixels)
+            if mode == "weighted_sum":
+                total = _own_total(samples, row)
+        prompts.append(
+            ProbedPrompt(
+                prompt=prompt,
+                pixels=samples.images.pixels[row],
+                totals=samples.totals[row],
+                own_pixels=own,
+                own_total=total,
+            )
+        )
+    return prompts
+
+
+def _own_total(samples: ProbeSamples, row: int) -> float:
+    table = samples.rewards
+    single = replace(
+        table,
+        raw=samples.own_tokens[row].nan_to_num()[None, None],
+        is_applicable=table.is_applicable[row : row + 1],
+    )
+    return combine(single, mode="weighted_sum").item()

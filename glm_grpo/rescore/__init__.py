@@ -1,0 +1,1 @@
+"""`glm-grpo rescore`: what other weights would have made of the stored scores."""

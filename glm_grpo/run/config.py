@@ -1,0 +1,41 @@
+"""Reads the config that a run folder stored."""
+
+from __future__ import annotations
+
+from glm_grpo.config import Config, from_yaml
+from glm_grpo.errors import CheckpointError, ConfigError
+from glm_grpo.run.folder import RunFolder, storage_errors
+
+
+def read_config(folder: RunFolder) -> Config:
+    """The resolved config a run was started with.
+
+    Raises:
+        CheckpointError: The folder holds no run.
+        ConfigError: Its config.yaml is not valid, or not any more.
+        StorageError: It cannot be read.
+    """
+    path = folder.config_path
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder.path} holds no run (there is no config.yaml in it); give the folder of a "
+            "run, such as outputs/<date>/<time>"
+        )
+    with storage_errors("read", path):
+        content = path.read_bytes()
+    try:
+        return from_yaml(content.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error}); restore it") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def read_config_text(folder: RunFolder) -> str:
+    """The same as it stands, for people to read; what is not UTF-8 is U+FFFD.
+
+    Raises:
+        StorageError: It is not there, or cannot be read.
+    """
+    with storage_errors("read", folder.config_path):
+        return folder.config_path.read_text(encoding="utf-8", errors="replace")

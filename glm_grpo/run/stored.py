@@ -1,0 +1,250 @@
+"""Stored rollouts and evaluations as tensors, grouped by step and prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import torch
+from jaxtyping import Bool, Float32, Int64
+from torch import Tensor
+
+from glm_grpo.config import Config
+from glm_grpo.errors import StorageError
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import RAW, evaluation_steps, read_evaluation, read_table, stored_steps
+from rewards.types import RewardTable
+
+_IDENTITY = ("step", "prompt_id", "prompt", "sample", "image")
+
+
+@dataclass(frozen=True)
+class StoredGroups:
+    """Scored pictures in stored order: P groups, one a step and prompt, of G pictures each.
+
+    Attributes:
+        steps: Of each group, never falling.
+        prompt_ids: Of each group.
+        prompts: Caption of each group.
+        images: P * G paths relative to the run folder.
+        names: Of the terms, the order of the R axis.
+        raw: Scores as the terms returned them; 0 where a term does not apply.
+        is_applicable: True where a term applies to a group's prompt.
+    """
+
+    steps: Int64[Tensor, " P"]
+    prompt_ids: tuple[str, ...]
+    prompts: tuple[str, ...]
+    images: tuple[str, ...]
+    names: tuple[str, ...]
+    raw: Float32[Tensor, "P G R"]
+    is_applicable: Bool[Tensor, "P R"]
+
+    def weigh(self, weights: Mapping[str, float], std_floors: Mapping[str, float]) -> RewardTable:
+        """The scores of some terms with weights.
+
+        Args:
+            weights: By name; the names give the terms and the order of the R axis.
+            std_floors: For the same names, see `RewardTable`.
+        """
+        columns = [self.names.index(name) for name in weights]
+        floors = [std_floors[name] for name in weights]
+        return RewardTable(
+            names=tuple(weights),
+            raw=self.raw[:, :, columns].contiguous(),
+            is_applicable=self.is_applicable[:, columns].contiguous(),
+            weights=torch.tensor(list(weights.values()), dtype=torch.float32),
+            std_floors=torch.tensor(floors, dtype=torch.float32),
+        )
+
+
+@dataclass(frozen=True)
+class StoredRollouts:
+    """All rollouts of a run.
+
+    Attributes:
+        groups: Pictures and raw scores.
+        penalty: KL to the reference that was taken from the reward, in units of the reward.
+        totals: The weighed rewards, before the penalty is taken off.
+        advantages: What the policy was trained on.
+    """
+
+    groups: StoredGroups
+    penalty: Float32[Tensor, "P G"]
+    totals: Float32[Tensor, "P G"]
+    advantages: Float32[Tensor, "P G"]
+
+
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """One evaluation of the held-out prompts.
+
+    Attributes:
+        step: Of the policy.
+        groups: Pictures and raw scores, one group a prompt.
+        texts: The texts that each prompt asks for.
+        targets: Path of each prompt's target picture relative to the run folder, or None.
+    """
+
+    step: int
+    groups: StoredGroups
+    texts: tuple[tuple[str, ...], ...]
+    targets: tuple[str | None, ...]
+
+    def applies(self, name: str) -> Bool[Tensor, " P"]:
+        """To which prompts a term applies."""
+        return self.groups.is_applicable[:, self.groups.names.index(name)]
+
+    def term_means(self, names: Sequence[str]) -> dict[str, float]:
+        """Mean raw score of each term over the prompts to which it applies, at least one."""
+        raw = self.groups.raw
+        return {
+            name: raw[self.applies(name), :, self.groups.names.index(name)].mean().item()
+            for name in names
+        }
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """One run with all evaluations that it stored.
+
+    Attributes:
+        folder: The run.
+        name: The shortest end of its path that no other run's path has.
+        config: Of the run.
+        evaluations: In the order of their steps, at least two.
+    """
+
+    folder: RunFolder
+    name: str
+    config: Config
+    evaluations: tuple[StoredEvaluation, ...]
+
+
+def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -> StoredRollouts:
+    """All stored rollouts of a run; tokens and log-probabilities are not read.
+
+    Args:
+        folder: The run.
+        names: Of the terms that the run scored, the order of the R axis.
+        group_size: G.
+
+    Raises:
+        StorageError: There is no rollout, or a table is missing something, damaged, or holds an
+            incomplete group.
+    """
+    steps = stored_steps(folder.rollouts_dir)
+    if not steps:
+        raise StorageError(
+            f"{folder.path} holds no rollout (rollouts/step-*.parquet); let the run take its first "
+            "step, or give the folder of another run"
+        )
+    columns = (*_IDENTITY, *_raw_columns(names), "penalty", "total", "advantage")
+    table = pyarrow.concat_tables(
+        [read_table(folder.rollout_path(step), columns) for step in steps]
+    )
+    groups = _group(table, names, group_size=group_size, path_of=folder.rollout_path)
+    return StoredRollouts(
+        groups=groups,
+        penalty=_floats(table, "penalty").reshape(-1, group_size),
+        totals=_floats(table, "total").reshape(-1, group_size),
+        advantages=_floats(table, "advantage").reshape(-1, group_size),
+    )
+
+
+def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> EvaluatedRun:
+    """All evaluations that a run stored.
+
+    Args:
+        folder: The run.
+        config: Of the run.
+        name: What to call it.
+
+    Raises:
+        StorageError: There are fewer than two, or a table is missing something, damaged, or holds
+            an incomplete group.
+    """
+    steps = evaluation_steps(folder)
+    if len(steps) < 2:
+        raise StorageError(
+            f"{folder.path} holds {len(steps)} evaluations of the held-out prompts; a comparison "
+            "needs one before and one after training: let the run go on, or leave it out"
+        )
+    names, samples = tuple(config.reward.terms), config.eval.samples_per_prompt
+    evaluations = tuple(_read_evaluation(folder, step, names, samples) for step in steps)
+    return EvaluatedRun(folder, name, config, evaluations)
+
+
+def _read_evaluation(
+    folder: RunFolder, step: int, names: Sequence[str], samples: int
+) -> StoredEvaluation:
+    columns = (*_IDENTITY, *_raw_columns(names), "texts", "target")
+    table = read_evaluation(folder, step, columns)
+    groups = _group(table, names, group_size=samples, path_of=folder.evaluation_path)
+    firsts = table.take(list(range(0, table.num_rows, samples)))
+    return StoredEvaluation(
+        step=step,
+        groups=groups,
+        texts=tuple(tuple(texts) for texts in firsts["texts"].to_pylist()),
+        targets=tuple(firsts["target"].to_pylist()),
+    )
+
+
+def _raw_columns(names: Sequence[str]) -> list[str]:
+    return [f"{RAW}{name}" for name in names]
+
+
+def _group(
+    table: pyarrow.Table, names: Sequence[str], *, group_size: int, path_of: Callable[[int], Path]
+) -> StoredGroups:
+    steps = table["step"].to_numpy().astype(np.int64)
+    _check_groups(table, steps, group_size=group_size, path_of=path_of)
+    columns = _raw_columns(names)
+    is_scored = np.stack([table[name].is_valid().to_numpy() for name in columns], axis=1)
+    raw = np.stack([table[name].fill_null(0.0).to_numpy() for name in columns], axis=1)
+    is_scored = is_scored.reshape(-1, group_size, len(names))
+    is_torn = (is_scored != is_scored[:, :1]).any(axis=(1, 2))
+    for row in np.flatnonzero(is_torn)[:1] * group_size:
+        raise StorageError(
+            f"{path_of(int(steps[row]))}: prompt {table['prompt_id'][int(row)]} lacks scores of "
+            "some of its images only. Restore the table that the run wrote."
+        )
+    firsts = table.select(["prompt_id", "prompt"]).take(list(range(0, len(steps), group_size)))
+    return StoredGroups(
+        steps=torch.from_numpy(steps[::group_size].copy()),
+        prompt_ids=tuple(firsts["prompt_id"].to_pylist()),
+        prompts=tuple(firsts["prompt"].to_pylist()),
+        images=tuple(table["image"].to_pylist()),
+        names=tuple(names),
+        raw=torch.from_numpy(raw).reshape(-1, group_size, len(names)),
+        is_applicable=torch.from_numpy(is_scored[:, 0].copy()),
+    )
+
+
+def _check_groups(
+    table: pyarrow.Table, steps: np.ndarray, *, group_size: int, path_of: Callable[[int], Path]
+) -> None:
+    """Refuse a table whose rows are not groups of `group_size` samples in order."""
+    rows = np.arange(len(steps))
+    firsts = rows - rows % group_size
+    prompt_ids = table["prompt_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+    is_whole = table["sample"].to_numpy() == rows % group_size
+    is_whole &= (steps == steps[firsts]) & (prompt_ids == prompt_ids[firsts])
+    wrong = np.flatnonzero(~is_whole)
+    if len(wrong) == 0 and len(steps) % group_size == 0:
+        return
+    # A group that is cut short shows in its last row, or in the first row of the next table.
+    row = firsts[wrong[0]] if len(wrong) else firsts[-1]
+    raise StorageError(
+        f"{path_of(int(steps[row]))}: the rows of prompt {table['prompt_id'][int(row)]} are not "
+        f"samples 0 to {group_size - 1} in order, as the run's config.yaml asks for. Restore the "
+        "table that the run wrote."
+    )
+
+
+def _floats(table: pyarrow.Table, name: str) -> Float32[Tensor, " rows"]:
+    # A copy: what arrow lends out cannot be written to, which torch warns of.
+    return torch.from_numpy(table[name].to_numpy().copy())

@@ -1,0 +1,1 @@
+"""Collection by other processes while this one learns, through Ray."""

@@ -1,0 +1,1 @@
+"""Prompts and target pictures: found, read, checked, dealt out."""

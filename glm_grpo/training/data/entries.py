@@ -1,0 +1,255 @@
+"""One row of a prompts file, checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+import huggingface_hub.constants
+
+from glm_grpo.errors import DataError
+from glm_grpo.models.glm_image.model_folder import ReservedTokens
+from glm_grpo.training.data.rows import EMBEDDED_TARGET_FIELD, TARGET_FIELDS, Row, shorten
+from rewards.pictures import PictureSource
+
+LONGEST_TEXT = 20_000
+"""Characters of a prompt, or of its texts: more than any of the models reads."""
+
+LONGEST_PATH = 4096
+"""Characters; what Linux takes."""
+
+LONGEST_ID = 100
+USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
+
+UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
+"""Null, and halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+
+_BLANK_LETTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
+"""Fillers of Hangul, the pattern of Braille without dots, the note without a head."""
+
+QUOTATIONS = (
+    re.compile(r"'([^']*)'"),
+    re.compile("\u201c([^\u201c\u201d]*)\u201d"),
+    re.compile(r'"([^"]*)"'),
+    re.compile("\u300c([^\u300c\u300d]*)\u300d"),
+)
+
+
+def find_quoted_texts(prompt: str) -> tuple[str, ...]:
+    """The texts a prompt asks for, by the rule that makes GLM-Image's glyph embeddings.
+
+    Everything in '', curly "", straight "" and corner brackets, in this order of the marks; blank
+    pieces are left out. A pair of apostrophes quotes what lies between them,
+    as it does for the model: a prompt with "a dog's ... a cat's" needs a `text` field of its own.
+
+    Source: diffusers, `GlmImagePipeline.get_glyph_texts`.
+    """
+    pieces = (piece.strip() for rule in QUOTATIONS for piece in rule.findall(prompt))
+    return tuple(piece for piece in pieces if not is_blank(piece))
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen: no letter, number, mark of writing or symbol.
+
+    Spaces, control and format characters (zero-width ones, the byte order mark), variation
+    selectors and other marks without a letter, and the letters and symbols that are blank, among
+    them all of those that renderers leave out by default.
+
+    Source: Unicode 16, General_Category and Default_Ignorable_Code_Point.
+    """
+    return not any(
+        unicodedata.category(character)[0] in "LNPS" and character not in _BLANK_LETTERS
+        for character in text
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntry:
+    """One checked prompt whose picture is not in memory yet.
+
+    Attributes:
+        origin: File and line, for errors.
+        prompt_id: As in `Prompt`.
+        prompt: As in `Prompt`.
+        texts: As in `Prompt`.
+        target: The picture to be matched, or None.
+    """
+
+    origin: str
+    prompt_id: str
+    prompt: str
+    texts: tuple[str, ...]
+    target: PictureSource | None
+
+
+class ReservedTexts:
+    """Refuses prompts that hold what a tokenizer reads as a token of its own.
+
+    Such a token would start an image, or announce one that is not there, in the middle of a prompt.
+    What the glyph encoder reserves is refused in quotation marks alone, since it reads nothing
+    else. The `text` field reaches no tokenizer of the model.
+
+    Args:
+        tokens: Of the model.
+    """
+
+    def __init__(self, tokens: ReservedTokens) -> None:
+        self._in_prompt = _any_of(tokens.language)
+        self._in_quotes = _any_of(tokens.glyphs)
+
+    def check(self, entry: PromptEntry) -> None:
+        """Looks for one.
+
+        Raises:
+            DataError: The prompt holds one; the message names file, line and token.
+        """
+        found = self._in_prompt.search(entry.prompt)
+        place = "'prompt'"
+        if found is None and self._in_quotes.search(entry.prompt):
+            quoted = "\n".join(find_quoted_texts(entry.prompt))
+            found, place = self._in_quotes.search(quoted), "'prompt' in quotation marks"
+        if found is not None:
+            raise DataError(
+                f"{entry.origin}: {place} holds {found[0]!r}, which the model's tokenizer reads as "
+                "a token of its own, not as text; remove it or write it differently"
+            )
+
+
+def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
+    # Without any, what matches nothing. The longest first: one may begin with another.
+    ordered = sorted((text for text in texts if text.strip()), key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+
+def make_entry(row: Row, position: int) -> PromptEntry:
+    """Check one row.
+
+    Args:
+        row: As read.
+        position: Of the row in its file, from 0; its name where it has no `id`.
+
+    Raises:
+        DataError: A field cannot be used; the message names file, line, rule and remedy.
+    """
+    prompt = _read_string(row, "prompt")
+    if prompt is None or is_blank(prompt):
+        raise DataError(f"{row.origin}: 'prompt' is missing or blank; every row needs one")
+    return PromptEntry(
+        origin=row.origin,
+        prompt_id=_read_id(row, position),
+        prompt=prompt.strip(),
+        texts=_read_texts(row, prompt),
+        target=_read_target(row),
+    )
+
+
+def _read_string(row: Row, field: str) -> str | None:
+    value = row.fields.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise DataError(f"{row.origin}: {field!r} is {shorten(value)}; it must be text")
+    if len(value) > LONGEST_TEXT:
+        raise DataError(
+            f"{row.origin}: {field!r} has {len(value)} characters; use at most {LONGEST_TEXT}, and "
+            "see that no quotation mark or line break is missing"
+        )
+    if UNUSABLE_CHARACTERS.search(value):
+        raise DataError(
+            f"{row.origin}: {field!r} holds a null character or half a surrogate pair; remove it"
+        )
+    return value
+
+
+def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
+    value = row.fields.get("text")
+    if not isinstance(value, list | tuple):
+        text = _read_string(row, "text")
+        if text is None:
+            return find_quoted_texts(prompt)
+        return () if is_blank(text) else (text.strip(),)
+    for text in value:
+        if not isinstance(text, str) or is_blank(text) or UNUSABLE_CHARACTERS.search(text):
+            raise DataError(
+                f"{row.origin}: 'text' holds {shorten(text)}; every text of a list must be text "
+                "that is not blank, without null characters or halves of surrogate pairs; remove it"
+            )
+    if sum(map(len, value)) > LONGEST_TEXT:
+        raise DataError(
+            f"{row.origin}: 'text' has more than {LONGEST_TEXT} characters; keep what the picture "
+            "is to say"
+        )
+    return tuple(text.strip() for text in value)
+
+
+def _read_id(row: Row, position: int) -> str:
+    value = row.fields.get("id")
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    else:
+        value = (_read_string(row, "id") or "").strip()
+    if not value:
+        return f"{position:05d}"
+    if not value.isprintable() or not USABLE_ID.fullmatch(value):
+        raise DataError(
+            f"{row.origin}: id {shorten(value)} names files of the run; use at most "
+            f"{LONGEST_ID} printable characters, no slash, no dot in front"
+        )
+    return value
+
+
+def _read_target(row: Row) -> PictureSource | None:
+    named = {field: row.fields.get(field) for field in TARGET_FIELDS}
+    if isinstance(row.fields.get(EMBEDDED_TARGET_FIELD), dict):
+        named[EMBEDDED_TARGET_FIELD] = row.fields[EMBEDDED_TARGET_FIELD]
+    given = [field for field, value in named.items() if value is not None and value != ""]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise DataError(f"{row.origin}: {' and '.join(given)} both name a picture; keep one")
+    (field,) = given
+    value = named[field]
+    # The form in which Hugging Face datasets stores a picture: its content, or else its path.
+    if isinstance(value, dict):
+        content = value.get("bytes")
+        if isinstance(content, bytes):
+            return content
+        value = value.get("path")
+    if (
+        not isinstance(value, str)
+        or len(value) > LONGEST_PATH
+        or UNUSABLE_CHARACTERS.search(value) is not None
+    ):
+        raise DataError(
+            f"{row.origin}: {field!r} is {shorten(value)}; it must be the path of a picture"
+        )
+    return _resolve_path(row, field, value)
+
+
+def _resolve_path(row: Row, field: str, value: str) -> Path:
+    """Paths may not climb out of the folder; links inside it are the owner's own doing.
+
+    A row of a hub data set names pictures that were fetched with it.
+    """
+    folders = _hub_folders() if row.folder is None else [Path(os.path.abspath(row.folder))]
+    path = Path(os.path.abspath(folders[0] / value))
+    if any(path.is_relative_to(folder) for folder in folders):
+        return path
+    if row.folder is None:
+        raise DataError(
+            f"{row.origin}: {field!r} is {shorten(value)}, outside what was fetched from the hub; "
+            "use a data set that holds its pictures"
+        )
+    raise DataError(
+        f"{row.origin}: {field!r} is {shorten(value)}, outside {row.folder}; put the picture into "
+        "that folder and give the path relative to it"
+    )
+
+
+def _hub_folders() -> list[Path]:
+    places = (datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE)
+    return [Path(os.path.abspath(place)) for place in places]

@@ -1,0 +1,240 @@
+"""Prompts: checked once, then dealt out as a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from glm_grpo.errors import DataError
+from glm_grpo.models.glm_image.model_folder import ReservedTokens
+from glm_grpo.seeds import derive_seed
+from glm_grpo.training.data.entries import PromptEntry, ReservedTexts, make_entry
+from glm_grpo.training.data.files import read_rows
+from glm_grpo.training.data.targets import load_picture, verify_picture
+from glm_grpo.types import PromptBatch
+from rewards.types import Prompt
+
+
+@runtime_checkable
+class PromptSource(Protocol):
+    """Prompts in a fixed order, from a file or made up; what batches are dealt from."""
+
+    @property
+    def path(self) -> str:
+        """What the user named it by."""
+        ...
+
+    @property
+    def height(self) -> int:
+        """Of the target pictures, pixels."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Of the target pictures, pixels."""
+        ...
+
+    def captions(self) -> list[str]:
+        """What every prompt says, without loading its picture."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Prompt: ...
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Checked prompts in the order of their file; pictures are loaded when an item is taken.
+
+    Attributes:
+        path: Where they come from, for errors.
+        entries: One a prompt.
+        height: Pixels of the pictures, those of the rollout.
+        width: Pixels.
+    """
+
+    path: str
+    entries: tuple[PromptEntry, ...]
+    height: int
+    width: int
+
+    def captions(self) -> list[str]:
+        """What every prompt says, without loading its picture."""
+        return [entry.prompt for entry in self.entries]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> Prompt:
+        entry = self.entries[index]
+        target = None
+        if entry.target is not None:
+            target = load_picture(entry.target, entry.origin, height=self.height, width=self.width)
+        return Prompt(entry.prompt_id, entry.prompt, texts=entry.texts, target=target)
+
+
+def load_prompts(
+    path: str, *, height: int, width: int, reserved: ReservedTokens | None = None
+) -> PromptSet:
+    """Read and check every prompt, decoding every picture once.
+
+    Fields of a row (others are left alone):
+
+    - `prompt`: required, not blank, at most `prompt_entries.LONGEST_TEXT` characters, without
+      tokens that the model reserves;
+    - `target`, `target_image` or `file_name`: path of the picture to be matched, which must not
+      climb out of the folder of the file, while links in that folder are followed; in tables with
+      embedded pictures also `image`;
+    - `text`: what the picture should say, a text or a list of texts. Without the field, or with
+      null, it is what the prompt quotes (`find_quoted_texts`); blank says that there is none;
+    - `id`: names the prompt in tables and files; without it the row's position, such as `00012`.
+
+    Args:
+        path: A file, a folder or a hub data set, as in `prompt_files.read_rows`.
+        height: Pixels of the rollout, which pictures are brought to.
+        width: Pixels.
+        reserved: What the model's tokenizers read as a token of its own, which no prompt may hold;
+            None for a model without any.
+
+    Raises:
+        DataError: Something cannot be used; the message names file, line, rule and remedy.
+    """
+    entries: list[PromptEntry] = []
+    origins: dict[str, str] = {}
+    verified: set[Path] = set()
+    refused = ReservedTexts(reserved or ReservedTokens())
+    for position, row in enumerate(read_rows(path)):
+        entry = make_entry(row, position)
+        refused.check(entry)
+        if entry.prompt_id in origins:
+            raise DataError(
+                f"{row.origin}: id {entry.prompt_id!r} is that of {origins[entry.prompt_id]}; ids "
+                "must be unique, and rows without one are named by their position"
+            )
+        origins[entry.prompt_id] = row.origin
+        if isinstance(entry.target, bytes):
+            verify_picture(entry.target, row.origin)
+        elif entry.target is not None and entry.target not in verified:
+            verify_picture(entry.target, row.origin)
+            verified.add(entry.target)
+        entries.append(entry)
+    return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
+
+
+def batch_for_step(
+    prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
+) -> PromptBatch:
+    """The batch of a step, a pure function of its arguments: resuming needs no sampler state.
+
+    Every epoch deals each prompt once, in an order of its own. Where an epoch does not divide into
+    batches, the batch that is left open is filled from the next epoch, with prompts it does not
+    hold yet: within a batch all prompts differ.
+
+    Args:
+        prompt_set: P <= its length.
+        step: From 0.
+        seed: Of the run.
+        prompts_per_step: P.
+        group_size: G.
+
+    Raises:
+        DataError: The set holds fewer than P prompts.
+    """
+    count = len(prompt_set)
+    if prompts_per_step > count:
+        raise DataError(
+            f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} holds only {count} "
+            "prompts, and those of a step must differ; lower it or add prompts"
+        )
+    start = step * prompts_per_step
+    last = start + prompts_per_step - 1
+    orders = {
+        epoch: _epoch_order(count, epoch=epoch, seed=seed, prompts_per_step=prompts_per_step)
+        for epoch in {start // count, last // count}
+    }
+    rows = [orders[place // count][place % count] for place in range(start, last + 1)]
+    prompts = tuple(prompt_set[row] for row in rows)
+    return PromptBatch(
+        prompts=prompts,
+        group_size=group_size,
+        height=prompt_set.height,
+        width=prompt_set.width,
+        seed=derive_seed(seed, "sampling", step),
+        decode_seeds=tuple(
+            derive_seed(seed, "decoding", step, prompt.prompt_id) for prompt in prompts
+        ),
+    )
+
+
+def part_of_batch(batch: PromptBatch, rows: range) -> PromptBatch:
+    """Some prompts of a batch, with the samples and noise they have in the whole."""
+    part = slice(rows.start, rows.stop)
+    return replace(batch, prompts=batch.prompts[part], decode_seeds=batch.decode_seeds[part])
+
+
+def evaluated_at_once(images: int, samples_per_prompt: int) -> int:
+    """Prompts of an evaluation's batch: with as many images as a training step, or one prompt's."""
+    return max(1, images // samples_per_prompt)
+
+
+def evaluation_batches(
+    prompt_set: PromptSource,
+    rows: range,
+    *,
+    prompts_per_batch: int,
+    samples_per_prompt: int,
+    seed: int,
+) -> list[PromptBatch]:
+    """Held-out prompts in their order, with the same seeds at every evaluation of a run.
+
+    Seeds depend on nothing but `seed` and the prompt, so that before and after differ by the
+    policy alone, however the prompts are batched.
+
+    Args:
+        prompt_set: The held-out prompts.
+        rows: Of those that are evaluated here.
+        prompts_per_batch: P of all batches but the last, which may be smaller.
+        samples_per_prompt: G.
+        seed: Of the evaluation.
+    """
+    batches = []
+    for start in range(0, len(rows), prompts_per_batch):
+        prompts = tuple(prompt_set[row] for row in rows[start : start + prompts_per_batch])
+        batches.append(
+            PromptBatch(
+                prompts=prompts,
+                group_size=samples_per_prompt,
+                height=prompt_set.height,
+                width=prompt_set.width,
+                seed=derive_seed(seed, "evaluation sampling"),
+                decode_seeds=tuple(
+                    derive_seed(seed, "evaluation decoding", prompt.prompt_id) for prompt in prompts
+                ),
+            )
+        )
+    return batches
+
+
+def _epoch_order(count: int, *, epoch: int, seed: int, prompts_per_step: int) -> list[int]:
+    """The order of an epoch, whose first prompts do not repeat those of a batch left open.
+
+    What is left open depends on the epoch before, back to the last epoch that began with a batch:
+    at most `prompts_per_step` epochs.
+    """
+    first = epoch
+    while first * count % prompts_per_step:
+        first -= 1
+    order: list[int] = []
+    for current in range(first, epoch + 1):
+        generator = torch.Generator().manual_seed(derive_seed(seed, "order", current))
+        drawn = torch.randperm(count, generator=generator).tolist()
+        is_taken = set(order[count - current * count % prompts_per_step :])
+        head_size = -current * count % prompts_per_step
+        head = [row for row in drawn if row not in is_taken][:head_size]
+        is_head = set(head)
+        order = head + [row for row in drawn if row not in is_head]
+    return order

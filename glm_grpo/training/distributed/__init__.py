@@ -1,0 +1,1 @@
+"""Several processes: what they agree on, how gradients are joined."""

@@ -1,0 +1,235 @@
+"""The policy on several processes, through accelerate: copies (DDP) or shards (FSDP2).
+
+Rollouts, references and evaluations read whole weights without talking to other processes, so that
+each may take its own time; replay and update go through the wrapped network.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, parse_flag_from_env
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+
+from glm_grpo.errors import ConfigError
+from glm_grpo.models.glm_image.network import TokenSequences
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.training.distributed.processes import Team
+
+_FSDP2 = 2
+_KNOWN_PRECISIONS = ("no", "fp16", "bf16")
+_SUPPORTED = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+    DistributedType.FSDP,
+)
+
+
+def make_accelerator() -> Accelerator:
+    """The accelerator of this launch.
+
+    Raises:
+        ConfigError: It was started with settings that this trainer has keys of its own for, or
+            with an engine that it does not run on.
+    """
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        # accelerate would ask for the library first.
+        raise ConfigError(
+            "accelerate was started for DEEPSPEED: the policy is trained by DDP or FSDP2; use "
+            "configs/accelerate/fsdp2.yaml, which cuts up weights, gradients and moments as "
+            "ZeRO-3 does"
+        )
+    asked_for = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if asked_for not in _KNOWN_PRECISIONS:
+        # accelerate would ask for libraries that compute in it.
+        raise _mixed_precision_error(asked_for)
+    # Nothing in the policy's buffers changes, and their broadcast would come at every forward pass,
+    # of which processes may make different numbers.
+    accelerator = Accelerator(
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
+    )
+    if accelerator.distributed_type not in _SUPPORTED:
+        raise ConfigError(
+            f"accelerate was started for {accelerator.distributed_type.value}: the policy is "
+            "trained by DDP or FSDP2; use a file of configs/accelerate/"
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ConfigError(
+            f"accelerate's gradient_accumulation_steps is {accelerator.gradient_accumulation_steps}"
+            ": a step always learns from all of its images, train.micro_batch_size at a time; "
+            "leave it at 1"
+        )
+    plugin = _sharding(accelerator)
+    if plugin is not None:
+        _refuse_unfit(plugin, accelerator.mixed_precision)
+        _keep_log_probs(plugin, accelerator.mixed_precision)
+    elif accelerator.mixed_precision != "no":
+        raise _mixed_precision_error(accelerator.mixed_precision)
+    return accelerator
+
+
+def _mixed_precision_error(mixed_precision: str) -> ConfigError:
+    return ConfigError(
+        f"accelerate's mixed_precision is {mixed_precision}: model.dtype sets the type that the "
+        "policy samples and is replayed in, and both must be the same; use mixed_precision: no "
+        "(FSDP2 alone may have bf16, for weights kept in fp32)"
+    )
+
+
+def has_shards(accelerator: Accelerator) -> bool:
+    """Whether the policy's weights are cut over the processes."""
+    return _sharding(accelerator) is not None
+
+
+class Engine:
+    """Joins the processes of a team.
+
+    Args:
+        policy: Holds its weights; replays through the wrapped network from then on.
+        accelerator: Of this launch.
+        team: Of this launch.
+    """
+
+    def __init__(self, policy: Policy, accelerator: Accelerator, team: Team) -> None:
+        self._accelerator = accelerator
+        self._team = team
+        self._policy = policy
+        self._wrapped: nn.Module = policy.network
+        self._shards: list[FSDPModule] = []
+        self._is_resharding = False
+        plugin = _sharding(accelerator)
+        if plugin is not None:
+            self._wrapped = fsdp2_prepare_model(accelerator, policy.network)
+            self._shards = [m for m in policy.network.modules() if isinstance(m, FSDPModule)]
+            self._is_resharding = bool(plugin.reshard_after_forward)
+            self._settle_root(policy)
+        elif team.size > 1:
+            with warnings.catch_warnings():
+                # torch renames the argument; its other name is unknown to accelerate.
+                warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+                self._wrapped = accelerator.prepare_model(policy.network, device_placement=False)
+        policy.wrap(self._wrapped)
+
+    @property
+    def num_processes(self) -> int:
+        """How many train together."""
+        return self._team.size
+
+    def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward pass of a micro-batch; gradients are joined by the last.
+
+        Shards are joined by every micro-batch: whole gradients would take the memory that sharding
+        saves.
+        """
+        if is_last or self._shards or self._team.size == 1:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._accelerator.no_sync(self._wrapped)
+        return context
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of a scalar."""
+        self._accelerator.backward(loss)
+
+    def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+        """Scale the joined gradient down to an L2 norm; returns the norm before that."""
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every process's values, in the order of ranks."""
+        return self._team.gather([*values])
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """All weights of the policy are in this process inside: entered by all processes alike."""
+        for module in self._shards:
+            module.unshard()
+            # A pass over part of the network must not cut it up again.
+            module.set_reshard_after_forward(False, recurse=False)
+        try:
+            yield
+        finally:
+            for module in self._shards:
+                module.reshard()
+                # The root is needed first in the backward pass, where others have been long ago.
+                is_cut = self._is_resharding and module is not self._shards[0]
+                module.set_reshard_after_forward(is_cut, recurse=False)
+
+    def policy_tensors(self) -> dict[str, Tensor]:
+        """What training changes, put together by `whole`; called by all alike."""
+        return self.whole(self._policy.state_tensors())
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors put together from their shards, one after another, called by all alike.
+
+        Returns:
+            On the CPU where they were sharded, and then in the main process alone.
+        """
+        gathered = {}
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, DTensor):
+                gathered[name] = tensor
+                continue
+            full = tensor.full_tensor()
+            if self._team.is_main:
+                gathered[name] = full.cpu()
+        return gathered
+
+    def _settle_root(self, policy: Policy) -> None:
+        """A pass over one token: the first module that runs is taken for the root of the shards."""
+        one = torch.zeros(1, 1, dtype=torch.long, device=self._accelerator.device)
+        sequences = TokenSequences(one, one + 1, one.expand(3, 1, 1), one, None)
+        with torch.no_grad():
+            policy.network(*sequences)
+        for module in self._shards:
+            # It leaves the root whole, and an optimizer over whole parameters moves no shard.
+            module.reshard()
+
+
+def _sharding(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None:
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return accelerator.state.fsdp_plugin
+    is_asked_for = parse_flag_from_env("ACCELERATE_USE_FSDP")
+    if not is_asked_for or accelerator.distributed_type != DistributedType.MULTI_CPU:
+        return None
+    # accelerate passes over FSDP on CPUs, where torch has it as well.
+    if getattr(accelerator.state, "fsdp_plugin", None) is None:
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+    return accelerator.state.fsdp_plugin
+
+
+def _keep_log_probs(plugin: FullyShardedDataParallelPlugin, mixed_precision: str) -> None:
+    """Keeps log-probabilities and joined gradients in fp32; accelerate would round both."""
+    if mixed_precision == "bf16":
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+
+
+def _refuse_unfit(plugin: FullyShardedDataParallelPlugin, mixed_precision: str) -> None:
+    if plugin.fsdp_version != _FSDP2:
+        raise ConfigError(
+            f"accelerate's fsdp_version is {plugin.fsdp_version}: rollouts put whole weights "
+            "together and cut them up again, which FSDP2 can; use fsdp_version: 2, as in "
+            "configs/accelerate/fsdp2.yaml"
+        )
+    if plugin.cpu_ram_efficient_loading:
+        raise ConfigError(
+            "accelerate's fsdp_cpu_ram_efficient_loading is true: transformers would then load "
+            "the frozen models (text encoder, scorers) empty on all processes but the first; set "
+            "it to false, as in configs/accelerate/fsdp2.yaml"
+        )
+    if mixed_precision not in ("no", "bf16"):
+        raise ConfigError(
+            f"accelerate's mixed_precision is {mixed_precision}: FSDP2 computes in model.dtype or, "
+            "with weights kept in fp32, in bf16; use no or bf16"
+        )

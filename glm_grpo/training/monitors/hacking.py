@@ -1,0 +1,143 @@
+"""Watches for a policy that games its reward, by measures that no one trains on.
+
+At the start the untrained model's held-out pictures give each canary a band; a step whose pictures
+leave it is reported. Canaries are measures of the pictures (`rewards.audit.canaries`), the entropy
+of the sampled tokens, and the terms named in `reward.watch`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from glm_grpo.errors import StorageError
+from glm_grpo.run.folder import RunFolder, write_atomically
+from glm_grpo.run.tables import read_bands
+from glm_grpo.types import Evaluation, Experience
+from rewards.audit.canaries import (
+    VARIETIES,
+    Band,
+    Departure,
+    PictureMeasures,
+    find_departures,
+    make_bands,
+    measure_groups,
+)
+from rewards.types import RewardTable
+
+logger = logging.getLogger(__name__)
+
+_ENTROPY = "token_entropy"
+_FEWEST_VALUES = 2
+"""Values of a canary that make a band."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the canaries say about one step.
+
+    Attributes:
+        metrics: `canary/<name>`, and `canary/departures`, the number of those that left their band.
+        departures: Which, and how far.
+    """
+
+    metrics: dict[str, float]
+    departures: tuple[Departure, ...]
+
+
+class Sentinel:
+    """The canaries of one run.
+
+    Args:
+        folder: Of the run; the bands are kept there, for a run that resumes.
+        watch: Names of terms that are canaries.
+        margin: Half width of the bands, in standard errors.
+    """
+
+    def __init__(self, folder: RunFolder, *, watch: Sequence[str], margin: float) -> None:
+        self._folder = folder
+        self._watch = tuple(watch)
+        self._margin = margin
+        self._bands: dict[str, Band] = {}
+        self._departed: frozenset[str] = frozenset()
+
+    def learn(self, evaluation: Evaluation) -> None:
+        """Makes the bands from the untrained model's held-out pictures, and stores them.
+
+        A canary that needs several pictures of a prompt, or a term that applies to none of the
+        prompts, has no band and is not judged.
+
+        Raises:
+            StorageError: The folder cannot be written.
+        """
+        values = {
+            **measure_groups(evaluation.images.pixels),
+            _ENTROPY: evaluation.entropy.double(),
+            **self._watched_scores(evaluation.rewards),
+        }
+        measured = {
+            name: column
+            for name, column in values.items()
+            if (~column.isnan()).sum() >= _FEWEST_VALUES
+        }
+        for name in values.keys() - measured.keys():
+            logger.warning("canary %s has no value on the held-out prompts: it is not judged", name)
+        self._bands = make_bands(measured, varieties=VARIETIES | {_ENTROPY})
+        content = json.dumps({name: asdict(band) for name, band in self._bands.items()}, indent=1)
+        write_atomically(self._folder.canaries_path, content.encode())
+
+    def restore(self) -> None:
+        """Takes up the bands of a run that resumes.
+
+        Raises:
+            StorageError: They cannot be read, are damaged, or are of measures that are not taken.
+        """
+        path, bands = self._folder.canaries_path, read_bands(self._folder)
+        if bands is None:
+            raise StorageError(
+                f"{path} is missing: it holds what the canaries were on the untrained model; "
+                "restore it from a copy, or start a new run without train.resume"
+            )
+        measured = {*(field.name for field in fields(PictureMeasures)), _ENTROPY, *self._watch}
+        for name in sorted(bands.keys() - measured):
+            raise StorageError(
+                f"{path} is damaged ({name[:80]!r} is no canary of this run); restore it from a "
+                "copy, or start a new run without train.resume"
+            )
+        self._bands = bands
+
+    def look(self, experience: Experience) -> Watched:
+        """Measures the pictures of a step; says so when a canary leaves its band or comes back."""
+        values = {
+            **measure_groups(experience.images.pixels),
+            _ENTROPY: -experience.rollout.log_probs.double().mean(dim=(1, 2)).cpu(),
+            **self._watched_scores(experience.rewards),
+        }
+        judged = {name: values[name] for name in self._bands}
+        departures = find_departures(self._bands, judged, self._margin)
+        self._report(departures)
+        metrics = {f"canary/{name}": column.nanmean().item() for name, column in values.items()}
+        return Watched({**metrics, "canary/departures": float(len(departures))}, departures)
+
+    def _report(self, departures: Sequence[Departure]) -> None:
+        departed = frozenset(departure.name for departure in departures)
+        for departure in departures:
+            if departure.name not in self._departed:
+                logger.warning("canary: %s; look at the gallery", departure.describe())
+        for name in sorted(self._departed - departed):
+            logger.warning("canary: %s is back in its band", name)
+        self._departed = departed
+
+    def _watched_scores(self, table: RewardTable) -> dict[str, Float64[Tensor, " P"]]:
+        columns = {}
+        for name in self._watch:
+            column = table.names.index(name)
+            means = table.raw[..., column].double().mean(dim=1)
+            columns[name] = means.masked_fill(~table.is_applicable[:, column], torch.nan)
+        return columns

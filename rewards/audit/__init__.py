@@ -1,0 +1,1 @@
+"""What the scores say about a reward: shares of the advantage, correlations, canaries."""

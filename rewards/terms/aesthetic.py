@@ -1,0 +1,148 @@
+"""Predicted aesthetic rating: a CLIP image embedding and a small head on it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import open_clip
+import torch
+from jaxtyping import Float, Float32, UInt8
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from rewards.terms.clip_loading import PictureEmbedder, find_architecture, load_clip, resolve_path
+from rewards.types import Prompt, RewardError
+from rewards.unpickling import describe_refusal
+
+_LOWEST_RATING, _HIGHEST_RATING = 1.0, 10.0
+_LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
+
+
+class AestheticReward:
+    """A rating from 1 to 10, predicted from the picture alone, mapped to 0..1 and clamped there.
+
+    The picture's CLIP embedding, scaled to length 1, goes through a head: LAION's linear one
+    (https://github.com/LAION-AI/aesthetic-predictor) or its MLP
+    (https://github.com/christophschuhmann/improved-aesthetic-predictor). Pictures are prepared by
+    open_clip's own transform, one by one, through Pillow: a batched one on tensors rounds
+    differently.
+
+    Runs on `device`: 1.2 GB in fp32 for the image tower of ViT-L/14, which OpenAI published under
+    the MIT licence; LAION's heads are under MIT (linear) and Apache-2.0 (MLP).
+
+    Args:
+        clip_model: An architecture of open_clip, or the path of a model config in its JSON format.
+        clip_weights: A pretrained tag of open_clip, or a local file.
+        head: A local file, see `load_head`.
+        device: Where embedding and head are put.
+
+    Raises:
+        RewardError: A model, its weights or the head is missing, cannot be downloaded or does not
+            fit the others.
+    """
+
+    def __init__(
+        self, *, clip_model: str, clip_weights: str, head: str, device: torch.device
+    ) -> None:
+        architecture = find_architecture(clip_model, key="aesthetic.clip_model")
+        width = open_clip.get_model_config(architecture)["embed_dim"]
+        # The head first: it is small, and tells of a mistake before gigabytes are loaded.
+        self._head = load_head(resolve_path(head), width=width).to(device)
+        clip = load_clip(architecture, clip_weights, key="aesthetic.clip_weights")
+        # The text tower is not kept: a picture is embedded by the image tower alone.
+        self._pictures = PictureEmbedder(clip)
+        self._pictures.tower.to(device)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Applies to every prompt: nothing but the picture is looked at."""
+        return True
+
+    @torch.no_grad()
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Rate each picture; the prompts are not looked at."""
+        rating: Tensor = self._head(self._pictures.embed(pixels))
+        return to_unit_score(rating.reshape(len(prompts)))
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Image tower and head."""
+        return (self._pictures.tower, self._head)
+
+
+def to_unit_score(rating: Float32[Tensor, " N"]) -> Float32[Tensor, " N"]:
+    """Map ratings from 1..10 to 0..1, clamped."""
+    return ((rating - _LOWEST_RATING) / (_HIGHEST_RATING - _LOWEST_RATING)).clamp(0.0, 1.0)
+
+
+def load_head(path: Path, *, width: int) -> nn.Sequential:
+    """Load linear layers, applied one after the other to an embedding of `width` numbers.
+
+    Known files: a state dict of one linear layer (`weight` [1, D], `bias` [1]: LAION v1, and the
+    .safetensors form), or of several under `layers.<n>.` (LAION v2; there is no activation between
+    its layers, and its dropout is for training only).
+
+    Args:
+        path: A .safetensors file, or a .pth file that is loaded as tensors only.
+        width: Of the embedding.
+
+    Raises:
+        RewardError: The file is missing, is none of these, or is made for another embedding.
+    """
+    layers = _group_layers(_read_tensors(path), path)
+    shapes = [tuple(weight.shape) for weight, _ in layers]
+    inputs, outputs = [shape[1] for shape in shapes], [shape[0] for shape in shapes]
+    if [width, *outputs] != [*inputs, 1]:
+        raise RewardError(
+            f"aesthetic.head {path} has layers of shape {shapes} (out, in); it must lead from the "
+            f"{width} numbers of the embedding of aesthetic.clip_model to 1: use the head that was "
+            "trained on this model"
+        )
+    head = nn.Sequential(*(_linear(weight, bias) for weight, bias in layers))
+    return head.eval().requires_grad_(False)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise RewardError(
+            f"aesthetic.head {path} cannot be read as tensors ({describe_refusal(error)}); use "
+            "the .pth file of a LAION predictor, or a .safetensors file with weight and bias"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(part, Tensor) for part in state.values()):
+        raise RewardError(f"aesthetic.head {path} holds no state dict; save module.state_dict()")
+    return state
+
+
+def _group_layers(state: dict[str, Tensor], path: Path) -> list[tuple[Tensor, Tensor]]:
+    layers: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        match = _LAYER_KEY.fullmatch(key)
+        if match is None or tensor.ndim != (2 if match["kind"] == "weight" else 1):
+            raise _unknown_head(state, path)
+        layers.setdefault(int(match["number"] or 0), {})[match["kind"]] = tensor
+    if not layers or any(layer.keys() != {"weight", "bias"} for layer in layers.values()):
+        raise _unknown_head(state, path)
+    return [(layers[number]["weight"], layers[number]["bias"]) for number in sorted(layers)]
+
+
+def _unknown_head(state: dict[str, Tensor], path: Path) -> RewardError:
+    found = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in sorted(state.items()))
+    return RewardError(
+        f"aesthetic.head {path} holds {found or 'nothing'}; it must hold weight [out, in] and bias "
+        "[out] of one linear layer, or of several as layers.<n>.weight and layers.<n>.bias"
+    )
+
+
+def _linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"]) -> nn.Linear:
+    # On the meta device nothing is drawn from the global generator.
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer.load_state_dict({"weight": weight.float(), "bias": bias.float()}, assign=True)
+    return layer

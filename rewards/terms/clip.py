@@ -1,0 +1,119 @@
+"""Agreement of the picture with its prompt, or with the target picture, as CLIP sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor, nn
+
+from rewards.base import stack_targets
+from rewards.terms.clip_loading import (
+    PictureEmbedder,
+    PromptEmbedder,
+    find_architecture,
+    load_clip,
+    pair_cosine,
+)
+from rewards.types import Prompt
+
+
+class ClipScoreReward:
+    """Cosine of the CLIP embeddings of prompt and picture: -1..1, higher is better.
+
+    With OpenAI's models it is about 0.2 to 0.3 where they agree: small differences count. It is
+    neither scaled nor cut off at 0, as the metric CLIPScore is. The end of a prompt that is longer
+    than the model reads, 77 tokens for most, is not looked at.
+
+    Needs the prompt. ViT-L-14-quickgelu with the tag `openai`: 428 million parameters, 1.7 GB of
+    memory in float32 beside the activations, MIT, https://github.com/openai/CLIP.
+    Source: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
+    ICML 2021; as a metric, Hessel et al., CLIPScore, EMNLP 2021.
+
+    Args:
+        clip_model: An architecture of open_clip, or the path of a model config in its JSON format.
+        clip_weights: A pretrained tag of open_clip, or a local file.
+        device: Where the model is put.
+
+    Raises:
+        RewardError: The model, its weights or its tokenizer is missing, cannot be downloaded or
+            does not fit the others.
+    """
+
+    def __init__(self, *, clip_model: str, clip_weights: str, device: torch.device) -> None:
+        architecture = find_architecture(clip_model, key="clip_score.clip_model")
+        clip = load_clip(architecture, clip_weights, key="clip_score.clip_weights")
+        self._prompts = PromptEmbedder(clip, architecture, key="clip_score.clip_model")
+        self._pictures = PictureEmbedder(clip)
+        self._model: nn.Module = clip.to(device)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Applies to every prompt."""
+        return True
+
+    @torch.no_grad()
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Compare each picture with its prompt, on the device of the model."""
+        texts = self._prompts.embed([prompt.prompt for prompt in prompts])
+        return pair_cosine(texts, self._pictures.embed(pixels))
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Both towers, in one module."""
+        return (self._model,)
+
+
+class ClipImageReward:
+    """Cosine of the CLIP embeddings of target picture and picture: -1..1, higher is better.
+
+    1 for equal pictures; pictures that have little in common are still well above 0. It compares
+    what is shown, where `lpips`, `ssim` and `psnr` compare place by place.
+
+    Needs a target picture. ViT-L-14-quickgelu with the tag `openai`: 304 million parameters (the
+    image tower), 1.2 GB of memory in float32 beside the activations, MIT,
+    https://github.com/openai/CLIP.
+    Source: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
+    ICML 2021.
+
+    Args:
+        clip_model: An architecture of open_clip, or the path of a model config in its JSON format.
+        clip_weights: A pretrained tag of open_clip, or a local file.
+        device: Where the image tower is put.
+
+    Raises:
+        RewardError: The model or its weights are missing, cannot be downloaded or do not fit.
+    """
+
+    def __init__(self, *, clip_model: str, clip_weights: str, device: torch.device) -> None:
+        architecture = find_architecture(clip_model, key="clip_image.clip_model")
+        clip = load_clip(architecture, clip_weights, key="clip_image.clip_weights")
+        # The text tower is not kept.
+        self._pictures = PictureEmbedder(clip)
+        self._pictures.tower.to(device)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt has a target picture."""
+        return prompt.target is not None
+
+    @torch.no_grad()
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Compare each picture with its prompt's target, on the device of the image tower.
+
+        Raises:
+            ValueError: A target is missing or of another size.
+        """
+        targets = stack_targets(prompts, pixels)
+        # A group shares its target, which then goes through the tower once.
+        rows = {id(prompt.target): row for row, prompt in enumerate(prompts)}
+        distinct = list(rows)
+        embeddings = self._pictures.embed(targets[list(rows.values())])
+        wanted = embeddings[[distinct.index(id(prompt.target)) for prompt in prompts]]
+        return pair_cosine(wanted, self._pictures.embed(pixels))
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The image tower."""
+        return (self._pictures.tower,)

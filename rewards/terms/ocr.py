@@ -1,0 +1,156 @@
+"""Whether the texts that a prompt asks for can be read in the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, UInt8
+from torch import Tensor, nn
+
+from rewards.terms.text_matching import fold_text, match_texts
+from rewards.types import Prompt, RewardError, Scores
+
+
+@runtime_checkable
+class TextReader(Protocol):
+    """An OCR engine."""
+
+    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
+        """Read N pictures: the words of each in reading order, "" where there are none."""
+        ...
+
+    def alphabet(self) -> frozenset[str]:
+        """Every character the engine can return."""
+        ...
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Networks that may be moved between devices; empty for engines outside PyTorch."""
+        ...
+
+
+class OcrReward:
+    """How much of the wanted texts was read, 0..1; see `match_texts`.
+
+    Reading nothing is a result, not a failure, and scores 0. A prompt whose text holds a character
+    that the engine cannot return is refused: no picture could ever score 1.
+
+    Args:
+        reader: Reads the pictures.
+        is_case_sensitive: Whether OPEN read for Open is a mistake.
+        extra_text_penalty: 0..1, see `match_texts`.
+    """
+
+    def __init__(
+        self,
+        reader: TextReader,
+        *,
+        is_case_sensitive: bool = False,
+        extra_text_penalty: float = 0.0,
+    ) -> None:
+        self._reader = reader
+        self._is_case_sensitive = is_case_sensitive
+        self._extra_text_penalty = extra_text_penalty
+        self._alphabet = frozenset().union(*map(self._fold, reader.alphabet()))
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt asks for a text that is more than white space.
+
+        Raises:
+            RewardError: The engine cannot return a character of the text.
+        """
+        for text in prompt.texts:
+            foreign = sorted(set(self._fold(text)) - self._alphabet)
+            if foreign:
+                raise RewardError(
+                    f"prompt {prompt.prompt_id} asks for the text {text!r}, of which the OCR "
+                    f"engine cannot read {', '.join(map(repr, foreign))}: it would count as a "
+                    "mistake in every picture. Leave these characters out of the prompt's `text`, "
+                    "or choose an engine or languages that have them"
+                )
+        return any(self._fold(text) for text in prompt.texts)
+
+    @torch.no_grad()
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Compare what each picture says with its prompt's texts.
+
+        Raises:
+            ValueError: A prompt asks for no text.
+        """
+        return self.score_with_notes(prompts, pixels).values
+
+    @torch.no_grad()
+    def score_with_notes(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """As `score`; the notes are what the engine read."""
+        for prompt in prompts:
+            if not prompt.texts:
+                raise ValueError(
+                    f"prompt {prompt.prompt_id} asks for no text; score only prompts to which the "
+                    "term applies"
+                )
+        readings = tuple(self._reader.read(pixels))
+        values = [
+            match_texts(
+                reading,
+                prompt.texts,
+                is_case_sensitive=self._is_case_sensitive,
+                extra_text_penalty=self._extra_text_penalty,
+            )
+            for reading, prompt in zip(readings, prompts, strict=True)
+        ]
+        return Scores(torch.tensor(values, dtype=torch.float32), readings)
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The engine's networks."""
+        return self._reader.modules()
+
+    def _fold(self, text: str) -> str:
+        return fold_text(text, is_case_sensitive=self._is_case_sensitive)
+
+
+@dataclass(frozen=True)
+class TextBox:
+    """A piece of text with the upright rectangle around it, in pixels, y pointing down."""
+
+    text: str
+    left: float
+    top: float
+    bottom: float
+
+
+def text_box(text: str, corners: Float64[np.ndarray, "4 2"]) -> TextBox:
+    """A text box from the (x, y) corners of the engine's box."""
+    left, top = corners.min(axis=0).tolist()
+    return TextBox(text, left=left, top=top, bottom=corners[:, 1].max().item())
+
+
+def join_in_reading_order(boxes: Sequence[TextBox]) -> str:
+    """Join texts by spaces: lines from top to bottom, each from left to right.
+
+    A box belongs to a line if its middle is above the bottom of the line's first box. Unlike a
+    fixed number of pixels, this holds for small and large pictures alike.
+    """
+    lines: list[list[TextBox]] = []
+    for box in sorted(boxes, key=_middle):
+        if lines and _middle(box) < lines[-1][0].bottom:
+            lines[-1].append(box)
+        else:
+            lines.append([box])
+    return " ".join(box.text for line in lines for box in sorted(line, key=lambda box: box.left))
+
+
+def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H W 3"]]:
+    """Pictures as OpenCV, and so both engines, expect them: height, width, blue-green-red."""
+    arrays = pixels.cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()
+    return list(arrays)
+
+
+def _middle(box: TextBox) -> float:
+    return (box.top + box.bottom) / 2

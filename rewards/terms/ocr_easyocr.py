@@ -1,0 +1,73 @@
+"""EasyOCR as a text reader: PyTorch networks that can run on the accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import easyocr
+import numpy as np
+import torch
+from easyocr.config import MODULE_PATH
+from jaxtyping import UInt8
+from torch import Tensor, nn
+
+from rewards.terms.ocr import join_in_reading_order, text_box, to_bgr_arrays
+from rewards.types import RewardError
+
+
+class EasyOcrReader:
+    """Reads pictures one by one.
+
+    Args:
+        languages: EasyOCR's language codes.
+        device: Where the networks are put.
+
+    Raises:
+        RewardError: The weights are neither at hand nor can they be downloaded, or the languages
+            do not go together.
+    """
+
+    def __init__(self, languages: Sequence[str], *, device: torch.device) -> None:
+        try:
+            # Built for the CPU and moved: EasyOCR's GPU path wraps networks in DataParallel, which
+            # cannot be moved to another device, and its quantised CPU path cannot leave the CPU.
+            self._reader = easyocr.Reader(list(languages), gpu=False, quantize=False, verbose=False)
+        except OSError as error:
+            raise RewardError(_missing_weights(languages, error)) from error
+        except ValueError as error:
+            raise RewardError(
+                f"ocr.languages {list(languages)}: EasyOCR refuses them ({error}); use the codes "
+                "of https://www.jaided.ai/easyocr, one script beside English"
+            ) from error
+        for module in self.modules():
+            module.to(device).eval().requires_grad_(False)
+
+    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
+        """Read N pictures: the text of each in reading order, "" where there is none."""
+        # EasyOCR sends its inputs where it was built; the networks may have moved since.
+        self._reader.device = str(next(self._reader.detector.parameters()).device)
+        return [self._read_one(picture) for picture in to_bgr_arrays(pixels)]
+
+    def alphabet(self) -> frozenset[str]:
+        """The characters of the recogniser."""
+        return frozenset(self._reader.character)
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Detector and recogniser."""
+        return (self._reader.detector, self._reader.recognizer)
+
+    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> str:
+        found = self._reader.readtext(picture)
+        boxes = [text_box(text, np.asarray(corners, np.float64)) for corners, text, _ in found]
+        return join_in_reading_order(boxes)
+
+
+def _missing_weights(languages: Sequence[str], error: OSError) -> str:
+    return (
+        f"ocr: EasyOCR's weights for {list(languages)} cannot be loaded ({error}). It needs the "
+        f"detector craft_mlt_25k.pth and a recogniser (for English english_g2.pth) in "
+        f"{Path(MODULE_PATH) / 'model'}. Fetch them where there is a network, by "
+        f"easyocr.Reader({list(languages)}), or from https://www.jaided.ai/easyocr/modelhub; set "
+        "EASYOCR_MODULE_PATH to use another folder; or set ocr.engine=rapidocr, which needs none"
+    )

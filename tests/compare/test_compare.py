@@ -1,0 +1,441 @@
+"""Runs of which only config.yaml and the tables of the evaluations exist."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from glm_grpo.cli import main
+from glm_grpo.compare.compare import compare
+from glm_grpo.config import Config, compose_config, to_yaml
+from glm_grpo.errors import CheckpointError, ConfigError, StorageError
+from glm_grpo.run.folder import RunFolder, write_atomically
+from glm_grpo.run.tables import Weighing, weighing_metadata
+from glm_grpo.training.recording.statistics import paired_bootstrap
+
+TERMS = ("lpips", "ssim", "ocr", "aesthetic")
+YARDSTICK = {"lpips": 0.5, "ocr": 0.5}
+
+Group = Mapping[str, list[float | None]]
+MakeRun = Callable[..., Path]
+
+
+def store_evaluation(path: Path, step: int, groups: Mapping[str, Group], **columns: Any) -> None:
+    """`groups`: prompt id -> term -> one score a sample; terms left out score 0.5."""
+    samples = len(next(iter(next(iter(groups.values())).values())))
+    rows = [
+        {
+            "step": step,
+            "prompt_id": prompt_id,
+            "prompt": f"a sign, {prompt_id}",
+            "sample": sample,
+            "texts": ["CAT"],
+            **{f"raw/{name}": group.get(name, [0.5] * samples)[sample] for name in TERMS},
+            "target": f"images/targets/{prompt_id}.png",
+            "image": f"images/{prompt_id}-{sample}.png",
+            **columns,
+        }
+        for prompt_id, group in groups.items()
+        for sample in range(samples)
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    types = {f"raw/{name}": pyarrow.float32() for name in TERMS}
+    schema = [
+        pyarrow.field(field.name, types.get(field.name, field.type)) for field in table.schema
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = weighing_metadata(Weighing({}, {}, "weighted_sum"))
+    pyarrow.parquet.write_table(table.cast(pyarrow.schema(schema, metadata)), path)
+
+
+@pytest.fixture(scope="module")
+def compose(configs_dir: Path) -> Callable[..., Config]:
+    known: dict[tuple[str, ...], Config] = {}
+
+    def compose_once(*overrides: str) -> Config:
+        if overrides not in known:
+            samples = "eval.samples_per_prompt=2"
+            known[overrides] = compose_config(configs_dir, "tiny", [samples, *overrides])
+        return known[overrides]
+
+    return compose_once
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, compose: Callable[..., Config]) -> MakeRun:
+    """Writes a run of evaluations by step, each as `store_evaluation` takes it."""
+
+    def make(
+        name: str, evaluations: Mapping[int, Mapping[str, Group]], *overrides: str, **columns: Any
+    ) -> Path:
+        folder = RunFolder(tmp_path / name)
+        config = compose(*overrides)
+        write_atomically(folder.config_path, to_yaml(config).encode())
+        for step, groups in evaluations.items():
+            store_evaluation(folder.evaluation_path(step), step, groups, **columns)
+        return folder.path
+
+    return make
+
+
+def lpips_and_ocr(*scores: tuple[float, float]) -> dict[str, Group]:
+    """One prompt a pair; both samples alike."""
+    return {
+        f"p{index}": {"lpips": [lpips] * 2, "ocr": [ocr] * 2}
+        for index, (lpips, ocr) in enumerate(scores)
+    }
+
+
+UNTRAINED = lpips_and_ocr((0.25, 0.25), (0.5, 0.25))
+FIRST = {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.25), (0.75, 0.5))}
+SECOND = {
+    0: UNTRAINED,
+    10: lpips_and_ocr((0.25, 0.5), (0.25, 0.75)),
+    20: lpips_and_ocr((0.25, 0.75), (0.25, 1.0)),
+}
+
+
+def test_compare_judges_every_evaluation_by_the_yardstick(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    comparison = compare(runs, YARDSTICK)
+    first, second = comparison.runs
+    # 0.5 lpips + 0.5 ocr: (0.25 + 0.375) / 2 before; (0.5 + 0.625) / 2 and so on after.
+    assert (first.steps, first.totals) == ((0, 20), (0.3125, 0.5625))
+    assert (second.steps, second.totals) == ((0, 10, 20), (0.3125, 0.4375, 0.5625))
+    assert first.terms == {"lpips": 0.75, "ocr": 0.375, "ssim": 0.5, "aesthetic": 0.5}
+    assert second.terms == {"lpips": 0.25, "ocr": 0.875, "ssim": 0.5, "aesthetic": 0.5}
+    assert comparison.untrained == {"lpips": 0.375, "ocr": 0.25, "ssim": 0.5, "aesthetic": 0.5}
+    assert (comparison.prompts, comparison.samples_per_prompt) == (2, 2)
+    assert comparison.left_out == ()
+
+
+NORMALISED = (
+    "reward.combine=normalize_then_sum",
+    "reward.terms.lpips.weight=0.5",
+    "reward.terms.ocr.weight=0.5",
+    "reward.terms.ssim.weight=0",
+    "reward.terms.aesthetic.weight=0",
+)
+
+
+def test_compare_judges_by_the_first_runs_reward_in_units_of_the_untrained_spread(
+    make_run: MakeRun,
+) -> None:
+    before = {"p0": {"lpips": [0.0, 0.5], "ocr": [0.5, 0.5]}, "p1": {"lpips": [0.5, 1.0]}}
+    after = {"p0": {"lpips": [0.5, 1.0], "ocr": [0.5, 0.5]}, "p1": {"lpips": [1.0, 1.0]}}
+    floor = "+reward.terms.ocr.std_floor=0.25"
+    runs = [make_run("a", {0: before, 20: before}, *NORMALISED, floor)]
+    runs.append(make_run("b", {0: before, 20: after}, "train.steps=21"))
+    comparison = compare(runs, None)
+    assert comparison.combine == "normalize_then_sum"
+    # lpips 0, 0.5, 0.5, 1 has mean 0.5 and sample std sqrt(0.5 / 3); ocr does not spread.
+    std = math.sqrt(0.5 / 3)
+    assert comparison.runs[0].totals == pytest.approx((0.0, 0.0), abs=1e-6)
+    expected = 0.5 * (0 + 0.5 + 0.5 + 0.5) / 4 / std
+    assert comparison.runs[1].totals == pytest.approx((0.0, expected), abs=1e-6)
+    (*_, last) = comparison.side_by_side[0].samples
+    assert [picture.total for picture in last] == pytest.approx([0, 0, 0.25 / std], abs=1e-6)
+    # Weights that are given judge raw scores, as ever: 0.5 * 0.875 + 0.5 * 0.5.
+    raw = compare(runs, YARDSTICK)
+    assert raw.combine == "weighted_sum"
+    assert raw.runs[1].totals == (0.5, 0.6875)
+
+
+def test_compare_places_pictures_of_the_same_seeds_side_by_side(make_run: MakeRun) -> None:
+    before = {"p0": {"lpips": [0.25, 0.5], "ocr": [None, None]}, "p1": {"ocr": [0.0, 1.0]}}
+    after = {"p0": {"lpips": [0.75, 1.0], "ocr": [None, None]}, "p1": {"ocr": [0.5, 0.25]}}
+    runs = [make_run("a", {0: before, 5: before}), make_run("b", {0: before, 5: after, 10: after})]
+    first, second = compare(runs, {"lpips": 1.0, "ocr": 1.0}).side_by_side
+    assert (first.prompt_id, first.prompt, first.texts) == ("p0", "a sign, p0", ("CAT",))
+    assert first.target == runs[0] / "images/targets/p0.png"
+    # Columns: untrained, run 1, run 2. OCR does not apply, so LPIPS takes over its weight: twice.
+    totals = [[picture.total for picture in row] for row in first.samples]
+    assert totals == [[0.5, 0.5, 1.5], [1.0, 1.0, 2.0]]
+    # LPIPS is 0.5 where nothing else is said.
+    totals = [[picture.total for picture in row] for row in second.samples]
+    assert totals == [[0.5, 0.5, 1.0], [1.5, 1.5, 0.75]]
+    assert first.samples[1][2].scores == {"lpips": 1.0, "ocr": None, "ssim": 0.5, "aesthetic": 0.5}
+    paths = [picture.path for picture in second.samples[1]]
+    assert paths == [runs[index] / "images/p1-1.png" for index in (0, 0, 1)]
+
+
+@pytest.mark.parametrize("options", [[], ["--html"]])
+def test_command_shows_pictures_where_they_are_asked_for(
+    options: list[str], make_run: MakeRun, tmp_path: Path
+) -> None:
+    runs = [str(make_run("a", FIRST)), str(make_run("b", SECOND))]
+    main(["compare", *runs, "--output", str(tmp_path / "page"), *options])
+    page = (tmp_path / "page/index.html").read_text()
+    assert ("Held-out prompts, side by side" in page) == bool(options)
+    # Of two prompts with two samples in three columns, and two targets.
+    assert page.count("Picture missing") == (14 if options else 0)
+
+
+def test_compare_pairs_gains_by_prompt(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    first, second = compare(runs, YARDSTICK).runs
+    # By prompt, before 0.25 and 0.375, after 0.5 and 0.625: 0.25 more for either, no luck in it.
+    assert (first.gain.difference, first.gain.low, first.gain.high) == (0.25, 0.25, 0.25)
+    assert first.over_first is None
+    assert second.over_first is not None
+    # 0.5 and 0.625 again.
+    assert (second.over_first.difference, second.over_first.low) == (0.0, 0.0)
+    third = make_run("c", {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.75), (0.25, 0.5))})
+    over_first = compare([*runs, third], YARDSTICK).runs[2].over_first
+    assert over_first is not None
+    # 0.75 - 0.5 and 0.375 - 0.625: means of two drawn from 0.25 and -0.25.
+    assert (over_first.difference, over_first.low, over_first.high) == (0.0, -0.25, 0.25)
+
+
+def test_compare_resamples_prompts_not_images(make_run: MakeRun) -> None:
+    # Means over the two samples: 0.25, 0.5 and 1 for ocr alone; 0.5 before.
+    after = {
+        "p0": {"ocr": [0.0, 0.5]},
+        "p1": {"ocr": [0.0, 1.0]},
+        "p2": {"ocr": [1.0, 1.0]},
+    }
+    before = {prompt_id: {"ocr": [0.5, 0.5]} for prompt_id in after}
+    runs = [make_run(name, {0: before, 5: after}) for name in "ab"]
+    gain = compare(runs, {"ocr": 1.0}).runs[0].gain
+    expected = paired_bootstrap(torch.full((3,), 0.5), torch.tensor([0.25, 0.5, 1.0]), seed=0)
+    assert (gain.difference, gain.low, gain.high) == (
+        *(expected.mean_difference, expected.low, expected.high),
+    )
+
+
+def test_compare_takes_the_weights_of_the_first_run_where_no_yardstick_is_given(
+    make_run: MakeRun,
+) -> None:
+    weights = ("reward.terms.lpips.weight=0.25", "reward.terms.ocr.weight=0.75")
+    others = ("reward.terms.ssim.weight=0", "reward.terms.aesthetic.weight=0")
+    runs = [make_run("a", FIRST, *weights, *others), make_run("b", SECOND)]
+    comparison = compare(runs, None)
+    assert comparison.yardstick == {"lpips": 0.25, "ocr": 0.75}
+    # 0.25 * 0.25 + 0.75 * 0.875.
+    assert comparison.runs[1].totals[-1] == 0.71875
+
+
+def test_compare_moves_the_weight_of_a_term_that_does_not_apply(make_run: MakeRun) -> None:
+    groups = {"p0": {"lpips": [None, None], "ocr": [0.5, 1.0]}, "p1": {"lpips": [1.0, 0.0]}}
+    runs = [make_run(name, {0: groups, 5: groups}) for name in "ab"]
+    comparison = compare(runs, {"lpips": 0.5, "ocr": 0.25})
+    # p0 has ocr alone, with all of 0.75: 0.75 * 0.75. p1 has 0.5 * 0.5 + 0.25 * 0.5.
+    assert comparison.runs[0].totals[0] == pytest.approx((0.5625 + 0.375) / 2)
+    # The mean of lpips is that of p1 alone.
+    assert comparison.untrained["lpips"] == 0.5
+
+
+def test_compare_lists_only_what_differs(make_run: MakeRun) -> None:
+    keys = ("reward.terms.ocr.weight=0.6", "train.steps=80", "advantage.clip=null")
+    runs = [make_run("a", FIRST), make_run("b", SECOND, *keys)]
+    first, second = compare(runs, YARDSTICK).runs
+    assert first.settings == {
+        **{"reward.terms.ocr.weight": "0.3", "advantage.clip": "5.0", "train.steps": "40"}
+    }
+    assert second.settings == {
+        **{"reward.terms.ocr.weight": "0.6", "advantage.clip": "null", "train.steps": "80"}
+    }
+
+
+def test_compare_lists_sections_that_one_run_does_not_have(make_run: MakeRun) -> None:
+    adapter = "model.adapter={rank: 4, alpha: 8.0}"
+    runs = [make_run("a", FIRST, "model.adapter=null"), make_run("b", SECOND, adapter)]
+    first, second = compare(runs, YARDSTICK).runs
+    assert first.settings["model.adapter.rank"] == "(not given)"
+    assert second.settings["model.adapter.rank"] == "4"
+
+
+def test_compare_names_runs_by_the_shortest_end_of_their_paths(make_run: MakeRun) -> None:
+    runs = [make_run("monday/0", FIRST), make_run("tuesday/0", SECOND), make_run("sweep/1", FIRST)]
+    assert [run.name for run in compare(runs[1:], YARDSTICK).runs] == ["0", "1"]
+    names = [run.name for run in compare(runs, YARDSTICK).runs]
+    assert names == ["monday/0", "tuesday/0", "sweep/1"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("eval.seed=7", "eval.seed is 1234 in a, 7 in b"),
+        ("eval.samples_per_prompt=1", "eval.samples_per_prompt is 2 in a, 1 in b"),
+        ("rollout.height=256", "rollout.height is 128 in a, 256 in b"),
+        ("rollout.width=256", "rollout.width is 128 in a, 256 in b"),
+        ("model.path=zai-org/GLM-Image", 'model.path is "tiny" in a, "zai-org/GLM-Image" in b'),
+    ],
+)
+def test_compare_refuses_pictures_made_in_another_way(
+    override: str, message: str, make_run: MakeRun
+) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND, override)]
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compare(runs, YARDSTICK)
+
+
+@pytest.mark.parametrize(
+    "columns", [{"prompt": "another"}, {"texts": ["DOG"]}, {"prompt_id": "another"}]
+)
+def test_compare_refuses_other_prompts_by_table(columns: dict[str, Any], make_run: MakeRun) -> None:
+    one = {0: lpips_and_ocr((0.5, 0.5)), 20: lpips_and_ocr((0.5, 0.5))}
+    runs = [make_run("a", one), make_run("b", one)]
+    store_evaluation(RunFolder(runs[1]).evaluation_path(20), 20, one[20], **columns)
+    rule = r"b/evaluations/step-000020.parquet holds other held-out prompts .* of a;"
+    with pytest.raises(ConfigError, match=rule):
+        compare(runs, YARDSTICK)
+
+
+def test_compare_refuses_prompts_in_another_order(make_run: MakeRun) -> None:
+    turned = {step: dict(reversed(groups.items())) for step, groups in SECOND.items()}
+    runs = [make_run("a", FIRST), make_run("b", turned)]
+    with pytest.raises(ConfigError, match="holds other held-out prompts"):
+        compare(runs, YARDSTICK)
+
+
+def test_compare_refuses_a_target_that_one_run_does_not_have(make_run: MakeRun) -> None:
+    bare = {0: UNTRAINED, 20: {"p0": {"lpips": [None, None]}, "p1": {"lpips": [0.5, 0.5]}}}
+    runs = [make_run("a", FIRST), make_run("b", bare)]
+    with pytest.raises(ConfigError, match=r"000020.parquet: lpips was scored for other prompts"):
+        compare(runs, YARDSTICK)
+
+
+def test_compare_shows_no_picture_from_outside_a_run(make_run: MakeRun, tmp_path: Path) -> None:
+    a = make_run("a", FIRST)
+    for image in ("/etc/x.png", "../x.png"):
+        b = make_run("b", SECOND, image=image)
+        with pytest.raises(StorageError, match=f"picture '{image}' is not below images/"):
+            compare([a, b], YARDSTICK)
+    b = make_run("c", SECOND)
+    (tmp_path / "private").mkdir()
+    (b / "images").symlink_to(tmp_path / "private")
+    with pytest.raises(StorageError, match="c/images is a link that leads out of the run folder"):
+        compare([a, b], YARDSTICK)
+
+
+def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    for brightness, run in enumerate(runs):
+        place = run / "images" / "targets" / "p1.png"
+        place.parent.mkdir(parents=True)
+        Image.new("RGB", (4, 4), (brightness, 0, 0)).save(place)
+    with pytest.raises(ConfigError, match=r"b/images/targets/p1.png is another target picture"):
+        compare(runs, YARDSTICK)
+    # Equal pictures are none, and one run may have lost its file.
+    Image.new("RGB", (4, 4), (0, 0, 0)).save(runs[1] / "images" / "targets" / "p1.png")
+    assert len(compare(runs, YARDSTICK).runs) == 2
+    (runs[0] / "images" / "targets" / "p1.png").unlink()
+    assert len(compare(runs, YARDSTICK).runs) == 2
+
+
+@pytest.mark.parametrize("step", [None, 0])
+def test_compare_refuses_a_run_without_two_evaluations(step: int | None, make_run: MakeRun) -> None:
+    evaluations = {} if step is None else {step: UNTRAINED}
+    runs = [make_run("a", FIRST), make_run("b", evaluations)]
+    with pytest.raises(StorageError, match=rf"b holds {len(evaluations)} evaluations"):
+        compare(runs, YARDSTICK)
+
+
+def test_compare_refuses_a_yardstick_term_that_a_run_did_not_score(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND, "reward.terms.ocr=null")]
+    rule = r"term 'ocr': b did not score it .*lpips, ssim, aesthetic.*--yardstick lpips=1"
+    with pytest.raises(ConfigError, match=rule):
+        compare(runs, YARDSTICK)
+    comparison = compare(runs, {"lpips": 1.0})
+    assert comparison.left_out == ("ocr",)
+    assert "ocr" not in comparison.runs[0].terms
+
+
+def test_compare_refuses_a_yardstick_term_that_was_scored_in_different_ways(
+    make_run: MakeRun,
+) -> None:
+    # Weights, floors and threads leave the scores as they are.
+    same = ("reward.terms.lpips.weight=0.1", "reward.terms.ocr.threads=1")
+    runs = [make_run("a", FIRST), make_run("b", SECOND, *same)]
+    assert compare(runs, YARDSTICK).left_out == ()
+    runs[1] = make_run("b", SECOND, *same, "reward.terms.lpips.network=vgg")
+    rule = r"'lpips' was scored in different ways: network 'alex' in a; network 'vgg' in b"
+    with pytest.raises(ConfigError, match=rule):
+        compare(runs, YARDSTICK)
+    assert compare(runs, {"ocr": 1.0}).left_out == ("lpips",)
+
+
+def test_compare_refuses_a_yardstick_under_which_a_prompt_has_no_total(make_run: MakeRun) -> None:
+    groups = {"p0": {"lpips": [0.5, 0.5]}, "p1": {"lpips": [None, None]}}
+    runs = [make_run(name, {0: groups, 5: groups}) for name in "ab"]
+    with pytest.raises(ConfigError, match="yardstick lpips: none of its terms applies .* p1;"):
+        compare(runs, {"lpips": 1.0, "ocr": 0.0})
+
+
+def test_compare_refuses_fewer_than_two_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a", FIRST)
+    for runs in ([], [run], [run, run / ".." / "a"]):
+        with pytest.raises(ConfigError, match="at least two, each named once"):
+            compare(runs, YARDSTICK)
+    with pytest.raises(CheckpointError, match="nowhere holds no run"):
+        compare([run, tmp_path / "nowhere"], YARDSTICK)
+
+
+def test_compare_takes_a_sweep_by_its_folder_and_by_a_shells_star(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    for number in (10, 0, 9):
+        make_run(f"sweep/{number}", FIRST)
+    sweep = tmp_path / "sweep"
+    (sweep / "multirun.yaml").touch()
+    # A run that failed before it wrote its config.
+    (sweep / "1").mkdir()
+    assert [run.name for run in compare([sweep], YARDSTICK).runs] == ["0", "9", "10"]
+    (sweep / "1").rmdir()
+    starred = compare(sorted(sweep.iterdir()), YARDSTICK).runs
+    assert [run.name for run in starred] == ["0", "10", "9"]
+    other = make_run("other", SECOND)
+    assert len(compare([other, sweep], YARDSTICK).runs) == 4
+
+
+def test_compare_steps_over_no_other_file_and_no_sweep_without_runs(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run("a", FIRST)
+    (tmp_path / "notes.yaml").touch()
+    with pytest.raises(CheckpointError, match=r"notes\.yaml holds no run"):
+        compare([run, tmp_path / "notes.yaml"], YARDSTICK)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "multirun.yaml").touch()
+    with pytest.raises(CheckpointError, match="empty is the folder of a sweep of which no run"):
+        compare([run, empty], YARDSTICK)
+
+
+def test_compare_refuses_a_yardstick_of_nothing(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    with pytest.raises(ConfigError, match="no weight other than 0"):
+        compare(runs, {"ocr": 0.0})
+
+
+def test_compare_marks_optimal_runs_of_every_pair(make_run: MakeRun) -> None:
+    # lpips, ocr: untrained (0.375, 0.25); a (0.75, 0.375), b (0.25, 0.875) and c (0.25, 0.25).
+    third = {0: UNTRAINED, 20: lpips_and_ocr((0.25, 0.25), (0.25, 0.25))}
+    runs = [make_run("a", FIRST), make_run("b", SECOND), make_run("c", third)]
+    trade_offs = compare(runs, YARDSTICK).trade_offs
+    names = [(trade_off.x, trade_off.y) for trade_off in trade_offs]
+    # Terms of the yardstick first; six pairs of four.
+    assert names[0] == ("lpips", "ocr")
+    assert len(names) == len(set(names)) == 6
+    assert trade_offs[0].is_optimal == (True, True, False)
+    # A negative weight asks for less lpips: b is lowest there and highest in ocr.
+    negative = compare(runs, {"lpips": -0.5, "ocr": 0.5}).trade_offs[0]
+    assert negative.is_optimal == (False, True, False)
+
+
+def test_compare_does_not_call_a_run_optimal_that_the_untrained_model_beats(
+    make_run: MakeRun,
+) -> None:
+    worse = {0: UNTRAINED, 20: lpips_and_ocr((0.25, 0.125), (0.25, 0.125))}
+    runs = [make_run("a", worse), make_run("b", worse)]
+    assert compare(runs, YARDSTICK).trade_offs[0].is_optimal == (False, False)

@@ -1,0 +1,110 @@
+"""Rollouts are decoded with fewer steps until a recheck says that they rank badly."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+
+import pytest
+
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
+from rewards.score import Scorer, Term
+
+RUN = (
+    *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),
+    *("train.steps=3", "decode.rollout_steps=1", "decode.recheck_every=1"),
+    "decode.recheck_groups=2",
+)
+CHEAP, FULL = 1, 4
+
+
+class Brightness:
+    """Scores pictures by their brightness."""
+
+    def applies_to(self, prompt):
+        return True
+
+    def score(self, prompts, pixels):
+        return pixels.float().mean(dim=(1, 2, 3))
+
+    def modules(self):
+        return ()
+
+
+class TurningDecoder(Decoder):
+    """Draws negatives unless it takes all steps, and writes down how many it takes for a group."""
+
+    def __init__(self, decoder, taken):
+        self.__dict__.update(vars(decoder))
+        self._taken = taken
+
+    def decode_groups(self, batch, token_ids):
+        for group in super().decode_groups(batch, token_ids):
+            self._taken.append(self.steps)
+            yield group if self.steps == FULL else 255 - group
+
+
+@pytest.fixture
+def taken():
+    """Denoising steps of every group that was drawn."""
+    return []
+
+
+@pytest.fixture
+def turn(taken):
+    """Makes the stage of a run one whose cheap decode ranks the wrong way round."""
+
+    def change(stage):
+        return dataclasses.replace(
+            stage,
+            decoder=TurningDecoder(stage.decoder, taken),
+            scorer=Scorer([Term("brightness", Brightness(), 1.0)]),
+        )
+
+    return change
+
+
+def decode_metrics(run_dir):
+    """Of every step but 0: metrics of the decode, without the prefix."""
+    return [
+        {key[len("decode/") :]: row[key] for key in row if key.startswith("decode/")}
+        for row in read_metrics(RunFolder(run_dir))[1:]
+    ]
+
+
+def signal_at(batch_for_step, step):
+    """Sends this process a signal as the batch of a step, from 0, is asked for."""
+
+    def asked(at):
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch_for_step(at)
+
+    return asked
+
+
+def test_rollouts_fall_back_to_the_full_decode_for_good(make_trainer, turn, taken, caplog):
+    trainer, _, run_dir = make_trainer(*RUN, change_stage=turn, held_out=1)
+    trainer.source.batch_for_step = signal_at(trainer.source.batch_for_step, 1)
+    with caplog.at_level(logging.WARNING, logger="glm_grpo.training.monitors.recheck"):
+        assert trainer.run() is None
+    # The evaluation; two groups drawn cheaply, and their recheck; two groups in full.
+    assert taken == [FULL, CHEAP, CHEAP, FULL, FULL, FULL, FULL]
+    warnings = [record.getMessage() for record in caplog.records if "recheck" in record.name]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("step 1: decode.rollout_steps=1 ranks the images of a group")
+    taken.clear()
+
+    resumed, _, _ = make_trainer(*RUN, "train.resume=auto", change_stage=turn, held_out=1)
+    assert resumed.run() is not None
+
+    assert taken == [FULL, FULL, FULL]
+    first, *others = decode_metrics(run_dir)
+    assert first == pytest.approx(
+        {"is_cheap": 1.0, "rank_correlation/brightness": -1.0, "rank_correlation/total": -1.0}
+    )
+    assert others == [{"is_cheap": 0.0}, {"is_cheap": 0.0}]

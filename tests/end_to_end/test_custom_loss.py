@@ -1,0 +1,37 @@
+"""A run with the loss that docs/configuration.md shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_metrics_of_a_custom_loss_are_stored(make_trainer, tmp_path, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)[1]
+    (tmp_path / "documented.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    trainer, stage, run_dir = make_trainer(
+        "loss.kind=custom",
+        "+loss.function=documented:reinforce",
+        "~loss.clip_low",
+        "~loss.clip_high",
+        "rollout.prompts_per_step=2",
+        "train.steps=1",
+    )
+    before = {name: value.clone() for name, value in stage.policy.state_tensors().items()}
+
+    trainer.run()
+
+    row = read_metrics(RunFolder(run_dir))[-1]
+    assert row["mine/token_loss"] == pytest.approx(row["loss/policy"], abs=1e-6)
+    assert "ratio/mean" not in row
+    assert any(
+        not value.equal(before[name]) for name, value in stage.policy.state_tensors().items()
+    )

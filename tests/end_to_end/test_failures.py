@@ -1,0 +1,233 @@
+"""A term that fails or hangs stops the run, and nothing else is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import evaluation_steps, read_metrics
+from glm_grpo.terminal import explain
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
+from glm_grpo.training.recording.recorder import Recorder
+from rewards.score import Scorer, Term
+from rewards.types import RewardError
+
+RUN = (
+    "train.steps=4",
+    "rollout.prompts_per_step=2",
+    "rollout.group_size=2",
+    "train.micro_batch_size=4",
+    "eval.samples_per_prompt=1",
+)
+
+
+class Brightness:
+    """Scores pictures by their brightness, but for the last prompt of one step.
+
+    Of that it keeps id and pictures in `refused`, and leaves pictures to `fail`.
+    """
+
+    def __init__(self, fails_at=None, fail=None):
+        self._fails_at, self._fail = fails_at, fail
+        self._step, self._last = 0, None
+        self.refused = None
+
+    def watch(self, batch_for_step):
+        """Learns which step is being made; 0 is the evaluation before the first."""
+
+        def asked(at):
+            batch = batch_for_step(at)
+            self._step, self._last = at + 1, batch.prompts[-1].prompt_id
+            return batch
+
+        return asked
+
+    def applies_to(self, prompt):
+        return True
+
+    def score(self, prompts, pixels):
+        prompt_id = prompts[0].prompt_id
+        if self._step == self._fails_at and self._last in (None, prompt_id):
+            self.refused = self.refused or (prompt_id, pixels)
+            self._fail(pixels, self.refused[1])
+        return pixels.float().mean(dim=(1, 2, 3)) / 255
+
+    def modules(self):
+        return ()
+
+
+@pytest.fixture
+def make_run(make_trainer):
+    """Builds a small run on one term; another with the same folder goes on with it."""
+
+    def build(term, *overrides, folder="run", timeout_seconds=60.0):
+        def use_term(stage):
+            terms = [Term("brightness", term, 1.0, timeout_seconds=timeout_seconds)]
+            return dataclasses.replace(stage, scorer=Scorer(terms))
+
+        return make_trainer(
+            *(*RUN, *overrides),
+            folder=folder,
+            change_stage=use_term,
+            change_batch=term.watch,
+            held_out=2,
+        )
+
+    return build
+
+
+def refuse_the_second(pixels, group):
+    """As a term that can score the first picture of the group alone."""
+    if (pixels == group[1]).all(dim=(1, 2, 3)).any():
+        raise ConnectionError("the scorer is gone")
+
+
+def compared(run_dir):
+    """All metrics that do not depend on the clock or on memory."""
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/"))}
+        for row in read_metrics(RunFolder(run_dir))
+    ]
+
+
+def pictures_in(folder):
+    return [np.asarray(Image.open(path)).tolist() for path in sorted(folder.glob("*.png"))]
+
+
+def as_stored(pixels):
+    return [picture.permute(1, 2, 0).tolist() for picture in pixels]
+
+
+def test_a_term_that_fails_leaves_a_checkpoint_its_pictures_and_a_run_that_goes_on(make_run):
+    term = Brightness(fails_at=3, fail=refuse_the_second)
+    trainer, _, run_dir = make_run(term)
+    folder = RunFolder(run_dir)
+
+    with pytest.raises(RewardError) as caught:
+        trainer.run()
+
+    prompt_id, pixels = term.refused
+    place = run_dir / "failures" / "step-000003"
+    message = explain(caught.value)
+    assert message.startswith(
+        f"RewardError: term brightness, prompt {prompt_id}, image 1: scoring failed with"
+    )
+    assert "ConnectionError: the scorer is gone" in message
+    assert message.endswith(f". The pictures are in {place}")
+    assert pictures_in(place) == as_stored(pixels)
+    assert load_checkpoint(newest_checkpoint(folder)).step == 2
+    assert [row["step"] for row in read_metrics(folder)] == [0, 1, 2]
+    assert folder.gallery_path.is_file()
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto")
+    assert resumed.run() is not None
+
+    whole, _, whole_dir = make_run(Brightness(), folder="whole")
+    whole.run()
+    assert [row["step"] for row in read_metrics(folder)] == [0, 1, 2, 3, 4]
+    assert compared(run_dir) == compared(whole_dir)
+    assert place.is_dir()
+
+
+def test_a_term_that_hangs_stops_the_run_at_its_time_limit(make_run):
+    let_go = threading.Event()
+    trainer, _, run_dir = make_run(
+        Brightness(fails_at=1, fail=lambda *_: let_go.wait(100)), timeout_seconds=2.0
+    )
+
+    with pytest.raises(RewardError) as caught:
+        trainer.run()
+    let_go.set()
+
+    place = run_dir / "failures" / "step-000001"
+    pattern = (
+        r"\w+: term brightness, prompt \w+: not scored within 2 seconds; .*The pictures are in "
+    )
+    assert re.match(pattern + re.escape(str(place)), explain(caught.value))
+    assert len(pictures_in(place)) == 2
+    # Nothing was learnt yet, so nothing is saved, and the run can begin again.
+    assert newest_checkpoint(RunFolder(run_dir)) is None
+    make_run(Brightness(), "train.resume=auto")
+
+
+def test_a_term_that_fails_on_held_out_prompts_leaves_the_pictures(make_run):
+    def refuse(pixels, group):
+        raise ValueError("unreadable")
+
+    term = Brightness(fails_at=0, fail=refuse)
+    trainer, _, run_dir = make_run(term)
+
+    with pytest.raises(RewardError, match=r"unreadable(.|\n)*failures/step-000000"):
+        trainer.run()
+
+    assert len(pictures_in(run_dir / "failures" / "step-000000")) == 1
+    assert evaluation_steps(RunFolder(run_dir)) == []
+
+
+class FailsOnHeldOut(Brightness):
+    """Fails in the evaluation after one step."""
+
+    def __init__(self, fails_at):
+        super().__init__()
+        self._fails_at_evaluation = fails_at
+        self._held_out = set()
+
+    def score(self, prompts, pixels):
+        prompt_id = prompts[0].prompt_id
+        if self._step == 0:
+            self._held_out.add(prompt_id)
+        elif self._step == self._fails_at_evaluation and prompt_id in self._held_out:
+            raise ConnectionError("the scorer is gone")
+        return super().score(prompts, pixels)
+
+
+@pytest.mark.parametrize("fails_at", [2, 4])
+def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evaluation(
+    make_run, fails_at
+):
+    often = "train.eval_every=2"
+    trainer, _, run_dir = make_run(FailsOnHeldOut(fails_at), often)
+    with pytest.raises(RewardError, match="the scorer is gone"):
+        trainer.run()
+    folder = RunFolder(run_dir)
+    assert load_checkpoint(newest_checkpoint(folder)).step == fails_at
+    assert [row["step"] for row in read_metrics(folder)] == list(range(fails_at + 1))
+    assert "eval/total" not in read_metrics(folder)[-1]
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto", often)
+    assert resumed.run() is not None
+    whole, _, whole_dir = make_run(Brightness(), often, folder="whole")
+    whole.run()
+    assert compared(run_dir) == compared(whole_dir)
+    assert evaluation_steps(folder) == [0, 2, 4]
+
+
+def test_an_evaluation_made_up_for_is_made_again_where_its_line_was_not_written(
+    make_run, monkeypatch
+):
+    often = "train.eval_every=2"
+    trainer, _, run_dir = make_run(FailsOnHeldOut(2), often)
+    with pytest.raises(RewardError, match="the scorer is gone"):
+        trainer.run()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto", often)
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "amend_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            resumed.run()
+    folder = RunFolder(run_dir)
+    assert folder.evaluation_path(2).exists()
+    assert "eval/total" not in read_metrics(folder)[-1]
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto", often)
+    assert resumed.run() is not None
+    assert [row["step"] for row in read_metrics(folder) if "eval/total" in row] == [0, 2, 4]

@@ -1,0 +1,117 @@
+"""The gallery of a run that goes on: what a reload shows, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from glm_grpo.errors import StorageError
+from glm_grpo.run.folder import RunFolder
+from rewards.score import Scorer, Term
+
+SMALL = (
+    "train.steps=4",
+    "train.eval_every=2",
+    "train.checkpoint_every=1",
+    "train.keep_checkpoints=9",
+    "rollout.prompts_per_step=2",
+    "rollout.group_size=2",
+    "train.micro_batch_size=4",
+    "eval.samples_per_prompt=1",
+)
+
+
+class Brightness:
+    """Scores pictures by their brightness."""
+
+    def applies_to(self, prompt):
+        return True
+
+    def score(self, prompts, pixels):
+        return pixels.float().mean(dim=(1, 2, 3)) / 255
+
+    def modules(self):
+        return ()
+
+
+def read_data(run_dir, key):
+    text = (run_dir / "gallery" / "data" / f"{key}.js").read_text()
+    return json.loads(text.partition(", ")[2].removesuffix(");\n"))
+
+
+def listed(run_dir):
+    """Steps and evaluations that the page lists; every file it names is there."""
+    run = read_data(run_dir, "run")
+    steps = [
+        entry for chunk in run["chunks"] for entry in read_data(run_dir, chunk["key"])["steps"]
+    ]
+    for step in steps:
+        for group in step["groups"]:
+            for image in group["images"]:
+                assert (run_dir / "gallery" / "thumbs" / image).with_suffix(".webp").is_file()
+    evaluations = [read_data(run_dir, entry["key"]) for entry in run["evaluations"]]
+    return [entry["step"] for entry in steps], [entry["step"] for entry in evaluations]
+
+
+@pytest.fixture
+def make_run(make_trainer):
+    """Builds a small run; `look` is called with its folder at the start of every step."""
+
+    def build(*overrides, look):
+        def use_term(stage):
+            return dataclasses.replace(stage, scorer=Scorer([Term("bright", Brightness(), 1.0)]))
+
+        def watch(batch_for_step):
+            def asked(at):
+                look(run_dir)
+                return batch_for_step(at)
+
+            return asked
+
+        trainer, _, run_dir = make_trainer(
+            *(*SMALL, *overrides), change_stage=use_term, change_batch=watch, held_out=2
+        )
+        return trainer, run_dir
+
+    return build
+
+
+def test_gallery_shows_every_step_and_evaluation_once_it_is_recorded(make_run):
+    shown = []
+    trainer, run_dir = make_run(look=lambda run_dir: shown.append(listed(run_dir)))
+
+    trainer.run()
+
+    assert shown == [([], [0]), ([1], [0]), ([1, 2], [0, 2]), ([1, 2, 3], [0, 2])]
+    assert listed(run_dir) == ([1, 2, 3, 4], [0, 2, 4])
+
+
+def test_gallery_of_a_run_that_goes_on_forgets_what_came_after(make_run):
+    trainer, run_dir = make_run(look=listed)
+    trainer.run()
+    shown = []
+
+    def look(run_dir):
+        thumbs = [path.name for path in (run_dir / "gallery" / "thumbs").iterdir()]
+        shown.append((listed(run_dir), sorted(name for name in thumbs if name[-1].isdigit())))
+
+    resumed, _ = make_run(f"train.resume={run_dir}/checkpoints/step-000001", look=look)
+    resumed.run()
+
+    assert shown[0] == (([1], [0]), ["eval-000000", "step-000001"])
+    assert listed(run_dir) == ([1, 2, 3, 4], [0, 2, 4])
+
+
+def test_damaged_evaluation_stops_no_step_and_is_said_on_the_page(make_run):
+    def damage(run_dir):
+        RunFolder(run_dir).evaluation_path(0).write_bytes(b"PAR1")
+
+    trainer, run_dir = make_run(look=damage)
+
+    with pytest.raises(StorageError, match=r"step-000000\.parquet is not a whole Parquet file"):
+        trainer.run()
+
+    assert listed(run_dir) == ([1, 2, 3, 4], [0, 2, 4])
+    assert "is not a whole Parquet file" in read_data(run_dir, "evaluation-000000")["problem"]

@@ -1,0 +1,51 @@
+"""docs/reading_curves.md names every metric that a run writes, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reading_curves.md"
+TERMS = ("lpips", "ssim", "ocr", "aesthetic", "psnr")
+
+
+def documented() -> list[str]:
+    """Names in the first column of the tables."""
+    return re.findall(r"^\| `([a-z_]+/[a-z_<>/]+)` \|", DOCUMENT.read_text(), flags=re.MULTILINE)
+
+
+def as_documented(metric: str) -> str:
+    """The name with its terms taken out, if the document does not have it as it stands."""
+    if metric in documented():
+        return metric
+    kind, *parts = metric.split("/")
+    replaced = [("<name>" if part in TERMS else part) for part in parts]
+    if replaced == ["<name>", "<name>"]:
+        replaced[1] = "<other>"
+    return "/".join([kind, *replaced])
+
+
+def test_reading_curves_names_every_metric_of_a_run_and_no_other(make_trainer) -> None:
+    trainer, _, run_dir = make_trainer(
+        "train.steps=1",
+        "rollout.prompts_per_step=1",
+        "rollout.group_size=2",
+        "train.micro_batch_size=2",
+        "+reward.terms.psnr.weight=0",
+        "reward.watch=[psnr]",
+        held_out=2,
+    )
+    trainer.run()
+
+    written = {
+        as_documented(metric)
+        for row in read_metrics(RunFolder(run_dir))
+        for metric in row
+        if metric != "step"
+    }
+    of_collectors = {name for name in documented() if name.startswith("async/")}
+    assert written == set(documented()) - of_collectors - {"time/proximal"}
+    assert len(documented()) == len(set(documented()))

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from glm_grpo.gallery import write_gallery
+from rewards.types import Prompt
+
+HOSTILE = (
+    "</script><script>alert(1)</script>\"'`\\ שלום \u202e🙂 \u2028\u2029 __proto__ " + "w" * 5000
+)
+
+
+def written(run: Any, key: str) -> Any:
+    write_gallery(run.folder, ())
+    return run.data(key)
+
+
+def test_run_tells_the_settings(run: Any) -> None:
+    data = written(run, "run")
+    assert data.pop("config") == run.folder.config_path.read_text()
+    assert data == {
+        "schema": 1,
+        "name": f"{run.folder.path.parent.name} / run",
+        "reward": {
+            "combine": "weighted_sum",
+            "terms": [
+                {"name": "lpips", "kind": "lpips", "weight": 0.4, "std_floor": 0.0001},
+                {"name": "ssim", "kind": "ssim", "weight": 0.2, "std_floor": 0.0001},
+                {"name": "ocr", "kind": "ocr", "weight": 0.3, "std_floor": 0.0001},
+                {"name": "aesthetic", "kind": "aesthetic", "weight": 0.1, "std_floor": 0.0001},
+            ],
+            "watch": [],
+        },
+        "advantage": {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0},
+        "group_size": 8,
+        "picture": {"width": 128, "height": 128},
+        "steps_planned": 40,
+        "canary_margin": 6.0,
+        "evaluations": [],
+        "chunks": [],
+        "bands": None,
+        "problems": [],
+    }
+
+
+def test_run_tells_the_kind_of_a_term_with_a_name_of_its_own(run: Any) -> None:
+    text = run.folder.config_path.read_text().replace("    ocr:\n", "    small_print:\n")
+    run.folder.config_path.write_text(text)
+    terms = {term["name"]: term["kind"] for term in written(run, "run")["reward"]["terms"]}
+    assert terms["small_print"] == "ocr"
+
+
+def test_run_lists_steps_by_tens_and_evaluations(run: Any) -> None:
+    run.recorder.record_step(0, {"eval/total": 0.5})
+    run.record_evaluation(0)
+    for step in (1, 2, 10, 11, 21):
+        run.record_step(step)
+    # Its rollout was removed, say to save space.
+    run.folder.rollout_path(2).unlink()
+    run.record_evaluation(20)
+    data = written(run, "run")
+    assert data["chunks"] == [
+        {"key": "steps-000001", "steps": [1, 2, 10]},
+        {"key": "steps-000011", "steps": [11]},
+        {"key": "steps-000021", "steps": [21]},
+    ]
+    assert data["evaluations"] == [
+        {"step": 0, "key": "evaluation-000000"},
+        {"step": 20, "key": "evaluation-000020"},
+    ]
+    entries = run.data("steps-000001")["steps"]
+    assert [(entry["step"], "groups" in entry) for entry in entries] == [
+        (1, True),
+        (2, False),
+        (10, True),
+    ]
+    assert entries[1]["problem"].startswith("Cannot read rollouts/step-000002.parquet: No such")
+
+
+def test_first_chunk_holds_the_metrics_of_the_evaluation_before_the_first_step(run: Any) -> None:
+    run.recorder.record_step(0, {"eval/total": 0.5})
+    assert written(run, "run")["chunks"] == [{"key": "steps-000001", "steps": []}]
+    assert run.data("steps-000001") == {
+        "metrics": [{"step": 0, "eval/total": 0.5}],
+        "steps": [],
+    }
+
+
+def test_steps_hold_their_metrics_and_null_where_one_is_not_finite(run: Any) -> None:
+    run.record_step(1, **{"loss/total": math.nan})
+    run.record_step(11, **{"loss/total": 1e-300})
+    run.folder.metrics_path.open("a").write('{"step": 12, "loss/total": Infinity}\n')
+    data = written(run, "steps-000001")
+    assert data["metrics"] == [{"step": 1, "reward/mean": 1 / 7, "loss/total": None}]
+    assert run.data("steps-000011")["metrics"] == [
+        {"step": 11, "reward/mean": 11 / 7, "loss/total": 1e-300},
+        {"step": 12, "loss/total": None},
+    ]
+
+
+def test_step_holds_every_field_of_its_groups(run: Any) -> None:
+    run.record_step(3)
+    first, second = written(run, "steps-000001")["steps"][0]["groups"]
+    assert first == {
+        "prompt_id": "kite",
+        "prompt": 'a red sign that says "OPEN"',
+        "texts": ["OPEN"],
+        "target": "train-targets/kite.png",
+        "decode_seed": "9223372036854775807",
+        "images": ["step-000003/kite-0.png", "step-000003/kite-1.png"],
+        # The shortest decimals: 1 / 3 is 0.33333334 in 32 bits.
+        "raw": {
+            "lpips": [0.1, 0.33333334],
+            "ssim": [0.2, 0.25],
+            "ocr": [0.3, 1.0],
+            "aesthetic": [0.4, 1e-07],
+        },
+        "notes": {
+            "ocr": [
+                {"read": "OPFN", "marks": [["OP", True], ["F", False], ["N", True]]},
+                {"read": "", "marks": []},
+            ]
+        },
+        # 0.4 * 0.1 + 0.2 * 0.2 + 0.3 * 0.3 + 0.1 * 0.4, and so on.
+        "total": [pytest.approx(0.21), pytest.approx(0.4 / 3 + 0.05 + 0.3)],
+        "penalty": [0.0, 0.1],
+        "advantage": [-0.7, 0.7],
+        "is_flat": False,
+    }
+    assert second == {
+        "prompt_id": "b",
+        "prompt": "a field",
+        "texts": [],
+        "target": None,
+        "decode_seed": "7",
+        "images": ["step-000003/b-0.png", "step-000003/b-1.png"],
+        "raw": {"lpips": None, "ssim": None, "ocr": None, "aesthetic": [0.7, -2.5]},
+        "notes": {},
+        # Alone, aesthetic takes over the weight of the others.
+        "total": [pytest.approx(0.7), -2.5],
+        "penalty": [0.0, 0.0],
+        "advantage": [0.0, 0.0],
+        "is_flat": True,
+    }
+
+
+def test_evaluation_holds_what_was_not_learnt_from(run: Any) -> None:
+    run.record_evaluation(10)
+    data = written(run, "evaluation-000010")
+    assert data["step"] == 10
+    group = data["groups"][0]
+    assert group["images"] == ["eval-000010/kite-0.png", "eval-000010/kite-1.png"]
+    assert group["target"] == "targets/kite.png"
+    assert group["notes"]["ocr"][0]["read"] == "OPFN"
+    assert set(group) == {
+        *("prompt_id", "prompt", "texts", "target", "decode_seed", "images", "raw", "notes"),
+        "total",
+    }
+
+
+def test_numbers_survive_to_the_last_bit(run: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    run.raw = torch.randn((2, 2, 4), generator=generator) * torch.tensor([1e-30, 1e-3, 1.0, 1e30])
+    run.record_step(1)
+    groups = written(run, "steps-000001")["steps"][0]["groups"]
+    table = pyarrow.parquet.read_table(run.folder.rollout_path(1))
+    for name in ("lpips", "ssim", "ocr", "aesthetic"):
+        shown = [x for group in groups for x in group["raw"][name] or [math.nan] * 2]
+        stored = table[f"raw/{name}"].to_numpy()
+        assert np.array_equal(np.array(shown, np.float32), stored, equal_nan=True)
+    for name in ("total", "penalty", "advantage"):
+        shown = np.array([x for group in groups for x in group[name]], np.float32)
+        assert shown.tobytes() == table[name].to_numpy().tobytes()
+
+
+def test_notes_of_other_terms_are_plain_text(run: Any) -> None:
+    run.record_step(1)
+    path = run.folder.rollout_path(1)
+    table = pyarrow.parquet.read_table(path)
+    table = table.append_column("note/judge", pyarrow.array(["fine", "", None, None]))
+    pyarrow.parquet.write_table(table, path)
+    first, second = written(run, "steps-000001")["steps"][0]["groups"]
+    assert first["notes"]["judge"] == ["fine", ""]
+    assert second["notes"] == {}
+
+
+def test_marks_mind_case_where_the_term_does(run: Any) -> None:
+    text = run.folder.config_path.read_text().replace(
+        "case_sensitive: false", "case_sensitive: true"
+    )
+    run.folder.config_path.write_text(text)
+    run.notes = (("OPen", "x"), ())
+    run.record_step(1)
+    group = written(run, "steps-000001")["steps"][0]["groups"][0]
+    assert group["notes"]["ocr"][0]["marks"] == [["OP", True], ["en", False]]
+
+
+def test_hostile_texts_come_through_as_they_are(run: Any) -> None:
+    run.prompts = (
+        replace(run.prompts[0], prompt_id=HOSTILE, prompt=HOSTILE, texts=(HOSTILE,)),
+        Prompt("../../../escaped", "x"),
+    )
+    run.notes = ((HOSTILE, "<b>"), ())
+    run.record_step(1)
+    first, second = written(run, "steps-000001")["steps"][0]["groups"]
+    assert first["prompt_id"] == first["prompt"] == first["texts"][0] == HOSTILE
+    assert first["notes"]["ocr"][0]["read"] == HOSTILE
+    assert second["prompt_id"] == "../../../escaped"
+    for group in (first, second):
+        for image in group["images"]:
+            assert (run.gallery / "thumbs" / image).with_suffix(".webp").is_file()
+    text = (run.gallery / "data" / "steps-000001.js").read_text(encoding="utf-8")
+    assert not set(text) & {"<", "\u2028", "\u2029"}
+
+
+def test_bands_of_the_canaries_are_told(run: Any) -> None:
+    band = {"mean": 0.5, "std": 0.1, "prompts": 4, "collapse_below": 0.05}
+    run.folder.canaries_path.write_text(json.dumps({"edge_density": band}))
+    assert written(run, "run")["bands"] == {"edge_density": band}
+
+
+def test_reading_is_shown_in_the_letters_it_is_compared_in(run: Any) -> None:
+    # As RapidOCR returns some words: full-width letters.
+    run.notes = (("\uff2f\uff30\uff25N", "x"), ())
+    run.record_step(1)
+    note = written(run, "steps-000001")["steps"][0]["groups"][0]["notes"]["ocr"][0]
+    assert note["read"] == "OPEN"
+    assert note["marks"][0][0].startswith("OP")

@@ -1,0 +1,176 @@
+"""Real requests over the loopback address."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from glm_grpo.errors import ConfigError
+from glm_grpo.gallery import update_gallery, write_gallery
+from glm_grpo.gallery.server import LOOPBACK, GalleryServer, serve_gallery
+
+
+@pytest.fixture
+def served(run: Any) -> Any:
+    """A run with a step, its gallery, and things that are nobody's business."""
+    run.record_step(1)
+    write_gallery(run.folder, ())
+    run.folder.checkpoint_dir(1).mkdir(parents=True)
+    (run.folder.checkpoint_dir(1) / "policy.safetensors").write_bytes(b"secret")
+    (run.folder.path.parent / "outside.png").write_bytes(b"secret")
+    (run.folder.images_dir / "link.png").symlink_to(
+        run.folder.checkpoint_dir(1) / "policy.safetensors"
+    )
+    (run.folder.images_dir / ".half.png").write_bytes(b"secret")
+    return run
+
+
+@pytest.fixture
+def port(served: Any) -> Iterator[int]:
+    """Where its gallery is served."""
+    with GalleryServer(served.folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(
+    port: int, address: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=10)
+    connection.request(method, address, headers=headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, dict(answer.headers), content
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("/gallery/index.html", "text/html; charset=utf-8"),
+        ("/gallery/index.html?x=1", "text/html; charset=utf-8"),
+        ("/gallery/data/run.js", "text/javascript; charset=utf-8"),
+        ("/gallery/assets/core.css", "text/css; charset=utf-8"),
+        ("/gallery/assets/vendor/LICENSES.txt", "text/plain; charset=utf-8"),
+        ("/gallery/thumbs/step-000001/kite-0.webp", "image/webp"),
+        ("/images/step-000001/kite-0.png", "image/png"),
+        ("/images/step-000001/kite%2D0.png", "image/png"),
+    ],
+)
+def test_server_gives_pages_and_pictures_and_has_none_stored(
+    address: str, kind: str, served: Any, port: int
+) -> None:
+    status, headers, content = ask(port, address)
+    path = served.folder.path / address.partition("?")[0].lstrip("/").replace("%2D", "-")
+    assert (status, content) == (200, path.read_bytes())
+    assert headers["Content-Type"] == kind
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/checkpoints/step-000001/policy.safetensors",
+        "/config.yaml",
+        "/metrics.jsonl",
+        "/rollouts/step-000001.parquet",
+        "/gallery/../config.yaml",
+        "/gallery/../../outside.png",
+        "/gallery/%2e%2e/config.yaml",
+        "/gallery/..%2fconfig.yaml",
+        "/images/../checkpoints/step-000001/policy.safetensors",
+        "/images/%2e%2e/%2e%2e/outside.png",
+        "//etc/passwd",
+        "/images//etc/passwd",
+        "/images/%00",
+        "/images/link.png",
+        "/images/.half.png",
+        "/gallery/" + "x" * 5000,
+        # No listing of a folder.
+        "/images",
+        "/images/",
+        "/images/step-000001",
+        "/images/step-000001/",
+        "/gallery/data/",
+        "/gallery/index.html/",
+        "/nowhere",
+        "config.yaml",
+        "http://127.0.0.1/config.yaml",
+    ],
+)
+def test_server_gives_nothing_else(address: str, port: int) -> None:
+    status, _, content = ask(port, address)
+    assert status == 404
+    assert b"secret" not in content
+    assert b"root:" not in content
+
+
+@pytest.mark.parametrize("address", ["/", "/gallery", "/gallery/"])
+def test_server_leads_to_the_page(address: str, port: int) -> None:
+    status, headers, _ = ask(port, address)
+    assert (status, headers["Location"]) == (302, "/gallery/index.html")
+
+
+def test_server_answers_head_without_content(served: Any, port: int) -> None:
+    status, headers, content = ask(port, "/gallery/index.html", "HEAD")
+    size = served.folder.gallery_path.stat().st_size
+    assert (status, int(headers["Content-Length"]), content) == (200, size, b"")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_server_takes_nothing(method: str, served: Any, port: int) -> None:
+    assert ask(port, "/gallery/index.html", method)[0] == 501
+    assert served.folder.gallery_path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:1234", 200), ("127.0.0.1", 200), ("example.org", 403), ("localhost.org", 403)],
+)
+def test_server_refuses_names_that_others_made_lead_here(host: str, status: int, port: int) -> None:
+    assert ask(port, "/gallery/data/run.js", Host=host)[0] == status
+
+
+def test_server_shows_a_step_that_was_added(served: Any, port: int) -> None:
+    assert b'"steps":[1]' in ask(port, "/gallery/data/run.js")[2]
+    served.record_step(2)
+    update_gallery(served.folder, 2)
+    assert b'"steps":[1,2]' in ask(port, "/gallery/data/run.js")[2]
+
+
+def test_server_outlives_a_browser_that_goes_away(
+    port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection((LOOPBACK, port)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        connection.sendall(b"GET /gallery/index.html HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert ask(port, "/gallery/index.html")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_server_listens_on_this_machine_only(served: Any) -> None:
+    with GalleryServer(served.folder, 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        assert server.url == f"http://127.0.0.1:{server.server_address[1]}/gallery/index.html"
+
+
+@pytest.mark.parametrize("port", [70000, -1])
+def test_serve_gallery_refuses_a_port_that_there_is_not(port: int, served: Any) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1 port {port}"):
+        serve_gallery(served.folder, port=port, announce=str)
+
+
+def test_serve_gallery_refuses_a_port_in_use(served: Any, port: int) -> None:
+    with pytest.raises(ConfigError, match="choose another port, or 0 for any that is free"):
+        serve_gallery(served.folder, port=port, announce=str)

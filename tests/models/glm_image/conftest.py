@@ -1,0 +1,93 @@
+"""A GLM-Image of stock classes with random weights: small, and wrong in every way it can be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.tiny import models, world
+from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from rewards.types import Prompt, RewardTable
+
+SIZE = world.SIZE
+
+
+@pytest.fixture(scope="session")
+def random_pipeline_folder(tmp_path_factory):
+    """A folder in the diffusers layout, written by the stock pipeline."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    pipeline = GlmImagePipeline(
+        tokenizer=models.build_glyph_tokenizer(),
+        processor=models.build_processor(),
+        text_encoder=models.build_text_encoder(seed=1),
+        vision_language_encoder=models.build_policy_model(seed=2),
+        vae=models.build_vae(seed=3),
+        transformer=models.build_transformer(seed=4),
+        scheduler=models.build_scheduler(),
+    )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def random_pipeline(random_pipeline_folder):
+    """Loaded anew for every test, for policies change what they are built on."""
+    pipeline = GlmImagePipeline.from_pretrained(random_pipeline_folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@pytest.fixture
+def make_policy(random_pipeline):
+    """Builds a policy on the random pipeline; full fine-tuning without adapter_rank."""
+
+    def build(**changes):
+        settings = {
+            "temperature": 1.0,
+            "adapter_rank": None,
+            "adapter_alpha": 8.0,
+            "is_checkpointing": False,
+            "needs_reference": True,
+            "seed": 0,
+        }
+        return Policy(random_pipeline, **(settings | changes))
+
+    return build
+
+
+@pytest.fixture
+def batch():
+    """Two prompts of different length, three samples each."""
+    prompts = (
+        Prompt("short", 'a sign saying "AB"'),
+        Prompt("long", 'a rather longer sign that is saying "WXYZ" below a triangle'),
+    )
+    return PromptBatch(prompts, 3, SIZE, SIZE, seed=11, decode_seeds=(5, 6))
+
+
+def experience_of(batch: PromptBatch, rollout: Rollout) -> Experience:
+    """An experience around a rollout; pictures and scores are of no account."""
+    shape = (len(batch.prompts), batch.group_size)
+    return Experience(
+        prompts=batch,
+        rollout=rollout,
+        images=ImageBatch(torch.zeros(*shape, 3, 32, 32, dtype=torch.uint8), batch.decode_seeds),
+        rewards=RewardTable(
+            ("none",),
+            torch.zeros(*shape, 1),
+            torch.ones(shape[0], 1, dtype=torch.bool),
+            torch.ones(1),
+            torch.ones(1),
+        ),
+        totals=torch.zeros(shape),
+        penalties=torch.zeros(shape),
+        advantages=Advantages(torch.zeros(shape), torch.ones(shape[0], dtype=torch.bool)),
+    )
+
+
+@pytest.fixture
+def as_experience():
+    """`experience_of`, as a fixture: test folders are no packages."""
+    return experience_of

@@ -1,0 +1,112 @@
+"""What shards of a policy take in each of two processes, by torch's own CPU allocator.
+
+Started by test_shards.py through torchrun: shard_processes.py FOLDER, which gets RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from diffusers import GlmImagePipeline
+from torch import Tensor
+from torch.optim import AdamW
+from torch.profiler import ProfilerActivity, profile
+
+from glm_grpo.models.glm_image.network import TokenSequences
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.tiny.models import build_policy_model
+from glm_grpo.training.distributed.processes import current_team
+from glm_grpo.training.distributed.strategy import Engine, make_accelerator
+
+ROWS, READ, DRAWN = 4, 301, 272
+"""Sequences; tokens that are read, 30 of a prompt and all but the last of a 128 x 128 grid."""
+
+
+def allocated(work: Callable[[], object]) -> int:
+    """Most bytes above those before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    live = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def bytes_of(tensors: list[Tensor]) -> int:
+    local = [tensor.to_local() for tensor in tensors]
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
+
+
+def sequences() -> TokenSequences:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 50, (ROWS, READ), generator=generator)
+    drawn = torch.randint(0, 50, (ROWS, DRAWN), generator=generator)
+    positions = torch.arange(READ).expand(3, ROWS, READ).contiguous()
+    return TokenSequences(ids, torch.ones_like(ids), positions, drawn, None)
+
+
+def measure(policy: Policy, engine: Engine) -> dict:
+    # Cut up again after a pass, as from a run's first rollout on.
+    with engine.whole_weights():
+        pass
+    weights = [*policy.trainable_parameters()]
+    optimizer = AdamW(weights)
+    # Only a module in training mode recomputes activations.
+    policy.network.train()
+
+    def learn():
+        log_probs, *_ = engine._wrapped(*sequences())
+        engine.backward(log_probs.sum())
+
+    learn()
+    optimizer.step()
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    with engine.whole_weights():
+        storages = [each.untyped_storage() for each in policy.trainable_parameters()]
+        together = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    # What the thread that gathers frees is not seen, and on a busy machine it frees more.
+    backward = min(allocated(learn) for _ in range(5))
+    return {
+        "weights": bytes_of(weights),
+        "gradients": bytes_of([weight.grad for weight in weights]),
+        "moments": bytes_of([moment for moment in moments if moment.ndim > 0]),
+        "put together": together,
+        "backward": backward,
+        "step": allocated(optimizer.step),
+    }
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    accelerator, team = make_accelerator(), current_team()
+    model = build_policy_model(seed=0)
+    pipeline = GlmImagePipeline(
+        tokenizer=None,
+        processor=None,
+        text_encoder=None,
+        vision_language_encoder=model,
+        vae=None,
+        transformer=None,
+        scheduler=None,
+    )
+    policy = Policy(
+        pipeline,
+        temperature=1.0,
+        adapter_rank=None,
+        adapter_alpha=1.0,
+        is_checkpointing=True,
+        needs_reference=False,
+        seed=0,
+    )
+    measured = measure(policy, Engine(policy, accelerator, team))
+    (folder / f"{team.rank}.json").write_text(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""Exported weights, loaded by stock classes, are the trained policy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from peft import PeftModel
+from PIL import Image
+
+from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+
+ROWS = torch.arange(6)
+
+
+def shift(policy):
+    with torch.no_grad():
+        for index, parameter in enumerate(policy.trainable_parameters()):
+            parameter.add_(0.01 * (1 + index % 3))
+
+
+def log_probs_of(policy, experience):
+    return policy.replay(experience.prompts, experience.rollout, ROWS).log_probs.detach()
+
+
+@pytest.fixture
+def trained(make_policy, batch, as_experience):
+    """Builds a policy, moves it off its start, and samples from it."""
+
+    def build(adapter_rank):
+        policy = make_policy(adapter_rank=adapter_rank, needs_reference=False)
+        shift(policy)
+        rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+        return policy, as_experience(batch, rollout)
+
+    return build
+
+
+@pytest.fixture
+def settings(random_pipeline_folder):
+    return StockSettings(
+        base=str(random_pipeline_folder),
+        dtype="float32",
+        height=64,
+        width=96,
+        temperature=0.5,
+        top_k=7,
+        top_p=None,
+        decode_steps=2,
+        guidance_scale=1.25,
+        outside_codebook="",
+    )
+
+
+def policy_on(pipeline):
+    return Policy(
+        pipeline,
+        temperature=1.0,
+        adapter_rank=None,
+        adapter_alpha=1.0,
+        is_checkpointing=False,
+        needs_reference=False,
+        seed=0,
+    )
+
+
+@pytest.mark.parametrize("adapter_rank", [None, 4])
+def test_exported_pipeline_is_the_trained_policy(
+    trained, random_pipeline, adapter_rank, tmp_path, settings
+):
+    policy, experience = trained(adapter_rank)
+    wanted = log_probs_of(policy, experience)
+
+    export_pipeline(policy, random_pipeline, settings, tmp_path / "pipeline")
+
+    loaded = policy_on(GlmImagePipeline.from_pretrained(tmp_path / "pipeline"))
+    assert torch.allclose(log_probs_of(loaded, experience), wanted, atol=1e-4)
+
+
+def test_exported_adapter_makes_the_trained_policy_of_the_base(
+    trained, random_pipeline_folder, tmp_path, settings
+):
+    policy, experience = trained(4)
+    wanted = log_probs_of(policy, experience)
+
+    export_adapter(policy.adapted_model, settings, tmp_path / "adapter")
+
+    fresh = GlmImagePipeline.from_pretrained(random_pipeline_folder)
+    base = log_probs_of(policy_on(fresh), experience)
+    adapted = PeftModel.from_pretrained(fresh.vision_language_encoder, tmp_path / "adapter")
+    fresh.register_modules(vision_language_encoder=adapted.base_model.model)
+    assert torch.allclose(log_probs_of(policy_on(fresh), experience), wanted, atol=1e-5)
+    assert not torch.allclose(base, wanted, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "adapter"])
+def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
+    trained, random_pipeline, tmp_path, settings, monkeypatch, kind
+):
+    policy, _ = trained(4)
+    if kind == "adapter":
+        export_adapter(policy.adapted_model, settings, tmp_path)
+    else:
+        export_pipeline(policy, random_pipeline, settings, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (tmp_path / README).read_text(), re.DOTALL)
+    names = {}
+
+    exec(compile(snippet, README, "exec"), names)
+
+    assert Image.open("picture.png").size == (settings.width, settings.height)
+    sampling = names["pipeline"].vision_language_encoder.generation_config
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
+    assert names["pipeline"].num_timesteps == settings.decode_steps
+    assert names["pipeline"].guidance_scale == settings.guidance_scale

@@ -1,0 +1,126 @@
+"""What is no GLM-Image pipeline is refused with value, rule and remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from glm_grpo.errors import ModelError
+from glm_grpo.models.glm_image.loading import check_model, load_pipeline
+from glm_grpo.models.glm_image.picture_tokens import picture_tokens
+
+
+def test_load_pipeline_loads_a_folder_in_the_dtype_asked_for(random_pipeline_folder):
+    pipeline = load_pipeline(str(random_pipeline_folder), dtype=torch.bfloat16)
+
+    model = pipeline.vision_language_encoder
+    assert model.lm_head.weight.dtype == pipeline.transformer.dtype == torch.bfloat16
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c"])
+def test_load_pipeline_refuses_what_is_neither_folder_nor_hub_id(path):
+    with pytest.raises(ModelError, match="no such folder"):
+        load_pipeline(path, dtype=torch.float32)
+
+
+def test_load_pipeline_refuses_a_folder_without_an_index(tmp_path):
+    with pytest.raises(ModelError, match="model_index.json"):
+        load_pipeline(str(tmp_path), dtype=torch.float32)
+
+
+def test_load_pipeline_refuses_another_pipeline(tmp_path):
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+
+    with pytest.raises(ModelError, match="FluxPipeline"):
+        load_pipeline(str(tmp_path), dtype=torch.float32)
+
+
+def test_load_pipeline_refuses_a_torn_index(tmp_path):
+    (tmp_path / "model_index.json").write_text('{"_class')
+
+    with pytest.raises(ModelError, match="JSON"):
+        load_pipeline(str(tmp_path), dtype=torch.float32)
+
+
+def test_load_pipeline_explains_a_folder_without_parts(tmp_path, random_pipeline_folder):
+    (tmp_path / "model_index.json").write_bytes(
+        (random_pipeline_folder / "model_index.json").read_bytes()
+    )
+
+    with pytest.raises(ModelError, match="no such file; fetch the file again"):
+        load_pipeline(str(tmp_path), dtype=torch.float32)
+
+
+def test_load_pipeline_explains_a_hub_id_that_cannot_be_fetched(monkeypatch):
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError("offline")
+
+    monkeypatch.setattr("diffusers.GlmImagePipeline.download", refuse)
+    monkeypatch.setattr("glm_grpo.models.glm_image.loading.snapshot_download", refuse)
+    for load in (check_model, partial(load_pipeline, dtype=torch.float32)):
+        with pytest.raises(ModelError, match="nothing can be fetched from the hub .offline"):
+            load("owner/model")
+
+
+def test_a_hub_id_is_checked_by_its_small_files_and_loaded_whole(
+    random_pipeline_folder, monkeypatch, tmp_path
+):
+    """Weights are fetched when the rest is known to be sound."""
+    small = tmp_path / "small"
+    shutil.copytree(random_pipeline_folder, small, ignore=shutil.ignore_patterns("*.safetensors"))
+    asked = []
+
+    def fetch(path: str, *, allow_patterns: list[str], **_: object) -> str:
+        asked.append((path, allow_patterns))
+        return str(small)
+
+    monkeypatch.setattr("glm_grpo.models.glm_image.loading.snapshot_download", fetch)
+    monkeypatch.setattr(
+        "diffusers.GlmImagePipeline.download", lambda *_, **__: str(random_pipeline_folder)
+    )
+
+    assert "<|image|>" in check_model("owner/model").language
+    assert asked == [("owner/model", ["*.json", "*.jinja"])]
+    loaded = load_pipeline("owner/model", dtype=torch.float32)
+    stored = load_file(random_pipeline_folder / "vae" / "diffusion_pytorch_model.safetensors")
+    assert torch.equal(loaded.vae.decoder.conv_in.bias, stored["decoder.conv_in.bias"])
+
+
+@pytest.mark.parametrize("form", ["5.17", "5.18"])
+def test_picture_tokens_take_both_forms_of_upstream_features(random_pipeline, form):
+    """Features of a picture: patches x width in transformers 5.17, a grid from 5.18 on."""
+    model, processor = random_pipeline.vision_language_encoder, random_pipeline.processor
+    pixels = torch.randint(
+        0, 256, (2, 3, 128, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    expected = picture_tokens(model, processor, pixels)
+    upstream = model.get_image_features
+
+    def features(*args: object, **kwargs: object) -> object:
+        found = upstream(*args, **kwargs)
+        grids = found.pooler_output
+        rows = [each if each.ndim == 2 else each.flatten(1).T for each in grids]
+        found.pooler_output = (
+            tuple(rows)
+            if form == "5.17"
+            # 128 x 192 pixels are 4 x 6 tokens.
+            else [each.T.reshape(-1, 4, 6) for each in rows]
+        )
+        return found
+
+    model.get_image_features = features
+
+    found = picture_tokens(model, processor, pixels)
+
+    assert found.shape == (2, 24)
+    assert found.equal(expected)
+    # Two pictures, neighbours in neither order: rows and columns are not mixed up.
+    assert not found[0].equal(found[1])
+    alone = picture_tokens(model, processor, pixels[1:])
+    assert found[1:].equal(alone)

@@ -1,0 +1,359 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, GlmImagePipeline
+from torch.optim import AdamW
+from torch.profiler import ProfilerActivity, profile
+
+from glm_grpo.errors import ModelError
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.memory import (
+    BatchSizes,
+    ModelSettings,
+    _update,
+    decode_bytes,
+    rollout_bytes,
+    update_bytes,
+)
+from glm_grpo.models.glm_image.meta import (
+    META,
+    PUBLISHED_ID,
+    PartConfigs,
+    measured_on_meta,
+    pinned_bytes,
+    read_part_configs,
+)
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.quantization import Quantization
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.plan.memory import OVERHEAD_BYTES, MemoryPlanner
+from glm_grpo.plan.scorers import ScorerSizes
+from glm_grpo.tiny.models import (
+    PolicySizes,
+    build_glyph_tokenizer,
+    build_policy_model,
+    build_processor,
+    build_scheduler,
+    build_text_encoder,
+    build_transformer,
+)
+from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from rewards.types import Prompt, RewardTable
+
+MODEL = ModelSettings(
+    dtype=torch.float32,
+    adapter_rank=None,
+    is_checkpointing=False,
+    needs_reference=False,
+    is_on_accelerator=False,
+)
+SIZES = BatchSizes(
+    prompts=1,
+    group_size=4,
+    height=64,
+    width=64,
+    prompt_tokens=30,
+    micro_batch_size=2,
+    is_truncated=False,
+)
+PUBLISHED = replace(MODEL, dtype=torch.bfloat16, adapter_rank=32, is_on_accelerator=True)
+
+
+@pytest.fixture(scope="module")
+def tiny_configs(random_pipeline_folder):
+    return read_part_configs(str(random_pipeline_folder))
+
+
+@pytest.fixture(scope="module")
+def published_configs(tiny_configs):
+    """The published language model, with a decoder that is planned in no time."""
+    parts = read_part_configs(PUBLISHED_ID)
+    return replace(parts, transformer=tiny_configs.transformer, vae=tiny_configs.vae)
+
+
+def _item(plan, name):
+    return next(item for item in plan.items if item.name == name)
+
+
+def test_measured_on_meta_counts_what_lives_at_the_same_time():
+    with measured_on_meta() as memory:
+        first = torch.empty(100, device=META)  # 400 bytes
+        second = first * 2  # 400 more
+        del first
+        third = second[:50].exp()  # 200 beside second's 400
+    assert memory.peak_bytes == 800
+    assert memory.live_bytes == 600
+    del third
+
+
+def test_pinned_bytes_are_powers_of_two_for_each_tensor():
+    # Weight 3 x 5 in fp32 is 60 bytes -> 64; bias of 3 is 12 -> 16.
+    assert pinned_bytes([torch.nn.Linear(5, 3)]) == 80
+
+
+def _allocated_peak(work):
+    """By torch's own CPU allocator, above what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    live = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+SIZES_OF_POLICIES = {
+    "tiny": PolicySizes(),
+    "wide": PolicySizes(
+        hidden_size=256, intermediate_size=512, heads=8, key_value_heads=8, layers=3
+    ),
+    "deep": PolicySizes(codebook=2048, heads=4, key_value_heads=2, hidden_size=128, layers=7),
+}
+WAYS_TO_TRAIN = {
+    "full": {},
+    "adapters": {"adapter_rank": 8},
+    "checkpointing": {"adapter_rank": 8, "is_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "way"),
+    [
+        ("tiny", "full"),
+        ("tiny", "checkpointing"),
+        ("wide", "adapters"),
+        ("deep", "full"),
+        ("deep", "checkpointing"),
+    ],
+)
+def test_update_bytes_match_the_allocator_within_ten_percent(size, way):
+    sizes, settings = SIZES_OF_POLICIES[size], replace(MODEL, **WAYS_TO_TRAIN[way])
+    model = build_policy_model(seed=0, sizes=sizes)
+    policy = Policy(
+        GlmImagePipeline(
+            tokenizer=None,
+            processor=build_processor(sizes),
+            text_encoder=None,
+            vision_language_encoder=model,
+            vae=None,
+            transformer=None,
+            scheduler=None,
+        ),
+        temperature=1.0,
+        adapter_rank=settings.adapter_rank,
+        adapter_alpha=1.0,
+        is_checkpointing=settings.is_checkpointing,
+        needs_reference=False,
+        seed=0,
+    )
+    batch = _prompt_batch(group_size=SIZES.micro_batch_size)
+    prompt_tokens = policy.encode(batch).input_ids.shape[1]
+    experience = _experience(batch)
+    optimizer = AdamW(policy.trainable_parameters())
+
+    def update():
+        rows = torch.arange(SIZES.micro_batch_size)
+        torch.autograd.backward(
+            policy.replay(experience.prompts, experience.rollout, rows).log_probs.sum()
+        )
+        optimizer.step()
+
+    # Optimizer state is made in the first step and counted apart; one micro-batch finds none of
+    # the others' gradients.
+    update()
+    optimizer.zero_grad(set_to_none=True)
+    planned = replace(SIZES, group_size=SIZES.micro_batch_size, prompt_tokens=prompt_tokens)
+    configs = PartConfigs(model.config.to_dict(), {}, {}, {})
+    assert update_bytes(configs, settings, planned) == pytest.approx(
+        _allocated_peak(update), rel=0.1
+    )
+
+
+def test_rollout_bytes_match_the_allocator_within_ten_percent(tiny_configs, make_policy):
+    policy = make_policy(needs_reference=False)
+    batch = _prompt_batch(group_size=8)
+    prompt_tokens = policy.encode(batch).input_ids.shape[1]
+    planned = replace(SIZES, group_size=8, prompt_tokens=prompt_tokens)
+    measured = _allocated_peak(
+        lambda: sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    )
+    assert rollout_bytes(tiny_configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("decode_batch_size", [None, 3], ids=["group", "parts"])
+@pytest.mark.parametrize("guidance_scale", [1.0, 1.5])
+def test_decode_bytes_match_the_allocator_within_ten_percent(guidance_scale, decode_batch_size):
+    # Channels in multiples of 16, which kernels on the CPU round others up to; the widest level
+    # meets the largest picture in the last block, as in the published VAE.
+    vae = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(16, 64, 128, 128),
+        latent_channels=8,
+        norm_num_groups=8,
+        mid_block_add_attention=False,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        latents_mean=[0.0] * 8,
+        latents_std=[1.0] * 8,
+    ).eval()
+    transformer, text_encoder = build_transformer(seed=0), build_text_encoder(seed=0)
+    pipeline = GlmImagePipeline(
+        tokenizer=build_glyph_tokenizer(),
+        processor=None,
+        text_encoder=text_encoder,
+        vision_language_encoder=None,
+        vae=vae,
+        transformer=transformer,
+        scheduler=build_scheduler(),
+    )
+    decoder = Decoder(
+        pipeline, steps=2, guidance_scale=guidance_scale, batch_size=decode_batch_size
+    )
+    planned = replace(
+        SIZES, height=128, width=128, prompt_tokens=8, decode_batch_size=decode_batch_size
+    )
+    # Patches are 16 pixels wide.
+    prior = torch.zeros(planned.group_size, 64, dtype=torch.int64)
+    configs = PartConfigs(
+        {}, dict(transformer.config), dict(vae.config), text_encoder.config.to_dict()
+    )
+    measured = _allocated_peak(lambda: decoder.draw_group('"SIGN"', prior, 5, 128, 128))
+    assert decode_bytes(configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
+
+
+def test_decode_bytes_of_a_transformer_in_8_bits_hold_one_layer_in_full(tiny_configs):
+    # One patch: what is cast is more than what is drawn takes.
+    sizes = replace(SIZES, group_size=2, height=32, width=32, prompt_tokens=1)
+    held = replace(MODEL, quantization=Quantization(decoder="float8"))
+    vae = replace(tiny_configs, vae=tiny_configs.vae | {"block_out_channels": (8, 8, 8, 8)})
+    plain, cast = (decode_bytes(vae, model, sizes) for model in (MODEL, held))
+    largest = max(p.numel() for p in build_transformer(seed=0).parameters())
+    assert plain < cast <= plain + 4 * largest
+
+
+def test_plan_of_a_model_in_fewer_bits_has_its_sizes(published_configs):
+    held = replace(PUBLISHED, quantization=Quantization(language="nf4", decoder="float8"))
+    sizes = replace(SIZES, height=512, width=512, prompts=2)
+    plan = MemoryPlanner(published_configs).plan(held, sizes, ScorerSizes(), "modules")
+    # 40 layers of 204.0 M entries: q, k, v, o 4096 x (4096 + 256 + 256) + 4096 x 4096, gate and up
+    # 4096 x 27392, down 13696 x 4096. An entry takes 1/2 byte, a 64th of a byte for its scale and
+    # 4 / (64 x 256) for the scale's. In 2 bytes: 168064 rows of the embedding, 16512 of the head.
+    matrices = 40 * (4096 * 4608 + 4096 * 4096 + 4096 * 27392 + 13696 * 4096)
+    kept = 2 * 4096 * (168_064 + 16_512)
+    expected = matrices * (1 / 2 + 1 / 64 + 4 / 16384) + kept
+    assert _item(plan, "language model and head").by_phase["rollout"] == pytest.approx(
+        expected, rel=1e-3
+    )
+
+
+def test_update_bytes_of_a_deep_model_equal_those_of_all_its_layers():
+    sizes = PolicySizes(layers=9)
+    configs = PartConfigs(build_policy_model(seed=0, sizes=sizes).config.to_dict(), {}, {}, {})
+    settings = replace(MODEL, adapter_rank=4, is_checkpointing=True)
+    assert update_bytes(configs, settings, SIZES) == max(_update(configs, settings, SIZES, 9))
+
+
+def test_plan_of_the_published_model_has_its_sizes(published_configs):
+    plan = MemoryPlanner(published_configs).plan(
+        PUBLISHED, replace(SIZES, height=512, width=512, prompts=2), ScorerSizes(), "modules"
+    )
+    # 8.847 B + 16512 x 4096 of the head, 2 bytes each; 40 layers, 2 heads of 128, 2 bytes:
+    # 40,960 bytes a token, of which 8 images have 512.
+    assert _item(plan, "language model and head").by_phase["rollout"] == pytest.approx(
+        17.83e9, rel=1e-3
+    )
+    assert _item(plan, "vision tower and VQ").cpu == pytest.approx(2.40e9, rel=1e-2)
+    assert _item(plan, "cache of the samples").by_phase == {"rollout": 40_960 * 8 * 512}
+
+
+def test_plan_offload_moves_weights_out_of_the_phases_that_do_without(tiny_configs):
+    planner = MemoryPlanner(tiny_configs)
+    model = replace(MODEL, is_on_accelerator=True)
+    plans = {
+        offload: planner.plan(model, SIZES, ScorerSizes(movable=1000), offload)
+        for offload in ("none", "modules", "modules_and_optimizer")
+    }
+    decoder = _item(plans["none"], "decoder").by_phase["decode"]
+    assert _item(plans["none"], "decoder").by_phase["update"] == decoder
+    assert _item(plans["modules"], "decoder").by_phase == {"decode": decoder}
+    assert _item(plans["modules"], "decoder").cpu >= decoder
+    state = _item(plans["modules"], "optimizer state").by_phase["idle"]
+    assert state > 0
+    assert plans["modules"].total("idle") == state + OVERHEAD_BYTES
+    assert plans["modules_and_optimizer"].total("idle") == OVERHEAD_BYTES
+    moved = plans["modules_and_optimizer"].moved_in - plans["modules"].moved_in
+    assert moved == state
+
+
+def test_plan_without_an_accelerator_holds_everything_in_one_memory(tiny_configs):
+    plan = MemoryPlanner(tiny_configs).plan(MODEL, SIZES, ScorerSizes(on_cpu=500), "modules")
+    assert plan.overhead == plan.moved_in == 0
+    assert plan.peak == plan.cpu + sum(item.by_phase.get(plan.peak_phase, 0) for item in plan.items)
+    assert _item(plan, "decoder").by_phase["update"] > 0
+
+
+def test_plan_with_adapters_trains_two_factors_of_every_matrix(tiny_configs):
+    planner = MemoryPlanner(tiny_configs)
+    one, two = (
+        planner.plan(replace(MODEL, adapter_rank=rank), SIZES, ScorerSizes(), "none")
+        for rank in (4, 8)
+    )
+    weights = _item(one, "adapters").by_phase["idle"]
+    assert _item(two, "adapters").by_phase["idle"] == 2 * weights
+    assert _item(one, "gradients").by_phase == {"update": weights}
+    assert _item(one, "optimizer state").by_phase["idle"] == 2 * weights
+
+
+def test_plan_measures_a_phase_once_for_settings_it_does_not_depend_on(tiny_configs):
+    planner = MemoryPlanner(tiny_configs)
+    planner.plan(MODEL, SIZES, ScorerSizes(), "none")
+    model = replace(MODEL, is_checkpointing=True, needs_reference=True)
+    sizes = replace(SIZES, micro_batch_size=4)
+    plan = planner.plan(model, sizes, ScorerSizes(), "none")
+    activations = _item(plan, "activations").by_phase
+    caches = sum(
+        _item(plan, f"cache of the {of}").by_phase["rollout"] for of in ("prompts", "samples")
+    )
+    assert activations["rollout"] == rollout_bytes(tiny_configs, model, sizes) - caches
+    assert activations["decode"] == decode_bytes(tiny_configs, model, sizes)
+    gradients = _item(plan, "gradients").by_phase["update"]
+    assert activations["update"] == update_bytes(tiny_configs, model, sizes) - gradients
+
+
+def test_read_part_configs_refuses_a_model_it_cannot_know(tmp_path):
+    with pytest.raises(ModelError, match="someone/else.*config.json of every part"):
+        read_part_configs("someone/else")
+    with pytest.raises(ModelError, match="config.json: no such file"):
+        read_part_configs(str(tmp_path))
+
+
+def _prompt_batch(*, group_size):
+
+    prompt = Prompt("sign", 'a red sign with "OPEN" on it')
+    return PromptBatch((prompt,), group_size, 64, 64, seed=0, decode_seeds=(0,))
+
+
+def _experience(batch):
+    # Which tokens are replayed takes no more and no less memory.
+    shape = (1, batch.group_size, token_layout(batch.height, batch.width).num_tokens)
+    rollout = Rollout(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), None, 0)
+    totals = torch.zeros(1, batch.group_size)
+    return Experience(
+        prompts=batch,
+        rollout=rollout,
+        images=ImageBatch(torch.zeros(1, batch.group_size, 3, 1, 1, dtype=torch.uint8), (0,)),
+        rewards=RewardTable(
+            ("none",),
+            totals.unsqueeze(-1),
+            torch.ones(1, 1, dtype=torch.bool),
+            torch.ones(1),
+            torch.ones(1),
+        ),
+        totals=totals,
+        penalties=totals,
+        advantages=Advantages(totals, torch.ones(1, dtype=torch.bool)),
+    )

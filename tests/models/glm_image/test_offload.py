@@ -1,0 +1,113 @@
+"""Who moves when, recorded with fakes; real moves are under the `gpu` marker."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from glm_grpo.models.glm_image.offload import ModulePart, OptimizerPart, Residency
+
+
+class RecordingPart:
+    """Writes down its moves."""
+
+    def __init__(self, name, moves):
+        self.name, self.moves = name, moves
+
+    def load(self):
+        self.moves.append(f"+{self.name}")
+
+    def evict(self):
+        self.moves.append(f"-{self.name}")
+
+
+@pytest.fixture
+def moves():
+    return []
+
+
+@pytest.fixture
+def residency(moves):
+    names = ("policy", "decoder", "rewards", "reference", "optimizer")
+    return Residency({name: RecordingPart(name, moves) for name in names})
+
+
+def test_a_step_makes_room_before_it_brings_in(residency, moves):
+    for phase in ("rollout", "decode", "reward", "update"):
+        with residency.phase(phase):
+            moves.append(phase)
+
+    assert moves == [
+        *("+policy", "rollout"),
+        *("-policy", "+decoder", "decode"),
+        *("-decoder", "+rewards", "reward"),
+        *("-rewards", "+optimizer", "+policy", "+reference", "update"),
+    ]
+
+
+def test_what_the_next_phase_needs_stays(residency, moves):
+    for phase in ("update", "rollout"):
+        with residency.phase(phase):
+            moves.append(phase)
+
+    assert moves[-3:] == ["-optimizer", "-reference", "rollout"]
+
+
+def test_a_part_added_later_moves_too(moves):
+    residency = Residency({})
+    residency.add("optimizer", RecordingPart("optimizer", moves))
+
+    with residency.phase("update"):
+        pass
+
+    assert moves == ["+optimizer"]
+
+
+def test_residency_tells_what_it_moves(moves):
+    residency = Residency({"rewards": RecordingPart("rewards", moves)})
+    assert residency.moves("rewards")
+    assert not residency.moves("decoder")
+    residency.add("decoder", RecordingPart("decoder", moves))
+    assert residency.moves("decoder")
+
+
+def test_without_parts_nothing_moves():
+    with Residency({}).phase("rollout"):
+        pass
+
+
+@pytest.mark.gpu
+def test_module_part_moves_weights_and_keeps_what_training_changed():
+    device = torch.device("cuda")
+    module = nn.Linear(4, 4)
+    frozen = module.bias.requires_grad_(False)
+    part = ModulePart([module], device=device)
+
+    part.load()
+    assert module.weight.device.type == frozen.device.type == "cuda"
+    with torch.no_grad():
+        module.weight.fill_(3.0)
+    part.evict()
+
+    assert module.weight.device.type == "cpu"
+    assert module.weight.is_pinned()
+    assert (module.weight == 3.0).all()
+    part.load()
+    assert (module.weight == 3.0).all()
+
+
+@pytest.mark.gpu
+def test_optimizer_part_moves_moments_and_leaves_the_step_counter():
+    weight = nn.Parameter(torch.ones(3, device="cuda"))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    part = OptimizerPart(optimizer, device=torch.device("cuda"))
+
+    part.evict()
+    state = optimizer.state[weight]
+    assert {value.device.type for value in state.values()} == {"cpu"}
+    part.load()
+    assert state["exp_avg"].device.type == "cuda"
+    assert state["step"].device.type == "cpu"

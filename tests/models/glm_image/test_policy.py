@@ -1,0 +1,174 @@
+"""Replay, reference, adapters: the links between what is sampled and what is learnt."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from glm_grpo.errors import CheckpointError
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+
+ROWS = torch.tensor([0, 2, 4, 5])
+"""Of 2 prompts x 3 samples: two of each prompt."""
+
+
+@pytest.mark.parametrize(
+    ("truncation", "temperature", "adapter_rank"),
+    [
+        (Truncation(), 1.0, None),
+        (Truncation(), 0.7, 4),
+        (Truncation(top_p=0.75), 0.9, None),
+        (Truncation(top_k=20, top_p=0.9), 1.0, 4),
+    ],
+)
+def test_replayed_log_probs_equal_sampled_ones(
+    make_policy, batch, truncation, temperature, adapter_rank
+):
+    policy = make_policy(temperature=temperature, adapter_rank=adapter_rank)
+    rollout = sample_rollout(policy, batch, truncation=truncation, policy_step=0)
+
+    replay = policy.replay(batch, rollout, ROWS)
+
+    assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-5)
+
+
+def test_replayed_log_probs_equal_those_of_stock_generation(make_policy, batch):
+    policy = make_policy()
+    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    prompt, tokens = batch.prompts[1], rollout.token_ids[1, 0]
+    inputs = policy.processor.apply_chat_template(
+        [[{"role": "user", "content": [{"type": "text", "text": prompt.prompt}]}]],
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={"target_h": 128, "target_w": 128, "return_tensors": "pt"},
+    )
+    length = inputs["input_ids"].shape[1]
+
+    # Stock generation, made to draw our tokens, shows the logits it drew them from.
+    generated = policy.model.generate(
+        **inputs,
+        max_new_tokens=len(tokens),
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        prefix_allowed_tokens_fn=lambda _, ids: [int(tokens[len(ids) - length])],
+    )
+    logits = torch.stack(generated.logits, dim=1)[0, :, :512]
+    stock = logits.float().log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    replay = policy.replay(batch, rollout, torch.tensor([3]))
+    assert torch.allclose(replay.log_probs[0], stock, atol=1e-5)
+
+
+def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch):
+    policy = make_policy()
+    truncated = sample_rollout(policy, batch, truncation=Truncation(top_k=2), policy_step=0)
+
+    entropy = policy.replay(batch, truncated, ROWS).entropy
+
+    # Two entries are left: entropy is between 0 and ln 2.
+    assert bool((entropy >= 0).all())
+    assert float(entropy.max()) <= 0.6932
+
+
+@pytest.mark.parametrize("is_checkpointing", [False, True])
+def test_gradient_reaches_the_language_model_and_nothing_else(make_policy, batch, is_checkpointing):
+    policy = make_policy(is_checkpointing=is_checkpointing)
+    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+
+    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
+
+    for name, parameter in policy.model.named_parameters():
+        is_trained = name.startswith(("model.language_model.", "lm_head."))
+        assert parameter.requires_grad is is_trained, name
+        assert (parameter.grad is not None and bool(parameter.grad.any())) is is_trained, name
+
+
+def test_checkpointed_gradient_equals_the_plain_one(random_pipeline_folder, make_policy, batch):
+    policy = make_policy()
+    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
+    plain = [p.grad.clone() for p in policy.trainable_parameters()]
+
+    policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy.model.zero_grad()
+    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
+
+    for parameter, gradient in zip(policy.trainable_parameters(), plain, strict=True):
+        assert torch.allclose(parameter.grad, gradient, atol=1e-6)
+
+
+def test_adapters_are_on_the_language_model_alone(make_policy):
+    policy = make_policy(adapter_rank=4)
+
+    trained = [name for name, p in policy.model.named_parameters() if p.requires_grad]
+
+    # 6 linear layers x 4 decoder layers x 2 factors.
+    assert len(trained) == 48
+    assert all("model.language_model.layers." in name and ".lora_" in name for name in trained)
+
+
+def test_adapters_are_put_on_without_warnings(make_policy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        policy = make_policy(adapter_rank=4)
+    assert policy.adapted_model is not None
+
+
+@pytest.mark.parametrize("adapter_rank", [None, 4])
+def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank):
+    policy = make_policy(adapter_rank=adapter_rank)
+    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    sampled = rollout.log_probs.flatten(0, 1)[ROWS]
+
+    assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.add_(0.05)
+
+    assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
+    assert not torch.allclose(policy.replay(batch, rollout, ROWS).log_probs, sampled, atol=1e-2)
+
+
+def test_reference_is_refused_where_none_is_kept(make_policy, batch):
+    policy = make_policy(needs_reference=False)
+    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+
+    with pytest.raises(RuntimeError, match="needs_reference"):
+        policy.reference_log_probs(batch, rollout, ROWS)
+
+
+@pytest.mark.parametrize("adapter_rank", [None, 4])
+def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank):
+    policy = make_policy(adapter_rank=adapter_rank)
+    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.add_(0.02)
+    wanted = policy.replay(batch, rollout, ROWS).log_probs
+    stored = {name: tensor.clone() for name, tensor in policy.state_tensors().items()}
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.zero_()
+
+    policy.load_state_tensors(stored)
+
+    assert torch.equal(policy.replay(batch, rollout, ROWS).log_probs, wanted)
+
+
+def test_state_tensors_of_another_model_are_refused(make_policy):
+    policy = make_policy(adapter_rank=4)
+
+    with pytest.raises(CheckpointError, match="do not fit"):
+        policy.load_state_tensors({"something": torch.zeros(1)})
+
+
+def test_encoding_leaves_no_stale_positions_on_the_model(make_policy, batch):
+    policy = make_policy()
+    policy.encode(batch)
+    inner = policy.model.model
+
+    left = (inner.rope_deltas, inner._prefill_len, inner._cached_decode_position_ids)
+    assert left == (None, None, None)

@@ -1,0 +1,216 @@
+"""Fewer bits: the same as plain weights of the rounded values, and only adapters are trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from glm_grpo.build import build_stage
+from glm_grpo.config import compose_config
+from glm_grpo.errors import ConfigError, ModelError
+from glm_grpo.models.glm_image import quantization
+from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.models.glm_image.memory import ModelSettings, build_meta_policy
+from glm_grpo.models.glm_image.meta import module_bytes, read_part_configs
+from glm_grpo.models.glm_image.offload import ModulePart
+from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.quantization import Quantization, scales
+from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+
+FLOAT8 = Quantization(decoder="float8")
+NF4 = Quantization(language="nf4")
+
+
+@pytest.fixture
+def folder(random_pipeline_folder):
+    return str(random_pipeline_folder)
+
+
+def test_weights_in_4_bits_need_bitsandbytes(folder, monkeypatch):
+    monkeypatch.setattr(quantization, "is_bitsandbytes_available", lambda: False)
+    with pytest.raises(ModelError, match="'nf4': it needs bitsandbytes.*pip install bitsandbytes"):
+        load_pipeline(folder, dtype=torch.float32, quantization=NF4)
+
+
+def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, batch):
+    token_ids = torch.randint(512, (2, 3, 272), generator=torch.Generator().manual_seed(0))
+    held = load_pipeline(folder, dtype=torch.float32, quantization=FLOAT8)
+    rounded = load_pipeline(folder, dtype=torch.float32)
+    plain_bytes = module_bytes([rounded.transformer])
+    in_8_bits = dict(held.transformer.named_parameters())
+    for name, weight in rounded.transformer.named_parameters():
+        weight.data = weight.data.to(in_8_bits[name].dtype).float()
+
+    pixels = Decoder(held, steps=2, guidance_scale=1.5).decode(batch, token_ids).pixels
+
+    expected = Decoder(rounded, steps=2, guidance_scale=1.5).decode(batch, token_ids).pixels
+    assert torch.equal(pixels, expected)
+    assert held.transformer.transformer_blocks[0].ff.net[2].weight.dtype == torch.float8_e4m3fn
+    # Norms with what modulates them, the first and the last layer keep 4 bytes a weight.
+    assert module_bytes([held.transformer]) < 0.5 * plain_bytes
+
+
+def test_build_stage_refuses_4_bits_without_an_accelerator(configs_dir):
+    overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
+    config = compose_config(configs_dir, "tiny", overrides)
+    with pytest.raises(ConfigError, match="'nf4': weights of 4 bits need an accelerator"):
+        build_stage(config, torch.device("cpu"), needs_reference=False)
+
+
+def test_build_stage_holds_the_transformer_in_8_bits(configs_dir):
+    config = compose_config(configs_dir, "tiny", ["decode.quantization=float8"])
+    _, transformer, _ = build_stage(
+        config, torch.device("cpu"), needs_reference=False
+    ).decoder.modules()
+    assert torch.float8_e4m3fn in {weight.dtype for weight in transformer.parameters()}
+
+
+@pytest.fixture
+def bitsandbytes(monkeypatch):
+    module = pytest.importorskip("bitsandbytes")
+    # Its layout for AVX-512 does without the code that accelerators run, and needs rows whose
+    # length is a multiple of a block.
+    monkeypatch.setattr(module.nn.modules, "has_avx512bf16", lambda: False)
+    return module
+
+
+@pytest.fixture
+def pipeline_in_4_bits(folder, bitsandbytes):
+    return load_pipeline(folder, dtype=torch.float32, quantization=NF4)
+
+
+def _policy(pipeline):
+    policy = Policy(
+        pipeline,
+        temperature=1.0,
+        adapter_rank=4,
+        adapter_alpha=8.0,
+        is_checkpointing=True,
+        needs_reference=True,
+        seed=0,
+    )
+    # Adapters start as no change; here they are one.
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in policy.trainable_parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
+    return policy
+
+
+def _in_full(pipeline, folder, bitsandbytes):
+    """A plain pipeline with the values the matrices of 4 bits stand for."""
+    plain = load_pipeline(folder, dtype=torch.float32)
+    matrices = dict(pipeline.vision_language_encoder.named_modules())
+    for name, module in plain.vision_language_encoder.named_modules():
+        packed = matrices[name]
+        if isinstance(packed, bitsandbytes.nn.Linear4bit):
+            module.weight.data = bitsandbytes.functional.dequantize_4bit(
+                packed.weight.data, packed.weight.quant_state
+            )
+    return plain
+
+
+def test_only_matrices_of_the_layers_are_in_4_bits(pipeline_in_4_bits, bitsandbytes):
+    model = pipeline_in_4_bits.vision_language_encoder
+    in_4_bits = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, bitsandbytes.nn.Linear4bit)
+    }
+    # Four layers of q, k, v, o, gate and up in one, down.
+    assert len(in_4_bits) == 24
+    assert all(name.startswith("model.language_model.layers.") for name in in_4_bits)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, batch):
+    policy = _policy(pipeline_in_4_bits)
+    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    rows = torch.arange(6)
+
+    replayed = policy.replay(batch, rollout, rows).log_probs.detach()
+
+    assert torch.allclose(replayed, rollout.log_probs.flatten(0, 1), atol=1e-4)
+    reference = policy.reference_log_probs(batch, rollout, rows)
+    assert not torch.allclose(replayed, reference, atol=1e-2)
+
+
+def test_policy_in_4_bits_equals_plain_weights_of_those_values(
+    pipeline_in_4_bits, folder, bitsandbytes, batch
+):
+    plain = _policy(_in_full(pipeline_in_4_bits, folder, bitsandbytes))
+    ours = _policy(pipeline_in_4_bits)
+    rollout = sample_rollout(plain, batch, truncation=Truncation(), policy_step=0)
+    scored = []
+    for policy in (plain, ours):
+        log_probs = policy.replay(batch, rollout, torch.arange(6)).log_probs
+        log_probs.mean().backward()
+        scored.append(log_probs.detach())
+
+    assert torch.allclose(*scored, atol=1e-4)
+    trained = {name for name, weight in ours.model.named_parameters() if weight.grad is not None}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    for ours_weight, plain_weight in zip(
+        ours.trainable_parameters(), plain.trainable_parameters(), strict=True
+    ):
+        assert torch.allclose(ours_weight.grad, plain_weight.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_plan_knows_the_bytes_of_weights_in_4_bits(pipeline_in_4_bits, folder):
+    held = pipeline_in_4_bits.vision_language_encoder
+    settings = ModelSettings(
+        dtype=torch.float32,
+        adapter_rank=4,
+        is_checkpointing=False,
+        needs_reference=False,
+        is_on_accelerator=True,
+        quantization=NF4,
+    )
+    _, planned = build_meta_policy(read_part_configs(folder), settings)
+    policy = _policy(pipeline_in_4_bits)
+    beside = sum(each.nbytes for weight in held.parameters() for each in scales(weight))
+    assert module_bytes(planned.modules()) == module_bytes(policy.modules()) + beside
+
+
+def _down_projection(pipeline):
+    return pipeline.vision_language_encoder.model.language_model.layers[0].mlp.down_proj
+
+
+def test_module_part_keeps_scales_with_their_weights(pipeline_in_4_bits):
+    layer = _down_projection(pipeline_in_4_bits)
+    states = torch.randn(3, layer.in_features)
+    before = layer(states)
+    part = ModulePart([layer], device=torch.device("cpu"))
+
+    part.load()
+    # The weight; its scales, the table of values, and of the scales: scale, table and mean.
+    tensors = [*layer.parameters(), *scales(layer.weight)]
+    assert len(tensors) == 6
+    for tensor in tensors:
+        tensor.data = torch.zeros_like(tensor.data)
+    part.evict()
+
+    assert torch.equal(layer(states), before)
+
+
+@pytest.mark.gpu
+def test_module_part_moves_weights_in_4_bits_with_their_scales(pipeline_in_4_bits):
+    layer = _down_projection(pipeline_in_4_bits)
+    states = torch.randn(3, layer.in_features)
+    before = layer(states)
+    part = ModulePart([layer], device=torch.device("cuda"))
+
+    part.load()
+    tensors = [*layer.parameters(), *scales(layer.weight)]
+    assert {tensor.device.type for tensor in tensors} == {"cuda"}
+    assert torch.allclose(layer(states.cuda()).cpu(), before, atol=1e-4)
+    part.evict()
+
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+
+
+def test_scales_of_a_plain_weight_are_none():
+    assert [*scales(nn.Linear(2, 2).weight)] == []

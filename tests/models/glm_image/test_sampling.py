@@ -1,0 +1,146 @@
+"""Drawing, truncation, and that what is recorded is what was drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from glm_grpo.models.glm_image import sampling
+from glm_grpo.models.glm_image.sampling import Truncation, draw, kept_entries, sample_rollout
+
+
+def test_draw_takes_the_entry_whose_interval_holds_the_number():
+    # Probabilities 0.2, 0, 0.5, 0.3: intervals [0, .2), none, [.2, .7), [.7, 1).
+    log_probs = torch.tensor([[0.2, 0.0, 0.5, 0.3]]).log().expand(6, -1)
+    numbers = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 1 - 1e-12], dtype=torch.float64)
+
+    assert draw(log_probs, numbers).tolist() == [0, 0, 2, 2, 3, 3]
+
+
+def test_draw_follows_the_distribution():
+    probabilities = torch.tensor([0.1, 0.6, 0.3])
+    numbers = torch.rand(20000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    drawn = draw(probabilities.log().expand(20000, -1), numbers)
+
+    shares = torch.bincount(drawn, minlength=3) / 20000
+    # Three standard deviations of a share are at most 3 * sqrt(.25 / 20000) = 0.011.
+    assert torch.allclose(shares, probabilities, atol=0.011)
+
+
+def test_draw_from_what_is_no_distribution_stays_in_range():
+    # An index out of range is a failed assertion on an accelerator, which ends all work on it.
+    log_probs = torch.full((3, 4), torch.nan)
+    log_probs[1:] = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
+    log_probs[1, 2] = torch.nan
+    numbers = torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64)
+
+    drawn = draw(log_probs, numbers)
+
+    assert drawn.min() >= 0
+    assert drawn.max() <= 3
+    # The sums of the last row are .1, .3, .6: what stands beside it changes nothing.
+    assert drawn[2] == 2
+
+
+@pytest.mark.parametrize(
+    ("truncation", "kept"),
+    [
+        (Truncation(top_k=1), [False, True, False, False]),
+        (Truncation(top_k=3), [True, True, True, False]),
+        # Most probable first: .4, .3, .2, .1; sums before each are 0, .4, .7, .9.
+        (Truncation(top_p=0.65), [False, True, True, False]),
+        (Truncation(top_p=0.75), [True, True, True, False]),
+        (Truncation(top_p=1e-9), [False, True, False, False]),
+        # Inside the two most probable, the first alone has .4 / .7 = .57 of the mass.
+        (Truncation(top_k=2, top_p=0.5), [False, True, False, False]),
+        (Truncation(top_k=2, top_p=0.6), [False, True, True, False]),
+    ],
+)
+def test_kept_entries_follow_top_k_then_top_p(truncation, kept):
+    logits = torch.tensor([[0.2, 0.4, 0.3, 0.1]]).log()
+
+    assert kept_entries(logits, truncation).tolist() == [kept]
+
+
+@pytest.mark.parametrize(
+    ("truncation", "is_active"),
+    [(Truncation(), False), (Truncation(top_p=1.0), False), (Truncation(top_k=5), True)],
+)
+def test_truncation_is_active_only_where_something_is_cut(truncation, is_active):
+    assert truncation.is_active is is_active
+
+
+def test_sample_rollout_gives_full_grids_inside_the_codebook(make_policy, batch):
+    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=4)
+
+    assert rollout.token_ids.shape == (2, 3, 256 + 16)
+    assert 0 <= int(rollout.token_ids.min()) <= int(rollout.token_ids.max()) < 512
+    assert rollout.is_kept is None
+    assert rollout.policy_step == 4
+
+
+def test_sample_rollout_is_a_function_of_the_seed(make_policy, batch):
+    policy = make_policy()
+    first = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    again = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    other = sample_rollout(
+        policy, dataclasses.replace(batch, seed=12), truncation=Truncation(), policy_step=0
+    )
+
+    assert torch.equal(first.token_ids, again.token_ids)
+    assert torch.equal(first.log_probs, again.log_probs)
+    assert not torch.equal(first.token_ids, other.token_ids)
+
+
+def test_sample_rollout_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch):
+    policy = make_policy()
+    together = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    alone = dataclasses.replace(batch, prompts=batch.prompts[1:], decode_seeds=(6,))
+
+    single = sample_rollout(policy, alone, truncation=Truncation(), policy_step=0)
+
+    assert torch.equal(single.token_ids[0], together.token_ids[1])
+    assert torch.allclose(single.log_probs[0], together.log_probs[1], atol=1e-4)
+
+
+def test_samples_of_a_group_differ(make_policy, batch):
+    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=0)
+
+    assert not torch.equal(rollout.token_ids[0, 0], rollout.token_ids[0, 1])
+
+
+def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch):
+    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(top_k=7), policy_step=0)
+
+    assert rollout.is_kept is not None
+    assert (rollout.is_kept.sum(-1) == 7).all()
+    assert rollout.is_kept.gather(-1, rollout.token_ids.unsqueeze(-1)).all()
+
+
+def test_sample_rollout_returns_tensors_that_autograd_takes(make_policy, batch):
+    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(top_k=3), policy_step=0)
+
+    factor = torch.ones((), requires_grad=True)
+    (rollout.log_probs * factor).sum().backward()
+
+    assert factor.grad == rollout.log_probs.sum()
+    assert not any(
+        part.is_inference() for part in (rollout.token_ids, rollout.log_probs, rollout.is_kept)
+    )
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_prompts_read_a_few_at_a_time_are_those_read_at_once(
+    make_policy, batch, monkeypatch, at_once
+):
+    expected = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=0)
+    monkeypatch.setattr(sampling, "PREFILLED_AT_ONCE", at_once)
+
+    found = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=0)
+
+    assert len(batch.prompts) > 1
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)

@@ -1,0 +1,202 @@
+"""Scores in chunks are those of all logits at once, and so are their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from glm_grpo.models.glm_image.fast import token_scores
+from glm_grpo.models.glm_image.fast.token_scores import score_tokens, token_log_probs
+
+ROWS, TOKENS, WIDTH, ENTRIES, HEAD = 2, 7, 5, 11, 13
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three tokens a chunk, four where the head is trained: the last one is not full.
+    monkeypatch.setattr(token_scores, "CHUNK_ENTRIES", 3 * ENTRIES + 1)
+    monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", 4 * ENTRIES + 1)
+
+
+def made(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+TOKEN_IDS = torch.randint(ENTRIES, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
+
+
+def make_kept() -> Tensor:
+    return (made(ROWS, TOKENS, ENTRIES, seed=3) > 0).scatter(-1, TOKEN_IDS[..., None], True)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns."""
+
+    entries = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            self.entries = max(self.entries, tensor.numel())
+        return result
+
+
+def plain(hidden: Tensor, weight: Tensor, temperature: float, is_kept: Tensor | None) -> Tensor:
+    logits = hidden @ weight[:ENTRIES].T / temperature
+    if is_kept is not None:
+        logits = logits.masked_fill(~is_kept, -torch.inf)
+    return logits.log_softmax(dim=-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("is_truncated", [False, True])
+@pytest.mark.parametrize("chunk", [1, 3, ROWS * TOKENS])
+def test_score_tokens_equals_the_plain_computation(
+    temperature: float, is_truncated: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", chunk * ENTRIES)
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
+    weight = made(HEAD, WIDTH, seed=2).requires_grad_()
+    is_kept = make_kept() if is_truncated else None
+
+    scores = score_tokens(
+        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=temperature, is_kept=is_kept
+    )
+    every = plain(hidden, weight, temperature, is_kept)
+    chosen = every.gather(-1, TOKEN_IDS[..., None]).squeeze(-1)
+
+    torch.testing.assert_close(scores.log_probs, chosen, rtol=1e-5, atol=1e-5)
+    entropy = torch.distributions.Categorical(probs=every.exp()).entropy()
+    torch.testing.assert_close(scores.entropy, entropy, rtol=1e-4, atol=1e-5)
+    assert not scores.entropy.requires_grad
+    # Of two rows of the head that nothing draws, beside what truncation left.
+    others = (hidden @ weight[ENTRIES:].T / temperature).exp().sum(dim=-1)
+    own = (hidden @ weight[:ENTRIES].T / temperature).exp()
+    kept = (own if is_kept is None else own * is_kept).sum(dim=-1)
+    torch.testing.assert_close(scores.outside_codebook, others / (kept + others))
+    assert not scores.outside_codebook.requires_grad
+    wanted = made(ROWS, TOKENS, seed=4)
+    found = torch.autograd.grad((scores.log_probs * wanted).sum(), (hidden, weight))
+    expected = torch.autograd.grad((chosen * wanted).sum(), (hidden, weight))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_gradient_under_a_frozen_head_equals_the_plain_one(
+    temperature: float, is_truncated: bool
+) -> None:
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
+    weight = made(HEAD, WIDTH, seed=2)
+    is_kept = make_kept() if is_truncated else None
+    wanted = made(ROWS, TOKENS, seed=4)
+
+    scores = score_tokens(
+        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=temperature, is_kept=is_kept
+    )
+    chosen = plain(hidden, weight, temperature, is_kept).gather(-1, TOKEN_IDS[..., None])
+
+    torch.testing.assert_close(scores.log_probs, chosen.squeeze(-1), rtol=1e-5, atol=1e-5)
+    (found,) = torch.autograd.grad((scores.log_probs * wanted).sum(), hidden)
+    (expected,) = torch.autograd.grad((chosen.squeeze(-1) * wanted).sum(), hidden)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_what_is_outside_the_codebook_changes_no_score_and_no_gradient(is_trained: bool) -> None:
+    found = []
+    weight = made(HEAD, WIDTH, seed=2)
+    for rows in (ENTRIES, HEAD):
+        hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
+        head = weight[:rows].clone().requires_grad_(is_trained)
+        scores = score_tokens(hidden, head, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5)
+        (slope,) = torch.autograd.grad(scores.log_probs.sum(), hidden)
+        found.append((scores.log_probs, scores.entropy, slope))
+        assert scores.outside_codebook.eq(0).all() == (rows == ENTRIES)
+    for alone, beside in zip(*found, strict=True):
+        assert torch.equal(alone, beside)
+
+
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_token_log_probs_are_those_of_score_tokens(is_truncated: bool) -> None:
+    hidden, weight = made(ROWS, TOKENS, WIDTH, seed=1), made(HEAD, WIDTH, seed=2)
+    is_kept = make_kept() if is_truncated else None
+    alone = token_log_probs(
+        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5, is_kept=is_kept
+    )
+    scores = score_tokens(
+        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5, is_kept=is_kept
+    )
+    torch.testing.assert_close(alone, scores.log_probs, rtol=1e-6, atol=1e-6)
+
+
+# A frozen head has its slopes from the forward pass; a trained one makes its logits again, all but
+# those it came by last.
+@pytest.mark.parametrize(
+    ("is_trained", "made_rows"), [(False, [3, 3, 3, 3, 2]), (True, [4, 4, 4, 2, 4, 4, 4])]
+)
+def test_score_tokens_never_holds_the_logits_of_all_tokens(
+    monkeypatch: pytest.MonkeyPatch, is_trained: bool, made_rows: list[int]
+) -> None:
+    rows: list[int] = []
+    make_logits = token_scores._Chunks.logits
+
+    def watch(chunks: token_scores._Chunks, at: slice) -> Tensor:
+        logits = make_logits(chunks, at)
+        rows.append(len(logits))
+        return logits
+
+    monkeypatch.setattr(token_scores._Chunks, "logits", watch)
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
+    weight = made(HEAD, WIDTH, seed=2).requires_grad_(is_trained)
+    with LargestTensor() as largest:
+        score_tokens(
+            hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=1.0
+        ).log_probs.sum().backward()
+    # 14 tokens, at most three at a time, or four.
+    assert rows == made_rows
+    assert largest.entries == max(made_rows[0] * ENTRIES, ROWS * TOKENS * WIDTH)
+
+
+def test_logits_of_a_trained_head_that_are_one_chunk_are_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", ROWS * TOKENS * ENTRIES)
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
+    weight = made(HEAD, WIDTH, seed=2).requires_grad_()
+    scores = score_tokens(hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=1.0)
+    monkeypatch.setattr(token_scores._Chunks, "logits", None)
+    scores.log_probs.sum().backward()
+
+
+def test_chunks_are_of_one_size() -> None:
+    hidden, weight = made(ROWS * TOKENS, WIDTH, seed=1), made(ENTRIES, WIDTH, seed=2)
+    rows = token_scores._Chunks(hidden, weight, 1.0, None, entries=6 * ENTRIES).rows()
+    assert [at.stop - at.start for at in rows] == [5, 5, 4]
+
+
+def test_gradients_in_bf16_are_near_those_in_fp32() -> None:
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).bfloat16().float()
+    weight = made(HEAD, WIDTH, seed=2).bfloat16().float()
+    wanted = made(ROWS, TOKENS, seed=4)
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = tuple(x.to(dtype).requires_grad_() for x in (hidden, weight))
+        scores = score_tokens(*inputs, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5)
+        gradients.append(torch.autograd.grad((scores.log_probs * wanted).sum(), inputs))
+    for exact, rounded in zip(*gradients, strict=True):
+        assert rounded.dtype == torch.bfloat16
+        torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.05)

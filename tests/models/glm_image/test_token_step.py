@@ -1,0 +1,124 @@
+"""One token at a time gives what the model's own forward pass over the whole row gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import GlmImageTextModel
+from transformers.cache_utils import DynamicCache
+from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
+
+from glm_grpo.models.glm_image.fast import token_step
+from glm_grpo.models.glm_image.fast.token_step import TokenStep
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+
+GROUP, TOKENS = 3, 5
+
+
+def make_model(num_key_value_heads: int, partial_rotary_factor: float) -> GlmImageTextModel:
+    sections = [2, 3, 3] if partial_rotary_factor == 1.0 else [1, 1, 2]
+    config = GlmImageTextConfig(
+        vocab_size=50,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=num_key_value_heads,
+        max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 100.0,
+            "mrope_section": sections,
+            "partial_rotary_factor": partial_rotary_factor,
+        },
+        pad_token_id=0,
+        eos_token_id=1,
+        vision_vocab_size=40,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GlmImageTextModel(config).eval()
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                # Weights of 1 would hide a norm that leaves them out.
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def make_inputs(lengths: list[int]) -> PromptInputs:
+    """Prompts of these lengths, padded on the left."""
+    longest = max(lengths)
+    mask = torch.tensor([[0] * (longest - length) + [1] * length for length in lengths])
+    ids = torch.randint(2, 50, mask.shape, generator=torch.Generator().manual_seed(1))
+    positions = (mask.cumsum(1) - 1).clamp(min=0).expand(3, -1, -1).contiguous()
+    return PromptInputs(ids * mask, mask, positions, mask.sum(1))
+
+
+@pytest.mark.parametrize("lengths", [[4, 4], [6, 3]])
+@pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
+@pytest.mark.parametrize("partial_rotary_factor", [0.5, 1.0])
+# None: as on accelerators, room for all tokens at once, of which what is written is read.
+@pytest.mark.parametrize("largest_growth", [1, 2, 64, None])
+@torch.no_grad()
+def test_token_step_equals_the_forward_pass_over_whole_rows(
+    lengths: list[int],
+    num_key_value_heads: int,
+    partial_rotary_factor: float,
+    largest_growth: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_step, "_LARGEST_GROWTH", largest_growth or TOKENS)
+    model, inputs = make_model(num_key_value_heads, partial_rotary_factor), make_inputs(lengths)
+    generator = torch.Generator().manual_seed(2)
+    token_ids = torch.randint(2, 50, (len(lengths) * GROUP, TOKENS), generator=generator)
+    # Height and width go their own ways, as in a grid.
+    offsets = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 1, 1, 2], [0, 1, 0, 1, 0]])
+    positions = offsets.unsqueeze(1) + inputs.next_position.view(1, -1, 1)
+
+    cache = DynamicCache()
+    model(
+        input_ids=inputs.input_ids,
+        attention_mask=inputs.attention_mask,
+        position_ids=inputs.position_ids,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    step = TokenStep(model, inputs, cache, group_size=GROUP, positions=positions)
+    if largest_growth is None:
+        step._is_growing = False
+    stepwise = torch.stack([step(token_ids[:, index]) for index in range(TOKENS)], dim=1)
+
+    rows = torch.arange(len(lengths)).repeat_interleave(GROUP)
+    whole = model(
+        input_ids=torch.cat([inputs.input_ids[rows], token_ids], dim=1),
+        attention_mask=torch.nn.functional.pad(inputs.attention_mask[rows], (0, TOKENS), value=1),
+        position_ids=torch.cat([inputs.position_ids[:, rows], positions[:, rows]], dim=2),
+        use_cache=False,
+    ).last_hidden_state[:, -TOKENS:]
+    torch.testing.assert_close(stepwise, whole, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("use_dora", [False, True])
+@torch.no_grad()
+def test_adapted_maps_give_what_their_modules_give(dtype: torch.dtype, use_dora: bool) -> None:
+    config = LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj", "down_proj"], use_dora=use_dora
+    )
+    model = get_peft_model(make_model(2, 1.0).to(dtype), config).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    layer = model.base_model.model.layers[0]
+    states = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wide = torch.randn(3, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    fast = token_step._projections(layer)
+    assert torch.equal(fast["q_proj"](states), layer.self_attn.q_proj(states))
+    assert torch.equal(fast["down_proj"](wide), layer.mlp.down_proj(wide))
+    assert torch.equal(fast["k_proj"](states), layer.self_attn.k_proj(states))
+    plain = layer.self_attn.q_proj.base_layer(states)
+    assert not torch.equal(fast["q_proj"](states), plain)
+    with model.disable_adapter():
+        assert torch.equal(token_step._projections(layer)["q_proj"](states), plain)

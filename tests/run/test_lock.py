@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from glm_grpo.errors import StorageError
+from glm_grpo.run.lock import LOCK_NAME, RunLock
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLDER = """
+import subprocess, sys
+from pathlib import Path
+from glm_grpo.run.lock import RunLock
+lock = RunLock()
+lock.acquire(Path(sys.argv[1]))
+child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_elsewhere(path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process that holds the lock, and the id of a process it started."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        yield process, child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def acquire(folder: Path) -> RunLock:
+    lock = RunLock()
+    lock.acquire(folder)
+    return lock
+
+
+def test_acquire_writes_down_its_holder(tmp_path: Path) -> None:
+    lock = acquire(tmp_path)
+    note = f'{{"process": {os.getpid()}, "host": "{socket.gethostname()}"}}\n'
+    assert (tmp_path / LOCK_NAME).read_text() == note
+    lock.release()
+
+
+def test_acquire_refuses_a_folder_that_another_process_writes_to(tmp_path: Path) -> None:
+    holder = r"is being written to by process {} on {}: .* has one writer\. Wait .* set run_dir"
+    with held_elsewhere(tmp_path) as (process, _):
+        message = holder.format(process.pid, socket.gethostname())
+        with pytest.raises(StorageError, match=message) as caught:
+            acquire(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_killed_holder_gives_the_lock_back_though_what_it_started_lives_on(tmp_path: Path) -> None:
+    with held_elsewhere(tmp_path) as (process, child):
+        process.kill()
+        process.wait()
+        acquire(tmp_path)
+        os.kill(child, 0)
+
+
+def test_two_locks_of_one_process_exclude_each_other(tmp_path: Path) -> None:
+    first, second = acquire(tmp_path), RunLock()
+    with pytest.raises(StorageError, match=f"process {os.getpid()} on"):
+        second.acquire(tmp_path)
+    first.release()
+    second.acquire(tmp_path)
+
+
+def test_lock_of_a_refused_run_is_not_left_behind(tmp_path: Path) -> None:
+    first, refused = acquire(tmp_path), RunLock()
+    with pytest.raises(StorageError):
+        refused.acquire(tmp_path)
+    refused.release()
+    first.release()
+    acquire(tmp_path)
+
+
+def test_release_takes_a_lock_that_is_not_held(tmp_path: Path) -> None:
+    lock = acquire(tmp_path)
+    lock.release()
+    lock.release()
+    acquire(tmp_path)
+
+
+def test_lock_ends_with_its_object(tmp_path: Path) -> None:
+    # As in a sweep, when a run fails before anyone releases it.
+    lock = acquire(tmp_path)
+    del lock
+    gc.collect()
+    acquire(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"process": "?"}', '{"process": 1}'])
+def test_holder_that_is_not_yet_written_down_is_another_process(
+    tmp_path: Path, content: str
+) -> None:
+    held = acquire(tmp_path)
+    (tmp_path / LOCK_NAME).write_text(content)
+    with pytest.raises(StorageError, match="written to by another process: "):
+        acquire(tmp_path)
+    held.release()
+
+
+def refuse_locks(code: int) -> Callable[[int, int], None]:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return flock
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_file_system_without_locks_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse_locks(code))
+    with caplog.at_level(logging.WARNING):
+        acquire(tmp_path)
+    assert f"the file system of {tmp_path} knows no locks ({os.strerror(code)})" in caplog.text
+
+
+def test_lock_that_fails_for_another_reason_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse_locks(errno.EIO))
+    with pytest.raises(StorageError, match=rf"Cannot lock .*{LOCK_NAME}: Input/output error"):
+        acquire(tmp_path)
+
+
+def test_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"Cannot lock .*No such file or directory"):
+        acquire(tmp_path / "nowhere")

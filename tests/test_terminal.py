@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.errors import ConfigCompositionException
+from omegaconf.errors import InterpolationKeyError
+
+from glm_grpo import terminal as present
+from glm_grpo.errors import CheckpointError, DataError, ModelError, StorageError
+from glm_grpo.terminal import errors_explained, run_hydra_application
+from rewards.types import RewardError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DataError("line 3 is empty"), 2),
+        (CheckpointError("another config"), 2),
+        (ModelError("no weights"), 1),
+        (StorageError("no space left"), 1),
+        (RewardError("ocr failed"), 1),
+        (ConfigCompositionException("Could not override"), 2),
+        (InterpolationKeyError("no such key"), 2),
+    ],
+)
+def test_expected_errors_end_with_their_message_and_exit_code(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught, errors_explained("a test"):
+        raise error
+    assert caught.value.code == code
+    printed = capsys.readouterr().err
+    assert str(error) in printed
+    assert "Traceback" not in printed
+
+
+def test_ctrl_c_ends_as_in_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, errors_explained("a test"):
+        raise KeyboardInterrupt
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
+
+
+@pytest.fixture
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where tracebacks go."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def test_a_defect_ends_in_two_lines_and_its_traceback_is_kept_for_its_owner_alone(
+    temporary_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLM_GRPO_REWARD_TOKEN", "a-secret-of-many-letters")
+    with pytest.raises(SystemExit) as caught, errors_explained("glm-grpo plan"):
+        raise KeyError("a-secret-of-many-letters")
+    assert caught.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("Unexpected error in glm-grpo plan: KeyError: ")
+    (kept,) = temporary_folder.iterdir()
+    assert str(kept) in second
+    assert kept.stat().st_mode & 0o077 == 0
+    trace = kept.read_text()
+    assert "Traceback (most recent call last)" in trace
+    assert Path(__file__).name in trace
+    assert "a-secret" not in trace + first
+
+
+def test_a_defect_where_no_file_can_be_written_prints_its_traceback(
+    temporary_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    temporary_folder.rmdir()
+    with pytest.raises(SystemExit), errors_explained("glm-grpo plan"):
+        raise KeyError("defect")
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_developer_gets_the_traceback_of_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(present, "_IS_TRACEBACK_PRINTED", True)
+    with pytest.raises(KeyError, match="defect"), errors_explained("a test"):
+        raise KeyError("defect")
+
+
+def test_run_hydra_application_explains_what_the_application_raises(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def application() -> None:
+        raise ConfigCompositionException(
+            "Could not override 'optim.lerning_rate'.\n"
+            "To append to your config use +optim.lerning_rate=1"
+        )
+
+    with pytest.raises(SystemExit):
+        run_hydra_application(application)
+    assert "did you mean optim.learning_rate?" in capsys.readouterr().err
+    assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+WRITER = """
+import logging, os, sys
+from glm_grpo.terminal import errors_explained, guard_output
+
+guard_output(is_run=sys.argv[1] == "run")
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+try:
+    with errors_explained("a test"):
+        for number in range(20_000):
+            logging.info("line %d of the log", number)
+        # As libraries do that hold the descriptor.
+        os.write(1, b"written past Python")
+        sys.stderr.write("done\\n")
+finally:
+    sys.stdout.flush()
+"""
+
+
+def run_writer(kind: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    """Runs `WRITER` in a shell; the exit code is its own, whatever it is piped into."""
+    return subprocess.run(
+        [
+            *("bash", "-c", f'"$0" -c "$1" {kind} {redirection}; exit ${{PIPESTATUS[0]}}'),
+            *(sys.executable, WRITER),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+GOES_ON = "standard output takes no more ({}): the run goes on"
+
+
+@pytest.mark.parametrize(
+    ("kind", "redirection", "code", "said"),
+    [
+        ("run", "| head -1", 0, GOES_ON.format("Broken pipe")),
+        ("run", ">/dev/full", 0, GOES_ON.format("No space left on device")),
+        ("run", ">&-", 0, ""),
+        ("run", "<&- >&-", 0, ""),
+        ("command", "| head -1", 141, None),
+        ("command", ">/dev/full", 1, "StorageError: standard output cannot be written: No space"),
+        ("command", ">&-", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes_ends_a_command_in_order_and_no_run(
+    kind: str, redirection: str, code: int, said: str | None
+) -> None:
+    ended = run_writer(kind, redirection)
+    assert ended.returncode == code
+    assert "Error\n" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+    lines = ended.stderr.splitlines()
+    assert ("done" in lines) == (code == 0)
+    others = [line for line in lines if line != "done"]
+    assert len(others) == bool(said)
+    assert all(line.startswith(said or "") for line in others)
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true"])
+def test_messages_that_stderr_does_not_take_end_nothing(redirection: str) -> None:
+    ended = run_writer("command", redirection)
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+
+
+def test_python_without_docstrings_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[1]
+    programs = (
+        (str(root / "train.py"),),
+        ("-m", "glm_grpo.cli", "plan", "--config-dir", str(root / "configs")),
+    )
+    for program in programs:
+        ended = subprocess.run(
+            [sys.executable, "-OO", *program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == 2
+        assert re.fullmatch("ConfigError: Python was started with -OO .*\n", ended.stderr)
+    # What argparse prints needs no library.
+    ended = subprocess.run(
+        [sys.executable, "-OO", *programs[1], "--help"], cwd=tmp_path, capture_output=True
+    )
+    assert ended.returncode == 0

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import pytest
+import torch
+
+from glm_grpo.errors import StorageError
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.monitors.hacking import Sentinel
+from glm_grpo.types import (
+    Advantages,
+    Evaluation,
+    Experience,
+    ImageBatch,
+    PromptBatch,
+    Rollout,
+)
+from rewards.types import Prompt, RewardTable
+
+PROMPTS = tuple(Prompt(str(index), "a sign") for index in range(4))
+SEEDS = (0,) * 4
+
+
+def grey(*levels):
+    """Plain pictures, one level for each prompt, two of each."""
+    pixels = torch.tensor(levels, dtype=torch.uint8)[:, None, None, None, None]
+    return ImageBatch(pixels.expand(-1, 2, 3, 8, 8).contiguous(), SEEDS)
+
+
+def table(watched, applies=(True,) * 4):
+    """A trained term, and one that is watched: a score a prompt."""
+    raw = torch.stack([torch.full((4, 2), 0.5), torch.tensor(watched)[:, None].expand(4, 2)], -1)
+    applicable = torch.stack([torch.ones(4, dtype=torch.bool), torch.tensor(applies)], 1)
+    return RewardTable(
+        ("trained", "seen"), raw, applicable, torch.tensor([1.0, 0.0]), torch.full((2,), 1e-4)
+    )
+
+
+def evaluation(images, rewards, entropy=(1.0, 1.1, 0.9, 1.0)):
+    return Evaluation(
+        0,
+        PROMPTS,
+        images,
+        rewards,
+        torch.zeros(4, 2),
+        entropy=torch.tensor(entropy),
+    )
+
+
+def experience(images, rewards, entropy=1.0):
+    return Experience(
+        prompts=PromptBatch(PROMPTS, 2, 32, 32, seed=0, decode_seeds=SEEDS),
+        rollout=Rollout(
+            token_ids=torch.zeros(4, 2, 3, dtype=torch.int64),
+            log_probs=torch.full((4, 2, 3), -entropy),
+            is_kept=None,
+            policy_step=0,
+        ),
+        images=images,
+        rewards=rewards,
+        totals=torch.zeros(4, 2),
+        penalties=torch.zeros(4, 2),
+        advantages=Advantages(torch.zeros(4, 2), torch.ones(4, dtype=torch.bool)),
+    )
+
+
+UNTRAINED = grey(100, 110, 90, 100)
+SCORES = [0.4, 0.5, 0.6, 0.5]
+
+
+@pytest.fixture
+def sentinel(tmp_path):
+    made = Sentinel(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+    made.learn(evaluation(UNTRAINED, table(SCORES)))
+    return made
+
+
+def names(watched):
+    return {departure.name for departure in watched.departures}
+
+
+def test_sentinel_is_quiet_on_what_the_untrained_model_draws(sentinel):
+    watched = sentinel.look(experience(UNTRAINED, table(SCORES)))
+
+    assert watched.departures == ()
+    assert watched.metrics["canary/departures"] == 0.0
+    # Minus the mean log-probability; the mean of the watched scores; no pixel is bright.
+    assert watched.metrics["canary/token_entropy"] == pytest.approx(1.0)
+    assert watched.metrics["canary/seen"] == pytest.approx(0.5)
+    assert watched.metrics["canary/bright_fraction"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        (experience(grey(250, 250, 250, 250), table(SCORES)), "bright_fraction"),
+        (experience(grey(3, 3, 3, 3), table(SCORES)), "dark_fraction"),
+        (experience(UNTRAINED, table(SCORES), entropy=0.2), "token_entropy"),
+        (experience(UNTRAINED, table([0.05, 0.1, 0.0, 0.1])), "seen"),
+    ],
+)
+def test_sentinel_names_the_canary_that_left_its_band(sentinel, changed, name):
+    watched = sentinel.look(changed)
+
+    assert names(watched) == {name}
+    assert watched.metrics["canary/departures"] == 1.0
+
+
+def test_sentinel_warns_when_a_canary_leaves_and_when_it_comes_back(sentinel, caplog):
+    bright = experience(grey(250, 250, 250, 250), table(SCORES))
+    with caplog.at_level(logging.WARNING):
+        sentinel.look(bright)
+        sentinel.look(bright)
+        sentinel.look(experience(UNTRAINED, table(SCORES)))
+
+    left, back = caplog.messages
+    assert "bright_fraction" in left
+    assert "above" in left
+    assert back == "canary: bright_fraction is back in its band"
+
+
+def test_sentinel_leaves_out_prompts_to_which_a_watched_term_does_not_apply(sentinel):
+    # Where the term does not apply a table holds 0, which would pull the mean down.
+    scores = table([0.5, 0.5, 0.0, 0.0], applies=(True, True, False, False))
+
+    watched = sentinel.look(experience(UNTRAINED, scores))
+
+    assert watched.metrics["canary/seen"] == pytest.approx(0.5)
+    assert watched.departures == ()
+
+
+def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_path, caplog):
+    sentinel = Sentinel(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+    single = ImageBatch(UNTRAINED.pixels[:, :1], SEEDS)
+    nowhere = table(SCORES, applies=(False,) * 4)
+    with caplog.at_level(logging.WARNING):
+        sentinel.learn(evaluation(single, nowhere))
+
+    watched = sentinel.look(experience(UNTRAINED, table([9.0] * 4)))
+
+    assert {message.split()[1] for message in caplog.messages} == {"pixel_diversity", "seen"}
+    assert watched.departures == ()
+    assert watched.metrics["canary/seen"] == 9.0
+    assert math.isfinite(watched.metrics["canary/pixel_diversity"])
+
+
+def test_sentinel_of_a_resumed_run_judges_as_before(sentinel, tmp_path):
+    changed = experience(grey(250, 250, 250, 250), table(SCORES), entropy=0.2)
+    resumed = Sentinel(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+    resumed.restore()
+
+    assert resumed.look(changed) == sentinel.look(changed)
+    assert set(json.loads((tmp_path / "canaries.json").read_text())["seen"]) == {
+        "mean",
+        "std",
+        "prompts",
+        "collapse_below",
+    }
+
+
+def test_sentinel_says_where_bands_are_missing(tmp_path):
+    with pytest.raises(StorageError, match="canaries.json"):
+        Sentinel(RunFolder(tmp_path), watch=[], margin=4.0).restore()
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[1]", b'{"a": 1}', b'{"a": {"b": 1}}', b"\xed\xa0\x80"]
+)
+def test_damaged_bands_are_refused_with_their_path(content, tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.canaries_path.write_bytes(content)
+    with pytest.raises(StorageError, match=rf"{folder.canaries_path.name} is damaged .*restore it"):
+        Sentinel(folder, watch=[], margin=4.0).restore()

@@ -1,0 +1,111 @@
+"""Trains the embedded model from scratch: `python -m tools.tiny.pretrain --work FOLDER`.
+
+Stages, each resumable, from fixed seeds: tokenizer (vision tower and VQ), vae, decoder (DiT and
+glyph encoder), policy (language model), quality (CLIP and quality head), assemble. `--stage` runs
+one alone with those it needs, so that `decoder` and `policy` can run side by side on two cores once
+`tokenizer` is done; without it all run in turn and FOLDER/pipeline and FOLDER/quality_clip are
+written, which ship as `glm_grpo/tiny/weights/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import torch
+from diffusers import GlmImagePipeline
+
+from glm_grpo.tiny import models
+from tools.tiny.train_decoder import train_decoder, train_vae
+from tools.tiny.train_policy import train_policy
+from tools.tiny.train_quality import build_clip, build_head, save_quality, train_quality
+from tools.tiny.train_tokenizer import cell_tokens, train_tokenizer
+
+SEED = 20261121
+DECODER_STEPS = 4000
+BLIND_STEPS = 1500
+CLEAN_STEPS = 300
+CARELESS_STEPS = 600
+LETTER_RATE = 0.25
+OTHER_RATE = 0.15
+
+_STAGES = ("tokenizer", "vae", "decoder", "policy", "quality", "assemble")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder of the snapshots")
+    parser.add_argument("--stage", choices=_STAGES, action="append", help="default: all")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="sums depend on it; the shipped weights: 1"
+    )
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.set_num_threads(arguments.threads)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for stage in arguments.stage or _STAGES:
+        _run(stage, arguments.work)
+
+
+def _run(stage: str, work: Path) -> None:
+    if stage in ("quality", "assemble"):
+        clip, head = build_clip(seed=SEED), build_head(seed=SEED)
+        train_quality(clip, head, folder=work, seed=SEED)
+        save_quality(clip.eval(), head, work / "quality_clip")
+    if stage == "quality":
+        return
+    processor = models.build_processor()
+    model = models.build_policy_model(seed=SEED)
+    train_tokenizer(model, processor, folder=work, seed=SEED)
+    tokens_of_cells = cell_tokens(model, processor)
+    if stage == "tokenizer":
+        return
+    if stage in ("policy", "assemble"):
+        train_policy(
+            model,
+            processor,
+            tokens_of_cells,
+            blind_steps=BLIND_STEPS,
+            clean_steps=CLEAN_STEPS,
+            careless_steps=CARELESS_STEPS,
+            letter_rate=LETTER_RATE,
+            other_rate=OTHER_RATE,
+            folder=work,
+            seed=SEED,
+        )
+    if stage == "policy":
+        return
+    vae = models.build_vae(seed=SEED)
+    train_vae(vae, folder=work, seed=SEED)
+    if stage == "vae":
+        return
+    transformer = models.build_transformer(seed=SEED)
+    text_encoder = models.build_text_encoder(seed=SEED)
+    train_decoder(
+        transformer,
+        text_encoder,
+        vae,
+        models.build_glyph_tokenizer(),
+        tokens_of_cells,
+        steps=DECODER_STEPS,
+        folder=work,
+        seed=SEED,
+    )
+    if stage == "decoder":
+        return
+    pipeline = GlmImagePipeline(
+        tokenizer=models.build_glyph_tokenizer(),
+        processor=processor,
+        text_encoder=text_encoder.eval(),
+        vision_language_encoder=model.eval(),
+        vae=vae.eval(),
+        transformer=transformer.eval(),
+        scheduler=models.build_scheduler(),
+    )
+    pipeline.save_pretrained(work / "pipeline")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Stage `policy`: the language model, from captions to tokens.
+
+First blind: most of the tokens it would see of the picture so far are hidden, so that every token,
+not one in sixteen, must be found in the caption, and copying the letters is learnt early (LOG.md).
+Then as it will be used, with true captions. Last with careless captions, as web data has: that
+leaves the wanted imperfection, which GRPO then removes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+from torch.nn import functional
+from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
+
+from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
+from glm_grpo.tiny import world
+from tools.tiny.stage import Schedule, train_stage
+
+_BATCH = 24
+_BLIND_TOKENS = 112
+"""Generated tokens looked at in a blind step, drawn at random of 272: a shorter sequence."""
+_LAYOUT = token_layout(world.SIZE, world.SIZE)
+
+
+def train_policy(
+    model: GlmImageForConditionalGeneration,
+    processor: GlmImageProcessor,
+    tokens_of_cells: Int64[Tensor, " C"],
+    *,
+    blind_steps: int,
+    clean_steps: int,
+    careless_steps: int,
+    letter_rate: float,
+    other_rate: float,
+    folder: Path,
+    seed: int,
+) -> None:
+    """Trains the language model and the head of `model` in place.
+
+    Args:
+        model: With a trained tokenizer.
+        processor: Makes the prompts.
+        tokens_of_cells: The token of every cell.
+        blind_steps: Steps in which most of the picture so far is hidden.
+        clean_steps: Steps of 24 pictures with true captions.
+        careless_steps: Steps after those with careless captions.
+        letter_rate: Probability that a letter of a careless caption is random.
+        other_rate: Probability that its shape, colours or place are.
+        folder: Of the snapshots.
+        seed: Of the whole pre-training.
+    """
+    model.requires_grad_(False)
+    model.model.language_model.requires_grad_(True)
+    model.lm_head.requires_grad_(True)
+
+    def blind_loss(
+        rng: np.random.Generator, generator: torch.Generator, step: int
+    ) -> Float32[Tensor, ""]:
+        signs = [world.random_sign(rng) for _ in range(_BATCH)]
+        return caption_loss(model, processor, tokens_of_cells, signs, signs, blind=rng)
+
+    def clean_loss(
+        rng: np.random.Generator, generator: torch.Generator, step: int
+    ) -> Float32[Tensor, ""]:
+        signs = [world.random_sign(rng) for _ in range(_BATCH)]
+        return caption_loss(model, processor, tokens_of_cells, signs, signs)
+
+    def careless_loss(
+        rng: np.random.Generator, generator: torch.Generator, step: int
+    ) -> Float32[Tensor, ""]:
+        signs = [world.random_sign(rng) for _ in range(_BATCH)]
+        described = [
+            world.confuse(sign, rng, letter_rate=letter_rate, other_rate=other_rate)
+            for sign in signs
+        ]
+        return caption_loss(model, processor, tokens_of_cells, signs, described)
+
+    trained = (model.model.language_model, model.lm_head)
+    train_stage(
+        "policy-blind",
+        trained,
+        blind_loss,
+        schedule=Schedule(steps=blind_steps, learning_rate=2e-3),
+        folder=folder,
+        seed=seed,
+    )
+    train_stage(
+        "policy-clean",
+        trained,
+        clean_loss,
+        schedule=Schedule(steps=clean_steps, learning_rate=1e-3),
+        folder=folder,
+        seed=seed,
+    )
+    train_stage(
+        "policy-careless",
+        trained,
+        careless_loss,
+        schedule=Schedule(steps=careless_steps, learning_rate=1e-3, warmup_steps=20),
+        folder=folder,
+        seed=seed,
+    )
+
+
+def caption_loss(
+    model: GlmImageForConditionalGeneration,
+    processor: GlmImageProcessor,
+    tokens_of_cells: Int64[Tensor, " C"],
+    drawn: list[world.Sign],
+    described: list[world.Sign],
+    *,
+    blind: np.random.Generator | None = None,
+) -> Float32[Tensor, ""]:
+    """Nats per token of the pictures of `drawn` after the captions of `described`.
+
+    Args:
+        model: Scores.
+        processor: Makes the prompts.
+        tokens_of_cells: The token of every cell.
+        drawn: B signs, seen.
+        described: B signs, told.
+        blind: Draws which tokens are looked at, and which of those are hidden from the ones after
+            them; None for all and none.
+    """
+    grids = tokens_of_cells[torch.stack([world.sign_cells(sign) for sign in drawn])]
+    # The preview shows the target grid enlarged (nearest) to 16 x 16.
+    preview = grids.repeat_interleave(4, 1).repeat_interleave(4, 2).flatten(1)
+    end = torch.full((len(drawn), 1), model.config.image_end_token_id)
+    generated = torch.cat([preview, grids.flatten(1), end], dim=1)
+
+    prompts = [processor_inputs(processor, world.caption(sign)) for sign in described]
+    longest = max(len(ids) for ids in prompts)
+    inputs = torch.full((len(drawn), longest), model.config.text_config.pad_token_id)
+    mask = torch.zeros(len(drawn), longest + generated.shape[1] - 1, dtype=torch.int64)
+    positions = torch.ones(3, len(drawn), longest, dtype=torch.int64)
+    offsets = torch.zeros(len(drawn), dtype=torch.int64)
+    for row, ids in enumerate(prompts):
+        inputs[row, longest - len(ids) :] = ids
+        mask[row, longest - len(ids) :] = 1
+        positions[:, row, longest - len(ids) :] = torch.arange(len(ids))
+        offsets[row] = len(ids)
+    later = generated_positions(_LAYOUT, 0).unsqueeze(1) + offsets.view(1, -1, 1)
+    seen = generated[:, :-1]
+    kept = torch.arange(seen.shape[1])
+    if blind is not None:
+        # Token k + 1 is predicted where token k stands, whatever stands there.
+        kept = torch.from_numpy(np.sort(blind.permutation(len(kept))[:_BLIND_TOKENS]))
+        rates = torch.from_numpy(blind.uniform(0.5, 1.2, size=(len(drawn), 1)))
+        is_hidden = torch.from_numpy(blind.random(seen.shape)) < rates
+        seen = seen.masked_fill(is_hidden, model.config.text_config.pad_token_id)
+    hidden = model.model.language_model(
+        input_ids=torch.cat([inputs, seen[:, kept]], dim=1),
+        attention_mask=mask[:, : longest + len(kept)],
+        position_ids=torch.cat([positions, later[:, :, kept]], dim=2),
+        use_cache=False,
+    ).last_hidden_state
+    logits = model.lm_head(hidden[:, longest - 1 :])
+    wanted = generated[:, torch.cat([torch.zeros(1, dtype=torch.int64), kept + 1])]
+    return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+def processor_inputs(processor: GlmImageProcessor, prompt: str) -> Int64[Tensor, " L"]:
+    """Token ids of a prompt, grid sizes and image start included."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+    inputs = processor.apply_chat_template(
+        [messages],
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={
+            "target_h": world.SIZE,
+            "target_w": world.SIZE,
+            "return_tensors": "pt",
+        },
+    )
+    return inputs["input_ids"][0]
