@@ -25,7 +25,8 @@ _MOST_SHOWN = 15
 """Problems, and items of a list in a remedy; every item can be one."""
 
 _LONGEST_SHOWN = 400
-"""Characters of a refused value; a whole file pasted for a name is not to hide the rule."""
+"""Characters of a refused value, and of a remedy that repeats it; a whole file pasted for a name is
+not to hide the rule."""
 
 _WHOLE_NUMBER = "must be a whole number"
 _TYPE_RULES = {
@@ -205,7 +206,9 @@ def _item_problem(
     # The input of an item that is missing is the list.
     value = NOT_GIVEN if details["type"] == "missing" else details["input"]
     rule = _translate(details, fields).rule
-    remedy = f"write {key}=[{','.join(written)}]" if len(written) <= _MOST_SHOWN else "correct it"
+    whole = f"write {key}=[{','.join(written)}]"
+    is_readable = len(written) <= _MOST_SHOWN and len(whole) <= _LONGEST_SHOWN
+    remedy = whole if is_readable else "correct it"
     return Problem(f"{key}[{index}]", value, rule, remedy)
 
 

@@ -33,13 +33,19 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
     steps = evaluation_steps(folder)
     if not steps:
         raise StorageError(f"{folder.path} holds no evaluation yet; let the run reach its first")
-    rows = []
+    rows: list[list[str]] = []
     for index, step in enumerate((steps[0], steps[-1])):
         table = read_evaluation(folder, step, ("step", "sample", "target", "image")).to_pandas()
         first = table[table["sample"] == 0].head(columns)
         if index == 0 and first["target"].notna().all():
             rows.append(list(first["target"]))
         rows.append(list(first["image"]))
+        if not rows[-1] or len(rows[-1]) != len(rows[0]):
+            raise StorageError(
+                f"{folder.evaluation_path(step)} has a first sample of {len(rows[-1])} prompts, "
+                f"{folder.evaluation_path(steps[0])} of {len(rows[0])}: a sheet needs the same "
+                "prompts, at least one; restore the run's own from a copy"
+            )
     pictures = [[_load(folder.picture(name)) for name in row] for row in rows]
     sizes = {picture.shape for row in pictures for picture in row}
     if len(sizes) > 1:

@@ -55,6 +55,7 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
     other = override_weighing(config, overrides)
     group_size = config.rollout.group_size
     stored = read_rollouts(folder, tuple(config.reward.terms), group_size=group_size)
+    _check_every_prompt_had_a_total(folder, stored.groups, config)
     before = _score(stored, config)
     _check_as_stored(folder, stored, before)
     _check_every_prompt_has_a_total(stored.groups, other)
@@ -130,10 +131,27 @@ def _check_as_stored(folder: RunFolder, stored: StoredRollouts, scored: _Scored)
             )
 
 
-def _check_every_prompt_has_a_total(groups: StoredGroups, config: Config) -> None:
+def _first_without_total(groups: StoredGroups, config: Config) -> list[int]:
+    """The first group of whose terms none has a weight; empty where there is none."""
     weights = torch.tensor(list(config.reward.weights().values()))
     has_total = (groups.is_applicable & (weights != 0)).any(dim=1)
-    for row in (~has_total).nonzero().flatten()[:1].tolist():
+    rows: list[int] = (~has_total).nonzero().flatten()[:1].tolist()
+    return rows
+
+
+def _check_every_prompt_had_a_total(
+    folder: RunFolder, groups: StoredGroups, config: Config
+) -> None:
+    for row in _first_without_total(groups, config):
+        path = folder.rollout_path(int(groups.steps[row]))
+        raise StorageError(
+            f"{path}: prompt {groups.prompt_ids[row]} has scores of no term that has a weight in "
+            "the run's config.yaml. Table or config were changed: restore what the run wrote"
+        )
+
+
+def _check_every_prompt_has_a_total(groups: StoredGroups, config: Config) -> None:
+    for row in _first_without_total(groups, config):
         applicable = zip(groups.names, groups.is_applicable[row].tolist(), strict=True)
         names = [name for name, is_applicable in applicable if is_applicable]
         raise ConfigError(

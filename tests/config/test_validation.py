@@ -278,3 +278,12 @@ def test_a_weight_that_is_no_number_is_not_said_to_watch(bend: Bend) -> None:
     with pytest.raises(ConfigError, match=r"`reward.watch` makes such a term a canary") as caught:
         validate_config(bend("reward.terms.ocr.weight", float("nan")))
     assert "0 to watch" not in str(caught.value)
+
+
+def test_remedy_of_an_item_does_not_repeat_a_long_list(bend: Bend) -> None:
+    long = "x" * 5000
+    with pytest.raises(ConfigError) as caught:
+        validate_config(bend("optim.betas", [long, 0.9]))
+    message = str(caught.value)
+    assert len(message) < 1000
+    assert "correct it" in message

@@ -71,7 +71,7 @@ class RunState(BaseModel):
 
 class _File(BaseModel):
     size: Annotated[int, Strict()] = Field(alias="bytes", ge=0)
-    sha256: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class _Manifest(BaseModel):

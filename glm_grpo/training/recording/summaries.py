@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from glm_grpo.errors import StorageError
 from glm_grpo.gallery.summary import SummaryRow
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import RAW, evaluation_steps, read_evaluation
@@ -26,12 +27,22 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
     prompt's value is the mean over its samples; a term counts the prompts it applies to.
     `ocr_exact` is the share of images whose text was read without a mistake. Empty without two
     evaluations.
+
+    Raises:
+        StorageError: An evaluation cannot be read, or the two have other terms.
     """
     steps = evaluation_steps(folder)
     if len(steps) < 2:
         return []
     ends = (read_evaluation(folder, step, _COLUMNS) for step in (steps[0], steps[-1]))
     before, after = map(_stored_means, ends)
+    odd = sorted({*before.columns} ^ {*after.columns})
+    if odd:
+        raise StorageError(
+            f"{folder.evaluation_path(steps[0])} and {folder.evaluation_path(steps[-1])} do not "
+            f"have scores of the same terms ({', '.join(odd)} in one of them); restore the run's "
+            "own from a copy"
+        )
     return _compare(before, after)
 
 
