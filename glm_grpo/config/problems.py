@@ -161,7 +161,8 @@ def _find_problem(
     items: Any = values
     for part in details["loc"][:-1]:
         items = items[part]
-    return _item_problem(details, fields, items)
+    # A set, as YAML can hold, has no order of its own.
+    return _item_problem(details, fields, [*items])
 
 
 def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Problem:

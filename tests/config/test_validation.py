@@ -283,7 +283,7 @@ def test_a_weight_that_is_no_number_is_not_said_to_watch(bend: Bend) -> None:
 def test_remedy_of_an_item_does_not_repeat_a_long_list(bend: Bend) -> None:
     long = "x" * 5000
     with pytest.raises(ConfigError) as caught:
-        validate_config(bend("optim.betas", [long, 0.9]))
+        validate_config(bend("optim.betas", [long, long]))
     message = str(caught.value)
-    assert len(message) < 1000
+    assert len(message) < 2000
     assert "correct it" in message
