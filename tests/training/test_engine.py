@@ -31,7 +31,7 @@ def test_unequal_parts_in_micro_batches_give_the_update_of_the_whole_batch(found
             assert report == pytest.approx(other, abs=1e-6)
     # There was something to be equal in: clipped ratios, a KL, a gradient that was scaled down.
     last = whole["reports"][-1]
-    assert last["clip_fraction"] > 0
+    assert last["ratio/clip_fraction"] > 0
     assert last["kl/reference"] > 0.1
     assert whole["reports"][0]["optim/grad_norm"] > 0.25
 
