@@ -1,5 +1,6 @@
 # make demo   train the embedded model and show before and after
-# make test   every check: format, lint, types, import layers, tests
+# make test   format, lint, types, import layers, and the fast tests: minutes
+# make test-all   the same with every test but those marked long: what a merge must pass
 # make bench  every phase of a step beside what one would use instead: a table, outputs/bench.json
 
 PYTHON3 ?= python3
@@ -15,7 +16,7 @@ export OMP_NUM_THREADS
 # Tests run side by side, one thread each.
 TEST_WORKERS ?= 2
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test test-all check bench clean
 
 install: $(INSTALLED)
 
@@ -34,6 +35,9 @@ check: $(INSTALLED)
 	$(VENV)/bin/lint-imports
 
 test: check
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not long"
+
+test-all: check
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 bench: $(INSTALLED)

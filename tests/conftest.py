@@ -47,8 +47,55 @@ def read_page() -> Callable[[Path], Page]:
     return Page
 
 
+SLOW = (
+    "asynchronous/test_ray",
+    "benchmarks/",
+    "browser/",
+    "distributed/",
+    "end_to_end/",
+    "faults/",
+    "gallery/test_damaged",
+    "gallery/test_links",
+    "gallery/test_server",
+    "models/glm_image/test_export",
+    "models/glm_image/test_memory",
+    "models/glm_image/test_model_folder",
+    "models/glm_image/test_quantization",
+    "models/glm_image/test_shards",
+    "plan/",
+    "probe/test_probe",
+    "rewards/remote/",
+    "rewards/test_ocr_easyocr",
+    "rewards/test_process",
+    "rewards/test_vlm_judge",
+    "scripts/",
+    "security/",
+    "test_commands",
+    "test_terminal",
+    "test_train_errors",
+    "tiny/",
+    "training/test_engine",
+    "training/test_progress",
+    "training/test_team",
+)
+"""Folders and files, below `tests/`, that `make test` leaves to `make test-all`, by measured time
+(LOG.md has the slowest tests)."""
+
+FAST = (
+    "browser/test_real_run.py::test_views_show_the_pictures_of_a_real_run",
+    "end_to_end/test_continuation.py::test_stopped_and_resumed_run_equals_an_uninterrupted_one",
+    "end_to_end/test_learning.py::test_loop_follows_the_sign_of_the_reward",
+    "end_to_end/test_minimal_grpo.py",
+)
+"""Of those, what `make test` runs: a run that learns, one that resumes, a gallery in a browser."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an accelerator where there is none."""
+    """Mark what is slow, and skip what needs an accelerator where there is none."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(SLOW) and not name.startswith(FAST):
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no accelerator")

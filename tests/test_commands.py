@@ -239,7 +239,6 @@ def test_run_and_probe_name_terms_that_apply_to_few(
     assert [line for line in caplog.messages if "of the weight" in line] == RARE[:2]
 
 
-@pytest.mark.slow
 def test_a_resumed_run_keeps_no_file_of_its_checkpoint_open(
     configs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None,

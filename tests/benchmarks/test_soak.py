@@ -71,7 +71,6 @@ def test_soak_fails_where_a_limit_is_missed_and_it_is_to(monkeypatch, capsys):
         soak.main(["--strict"])
 
 
-@pytest.mark.slow
 def test_watch_run_sees_every_step_of_a_real_run(tmp_path):
     seen = [*watch_run(tmp_path, 3, ["reward.overlap=false", "trackers=[]"])]
     # The process may be gone before its last step is looked at.

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.distributed.conftest import assert_same_metrics, files_of, metrics_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 A_MINUTE = 60.0
 

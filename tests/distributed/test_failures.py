@@ -11,7 +11,7 @@ from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoin
 from glm_grpo.training.data.prompts import batch_for_step, load_prompts
 from tests.distributed.conftest import metrics_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 PICKY = "+reward.terms.picky={kind: custom, function: 'picky:score', weight: 0.1}"
 

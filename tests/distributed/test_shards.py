@@ -16,7 +16,7 @@ from tests.distributed.conftest import (
     metrics_of,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 # One held-out prompt for two processes, which have four images and two.
 FULL = (

@@ -10,7 +10,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from tests.distributed.conftest import metrics_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 # The launcher kills what has not ended by then; a step takes longer than its half a minute where
 # many tests run side by side.

@@ -39,7 +39,6 @@ def pay_for_brightness(stage):
     return dataclasses.replace(stage, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))
 
 
-@pytest.mark.slow
 def test_loop_stops_and_saves_when_the_reward_is_gamed(make_trainer):
     trainer, _, run_dir = make_trainer(
         *GAMING, "reward.on_hacking=stop", change_stage=pay_for_brightness, held_out=16

@@ -162,7 +162,6 @@ def wait_until(is_so: Callable[[], bool]) -> bool:
     return is_so()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_whose_term_hangs_ends_with_all_its_threads(folder: Path) -> None:
     ended = train("hang")
@@ -177,7 +176,6 @@ def test_a_run_whose_term_hangs_ends_with_all_its_threads(folder: Path) -> None:
     assert newest_checkpoint(RunFolder(folder / "run")).name == "step-000001"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_whose_scorer_is_killed_in_a_step_goes_on_with_another(folder: Path) -> None:
     option = "+reward.terms.mine.run_in=process"

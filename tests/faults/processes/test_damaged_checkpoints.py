@@ -23,8 +23,6 @@ from glm_grpo.errors import CheckpointError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.files import load_checkpoint
 
-pytestmark = pytest.mark.slow
-
 LENGTH = ("train.steps=3", "train.keep_checkpoints=2")
 FILES = ("policy.safetensors", "optimizer.safetensors", "checkpoint.json")
 ADAPTER = "model.adapter={{rank:{rank},alpha:8}}"

@@ -21,8 +21,6 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.training.checkpoint.files import load_checkpoint
 
-pytestmark = pytest.mark.slow
-
 MEBIBYTE = 2**20
 FULL = "No space left on device. Free some space, then resume the run."
 READ_ONLY = "Read-only file system. Choose an output folder on a file system that can be written."

@@ -71,7 +71,6 @@ def kill_and_compare(
     shutil.rmtree(run_dir.parent)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -130,7 +129,6 @@ def test_resumed_run_killed_before_every_change_goes_on_to_equal_results(
         assert_goes_on(train_server, run_dir, whole_run.record, record_of)
 
 
-@pytest.mark.slow
 def test_stopped_run_killed_in_its_last_save_loses_no_step(
     train_server: Any, whole_run: Any, record_of: Any, run_dir: Path
 ) -> None:
@@ -191,7 +189,6 @@ def kill_at_random_moments(
     assert record_of(run_dir) == expected
 
 
-@pytest.mark.slow
 def test_run_killed_at_random_moments_ends_as_if_undisturbed(
     train_server: Any, whole_run: Any, record_of: Any, tmp_path: Path
 ) -> None:

@@ -20,7 +20,6 @@ INTERRUPT, TERMINATE = int(signal.SIGINT), int(signal.SIGTERM)
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended where nothing was to be saved."""
 
-pytestmark = pytest.mark.slow
 
 EVALUATION_0 = "rename images/.eval-000000"
 STEP_1 = "open images/.step-000001"

@@ -13,8 +13,6 @@ import pytest
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
-pytestmark = pytest.mark.slow
-
 KILL = int(signal.SIGKILL)
 NEW = "train.resume=null"
 

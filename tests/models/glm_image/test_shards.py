@@ -76,7 +76,6 @@ def _planned(settings, configs, processes):
     return shard_bytes(policy, processes)
 
 
-@pytest.mark.slow
 def test_planned_shards_are_those_of_two_processes(measured):
     configs = PartConfigs(build_policy_model(seed=0).config.to_dict(), {}, {}, {})
     shards = _planned(FULL, configs, Processes(2, is_sharded=True))
