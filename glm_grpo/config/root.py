@@ -89,9 +89,14 @@ class Config(Options):
             return values
         # A union of pydantic's would name the kind in the keys of its errors.
         kind = values.get("kind", "clipped")
-        if kind not in LOSSES:
+        if not isinstance(kind, str) or kind not in LOSSES:
             remedy = f"set loss.kind={next(iter(LOSSES))}"
             raise problem_at(("kind",), kind, f"must be one of {', '.join(LOSSES)}", remedy)
+        others = {name for each in LOSSES.values() for name in each.model_fields}
+        for name in sorted((others - {*LOSSES[kind].model_fields}) & {*values}):
+            rule = f"is no option of loss.kind = {kind}"
+            remedy = f"leave it out ('~loss.{name}' on the command line), or set another loss.kind"
+            raise problem_at((name,), values[name], rule, remedy)
         return LOSSES[kind].model_validate(values)
 
     @model_validator(mode="after")

@@ -287,3 +287,22 @@ def test_remedy_of_an_item_does_not_repeat_a_long_list(bend: Bend) -> None:
     message = str(caught.value)
     assert len(message) < 2000
     assert "correct it" in message
+
+
+def test_option_of_another_kind_of_loss_is_refused_with_the_way_to_leave_it_out(bend: Bend) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config(bend("loss.kind", "custom"))
+    message = str(caught.value)
+    assert "is no option of loss.kind = custom" in message
+    assert "~loss.clip_" in message
+
+
+def test_unknown_kind_of_loss_is_refused_with_the_kinds(bend: Bend) -> None:
+    with pytest.raises(ConfigError, match="must be one of clipped, custom"):
+        validate_config(bend("loss.kind", "clip"))
+
+
+def test_loss_of_an_older_run_has_the_kind_there_was(bend: Bend) -> None:
+    values: Any = bend("loss.kind", "clipped")
+    del values["loss"]["kind"]
+    assert validate_config(values).loss.kind == "clipped"

@@ -111,8 +111,8 @@ def test_non_finite_updates_are_skipped_and_three_in_a_row_stop_the_run(make_tra
     def break_at_two(step):
         if step == 2:
 
-            def broken(experience, rows):
-                replay = update(experience, rows)
+            def broken(prompts, rollout, rows):
+                replay = update(prompts, rollout, rows)
                 return dataclasses.replace(replay, log_probs=replay.log_probs * torch.nan)
 
             stage.policy.replay = broken
