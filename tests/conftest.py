@@ -83,8 +83,8 @@ SLOW = (
 
 FAST = (
     "browser/test_real_run.py::test_views_show_the_pictures_of_a_real_run",
-    "end_to_end/test_continuation.py::test_stopped_and_resumed_run_equals_an_uninterrupted_one",
-    "end_to_end/test_learning.py::test_loop_follows_the_sign_of_the_reward",
+    "end_to_end/test_continuation.py::test_stopped_and_resumed_run_equals_an_uninterrupted_one[2]",
+    "end_to_end/test_learning.py::test_loop_follows_the_sign_of_the_reward[1.0-1]",
     "end_to_end/test_minimal_grpo.py",
 )
 """Of those, what `make test` runs: a run that learns, one that resumes, a gallery in a browser."""
