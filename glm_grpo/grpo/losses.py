@@ -180,6 +180,12 @@ class CustomLoss(LossSettings):
                 "glm_grpo.grpo.losses.LossOutput(total, metrics) whose total is one number with "
                 "the gradient of inputs.log_probs"
             )
+        for name, value in found.metrics.items():
+            if not isinstance(value, Tensor):
+                raise ConfigError(
+                    f"loss.function = {self.function}: metric {name!r} is a "
+                    f"{type(value).__name__}; it must be a tensor, a scalar or one value a token"
+                )
         return found
 
     def load(self) -> Callable[[LossInputs], LossOutput]:
@@ -376,13 +382,14 @@ def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
         if kl_coef != 0:
             kl = kl + kl_coef * estimates.mean()
     total = policy.total + kl
+    # Last: whether an update is skipped is read off the total, whatever a custom loss calls so.
     metrics = {
+        **policy.metrics,
         "loss/total": total,
         "loss/policy": policy.total,
         "loss/kl": kl,
         "kl/reference": kl_reference,
         "kl/behaviour": kl_behaviour,
-        **policy.metrics,
     }
     return LossOutput(total, {name: value.detach() for name, value in metrics.items()})
 
