@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from glm_grpo.config import load_config
 from glm_grpo.terminal import ended_in_any_case, job_errors_explained, run_hydra_application
+from glm_grpo.training.interrupt import interrupt
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="tiny")
@@ -33,6 +34,6 @@ def train(composed: DictConfig) -> None:
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
     with ended_in_any_case():
         run_hydra_application(train)

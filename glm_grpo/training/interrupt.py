@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM end a run after the step at hand, saved; a second one ends it at once."""
+"""Ctrl-C and SIGTERM end a run after the step at hand, saved; a second one ends it at once.
+
+Before the first step, Ctrl-C ends the program as it does in any: by KeyboardInterrupt.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,19 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+_interrupts: list[int] = []
+"""Ctrl-C before the first step; not empty after one only where something caught the exception."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handler of SIGINT before the first step: raise KeyboardInterrupt, and remember it.
+
+    Libraries that try an import or call back from C may catch it, and go on as if nothing was.
+    """
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)
+
+
 class StopRequest:
     """Whether someone asked the run to stop."""
 
@@ -26,7 +42,12 @@ def stop_on_signal() -> Iterator[StopRequest]:
     """Turns the first SIGINT or SIGTERM into a request; the second acts as it would without us.
 
     Signals reach the main thread only; from any other, the request is never set.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed before, and a library swallowed it.
     """
+    if _interrupts:
+        raise KeyboardInterrupt
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

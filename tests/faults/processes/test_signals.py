@@ -163,3 +163,44 @@ def test_interrupt_while_libraries_are_imported_ends_without_a_traceback(
     said, _ = process.communicate(timeout=100)
     assert process.returncode in (-INTERRUPT, INTERRUPTED), said
     assert "Traceback" not in said
+
+
+SWALLOWING = """
+import os, signal
+
+def bright(images, prompts):
+    return [0.5] * len(images)
+
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        pass
+except:
+    pass
+"""
+
+
+def test_interrupt_that_a_library_swallows_ends_the_run_before_its_first_step(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "swallowing.py").write_text(SWALLOWING, encoding="utf-8")
+    process = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "train.py"),
+            f"run_dir={tmp_path / 'run'}",
+            "~reward.terms",
+            "+reward.terms.bright={kind: custom, function: 'swallowing:bright', weight: 1}",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        timeout=250,
+    )
+    assert process.returncode == INTERRUPTED, process.stdout
+    assert "Interrupted." in process.stdout
+    assert "Traceback" not in process.stdout
+    assert not RunFolder(tmp_path / "run").metrics_path.exists()
