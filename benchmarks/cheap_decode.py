@@ -24,11 +24,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from glm_grpo.build import build_batch, build_prompts, build_stage, collect_settings
+from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
 from glm_grpo.config import compose_config
 from glm_grpo.gallery.chart_style import FONT_SIZE, LIGHT, begin_figure, style_axes, to_png
-from glm_grpo.models.glm_image.decoder import Decoder
-from glm_grpo.models.glm_image.sampling import sample_rollout
+from glm_grpo.models.base import Decoder
 from glm_grpo.training.monitors.rank_agreement import compare_ranks
 from glm_grpo.types import PromptBatch, Rollout
 
@@ -94,17 +93,17 @@ def _measure(options: argparse.Namespace) -> list[Measured]:
             f"train.micro_batch_size={images}",
         ],
     )
-    stage = build_stage(config, torch.device("cpu"), needs_reference=False)
+    models = build_models(config, torch.device("cpu"), needs_reference=False)
     batch = build_batch(config, build_prompts(config).training, 0)
     settings = collect_settings(config)
-    rollout = sample_rollout(stage.policy, batch, truncation=settings.truncation, policy_step=0)
-    decoders = [stage.decoder.with_steps(steps + 1) for steps in range(stage.decoder.steps)]
+    rollout = models.policy.sample(batch, policy_step=0)
+    decoders = [models.decoder.with_steps(steps + 1) for steps in range(models.decoder.steps)]
     seconds: list[list[float]] = [[] for _ in decoders]
     pictures = [_draw_timed(decoder, batch, rollout)[0] for decoder in decoders]
     for _ in range(options.repeats):
         for decoder, times in zip(decoders, seconds, strict=True):
             times.append(_draw_timed(decoder, batch, rollout)[1])
-    tables = [stage.scorer.score(batch.prompts, drawn) for drawn in pictures]
+    tables = [models.scorer.score(batch.prompts, drawn) for drawn in pictures]
     rows = []
     for decoder, times, table in zip(decoders, seconds, tables, strict=True):
         agreement = compare_ranks(table, tables[-1], mode=settings.combine)

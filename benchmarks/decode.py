@@ -26,7 +26,7 @@ from benchmarks.timing import (
     rates,
 )
 from glm_grpo.config import Config
-from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
 from glm_grpo.types import PromptBatch
 
@@ -54,7 +54,7 @@ def measure(group_size: int, repeats: int) -> Result:
     batch = first_batch(config)
     # Two pipelines: what the decoder does to its own must not reach the stock one.
     stock = stock_pipeline()
-    decoder = Decoder(
+    decoder = GlmImageDecoder(
         stock_pipeline(), steps=config.decode.steps, guidance_scale=config.decode.guidance_scale
     )
     layout = token_layout(batch.height, batch.width)

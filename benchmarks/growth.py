@@ -23,7 +23,6 @@ from benchmarks.growth_chart import Growth, Points, draw_growth
 from benchmarks.peaks import Size, cache_bytes, measure_in_child
 from benchmarks.timing import in_turns, machine, option_parser, rates
 from glm_grpo.build import build_policy
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.models.glm_image.token_grid import token_layout
 
 
@@ -110,11 +109,9 @@ def _tokens_per_second(groups: Sequence[int], repeats: int) -> Points:
     batches = [first_batch(tiny_config(prompts=1, group_size=max(2, group))) for group in groups]
     works = {
         str(group): partial(
-            sample_rollout,
-            policy,
+            policy.sample,
             # The config refuses groups of one, which nothing is learnt from.
             dataclasses.replace(batch, group_size=group),
-            truncation=Truncation(),
             policy_step=0,
         )
         for group, batch in zip(groups, batches, strict=True)

@@ -21,8 +21,8 @@ from torch import Tensor
 from benchmarks.embedded import CPU, tiny_config
 from benchmarks.step import OurStep
 from benchmarks.timing import Labels, Result, Target, compare, in_turns, option_parser, publish
-from glm_grpo.build import build_batch, build_prompts, build_stage
-from glm_grpo.training.clock import PhaseClock
+from glm_grpo.build import build_batch, build_models, build_prompts
+from glm_grpo.training.phase import PhaseClock
 from rewards.types import Prompt
 
 TARGET = Target("at most", 0.85)
@@ -108,13 +108,13 @@ class _Step:
             prompts=num_prompts,
             group_size=group_size,
         )
-        self._ours = OurStep(self._config, build_stage(self._config, CPU, needs_reference=True))
+        self._ours = OurStep(self._config, build_models(self._config, CPU, needs_reference=True))
         self._prompts = build_prompts(self._config).training
         self._kept = kept
 
     def __call__(self) -> None:
         batch = build_batch(self._config, self._prompts, len(self._kept))
-        clock = PhaseClock(lambda _: None)
+        clock = PhaseClock()
         self._ours.step(batch, clock)
         self._kept.append(clock.seconds())
 

@@ -23,8 +23,7 @@ import torch
 from benchmarks.timing import ROOT
 from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.grpo.update import UpdateSettings, update_policy
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.tiny.models import TINY, build_policy_model, build_processor
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -105,7 +104,7 @@ def _measure(work: Work, size: Size) -> int:
     if work == "rollout":
 
         def run() -> object:
-            return sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+            return policy.sample(batch, policy_step=0)
     else:
         experience = _experience(batch, size)
         optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.0)
@@ -136,11 +135,11 @@ def status_bytes(key: Literal["VmRSS", "VmHWM"]) -> int:
     return int(kilobytes) * 1024
 
 
-def _policy(size: Size) -> Policy:
+def _policy(size: Size) -> GlmImagePolicy:
     """Adapters: their gradients are small, so that what grows with the head is seen."""
     sizes = dataclasses.replace(TINY, codebook=size.codebook)
     model = build_policy_model(seed=0, sizes=sizes)
-    return Policy(
+    return GlmImagePolicy(
         SimpleNamespace(vision_language_encoder=model, processor=build_processor(sizes)),
         temperature=1.0,
         adapter_rank=_RANK,

@@ -26,7 +26,6 @@ from benchmarks.timing import (
     rates,
 )
 from glm_grpo.build import build_policy
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.models.glm_image.token_grid import token_layout
 
 TARGETS = {(2, 8): Target("at least", 2.5), (8, 8): Target("at least", 2.0)}
@@ -51,7 +50,7 @@ def measure(prompts: int, group_size: int, repeats: int) -> Result:
     captions = [prompt.prompt for prompt in batch.prompts for _ in range(group_size)]
 
     def ours() -> None:
-        sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+        policy.sample(batch, policy_step=0)
 
     def stock() -> None:
         with torch.no_grad():

@@ -26,16 +26,16 @@ from benchmarks.timing import (
 )
 from glm_grpo.build import (
     build_batch,
+    build_models,
     build_prompts,
-    build_stage,
     collect_settings,
     update_settings,
 )
 from glm_grpo.config import Config
 from glm_grpo.grpo.update import UpdateReport, update_policy
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import Stage, collect
+from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience, PromptBatch
 
 TARGET = Target("at least", 4.0)
@@ -48,16 +48,16 @@ class OurStep:
 
     Args:
         config: Of the run.
-        stage: Its models.
+        models: Its models.
     """
 
-    def __init__(self, config: Config, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, config: Config, models: Models) -> None:
+        self._models = models
         self._collect = collect_settings(config)
         self._update = update_settings(config)
         optim = config.optim
         self._optimizer = torch.optim.AdamW(
-            stage.policy.trainable_parameters(),
+            models.policy.trainable_parameters(),
             lr=optim.learning_rate,
             betas=optim.betas,
             eps=optim.epsilon,
@@ -73,12 +73,12 @@ class OurStep:
 
     def collect(self, batch: PromptBatch, clock: PhaseClock) -> Experience:
         """Samples, draws and scores."""
-        return collect(self._stage, batch, self._collect, policy_step=0, clock=clock)
+        return collect(self._models, batch, self._collect, policy_step=0, clock=clock)
 
     def learn(self, experience: Experience) -> UpdateReport:
         """One update."""
         (report,) = update_policy(
-            self._stage.policy, self._optimizer, self._rate, experience, self._update
+            self._models.policy, self._optimizer, self._rate, experience, self._update
         )
         return report
 
@@ -107,12 +107,10 @@ def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
     config = tiny_config(prompts=num_prompts, group_size=group_size)
     details = compare_learning(config)
     plain = PlainGrpo(config, stock_pipeline())
-    ours = OurStep(config, build_stage(config, CPU, needs_reference=True))
+    ours = OurStep(config, build_models(config, CPU, needs_reference=True))
     seconds = in_turns(
         {
-            "ours": _with_next_batch(
-                config, lambda batch: ours.step(batch, PhaseClock(lambda _: None))
-            ),
+            "ours": _with_next_batch(config, lambda batch: ours.step(batch, PhaseClock())),
             "theirs": _with_next_batch(config, plain.step),
         },
         repeats=repeats,
@@ -140,8 +138,8 @@ def compare_learning(config: Config) -> dict[str, float]:
         RuntimeError: Further than rounding goes.
     """
     batch = build_batch(config, build_prompts(config).training, 0)
-    ours = OurStep(config, build_stage(config, CPU, needs_reference=True))
-    experience = ours.collect(batch, PhaseClock(lambda _: None))
+    ours = OurStep(config, build_models(config, CPU, needs_reference=True))
+    experience = ours.collect(batch, PhaseClock())
     plain = PlainGrpo(config, stock_pipeline())
     samples = [
         Sample(prompt, tokens, log_probs)

@@ -34,7 +34,7 @@ from benchmarks.peaks import reset_peak, status_bytes
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
 from glm_grpo.grpo.losses import ClippedLoss, LossInputs, grpo_loss
 from glm_grpo.grpo.update import UpdateSettings, update_policy
-from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.plan.floors import LanguageWork, SequenceSizes, update_flops
 from glm_grpo.tiny.models import PolicySizes, build_policy_model, build_processor
@@ -188,11 +188,11 @@ def _side(name: str, options: argparse.Namespace) -> Iterator[Callable[[], dict[
         yield update
 
 
-def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> Policy:
+def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> GlmImagePolicy:
     model = build_policy_model(seed=0, sizes=SIZES)
     # Neither takes part, and both would count as the model's.
     model.model.visual = model.model.vqmodel = None
-    return Policy(
+    return GlmImagePolicy(
         SimpleNamespace(vision_language_encoder=model, processor=build_processor(SIZES)),
         temperature=1.0,
         adapter_rank=adapter_rank,
@@ -278,7 +278,10 @@ def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
 
 
 def _plain_update(
-    policy: Policy, second: Policy, optimizer: torch.optim.Optimizer, experience: Experience
+    policy: GlmImagePolicy,
+    second: GlmImagePolicy,
+    optimizer: torch.optim.Optimizer,
+    experience: Experience,
 ) -> Outcome:
     optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -302,7 +305,7 @@ def _plain_update(
 
 
 def _plain_log_probs(
-    policy: Policy, experience: Experience, language_model: Any, head: nn.Module
+    policy: GlmImagePolicy, experience: Experience, language_model: Any, head: nn.Module
 ) -> Tensor:
     batch = experience.prompts
     token_ids = experience.rollout.token_ids.flatten(0, 1)

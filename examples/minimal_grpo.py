@@ -29,10 +29,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glm_grpo.build import build_batch, build_prompts, build_stage
+from glm_grpo.build import build_batch, build_models, build_prompts
 from glm_grpo.config import Config, compose_config
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.base import Policy
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import RewardTable
 
@@ -115,14 +114,14 @@ def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -
         steps: Rollouts, each with one update.
         learning_rate: Of AdamW; constant.
     """
-    models = build_stage(config, torch.device("cpu"), needs_reference=True)
+    models = build_models(config, torch.device("cpu"), needs_reference=True)
     policy, decoder, scorer = models.policy, models.decoder, models.scorer
     prompts = build_prompts(config).training
     optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=learning_rate, weight_decay=0)
     results = []
     for step in range(steps):
         batch = build_batch(config, prompts, step)
-        rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=step)
+        rollout = policy.sample(batch, policy_step=step)
         images = decoder.decode(batch, rollout.token_ids)
         table = scorer.score(batch.prompts, images.pixels)
         rewards = total_rewards(table)

@@ -1,27 +1,48 @@
-"""Config -> models, prompts, plain values; only this and the `build_*` beside it construct."""
+"""Config -> models, prompts, plain values, trainer; nothing else constructs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
+from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from diffusers import GlmImagePipeline
+from rich.console import Console
+from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
 from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
-from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.base import Policy, ReservedTokens
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import DTYPES, check_model, load_pipeline
-from glm_grpo.models.glm_image.model_folder import ReservedTokens
-from glm_grpo.models.glm_image.offload import ModulePart, Movable, Residency
-from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.quantization import Quantization, refuse_without_accelerator
 from glm_grpo.models.glm_image.sampling import Truncation
+from glm_grpo.models.offload import ModulePart, Movable, Offload, OptimizerPart
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny.prompts import tiny_prompts
-from glm_grpo.training.checkpoint.run_state import LoopSettings
-from glm_grpo.training.collect import CollectSettings, Stage
+from glm_grpo.training.asynchronous.ledger import Steps
+from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
+from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
+from glm_grpo.training.asynchronous.source import AsynchronousSource, Recipe
+from glm_grpo.training.asynchronous.stale import StaleSettings
+from glm_grpo.training.checkpoint.files import (
+    Checkpoint,
+    forget_checkpoints_after,
+    prune_checkpoints,
+)
+from glm_grpo.training.checkpoint.optimizer_state import load_optimizer
+from glm_grpo.training.checkpoint.resume import OpenedRun
+from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.training.checkpoint.saver import CheckpointSaver
+from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.data.prompts import (
     PromptSource,
     batch_for_step,
@@ -29,10 +50,22 @@ from glm_grpo.training.data.prompts import (
     evaluation_batches,
     load_prompts,
 )
-from glm_grpo.training.distributed.processes import ALONE, Team
-from glm_grpo.training.out_of_memory import out_of_memory_explained
+from glm_grpo.training.distributed.processes import ALONE, Processes
+from glm_grpo.training.distributed.strategy import Strategy, has_shards
+from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.loop import LoopSettings, Trainer
+from glm_grpo.training.monitors.hacking import HackingMonitor
+from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
+from glm_grpo.training.phase import Models, out_of_memory_explained
+from glm_grpo.training.recording.progress import Progress
+from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.run_recorder import RunRecorder
+from glm_grpo.training.sources import ExperienceSource, SynchronousSource
 from glm_grpo.types import PromptBatch
 from rewards.build import build_scorer
+
+BatchForStep = Callable[[int], PromptBatch]
+"""The prompts of a step, from 0."""
 
 TINY = "tiny"
 """Value of `model.path` for the model shipped with the package, and prefix of its prompt sets."""
@@ -43,21 +76,21 @@ def model_path(path: str) -> str:
     return str(files("glm_grpo.tiny") / "weights" / "pipeline") if path == TINY else path
 
 
-def load_stage(
+def load_models(
     config: Config, device: torch.device, *, needs_reference: bool, is_sharded: bool = False
-) -> Stage:
-    """As `build_stage`; memory that runs out is explained.
+) -> Models:
+    """As `build_models`; memory that runs out is explained.
 
     Raises:
         GlmGrpoError, RewardError: Something cannot be loaded.
     """
     with out_of_memory_explained("loading", f"{config.model.path} in {config.model.dtype}"):
-        return build_stage(config, device, needs_reference=needs_reference, is_sharded=is_sharded)
+        return build_models(config, device, needs_reference=needs_reference, is_sharded=is_sharded)
 
 
-def build_stage(
+def build_models(
     config: Config, device: torch.device, *, needs_reference: bool, is_sharded: bool = False
-) -> Stage:
+) -> Models:
     """Loads all models and puts them where they belong.
 
     Args:
@@ -93,13 +126,13 @@ def place_models(
     *,
     needs_reference: bool,
     is_sharded: bool = False,
-) -> Stage:
+) -> Models:
     """Puts the parts of a loaded pipeline, and the reward terms, where they belong.
 
-    Arguments as in `build_stage`.
+    Arguments as in `build_models`.
     """
     policy = build_policy(config, pipeline, needs_reference=needs_reference)
-    decoder = Decoder(
+    decoder = GlmImageDecoder(
         pipeline,
         steps=config.decode.steps,
         guidance_scale=config.decode.guidance_scale,
@@ -126,15 +159,18 @@ def place_models(
         else:
             for module in group:
                 module.to(device)
-    return Stage(policy=policy, decoder=decoder, scorer=scorer, residency=Residency(parts))
+    return Models(policy=policy, decoder=decoder, scorer=scorer, offload=Offload(parts))
 
 
-def build_policy(config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool) -> Policy:
+def build_policy(
+    config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool
+) -> GlmImagePolicy:
     """The policy on the parts of a loaded pipeline."""
     adapter = config.model.adapter
-    return Policy(
+    return GlmImagePolicy(
         pipeline,
         temperature=config.rollout.temperature,
+        truncation=Truncation(top_k=config.rollout.top_k, top_p=config.rollout.top_p),
         adapter_rank=None if adapter is None else adapter.rank,
         adapter_alpha=0.0 if adapter is None else adapter.alpha,
         is_checkpointing=config.model.gradient_checkpointing,
@@ -165,7 +201,7 @@ def build_prompts(config: Config) -> Prompts:
     )
 
 
-def check_prompt_sets(stage: Stage, prompts: Prompts) -> list[str]:
+def check_prompt_sets(models: Models, prompts: Prompts) -> list[str]:
     """Refuses prompts that no term can score; lines on terms that apply to few prompts.
 
     Raises:
@@ -175,7 +211,7 @@ def check_prompt_sets(stage: Stage, prompts: Prompts) -> list[str]:
     return [
         line
         for of, prompt_set in named
-        for line in stage.scorer.check_prompts(
+        for line in models.scorer.check_prompts(
             (prompt_set[index] for index in range(len(prompt_set))), of=of
         )
     ]
@@ -207,13 +243,13 @@ def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch
 
 
 def build_evaluation_batches(
-    config: Config, held_out: PromptSource, team: Team = ALONE
+    config: Config, held_out: PromptSource, processes: Processes = ALONE
 ) -> list[PromptBatch]:
     """This process's held-out prompts, with the seeds of every evaluation, in batches of a step."""
-    images = config.rollout.prompts_per_step * config.rollout.group_size // team.size
+    images = config.rollout.prompts_per_step * config.rollout.group_size // processes.count
     return evaluation_batches(
         held_out,
-        team.part(len(held_out)),
+        processes.part(len(held_out)),
         prompts_per_batch=evaluated_at_once(images, config.eval.samples_per_prompt),
         samples_per_prompt=config.eval.samples_per_prompt,
         seed=config.eval.seed,
@@ -223,7 +259,6 @@ def build_evaluation_batches(
 def collect_settings(config: Config) -> CollectSettings:
     """Plain values for collecting experience."""
     return CollectSettings(
-        truncation=Truncation(top_k=config.rollout.top_k, top_p=config.rollout.top_p),
         combine=config.reward.combine,
         advantage=config.advantage,
         loss=config.loss,
@@ -248,8 +283,269 @@ def loop_settings(config: Config) -> LoopSettings:
         steps=config.train.steps,
         eval_every=config.train.eval_every,
         checkpoint_every=config.train.checkpoint_every,
-        keep_checkpoints=config.train.keep_checkpoints,
-        collect=collect_settings(config),
         update=update_settings(config),
         is_stopping_on_hacking=config.reward.on_hacking == "stop",
+    )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The processes of a run.
+
+    Attributes:
+        accelerator: Of this process.
+        processes: What they agree through.
+        cluster: In which collectors run; None where this process collects.
+    """
+
+    accelerator: Accelerator
+    processes: Processes
+    cluster: RayCluster | None = None
+
+
+def build_trainer(
+    config: Config,
+    models: Models,
+    prompts: Prompts,
+    opened: OpenedRun,
+    launch: Launch,
+    console: Console,
+) -> Trainer:
+    """Optimizer, schedule, records and loop, with the state of the checkpoint if there is one."""
+    checkpoint, processes = opened.checkpoint, launch.processes
+    if has_shards(launch.accelerator) and launch.accelerator.mixed_precision != "no":
+        # As the engine would, but before a checkpoint's weights lose what bf16 cannot hold.
+        for weight in models.policy.trainable_parameters():
+            weight.data = weight.data.float()
+    if checkpoint is not None:
+        # Before an engine cuts them up.
+        with checkpoint.named():
+            models.policy.load_state_tensors(checkpoint.of("policy"))
+    with models.offload.phase("update"):
+        strategy = Strategy(models.policy, launch.accelerator, processes)
+        optimizer = _build_optimizer(config, models.policy)
+    learning_rate = _build_learning_rate(config, optimizer)
+    device = launch.accelerator.device
+    if config.offload == "modules_and_optimizer" and device.type != "cpu":
+        models.offload.add("optimizer", OptimizerPart(optimizer, device=device))
+    state = RunState()
+    if checkpoint is not None:
+        state = _restore(checkpoint, optimizer, learning_rate)
+        state.best_total = _comparable_best(config, opened.folder, state)
+        if models.offload.moves("optimizer"):
+            # Its moments came back to where the weights are, and wait in CPU memory.
+            OptimizerPart(optimizer, device=device).evict()
+    recheck = Recheck(
+        models,
+        collect_settings(config),
+        RecheckSettings(
+            every=config.decode.recheck_every,
+            groups=config.decode.recheck_groups,
+            min_rank_correlation=config.decode.min_rank_correlation,
+        ),
+        state,
+        processes,
+    )
+    batch_for_step = partial(build_batch, config, prompts.training)
+    source: ExperienceSource = SynchronousSource(
+        models,
+        strategy,
+        processes,
+        batch_for_step=batch_for_step,
+        settings_for_step=recheck.collect_settings,
+        updates=lambda: learning_rate.updates,
+    )
+    folder = opened.folder
+    evaluation_batches = build_evaluation_batches(config, prompts.held_out, processes)
+    recorder = RunRecorder(
+        folder,
+        processes,
+        lambda: _open_files(config, folder, state),
+        combine=config.reward.combine,
+    )
+    progress = Progress(
+        total=config.train.steps,
+        done=state.step,
+        console=console,
+        eval_every=config.train.eval_every,
+        checkpoint_every=config.train.checkpoint_every,
+        untrained=next(iter(read_metrics(folder)), None),
+    )
+    saver = CheckpointSaver(
+        folder,
+        state,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        strategy=strategy,
+        processes=processes,
+        keep=config.train.keep_checkpoints,
+        announce=progress.phase,
+    )
+    # Last: collectors begin to work, and the trainer ends them.
+    if launch.cluster is not None:
+        source = build_asynchronous_source(
+            config,
+            models,
+            batch_for_step,
+            recheck,
+            launch.cluster,
+            first_step=state.step + 1,
+        )
+    return Trainer(
+        models,
+        optimizer,
+        learning_rate,
+        source=source,
+        recheck=recheck,
+        evaluation_batches=evaluation_batches,
+        settings=loop_settings(config),
+        state=state,
+        recorder=recorder,
+        saver=saver,
+        progress=progress,
+        strategy=strategy,
+        processes=processes,
+    )
+
+
+def _build_optimizer(config: Config, policy: Policy) -> AdamW:
+    return AdamW(
+        policy.trainable_parameters(),
+        lr=config.optim.learning_rate,
+        betas=config.optim.betas,
+        eps=config.optim.epsilon,
+        weight_decay=config.optim.weight_decay,
+    )
+
+
+def _build_learning_rate(config: Config, optimizer: Optimizer) -> LearningRate:
+    updates = config.train.updates_per_rollout
+    return LearningRate(
+        optimizer,
+        peak=config.optim.learning_rate,
+        schedule=config.optim.schedule,
+        warmup_updates=config.optim.warmup_steps * updates,
+        total_updates=config.train.steps * updates,
+    )
+
+
+def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Recorder, HackingMonitor]:
+    """What writes the run folder, cut to the step it goes on from, and what watches for gaming."""
+    recorder = Recorder(
+        folder,
+        trackers=config.trackers,
+        config=config.model_dump(mode="json"),
+        combine=config.reward.combine,
+    )
+    # First: a checkpoint whose records are gone could not be gone on from.
+    forget_checkpoints_after(folder, at.step)
+    # A run that has finished no step makes its evaluation of step 0 anew.
+    recorder.truncate_after(at.step if at.step > 0 else -1)
+    # A kill may have come between the checkpoint and the removal of those no longer kept.
+    prune_checkpoints(folder, config.train.keep_checkpoints, at.best_step)
+    return recorder, HackingMonitor(
+        folder, watch=config.reward.watch, margin=config.reward.canary_margin
+    )
+
+
+def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: LearningRate) -> RunState:
+    """Puts a checkpoint's state, save the weights, back into the objects of a run."""
+    state = checkpoint.run_state()
+    with checkpoint.named():
+        load_optimizer(optimizer, checkpoint.of("optimizer"), state.optimizer.model_dump())
+    learning_rate.set(state.updates)
+    return RunState(
+        step=checkpoint.step,
+        best_step=state.best_step,
+        best_total=-torch.inf if state.best_total is None else state.best_total,
+        skipped_in_a_row=state.skipped_in_a_row,
+        full_decode_from=state.full_decode_from,
+    )
+
+
+def _comparable_best(config: Config, folder: RunFolder, at: RunState) -> float:
+    """The best total so far, on the scale that later evaluations have.
+
+    Checkpoints may have been written when `normalize_then_sum` totals of evaluations were relative
+    to their group.
+    """
+    if at.best_step is None or config.reward.combine == "weighted_sum":
+        return at.best_total
+    if not folder.evaluation_path(at.best_step).exists():
+        return at.best_total
+    totals = read_evaluation(folder, at.best_step)["total"].to_numpy()
+    return torch.tensor(totals).mean().item()
+
+
+def collector_needs(config: Config) -> Needs:
+    """What the collectors of an asynchronous run take."""
+    section = config.asynchronous
+    return Needs(section.collectors, section.cpus_per_collector, section.gpus_per_collector)
+
+
+def build_collector_models(config: Config) -> Models:
+    """The models of a collector, on the accelerator that is kept for it, or on the CPU.
+
+    Raises:
+        GlmGrpoError, RewardError: Something cannot be loaded.
+    """
+    # Ray hides no accelerator from a process that asked for none.
+    has_accelerator = config.asynchronous.gpus_per_collector > 0
+    device = Accelerator().device if has_accelerator else torch.device("cpu")
+    return load_models(config, device, needs_reference=config.loss.kl_coef > 0)
+
+
+def build_asynchronous_source(
+    config: Config,
+    models: Models,
+    batch_for_step: BatchForStep,
+    recheck: Recheck,
+    cluster: RayCluster,
+    *,
+    first_step: int,
+) -> AsynchronousSource:
+    """Starts the collectors.
+
+    Args:
+        config: Of the run.
+        models: The learner's.
+        batch_for_step: The prompts of a step, from 0.
+        recheck: Says how the pictures of a step are decoded.
+        cluster: In which the collectors run.
+        first_step: The next to be learnt, from 1.
+    """
+    # Ray need not be installed for anything else, and the cluster has set it up by now.
+    from glm_grpo.training.asynchronous.ray_pool import RayPool  # noqa: PLC0415
+
+    settings = CollectorSettings(
+        make_models=partial(build_collector_models, config),
+        threads=config.asynchronous.cpus_per_collector,
+        folder=str(Path.cwd()),
+    )
+    pool = RayPool(cluster, collector_needs(config), settings)
+    recipe = _recipe(config, batch_for_step, recheck, first_step=first_step)
+    return AsynchronousSource(pool, recipe, models)
+
+
+def _recipe(
+    config: Config, batch_for_step: BatchForStep, recheck: Recheck, *, first_step: int
+) -> Recipe:
+    section = config.asynchronous
+    return Recipe(
+        batch_for_step=batch_for_step,
+        settings_for_step=recheck.collect_settings,
+        steps=Steps(
+            first=first_step,
+            last=config.train.steps,
+            updates_each=config.train.updates_per_rollout,
+            max_age=section.max_policy_age,
+            collectors=section.collectors,
+        ),
+        push_every=section.push_every,
+        stale=StaleSettings(
+            treatment=section.on_stale,
+            max_importance_ratio=section.max_importance_ratio,
+            min_importance_ratio=section.min_importance_ratio or 0.0,
+            micro_batch_size=config.train.micro_batch_size,
+        ),
     )

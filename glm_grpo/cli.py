@@ -254,7 +254,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     config = _compose(options)
-    from glm_grpo.models.glm_image.memory import Processes
+    from glm_grpo.models.base import Parallelism
     from glm_grpo.plan.command import plan_config
 
     is_sharded = options.sharding == "fsdp2"
@@ -263,7 +263,7 @@ def _plan(options: argparse.Namespace) -> None:
         memory=options.memory,
         prompt_tokens=options.prompt_tokens,
         device=None if options.cpu else DEVICES[options.device],
-        processes=Processes(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
+        processes=Parallelism(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
     ):
         if isinstance(part, str):
             _print(part)

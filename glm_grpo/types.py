@@ -91,7 +91,7 @@ class Advantages:
 
 
 @dataclass(frozen=True)
-class Correction:
+class OffPolicyCorrection:
     """For tokens that were sampled by a policy older than the one the updates begin with.
 
     Attributes:
@@ -131,7 +131,7 @@ class Experience:
     penalties: Float32[Tensor, "P G"]
     advantages: Advantages
     reference_log_probs: Float32[Tensor, "P G T"] | None = None
-    correction: Correction | None = None
+    correction: OffPolicyCorrection | None = None
 
 
 @dataclass(frozen=True)

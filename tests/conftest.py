@@ -74,9 +74,9 @@ SLOW = (
     "test_terminal",
     "test_train_errors",
     "tiny/",
-    "training/test_engine",
+    "training/test_strategy",
     "training/test_progress",
-    "training/test_team",
+    "training/test_processes",
 )
 """Folders and files, below `tests/`, that `make test` leaves to `make test-all`, by measured time
 (LOG.md has the slowest tests)."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from glm_grpo.grpo.advantages import AdvantageSettings
 from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.grpo.update import UpdateSettings
+from glm_grpo.models.base import Decoder, Policy
 
 
 def clipped_loss(**changes: Any) -> ClippedLoss:
@@ -40,3 +44,25 @@ def changed(settings: UpdateSettings, **changes: Any) -> UpdateSettings:
 def advantage_settings(**changes: Any) -> AdvantageSettings:
     """GRPO's, without a limit."""
     return AdvantageSettings(**{"normalization": "group_std", "std_floor": 0.01} | changes)
+
+
+class NoPolicy(Policy):
+    """Never asked, but for the tokens of an image: one for each 32 x 32 pixels."""
+
+    codebook_size = 16
+    dtype = torch.float32
+    network = torch.nn.Identity()
+
+    def tokens_per_image(self, height: int, width: int) -> int:
+        return height * width // 1024
+
+
+class NoDecoder(Decoder):
+    """Never asked, but for another number of steps."""
+
+    steps = 1
+
+    def with_steps(self, steps: int) -> Decoder:
+        other = copy(self)
+        other.steps = steps
+        return other

@@ -133,7 +133,7 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
     def refuse(*_: object, **__: object) -> None:
         raise ModelError("not loaded")
 
-    monkeypatch.setattr("glm_grpo.commands.train.load_stage", refuse)
+    monkeypatch.setattr("glm_grpo.commands.train.load_models", refuse)
     give_memory(None)
     folder = tmp_path / "run"
     overrides = [f"run_dir={folder}"]

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from glm_grpo.plan.floors import DEVICES, DeviceSpeed
-from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.phase import PhaseClock
 
 _PROCESS = Path("/proc/self")
 _COPIED = {"cuda": 2**31, "cpu": 2**27}

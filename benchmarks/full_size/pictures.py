@@ -11,7 +11,7 @@ import torch
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.models import pipeline_of, random_decoder_part
 from benchmarks.full_size.scale import Bench, make_batch
-from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.plan.floors import decode_flops
 from glm_grpo.plan.step_time import decoder_work
@@ -25,7 +25,7 @@ def decode(bench: Bench) -> Iterator[dict[str, Any]]:
     scale = bench.scale
     pipeline = pipeline_of(random_decoder_part(scale.configs, scale.torch_dtype, bench.device))
     codebook = pipeline.transformer.config.prior_vq_quantizer_codebook_size
-    decoder = Decoder(pipeline, steps=scale.decode_steps, guidance_scale=GUIDANCE_SCALE)
+    decoder = GlmImageDecoder(pipeline, steps=scale.decode_steps, guidance_scale=GUIDANCE_SCALE)
     for side, images in scale.decoded:
         batch = make_batch(side, prompts=1, group_size=images)
         tokens = token_layout(side, side).num_tokens

@@ -12,8 +12,7 @@ from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.models import pipeline_of, random_language_part
 from benchmarks.full_size.scale import Bench, make_batch
 from glm_grpo.build import build_policy
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.plan.floors import SequenceSizes, rollout_floor
 from glm_grpo.plan.step_time import language_work
@@ -86,5 +85,5 @@ def generate(bench: Bench) -> Iterator[dict[str, Any]]:
     yield row
 
 
-def _sample(policy: Policy, batch: PromptBatch) -> None:
-    sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+def _sample(policy: GlmImagePolicy, batch: PromptBatch) -> None:
+    policy.sample(batch, policy_step=0)

@@ -17,10 +17,12 @@ from glm_grpo.build import collect_settings, place_models, update_settings
 from glm_grpo.config import Config
 from glm_grpo.errors import MemoryLimitError
 from glm_grpo.grpo.update import update_policy
+from glm_grpo.models.glm_image.prompt_inputs import tokenize_prompts
 from glm_grpo.plan.memory import OVERHEAD_BYTES, MemoryPlan, MemoryPlanner, batch_sizes
 from glm_grpo.plan.scorers import ScorerSizes
-from glm_grpo.training.collect import Stage, collect
+from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
 
 
@@ -29,13 +31,14 @@ def step(bench: Bench) -> Iterator[dict[str, Any]]:
     meter = DeviceMeter() if bench.is_on_accelerator else ProcessMeter()
     for gigabytes in bench.scale.cards:
         config = bench.config(gigabytes, *bench.scale.steps[0])
-        stage = place_models(
+        pipeline = _random_pipeline(bench, config)
+        models = place_models(
             config,
-            _random_pipeline(bench, config),
+            pipeline,
             bench.device,
             needs_reference=config.loss.kl_coef > 0,
         )
-        run = _Run(stage, config)
+        run = _Run(models, config)
         with _capped(bench, gigabytes):
             for side, prompts in bench.scale.steps:
                 sized = bench.config(gigabytes, side, prompts)
@@ -43,7 +46,7 @@ def step(bench: Bench) -> Iterator[dict[str, Any]]:
                 clock = PeakClock(meter)
                 failed = run.step(batch, clock)
                 seconds = clock.seconds()
-                plan = _plan(bench, sized, run.prompt_tokens(batch))
+                plan = _plan(bench, sized, _prompt_tokens(pipeline, batch))
                 yield {
                     "card_gigabytes": gigabytes,
                     "is_capped": bench.is_on_accelerator,
@@ -55,19 +58,30 @@ def step(bench: Bench) -> Iterator[dict[str, Any]]:
                     "phases": _beside_plan(clock, plan),
                 }
         # Modules with adapters refer to themselves.
-        del stage, run
+        del models, run, pipeline
         gc.collect()
 
 
-class _Run:
-    """Steps of one stage, as the training loop takes them."""
+def _prompt_tokens(pipeline: GlmImagePipeline, batch: PromptBatch) -> int:
+    """Of its longest prompt."""
+    inputs = tokenize_prompts(
+        pipeline.processor,
+        [prompt.prompt for prompt in batch.prompts],
+        height=batch.height,
+        width=batch.width,
+    )
+    return int(inputs["input_ids"].shape[1])
 
-    def __init__(self, stage: Stage, config: Config) -> None:
-        self._stage = stage
+
+class _Run:
+    """Steps with the same models, as the training loop takes them."""
+
+    def __init__(self, models: Models, config: Config) -> None:
+        self._models = models
         self._collect = collect_settings(config)
         self._update = update_settings(config)
         self._optimizer = torch.optim.AdamW(
-            stage.policy.trainable_parameters(), lr=config.optim.learning_rate
+            models.policy.trainable_parameters(), lr=config.optim.learning_rate
         )
         self._rate = LearningRate(
             self._optimizer,
@@ -77,17 +91,13 @@ class _Run:
             total_updates=1,
         )
 
-    def prompt_tokens(self, batch: PromptBatch) -> int:
-        """Of its longest prompt."""
-        return int(self._stage.policy.encode(batch).input_ids.shape[1])
-
     def step(self, batch: PromptBatch, clock: PeakClock) -> str | None:
         """Takes one step; the phase in which memory ran out, None where it sufficed."""
         try:
-            experience = collect(self._stage, batch, self._collect, policy_step=0, clock=clock)
-            with self._stage.residency.phase("update"), clock.phase("update"):
+            experience = collect(self._models, batch, self._collect, policy_step=0, clock=clock)
+            with self._models.offload.phase("update"), clock.phase("update"):
                 update_policy(
-                    self._stage.policy, self._optimizer, self._rate, experience, self._update
+                    self._models.policy, self._optimizer, self._rate, experience, self._update
                 )
         except (torch.OutOfMemoryError, MemoryLimitError):
             return clock.begun

@@ -15,24 +15,23 @@ from glm_grpo.build import (
     build_prompts,
     check_prompt_sets,
     collect_settings,
-    load_stage,
+    load_models,
     model_path,
 )
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.glm_image.memory import ONE_PROCESS
-from glm_grpo.models.glm_image.self_check import self_check
+from glm_grpo.models.base import UNDIVIDED
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.probe.page import probe_tables, write_probe
 from glm_grpo.probe.probe import draw_probe, probed_prompts, report_probe
 from glm_grpo.training.asynchronous.ray_cluster import require_ray
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import Stage, collect
+from glm_grpo.training.collect import collect
 from glm_grpo.training.data.prompts import PromptSource, evaluation_batches, part_of_batch
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
-from glm_grpo.training.out_of_memory import out_of_memory_explained, replay_size
+from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.recording.trackers import check_trackers
+from glm_grpo.training.replay_check import check_replay
 from glm_grpo.types import Evaluation, PromptBatch
 from rewards.types import RewardTable
 
@@ -57,33 +56,30 @@ def check_config(config: Config) -> Iterator[str]:
     sources = (prompts.training, prompts.held_out)
     device = make_accelerator().device
     yield f"memory: {check_fit(config, model_path(config.model.path), sources, device)}"
-    stage = load_stage(config, device, needs_reference=config.loss.kl_coef > 0)
+    models = load_models(config, device, needs_reference=config.loss.kl_coef > 0)
     yield f"model: loaded {config.model.path} in {config.model.dtype}"
-    rare = check_prompt_sets(stage, prompts)
-    found = f"reward: {', '.join(stage.scorer.names)}; every prompt has a term that applies"
+    rare = check_prompt_sets(models, prompts)
+    found = f"reward: {', '.join(models.scorer.names)}; every prompt has a term that applies"
     yield "\n    ".join([found, *rare])
     experience = collect(
-        stage,
+        models,
         build_batch(config, prompts.training, 0),
         collect_settings(config),
         policy_step=0,
-        clock=PhaseClock(lambda _: None),
+        clock=PhaseClock(),
     )
     yield f"one rollout: {_describe_means(experience.rewards)}"
-    yield f"one held-out prompt: {_describe_means(_evaluate_one(stage, config, prompts).rewards)}"
+    yield f"one held-out prompt: {_describe_means(_evaluate_one(models, config, prompts).rewards)}"
     rows = config.train.micro_batch_size
-    with (
-        out_of_memory_explained("update", replay_size(experience.prompts, rows)),
-        stage.residency.phase("update"),
-    ):
-        report = self_check(stage.policy, experience, rows=rows)
+    with models.phase("update", replay_size(experience.prompts, models.policy, rows)):
+        report = check_replay(models.policy, experience, rows=rows)
     yield (
         f"self-check: full grids, replay gap {report.mean_gap:.1e} nats a token (largest "
         f"{report.max_gap:.1e}), mean ratio {report.mean_ratio:.6f}"
     )
 
 
-def _evaluate_one(stage: Stage, config: Config, prompts: Prompts) -> Evaluation:
+def _evaluate_one(models: Models, config: Config, prompts: Prompts) -> Evaluation:
     """The first held-out prompt as an evaluation scores it, which is not as training does."""
     batches = evaluation_batches(
         prompts.held_out,
@@ -92,7 +88,7 @@ def _evaluate_one(stage: Stage, config: Config, prompts: Prompts) -> Evaluation:
         samples_per_prompt=config.eval.samples_per_prompt,
         seed=config.eval.seed,
     )
-    part = evaluate(stage, batches, collect_settings(config), step=0)
+    part = evaluate(models, batches, step=0)
     return weigh_evaluation([part], mode=config.reward.combine, untrained=None)
 
 
@@ -111,7 +107,7 @@ def _describe_means(table: RewardTable) -> str:
 def _described_processes(config: Config) -> str:
     """How many can run the config; no reason to refuse it here, where there is always one."""
     try:
-        refuse_for_processes(config, ONE_PROCESS)
+        refuse_for_processes(config, UNDIVIDED)
     except ConfigError as error:
         return f"a single one is refused by train.py: {error}"
     is_asynchronous = config.train.mode == "async"
@@ -146,11 +142,11 @@ def probe_config(
     config = effective_config(config).config
     prompts = build_prompts(config)
     batches = _probed_batches(config, prompts.training, num_prompts)
-    stage = load_stage(config, make_accelerator().device, needs_reference=False)
+    models = load_models(config, make_accelerator().device, needs_reference=False)
     training = (prompts.training[index] for index in range(len(prompts.training)))
-    for line in stage.scorer.check_prompts(training, of="training prompts"):
+    for line in models.scorer.check_prompts(training, of="training prompts"):
         logger.warning("%s", line)
-    samples = draw_probe(stage, batches, collect_settings(config), noises=noises)
+    samples = draw_probe(models, batches, collect_settings(config), noises=noises)
     try:
         report = report_probe(
             samples,

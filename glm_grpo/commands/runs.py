@@ -13,8 +13,7 @@ from glm_grpo.build import (
     build_evaluation_batches,
     build_policy,
     build_prompt_set,
-    collect_settings,
-    load_stage,
+    load_models,
     model_path,
 )
 from glm_grpo.config import Config
@@ -68,14 +67,13 @@ def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:
     config = found.config
     reserved = check_model(model_path(config.model.path))
     held_out = build_prompt_set(config.data.eval_path, config, reserved)
-    stage = load_stage(config, make_accelerator().device, needs_reference=False)
+    models = load_models(config, make_accelerator().device, needs_reference=False)
     batches = build_evaluation_batches(config, held_out)
-    settings = collect_settings(config)
     mode = config.reward.combine
-    part = evaluate(stage, batches, settings, step=0)
+    part = evaluate(models, batches, step=0)
     before = weigh_evaluation([part], mode=mode, untrained=None)
-    stage.policy.load_state_tensors(found.checkpoint.tensors["policy"])
-    part = evaluate(stage, batches, settings, step=found.checkpoint.step)
+    models.policy.load_state_tensors(found.checkpoint.tensors["policy"])
+    part = evaluate(models, batches, step=found.checkpoint.step)
     after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
     return found.checkpoint.step, compare_evaluations(before, after)
 

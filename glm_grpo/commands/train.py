@@ -11,19 +11,26 @@ import transformers
 from accelerate.utils import get_int_from_env
 from rich.console import Console
 
-from glm_grpo.build import Prompts, build_prompts, check_prompt_sets, load_stage, model_path
-from glm_grpo.build_collectors import collector_needs
-from glm_grpo.build_trainer import Launch, build_trainer
+from glm_grpo.build import (
+    Launch,
+    Prompts,
+    build_prompts,
+    build_trainer,
+    check_prompt_sets,
+    collector_needs,
+    load_models,
+    model_path,
+)
 from glm_grpo.commands.runs import summary_table
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.glm_image.memory import Processes
+from glm_grpo.models.base import Parallelism
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.terminal import is_sweep
 from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
 from glm_grpo.training.checkpoint.resume import open_run
-from glm_grpo.training.distributed.processes import Team, current_team
+from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.recording.trackers import check_trackers
@@ -40,18 +47,20 @@ def run_training(config: Config) -> None:
         GlmGrpoError, RewardError: What is needed cannot be read, loaded or written.
     """
     launch = _launch(config)
-    processes, given = _processes(launch), config
-    effective = effective_config(given, processes=processes.count, is_sharded=processes.is_sharded)
+    parallelism, given = _parallelism(launch), config
+    effective = effective_config(
+        given, processes=parallelism.count, is_sharded=parallelism.is_sharded
+    )
     config = effective.config
     if effective.note:
         logger.info("settings: %s", effective.note)
-    team, device = launch.team, launch.accelerator.device
+    processes, device = launch.processes, launch.accelerator.device
     check_trackers(config.trackers)
-    with team.together():
+    with processes.together():
         prompts = build_prompts(config)
         sources = (prompts.training, prompts.held_out)
         # Before there is a run folder: a config that cannot fit leaves nothing behind.
-        check_fit(config, model_path(config.model.path), sources, device, processes)
+        check_fit(config, model_path(config.model.path), sources, device, parallelism)
     # A sweep goes on in this process, whatever this run ends by.
     with ExitStack() as ending:
         if config.train.mode == "async":
@@ -61,9 +70,9 @@ def run_training(config: Config) -> None:
         # Nothing keeps the checkpoint: its files are mapped, and are removed while the run goes on.
         trainer, folder = _prepare(given, config, prompts, launch, ending)
         summary = trainer.run()
-    if team.size > 1:
+    if processes.count > 1:
         launch.accelerator.end_training()
-    if not team.is_main:
+    if not processes.is_main:
         return
     console = Console()
     if summary is None:
@@ -82,30 +91,30 @@ def _prepare(
 
     Its lock is released at the end.
     """
-    team = launch.team
-    opened = open_run(given, team)
+    processes = launch.processes
+    opened = open_run(given, processes)
     ending.callback(opened.lock.release)
     logger.info(
         "run folder: %s (from the first evaluation on, gallery/index.html in it can be opened at "
         "any time)",
         opened.folder.path,
     )
-    console = Console(stderr=True, quiet=not team.is_main)
-    if not console.is_terminal or not team.is_main:
+    console = Console(stderr=True, quiet=not processes.is_main)
+    if not console.is_terminal or not processes.is_main:
         # Their bars redraw a line with control characters; a log has none.
         diffusers.utils.logging.disable_progress_bar()
         transformers.utils.logging.disable_progress_bar()
-    with team.together():
-        stage = load_stage(
+    with processes.together():
+        models = load_models(
             config,
             launch.accelerator.device,
             needs_reference=config.loss.kl_coef > 0,
             is_sharded=has_shards(launch.accelerator),
         )
-        rare = check_prompt_sets(stage, prompts)
-    for line in rare if team.is_main else ():
+        rare = check_prompt_sets(models, prompts)
+    for line in rare if processes.is_main else ():
         logger.warning("%s", line)
-    return build_trainer(config, stage, prompts, opened, launch, console), opened.folder
+    return build_trainer(config, models, prompts, opened, launch, console), opened.folder
 
 
 def _launch(config: Config) -> Launch:
@@ -115,25 +124,25 @@ def _launch(config: Config) -> Launch:
         ConfigError: The config cannot be run by so many, or by their engine.
     """
     accelerator = make_accelerator()
-    team = current_team()
-    if not team.is_main:
+    processes = current_processes()
+    if not processes.is_main:
         logging.disable(logging.INFO)
-    if team.size > 1 and is_sweep():
+    if processes.count > 1 and is_sweep():
         raise ConfigError(
-            f"a sweep (-m) was started on {team.size} processes, whose ties end with its first "
-            "run; start its runs one by one"
+            f"a sweep (-m) was started on {processes.count} processes, whose ties end with its "
+            "first run; start its runs one by one"
         )
     if config.train.mode == "async":
-        _check_asynchronous(team)
-    launch = Launch(accelerator, team)
-    refuse_for_processes(config, _processes(launch))
+        _check_asynchronous(processes)
+    launch = Launch(accelerator, processes)
+    refuse_for_processes(config, _parallelism(launch))
     return launch
 
 
-def _processes(launch: Launch) -> Processes:
+def _parallelism(launch: Launch) -> Parallelism:
     """How the launch spreads the run."""
-    return Processes(
-        count=launch.team.size,
+    return Parallelism(
+        count=launch.processes.count,
         is_sharded=has_shards(launch.accelerator),
         is_mixed=launch.accelerator.mixed_precision != "no",
         # torchrun's, which accelerate starts processes by.
@@ -141,16 +150,16 @@ def _processes(launch: Launch) -> Processes:
     )
 
 
-def _check_asynchronous(team: Team) -> None:
+def _check_asynchronous(processes: Processes) -> None:
     """Refuses what an asynchronous run cannot do, before anything is loaded.
 
     Raises:
         ConfigError: Ray is not installed, or several processes train.
     """
-    if team.size > 1:
+    if processes.count > 1:
         raise ConfigError(
-            f"train.mode = 'async': the run was started on {team.size} processes, and collectors "
-            "work for a single one that learns; start it with `python train.py`, or set "
+            f"train.mode = 'async': the run was started on {processes.count} processes, and "
+            "collectors work for a single one that learns; start it with `python train.py`, or set "
             "train.mode=sync, in which the processes collect and learn together"
         )
     require_ray()

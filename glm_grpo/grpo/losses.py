@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.types import Correction
+from glm_grpo.types import OffPolicyCorrection
 from rewards.options import Options
 from rewards.terms.custom import load_function
 from rewards.types import RewardError
@@ -65,7 +65,7 @@ class LossInputs:
     old_log_probs: Float32[Tensor, "N T"]
     reference_log_probs: Float32[Tensor, "N T"] | None
     advantages: Float32[Tensor, " N"]
-    correction: Correction | None = None
+    correction: OffPolicyCorrection | None = None
 
     @property
     def proximal_log_probs(self) -> Float32[Tensor, "N T"]:
@@ -253,7 +253,7 @@ def corrected_kl_estimate(
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
     reference_log_probs: Float32[Tensor, "N T"],
-    correction: Correction | None = None,
+    correction: OffPolicyCorrection | None = None,
 ) -> Float32[Tensor, "N T"]:
     """Estimate KL(policy || reference) from tokens that an older policy sampled: r * k3.
 

@@ -12,9 +12,9 @@ from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from glm_grpo.grpo.engine import ONE_PROCESS, Engine
 from glm_grpo.grpo.losses import LossInputs, LossSettings, effective_sample_size, grpo_loss
-from glm_grpo.types import Correction, Experience, PromptBatch, Rollout
+from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
+from glm_grpo.types import Experience, OffPolicyCorrection, PromptBatch, Rollout
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class _MicroBatch:
     old_log_probs: Float32[Tensor, "N T"]
     advantages: Float32[Tensor, " N"]
     reference_log_probs: Float32[Tensor, "N T"] | None
-    correction: Correction | None
+    correction: OffPolicyCorrection | None
     share: float
 
 
@@ -120,7 +120,7 @@ def update_policy(
     schedule: LearningRateSchedule,
     experience: Experience,
     settings: UpdateSettings,
-    engine: Engine = ONE_PROCESS,
+    strategy: Strategy = SINGLE_PROCESS,
 ) -> list[UpdateReport]:
     """Learn from one rollout: `updates_per_rollout` updates, each on the whole batch.
 
@@ -151,25 +151,25 @@ def update_policy(
         schedule: Of the learning rate, advanced once an update.
         experience: One batch with its rollout and advantages.
         settings: Plain values.
-        engine: Joins the processes that train together.
+        strategy: Joins the processes that train together.
 
     Returns:
         One report an update; `kl/reference` is NaN where no reference was run.
         `policy/replay_gap` is that of the first update, before any step: it measures replay against
         sampling, not learning; NaN where the policy has moved on since it sampled.
     """
-    micro_batches = _micro_batches(policy, experience, settings, engine)
+    micro_batches = _micro_batches(policy, experience, settings, strategy)
     max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
     reports: list[UpdateReport] = []
     for _ in range(settings.updates_per_rollout):
         optimizer.zero_grad(set_to_none=True)
         parts = []
         for index, micro_batch in enumerate(micro_batches):
-            with engine.accumulation(is_last=index == len(micro_batches) - 1):
-                parts.append(_score(policy, experience, micro_batch, settings.loss, engine))
-        grad_norm = engine.clip_gradient(policy.trainable_parameters(), max_norm)
+            with strategy.accumulation(is_last=index == len(micro_batches) - 1):
+                parts.append(_score(policy, experience, micro_batch, settings.loss, strategy))
+        grad_norm = strategy.clip_gradient(policy.trainable_parameters(), max_norm)
         counted = [part for part, each in zip(parts, micro_batches, strict=True) if each.share > 0]
-        metrics = _means(counted, engine) | {
+        metrics = _means(counted, strategy) | {
             "optim/grad_norm": grad_norm,
             "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
         }
@@ -186,11 +186,11 @@ def update_policy(
 
 
 def _micro_batches(
-    policy: PolicyForUpdate, experience: Experience, settings: UpdateSettings, engine: Engine
+    policy: PolicyForUpdate, experience: Experience, settings: UpdateSettings, strategy: Strategy
 ) -> list[_MicroBatch]:
     old_log_probs = experience.rollout.log_probs.flatten(0, 1)
     advantages = experience.advantages.values.flatten()
-    sizes = [int(size) for (size,) in engine.gather([float(len(advantages))])]
+    sizes = [int(size) for (size,) in strategy.gather([float(len(advantages))])]
     total = sum(sizes)
     groups = [*torch.split(torch.arange(len(advantages)), settings.micro_batch_size)]
     shares = [len(rows) / total for rows in groups]
@@ -225,20 +225,24 @@ def _reference_log_probs(
     return experience.reference_log_probs.flatten(0, 1)[rows]
 
 
-def _correction(experience: Experience, rows: Int64[Tensor, " N"]) -> Correction | None:
+def _correction(experience: Experience, rows: Int64[Tensor, " N"]) -> OffPolicyCorrection | None:
     correction = experience.correction
     if correction is None:
         return None
-    return Correction(
+    return OffPolicyCorrection(
         proximal_log_probs=correction.proximal_log_probs.flatten(0, 1)[rows],
         weights=correction.weights.flatten(0, 1)[rows],
     )
 
 
-def _moved(correction: Correction | None, device: torch.device) -> Correction | None:
+def _moved(
+    correction: OffPolicyCorrection | None, device: torch.device
+) -> OffPolicyCorrection | None:
     if correction is None:
         return None
-    return Correction(correction.proximal_log_probs.to(device), correction.weights.to(device))
+    return OffPolicyCorrection(
+        correction.proximal_log_probs.to(device), correction.weights.to(device)
+    )
 
 
 def _score(
@@ -246,7 +250,7 @@ def _score(
     experience: Experience,
     micro_batch: _MicroBatch,
     settings: LossSettings,
-    engine: Engine,
+    strategy: Strategy,
 ) -> dict[str, float]:
     """Replay, take the loss, accumulate its gradient; drop the graph before the next one.
 
@@ -266,7 +270,7 @@ def _score(
     )
     loss = grpo_loss(inputs, settings)
     # Gradients are averaged over the processes, while shares add up to 1 over all of them.
-    engine.backward(loss.total * (micro_batch.share * engine.num_processes))
+    strategy.backward(loss.total * (micro_batch.share * strategy.num_processes))
     log_probs = replay.log_probs.detach()
     metrics = {
         **loss.metrics,
@@ -279,10 +283,10 @@ def _score(
     return {name: share * float(value.double().mean()) for name, value in metrics.items()}
 
 
-def _means(parts: Sequence[Mapping[str, float]], engine: Engine) -> dict[str, float]:
+def _means(parts: Sequence[Mapping[str, float]], strategy: Strategy) -> dict[str, float]:
     """Metrics over the sequences of all processes, from the weighed ones of their micro-batches."""
     own = torch.tensor([[*part.values()] for part in parts], dtype=torch.float64).sum(dim=0)
-    everyone = torch.tensor(engine.gather(own.tolist()), dtype=torch.float64).sum(dim=0)
+    everyone = torch.tensor(strategy.gather(own.tolist()), dtype=torch.float64).sum(dim=0)
     means = dict(zip(parts[0], everyone.tolist(), strict=True))
     mean_square = means.pop("ratio/mean_square", None)
     if mean_square is not None:
@@ -294,7 +298,7 @@ def _means(parts: Sequence[Mapping[str, float]], engine: Engine) -> dict[str, fl
 def _replay_gap(
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
-    correction: Correction | None,
+    correction: OffPolicyCorrection | None,
 ) -> Float32[Tensor, "N T"]:
     # A policy that has moved on since it sampled differs for that reason, and says nothing of how
     # well replay repeats sampling.

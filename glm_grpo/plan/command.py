@@ -9,7 +9,7 @@ from rich.table import Table
 from glm_grpo.build import model_path
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
-from glm_grpo.models.glm_image.memory import Processes
+from glm_grpo.models.base import Parallelism
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import DeviceSpeed
 from glm_grpo.plan.step_time import step_floors
@@ -23,7 +23,7 @@ def plan_config(
     memory: int | None,
     prompt_tokens: int,
     device: DeviceSpeed | None,
-    processes: Processes,
+    processes: Parallelism,
 ) -> Iterator[Table | str]:
     """What a run would take, by phase; yields what is to be printed.
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError, MemoryLimitError
-from glm_grpo.models.glm_image.memory import ONE_PROCESS, Processes
+from glm_grpo.models.base import UNDIVIDED, Parallelism
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
 from glm_grpo.models.glm_image.prompt_inputs import longest_prompt_tokens
 from glm_grpo.models.glm_image.quantization import refuse_without_accelerator
@@ -122,7 +122,7 @@ class ConfigPlanner:
         *,
         prompt_tokens: int,
         is_on_accelerator: bool,
-        processes: Processes = ONE_PROCESS,
+        processes: Parallelism = UNDIVIDED,
     ) -> None:
         if prompt_tokens < 1:
             raise ConfigError(
@@ -221,7 +221,7 @@ def _written(key: str, value: Any) -> str:
     return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def refuse_for_processes(config: Config, processes: Processes) -> None:
+def refuse_for_processes(config: Config, processes: Parallelism) -> None:
     """Refuses what so many processes, or shards, cannot run.
 
     Raises:
@@ -287,7 +287,7 @@ def check_fit(
     path: str,
     sources: Sequence[PromptSource],
     device: torch.device,
-    processes: Processes = ONE_PROCESS,
+    processes: Parallelism = UNDIVIDED,
 ) -> str:
     """Refuses a config that cannot fit, and warns of one that may not.
 
@@ -358,7 +358,7 @@ def _longest_prompt(config: Config, path: str, sources: Sequence[PromptSource]) 
         return _PROMPT_TOKENS
 
 
-def _warn_of_loading(plan: MemoryPlan, processes: Processes) -> None:
+def _warn_of_loading(plan: MemoryPlan, processes: Parallelism) -> None:
     """Only a warning: pages of files that are mapped count as taken, and can be given back."""
     memory = cpu_memory()
     takes = plan.cpu_at_start * processes.on_machine

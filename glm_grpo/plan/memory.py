@@ -10,12 +10,11 @@ from typing import Literal, TypeVar
 from torch import nn
 
 from glm_grpo.config import Config
+from glm_grpo.models.base import UNDIVIDED, Parallelism
 from glm_grpo.models.glm_image.loading import DTYPES
 from glm_grpo.models.glm_image.memory import (
-    ONE_PROCESS,
     BatchSizes,
     ModelSettings,
-    Processes,
     ShardBytes,
     UpdateBytes,
     backward_bytes,
@@ -30,9 +29,9 @@ from glm_grpo.models.glm_image.memory import (
     update_on_shards,
 )
 from glm_grpo.models.glm_image.meta import PartConfigs, build_decoder, module_bytes, pinned_bytes
-from glm_grpo.models.glm_image.offload import NEEDED
-from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.quantization import Quantization
+from glm_grpo.models.offload import NEEDED
 from glm_grpo.plan.scorers import ScorerSizes
 from glm_grpo.training.data.prompts import evaluated_at_once
 
@@ -183,7 +182,7 @@ class MemoryPlanner:
         offload: Offload,
         *,
         evaluation: BatchSizes | None = None,
-        processes: Processes = ONE_PROCESS,
+        processes: Parallelism = UNDIVIDED,
     ) -> MemoryPlan:
         """Plans a run, or each process of it.
 
@@ -263,7 +262,11 @@ class MemoryPlanner:
         )
 
     def _update(
-        self, model: ModelSettings, sizes: BatchSizes, policy: Policy, shards: ShardBytes | None
+        self,
+        model: ModelSettings,
+        sizes: BatchSizes,
+        policy: GlmImagePolicy,
+        shards: ShardBytes | None,
     ) -> UpdateBytes:
         if shards is None:
             gradients = gradient_bytes(policy)
@@ -304,7 +307,7 @@ def _part(name: str, needs: str, modules: Sequence[nn.Module]) -> _Part:
     return _Part(name, needs, module_bytes(modules), pinned_bytes(modules))
 
 
-def _policy_parts(policy: Policy, model: ModelSettings) -> list[_Part]:
+def _policy_parts(policy: GlmImagePolicy, model: ModelSettings) -> list[_Part]:
     """Frozen weights and adapters, or all of it where it is trained in full."""
     trained = gradient_bytes(policy)
     adapters = 0 if model.adapter_rank is None else trained
@@ -342,7 +345,11 @@ def _experience_bytes(sizes: BatchSizes, entries: int) -> int:
 
 
 def _cpu_at_start(
-    parts: Sequence[_Part], shards: ShardBytes | None, policy: Policy, *, is_offloading: bool
+    parts: Sequence[_Part],
+    shards: ShardBytes | None,
+    policy: GlmImagePolicy,
+    *,
+    is_offloading: bool,
 ) -> int:
     """All weights are loaded before they move; pinned copies of a part stand beside it at first.
 

@@ -9,10 +9,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from glm_grpo.probe.findings import ProbedDecode
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import Stage, draw_and_score, join_tables
+from glm_grpo.training.collect import decode_and_score, join_tables
 from glm_grpo.training.monitors.rank_agreement import compare_ranks
-from glm_grpo.training.out_of_memory import drawing_size, out_of_memory_explained
+from glm_grpo.training.phase import Models, PhaseClock, decoding_size
 from glm_grpo.types import PromptBatch
 from rewards.reweigh import Mode
 from rewards.types import RewardTable
@@ -40,12 +39,12 @@ class FullDecode:
 
 
 def decode_in_full(
-    stage: Stage, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"], *, cheap_steps: int
+    models: Models, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"], *, cheap_steps: int
 ) -> FullDecode:
     """Decodes and scores with all steps; times the first group alone, both ways.
 
     Args:
-        stage: Its decoder is the full one.
+        models: Their decoder is the full one.
         batch: Prompts and seeds.
         token_ids: Sampled for it.
         cheap_steps: Denoising steps of rollouts.
@@ -54,24 +53,21 @@ def decode_in_full(
         RewardError: A term failed.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
-    _, table = draw_and_score(stage, batch, token_ids, PhaseClock(lambda _: None))
+    _, table = decode_and_score(models, batch, token_ids)
     single = replace(batch, prompts=batch.prompts[:1], decode_seeds=batch.decode_seeds[:1])
     # Both are warm, and no term is scoring meanwhile.
-    clock = PhaseClock(lambda _: None)
-    with (
-        out_of_memory_explained("decode", drawing_size(single)),
-        stage.residency.phase("decode"),
-    ):
-        for steps in (cheap_steps, stage.decoder.steps):
+    clock = PhaseClock()
+    with models.phase("decode", decoding_size(single)):
+        for steps in (cheap_steps, models.decoder.steps):
             with clock.phase(str(steps)):
-                stage.decoder.with_steps(steps).decode(single, token_ids[:1])
+                models.decoder.with_steps(steps).decode(single, token_ids[:1])
     seconds = clock.seconds()
     return FullDecode(
         rewards=table,
-        steps=stage.decoder.steps,
+        steps=models.decoder.steps,
         cheap_steps=cheap_steps,
         timed_images=token_ids.shape[1],
-        seconds=seconds[str(stage.decoder.steps)],
+        seconds=seconds[str(models.decoder.steps)],
         cheap_seconds=seconds[str(cheap_steps)],
     )
 

@@ -15,9 +15,6 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from glm_grpo.models.glm_image.picture_tokens import picture_tokens
-from glm_grpo.models.glm_image.sampling import sample_rollout
-from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.probe.decode import (
     FullDecode,
     decode_in_full,
@@ -27,9 +24,8 @@ from glm_grpo.probe.decode import (
 from glm_grpo.probe.findings import ProbedTerm, ProbeReport
 from glm_grpo.probe.page import ProbedPrompt
 from glm_grpo.seeds import derive_seed
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score, join_tables
-from glm_grpo.training.out_of_memory import out_of_memory_explained, sampling_size
+from glm_grpo.training.collect import CollectSettings, decode_and_score, join_tables, sample
+from glm_grpo.training.phase import Models, out_of_memory_explained, sampling_size
 from glm_grpo.types import ImageBatch, PromptBatch
 from rewards.audit.audit import audit_table, decoder_fractions, find_conflicts
 from rewards.audit.shares import weights_for_shares
@@ -64,21 +60,21 @@ class ProbeSamples:
 
 
 def draw_probe(
-    stage: Stage, batches: Iterable[PromptBatch], settings: CollectSettings, *, noises: int
+    models: Models, batches: Iterable[PromptBatch], settings: CollectSettings, *, noises: int
 ) -> ProbeSamples:
     """Samples, decodes and scores; nothing is trained.
 
     Args:
-        stage: Models.
+        models: Models.
         batches: Prompts and seeds, as training would use them.
-        settings: Truncation, combination and decode are used.
+        settings: Combination and decode are used.
         noises: K, further noises the first sample of each prompt is decoded under, >= 2.
 
     Raises:
         RewardError: A term failed.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
-    parts = [_probe_batch(stage, batch, settings, noises) for batch in batches]
+    parts = [_probe_batch(models, batch, settings, noises) for batch in batches]
     table = join_tables([part.rewards for part in parts])
     decodes = [part.full for part in parts if part.full is not None]
     return ProbeSamples(
@@ -97,24 +93,20 @@ def draw_probe(
 
 
 def _probe_batch(
-    stage: Stage, batch: PromptBatch, settings: CollectSettings, noises: int
+    models: Models, batch: PromptBatch, settings: CollectSettings, noises: int
 ) -> ProbeSamples:
-    with (
-        out_of_memory_explained("rollout", sampling_size(batch)),
-        stage.residency.phase("rollout"),
-    ):
-        rollout = sample_rollout(stage.policy, batch, truncation=settings.truncation, policy_step=0)
+    rollout = sample(models, batch, policy_step=0)
     full, cheap_steps = None, settings.decode_steps
-    if cheap_steps != stage.decoder.steps:
-        full = decode_in_full(stage, batch, rollout.token_ids, cheap_steps=cheap_steps)
-    stage = stage.with_decode_steps(cheap_steps)
-    images, table = _draw(stage, batch, rollout.token_ids)
+    if cheap_steps != models.decoder.steps:
+        full = decode_in_full(models, batch, rollout.token_ids, cheap_steps=cheap_steps)
+    models = models.with_decode_steps(cheap_steps)
+    images, table = _draw(models, batch, rollout.token_ids)
     single = replace(batch, group_size=1)
     redrawn = [
-        _draw(stage, _under_noise(single, number), rollout.token_ids[:, :1])[1].raw
+        _draw(models, _under_noise(single, number), rollout.token_ids[:, :1])[1].raw
         for number in range(noises)
     ]
-    own_tokens, own_pixels = _draw_targets(stage, single, len(table.names))
+    own_tokens, own_pixels = _draw_targets(models, single, len(table.names))
     return ProbeSamples(
         prompts=batch.prompts,
         images=images,
@@ -128,9 +120,9 @@ def _probe_batch(
 
 
 def _draw(
-    stage: Stage, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+    models: Models, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
 ) -> tuple[ImageBatch, RewardTable]:
-    return draw_and_score(stage, batch, token_ids, PhaseClock(lambda _: None))
+    return decode_and_score(models, batch, token_ids)
 
 
 def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
@@ -139,7 +131,7 @@ def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
 
 
 def _draw_targets(
-    stage: Stage, batch: PromptBatch, num_terms: int
+    models: Models, batch: PromptBatch, num_terms: int
 ) -> tuple[Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
     """Scores and pictures of the target pictures' own tokens."""
     scores = torch.full((len(batch.prompts), num_terms), torch.nan)
@@ -147,17 +139,14 @@ def _draw_targets(
     if not rows:
         return scores, torch.zeros(0, 3, batch.height, batch.width, dtype=torch.uint8)
     targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
-    policy = stage.policy
-    with out_of_memory_explained("rollout", sampling_size(batch)):
-        target_ids = picture_tokens(policy.model, policy.processor, torch.stack(targets))
-    # The decoder reads the target grid alone.
-    preview = target_ids.new_zeros(len(rows), token_layout(batch.height, batch.width).num_preview)
+    with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
+        token_ids = models.policy.tokenize_pictures(torch.stack(targets))
     some = replace(
         batch,
         prompts=tuple(batch.prompts[row] for row in rows),
         decode_seeds=tuple(batch.decode_seeds[row] for row in rows),
     )
-    images, table = _draw(stage, some, torch.cat([preview, target_ids], dim=1).unsqueeze(1))
+    images, table = _draw(models, some, token_ids.unsqueeze(1))
     scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)
     return scores, images.pixels[:, 0]
 

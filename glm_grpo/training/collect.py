@@ -1,10 +1,10 @@
-"""Prompts -> Experience: sample, decode, score, compare inside groups."""
+"""Prompts -> experience: sample, decode, score, compare inside groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
 
 import torch
 from jaxtyping import Float32, Int64
@@ -12,21 +12,16 @@ from torch import Tensor
 
 from glm_grpo.grpo.advantages import AdvantageSettings, group_advantages
 from glm_grpo.grpo.losses import LossSettings, reference_penalty
-from glm_grpo.models.glm_image.decoder import Decoder
-from glm_grpo.models.glm_image.offload import Residency
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.distributed.processes import ALONE, Team
-from glm_grpo.training.out_of_memory import (
-    drawing_size,
-    out_of_memory_explained,
+from glm_grpo.training.distributed.processes import ALONE, Processes
+from glm_grpo.training.phase import (
+    Models,
+    PhaseClock,
+    decoding_size,
     replay_size,
     sampling_size,
 )
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
-from rewards.reweigh import combine
-from rewards.score import Scorer
+from rewards.reweigh import Mode, combine
 from rewards.types import RewardTable
 
 
@@ -35,7 +30,6 @@ class CollectSettings:
     """How experience is made.
 
     Attributes:
-        truncation: Of the sampling distribution.
         combine: How the terms become one reward.
         advantage: Of rewards into advantages.
         loss: Whether a KL to the reference is weighed, and whether in the reward.
@@ -43,132 +37,105 @@ class CollectSettings:
         decode_steps: Denoising steps of what is learnt from, >= 1.
     """
 
-    truncation: Truncation
-    combine: Literal["weighted_sum", "normalize_then_sum"]
+    combine: Mode
     advantage: AdvantageSettings
     loss: LossSettings
     micro_batch_size: int
     decode_steps: int
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The models of a run, and where they are.
-
-    Attributes:
-        policy: Samples and is trained.
-        decoder: Frozen; decodes in full, as for evaluations.
-        scorer: All reward terms.
-        residency: Moves them in and out.
-    """
-
-    policy: Policy
-    decoder: Decoder
-    scorer: Scorer
-    residency: Residency
-
-    def with_decode_steps(self, steps: int) -> Stage:
-        """The same models, with so many denoising steps."""
-        return replace(self, decoder=self.decoder.with_steps(steps))
-
-
 def collect(
-    stage: Stage,
+    models: Models,
     batch: PromptBatch,
     settings: CollectSettings,
     *,
     policy_step: int,
     clock: PhaseClock,
-    team: Team = ALONE,
+    processes: Processes = ALONE,
 ) -> Experience:
     """Makes the experience of one batch.
 
     Where several processes each bring a part of a batch, advantages are those of the whole.
 
     Args:
-        stage: Models.
+        models: Of the run.
         batch: Prompts and seeds, of this process.
         settings: Plain values.
         policy_step: Updates the policy has had.
         clock: Gets the time of every phase.
-        team: The processes that collect together.
+        processes: That collect together.
 
     Raises:
         RewardError: A term failed; names term, prompt and image.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
         PeerError: Another process failed.
     """
-    with team.together():
-        experience = _score_rollout(stage, batch, settings, policy_step=policy_step, clock=clock)
-    rewards = team.gather(experience.totals - experience.penalties)
-    advantages = group_advantages(
-        torch.cat(rewards),
-        normalization=settings.advantage.normalization,
-        std_floor=settings.advantage.std_floor,
-        clip=settings.advantage.clip,
-    )
-    start = sum(len(part) for part in rewards[: team.rank])
-    own = slice(start, start + len(batch.prompts))
-    return replace(
-        experience, advantages=Advantages(advantages.values[own], advantages.is_flat[own])
-    )
+    kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
+    with processes.together():
+        rollout = sample(models, batch, policy_step=policy_step, clock=clock)
 
+        @cache
+        def reference() -> Float32[Tensor, "P G T"]:
+            return _reference_log_probs(models, batch, rollout, settings.micro_batch_size, clock)
 
-def _score_rollout(
-    stage: Stage,
-    batch: PromptBatch,
-    settings: CollectSettings,
-    *,
-    policy_step: int,
-    clock: PhaseClock,
-) -> Experience:
-    """Samples, draws and scores; advantages are 0 until groups are compared."""
-    with (
-        out_of_memory_explained("rollout", sampling_size(batch)),
-        stage.residency.phase("rollout"),
-        clock.phase("rollout"),
-    ):
-        rollout = sample_rollout(
-            stage.policy, batch, truncation=settings.truncation, policy_step=policy_step
+        # While scores are awaited, where the policy need not be brought back for it.
+        is_early = kl_coef > 0 and not models.offload.moves("policy")
+        images, table = decode_and_score(
+            models.with_decode_steps(settings.decode_steps),
+            batch,
+            rollout.token_ids,
+            clock,
+            meanwhile=reference if is_early else None,
         )
-    rollout_stage = stage.with_decode_steps(settings.decode_steps)
-    reading = _ReferenceReading(stage, batch, rollout, settings.micro_batch_size, clock)
-    # While scores are awaited, where the policy need not be brought back for it.
-    is_early = settings.loss.kl_coef > 0 and not stage.residency.moves("policy")
-    images, table = draw_and_score(
-        rollout_stage, batch, rollout.token_ids, clock, meanwhile=reading if is_early else None
-    )
-    totals = combine(table, mode=settings.combine)
-    shape = totals.shape
-    experience = Experience(
+        totals = combine(table, mode=settings.combine)
+        penalties = torch.zeros_like(totals)
+        if kl_coef_in_reward > 0:
+            penalties = reference_penalty(rollout.log_probs, reference(), kl_coef=kl_coef_in_reward)
+    return Experience(
         prompts=batch,
         rollout=rollout,
         images=images,
         rewards=table,
         totals=totals,
-        penalties=torch.zeros(shape),
-        advantages=Advantages(torch.zeros(shape), torch.ones(shape[0], dtype=torch.bool)),
-        reference_log_probs=reading.log_probs,
+        penalties=penalties,
+        advantages=_advantages(totals - penalties, settings.advantage, processes),
+        reference_log_probs=reference() if is_early or kl_coef_in_reward > 0 else None,
     )
-    kl_coef = settings.loss.kl_coef_in_reward
-    if kl_coef > 0:
-        penalty = reference_penalty(rollout.log_probs, reading(), kl_coef=kl_coef)
-        experience = replace(experience, penalties=penalty, reference_log_probs=reading.log_probs)
-    return experience
 
 
-def draw_and_score(
-    stage: Stage,
+def sample(
+    models: Models,
+    batch: PromptBatch,
+    *,
+    policy_step: int,
+    clock: PhaseClock | None = None,
+    is_evaluation: bool = False,
+) -> Rollout:
+    """Samples G token grids for each prompt.
+
+    Raises:
+        NonFiniteError: A log-probability is not finite.
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    size = sampling_size(batch, models.policy)
+    with models.phase("rollout", size, clock, is_evaluation=is_evaluation):
+        return models.policy.sample(
+            batch, policy_step=policy_step, phase="evaluation" if is_evaluation else "rollout"
+        )
+
+
+def decode_and_score(
+    models: Models,
     batch: PromptBatch,
     token_ids: Int64[Tensor, "P G T"],
-    clock: PhaseClock,
+    clock: PhaseClock | None = None,
     *,
     is_evaluation: bool = False,
     meanwhile: Callable[[], object] | None = None,
 ) -> tuple[ImageBatch, RewardTable]:
-    """Decodes prompt by prompt and scores what is drawn, meanwhile where the terms can.
+    """Decodes prompt by prompt and scores what is decoded, meanwhile where the terms can.
 
-    The phase `reward` is the time the step waits for scores once the last picture is drawn and
+    The phase `reward` is the time the step waits for scores once the last picture is decoded and
     `meanwhile` is done. Terms whose networks wait in CPU memory during decoding begin there.
     `is_evaluation` chooses what is said where memory runs out.
 
@@ -176,37 +143,59 @@ def draw_and_score(
         RewardError: A term failed; names term, prompt and image.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
-    scoring = stage.scorer.begin(batch.prompts, is_resident=not stage.residency.moves("rewards"))
-    groups = []
-    size = drawing_size(batch)
-    with (
-        out_of_memory_explained("evaluation" if is_evaluation else "decode", size),
-        stage.residency.phase("decode"),
-        clock.phase("decode"),
-    ):
-        for group in stage.decoder.decode_groups(batch, token_ids):
+    is_resident = not models.offload.moves("rewards")
+    scoring = models.scorer.begin(batch.prompts, is_resident=is_resident)
+    groups, size = [], decoding_size(batch)
+    with models.phase("decode", size, clock, is_evaluation=is_evaluation):
+        for group in models.decoder.decode_groups(batch, token_ids):
             groups.append(group)
-            if stage.scorer.is_overlapping:
+            if models.scorer.is_overlapping:
                 scoring.add(group)
     if meanwhile is not None:
         meanwhile()
-    with (
-        out_of_memory_explained("evaluation" if is_evaluation else "reward", size),
-        stage.residency.phase("reward"),
-        clock.phase("reward"),
-    ):
-        if not stage.scorer.is_overlapping:
+    with models.phase("reward", size, clock, is_evaluation=is_evaluation):
+        if not models.scorer.is_overlapping:
             for group in groups:
                 scoring.add(group)
         table = scoring.finish()
     return ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds), table
 
 
+def _advantages(
+    rewards: Float32[Tensor, "P G"], settings: AdvantageSettings, processes: Processes
+) -> Advantages:
+    """Of this process's groups; standard deviations over a batch are those of all processes."""
+    parts = processes.gather(rewards)
+    advantages = group_advantages(
+        torch.cat(parts),
+        normalization=settings.normalization,
+        std_floor=settings.std_floor,
+        clip=settings.clip,
+    )
+    start = sum(len(part) for part in parts[: processes.rank])
+    own = slice(start, start + len(rewards))
+    return Advantages(advantages.values[own], advantages.is_flat[own])
+
+
+def _reference_log_probs(
+    models: Models, batch: PromptBatch, rollout: Rollout, rows: int, clock: PhaseClock
+) -> Float32[Tensor, "P G T"]:
+    """Of the sampled tokens under the policy before training, `rows` sequences at a time."""
+    shape = rollout.token_ids.shape[:2]
+    with models.phase("update", replay_size(batch, models.policy, rows), clock):
+        parts = [
+            models.policy.reference_log_probs(batch, rollout, part).cpu()
+            for part in torch.arange(shape.numel()).split(rows)
+        ]
+    log_probs: Tensor = torch.cat(parts).unflatten(0, shape)
+    return log_probs
+
+
 def join_experiences(parts: Sequence[Experience]) -> Experience:
     """Parts of one batch, prompts after prompts, as records need them: without what replay needs.
 
     Args:
-        parts: As `sendable` leaves them.
+        parts: As `without_replay_data` leaves them.
     """
     first = parts[0]
     return replace(
@@ -232,7 +221,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
     )
 
 
-def sendable(experience: Experience) -> Experience:
+def without_replay_data(experience: Experience) -> Experience:
     """What another process needs to record an experience: nothing of what replay alone needs."""
     return replace(
         experience,
@@ -266,43 +255,3 @@ def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
             for name in noting
         },
     )
-
-
-class _ReferenceReading:
-    """The reference's log-probabilities of a rollout, computed at the first call.
-
-    Attributes:
-        log_probs: On the CPU; None before the first call.
-    """
-
-    def __init__(
-        self,
-        stage: Stage,
-        batch: PromptBatch,
-        rollout: Rollout,
-        micro_batch_size: int,
-        clock: PhaseClock,
-    ) -> None:
-        self._stage, self._batch, self._rollout = stage, batch, rollout
-        self._micro_batch_size, self._clock = micro_batch_size, clock
-        self.log_probs: Float32[Tensor, "P G T"] | None = None
-
-    def __call__(self) -> Float32[Tensor, "P G T"]:
-        if self.log_probs is None:
-            self.log_probs = self._read()
-        return self.log_probs
-
-    def _read(self) -> Float32[Tensor, "P G T"]:
-        stage, batch = self._stage, self._batch
-        shape = self._rollout.token_ids.shape[:2]
-        with (
-            out_of_memory_explained("update", replay_size(batch, self._micro_batch_size)),
-            stage.residency.phase("update"),
-            self._clock.phase("update"),
-        ):
-            rows = torch.arange(shape.numel()).split(self._micro_batch_size)
-            parts = [
-                stage.policy.reference_log_probs(batch, self._rollout, part).cpu() for part in rows
-            ]
-        log_probs: Tensor = torch.cat(parts).unflatten(0, shape)
-        return log_probs

@@ -6,50 +6,28 @@ from collections.abc import Sequence
 
 import torch
 
-from glm_grpo.models.glm_image.sampling import sample_rollout
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import (
-    CollectSettings,
-    Stage,
-    draw_and_score,
-    join_images,
-    join_tables,
-)
-from glm_grpo.training.out_of_memory import out_of_memory_explained, sampling_size
+from glm_grpo.training.collect import decode_and_score, join_images, join_tables, sample
+from glm_grpo.training.phase import Models
 from glm_grpo.types import Evaluation, EvaluationPart, PromptBatch
 from rewards.reweigh import Mode, combine
 from rewards.types import RewardTable
 
 
-def evaluate(
-    stage: Stage, batches: Sequence[PromptBatch], settings: CollectSettings, *, step: int
-) -> EvaluationPart:
+def evaluate(models: Models, batches: Sequence[PromptBatch], *, step: int) -> EvaluationPart:
     """Samples, decodes and scores held-out prompts.
 
     Args:
-        stage: Models.
+        models: Of the run.
         batches: Held-out prompts, in order, at least one batch.
-        settings: The truncation is used.
         step: Of the policy.
     """
     images, tables, entropies = [], [], []
     for batch in batches:
-        with (
-            out_of_memory_explained("evaluation", sampling_size(batch)),
-            stage.residency.phase("rollout"),
-        ):
-            rollout = sample_rollout(
-                stage.policy,
-                batch,
-                truncation=settings.truncation,
-                policy_step=step,
-                phase="evaluation",
-            )
+        rollout = sample(models, batch, policy_step=step, is_evaluation=True)
         entropies.append(-rollout.log_probs.mean(dim=(1, 2)))
-        clock = PhaseClock(lambda _: None)
-        drawn, scored = draw_and_score(stage, batch, rollout.token_ids, clock, is_evaluation=True)
-        images.append(drawn)
-        tables.append(scored)
+        pixels, scores = decode_and_score(models, batch, rollout.token_ids, is_evaluation=True)
+        images.append(pixels)
+        tables.append(scores)
     return EvaluationPart(
         step=step,
         prompts=tuple(prompt for batch in batches for prompt in batch.prompts),

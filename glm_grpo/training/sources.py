@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage, collect
+from glm_grpo.training.collect import CollectSettings, collect
 from glm_grpo.training.data.prompts import part_of_batch
-from glm_grpo.training.distributed.processes import Team
-from glm_grpo.training.distributed.strategy import Engine
+from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.distributed.strategy import Strategy
+from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience, PromptBatch
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The experience of one step.
-
-    Attributes:
-        experience: To be learnt from.
-        age: Updates the policy has had since the weights that sampled, >= 0.
-        metrics: Of the source, by name.
-    """
-
-    experience: Experience
-    age: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @runtime_checkable
 class ExperienceSource(Protocol):
     """Gives each step its experience, once, in the order of steps."""
 
-    def take(self, step: int, clock: PhaseClock) -> Taken:
+    def next_experience(
+        self, step: int, clock: PhaseClock
+    ) -> tuple[Experience, Mapping[str, float]]:
         """Wait for the experience of a step, from 1.
 
         Args:
-            step: The one after the last that was learnt.
+            step: The one after the last whose updates are done.
             clock: Gets the seconds of every phase, wherever it ran.
+
+        Returns:
+            What is learnt from, and metrics of the source by name.
 
         Raises:
             RewardError: A term failed; names term, prompt and image.
@@ -46,12 +35,12 @@ class ExperienceSource(Protocol):
         """
         ...
 
-    def learnt(self, step: int) -> None:
+    def policy_updated(self, step: int) -> None:
         """The updates of a step are done."""
         ...
 
     def close(self) -> None:
-        """No more is taken."""
+        """No more is asked for."""
         ...
 
 
@@ -59,9 +48,9 @@ class SynchronousSource:
     """Makes the experience of a step when it is asked for, with the learner's own models.
 
     Args:
-        stage: The models.
-        engine: Puts the policy's weights together.
-        team: The processes, of which each makes its part.
+        models: The learner's.
+        strategy: Puts the policy's parameters together.
+        processes: Of which each makes its part.
         batch_for_step: All prompts of a step, from 0, a pure function of its number.
         settings_for_step: How the experience of a step, from 1, is made.
         updates: How many the policy has had.
@@ -69,35 +58,38 @@ class SynchronousSource:
 
     def __init__(
         self,
-        stage: Stage,
-        engine: Engine,
-        team: Team,
+        models: Models,
+        strategy: Strategy,
+        processes: Processes,
         *,
         batch_for_step: Callable[[int], PromptBatch],
         settings_for_step: Callable[[int], CollectSettings],
         updates: Callable[[], int],
     ) -> None:
-        self._stage, self._engine, self._team = stage, engine, team
+        self._models, self._strategy, self._processes = models, strategy, processes
         self.batch_for_step = batch_for_step
         self._settings_for_step = settings_for_step
         self._updates = updates
 
-    def take(self, step: int, clock: PhaseClock) -> Taken:
+    def next_experience(
+        self, step: int, clock: PhaseClock
+    ) -> tuple[Experience, Mapping[str, float]]:
         """Samples, decodes and scores this process's part of a step's prompts."""
-        with self._team.together():
+        processes = self._processes
+        with processes.together():
             batch = self.batch_for_step(step - 1)
-        with self._engine.whole_weights():
+        with self._strategy.full_parameters():
             experience = collect(
-                self._stage,
-                part_of_batch(batch, self._team.part(len(batch.prompts))),
+                self._models,
+                part_of_batch(batch, processes.part(len(batch.prompts))),
                 self._settings_for_step(step),
                 policy_step=self._updates(),
                 clock=clock,
-                team=self._team,
+                processes=processes,
             )
-        return Taken(experience, age=0)
+        return experience, {}
 
-    def learnt(self, step: int) -> None:
+    def policy_updated(self, step: int) -> None:
         """The policy that samples is the one that learns."""
 
     def close(self) -> None:

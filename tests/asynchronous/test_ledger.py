@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.training.asynchronous.ledger import Assignment, Ledger, Steps
 from glm_grpo.training.collect import CollectSettings
 from tests.factories import advantage_settings, clipped_loss
 
 CHEAP = CollectSettings(
-    truncation=Truncation(),
     combine="weighted_sum",
     advantage=advantage_settings(std_floor=0.02),
     loss=clipped_loss(),

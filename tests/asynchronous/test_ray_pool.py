@@ -32,7 +32,7 @@ needs = Needs(collectors=1, cpus=1, gpus=0.0)
 cluster = RayCluster(None, needs)
 from glm_grpo.training.asynchronous.ray_pool import RayPool
 
-settings = CollectorSettings(make_stage=only_here.make, threads=1, folder=".")
+settings = CollectorSettings(make_models=only_here.make, threads=1, folder=".")
 pool = RayPool(cluster, needs, settings)
 events = []
 while not events:

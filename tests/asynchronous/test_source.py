@@ -16,10 +16,7 @@ from torch import Tensor
 
 from glm_grpo.errors import CollectorError, MemoryLimitError
 from glm_grpo.grpo.update import Replay
-from glm_grpo.models.glm_image.decoder import Decoder
-from glm_grpo.models.glm_image.offload import Residency
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.sampling import Truncation
+from glm_grpo.models.offload import Offload
 from glm_grpo.training.asynchronous.collector_pool import (
     Collected,
     CollectorPool,
@@ -38,16 +35,15 @@ from glm_grpo.training.asynchronous.source import (
     Recipe,
 )
 from glm_grpo.training.asynchronous.stale import StaleSettings
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage
+from glm_grpo.training.collect import CollectSettings
+from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable
-from tests.factories import advantage_settings, clipped_loss
+from tests.factories import NoDecoder, NoPolicy, advantage_settings, clipped_loss
 
 TOKENS = 4
 CHEAP = CollectSettings(
-    truncation=Truncation(),
     combine="weighted_sum",
     advantage=advantage_settings(std_floor=0.02),
     loss=clipped_loss(),
@@ -59,7 +55,7 @@ WEIGH = StaleSettings(
 )
 
 
-class CountingPolicy(Policy):
+class CountingPolicy(NoPolicy):
     """Its weight is the number of updates it has had, and its log-probs are -0.1 times that."""
 
     def __init__(self) -> None:
@@ -74,12 +70,6 @@ class CountingPolicy(Policy):
         log_probs = torch.full((len(rows), TOKENS), -0.1 * self.updates)
         zeros = torch.zeros(len(rows), TOKENS)
         return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
-
-
-class NoDecoder(Decoder):
-    """Never asked."""
-
-    def __init__(self) -> None: ...
 
 
 class Nothing:
@@ -198,7 +188,7 @@ class Run:
         self.policy = CountingPolicy()
         self.pool = FakePool(collectors, fate, seed, late)
         self.metrics: list[dict[str, float]] = []
-        self.clock = PhaseClock(lambda _: None)
+        self.clock = PhaseClock()
         recipe = Recipe(
             batch_for_step=batch_for_step,
             settings_for_step=settings,
@@ -207,18 +197,19 @@ class Run:
             stale=stale,
         )
         scorer = Scorer([Term("only", Nothing(), 1.0)])
-        stage = Stage(self.policy, NoDecoder(), scorer, Residency({}))
-        self.source = AsynchronousSource(self.pool, recipe, stage, now=now)
+        models = Models(self.policy, NoDecoder(), scorer, Offload({}))
+        self.source = AsynchronousSource(self.pool, recipe, models, now=now)
         self._last = last
 
     def learn(self, step: int) -> Experience:
-        self.clock = PhaseClock(lambda _: None)
-        taken = self.source.take(step, self.clock)
-        assert taken.age == self.policy.updates - taken.experience.rollout.policy_step
-        self.metrics.append(dict(taken.metrics))
+        self.clock = PhaseClock()
+        experience, metrics = self.source.next_experience(step, self.clock)
+        age = self.policy.updates - experience.rollout.policy_step
+        assert metrics["async/policy_age"] == age
+        self.metrics.append(dict(metrics))
         self.policy.updates += 1
-        self.source.learnt(step)
-        return taken.experience
+        self.source.policy_updated(step)
+        return experience
 
     def learn_all(self) -> list[Experience]:
         return [self.learn(step) for step in range(1, self._last + 1)]

@@ -9,11 +9,10 @@ import pytest
 from accelerate import Accelerator
 from rich.console import Console
 
-from glm_grpo.build import Prompts, build_prompts, build_stage
-from glm_grpo.build_trainer import Launch, build_trainer
+from glm_grpo.build import Launch, Prompts, build_models, build_prompts, build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.training.checkpoint.resume import open_run
-from glm_grpo.training.distributed.processes import Team
+from glm_grpo.training.distributed.processes import Processes
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -43,15 +42,15 @@ def make_trainer(tmp_path):
         prompts = build_prompts(config)
         short = dataclasses.replace(prompts.held_out, signs=prompts.held_out.signs[:held_out])
         prompts = Prompts(training=prompts.training, held_out=short)
-        stage = build_stage(config, Accelerator().device, needs_reference=True)
+        models = build_models(config, Accelerator().device, needs_reference=True)
         if change_stage is not None:
-            stage = change_stage(stage)
-        launch = Launch(Accelerator(), Team())
+            models = change_stage(models)
+        launch = Launch(Accelerator(), Processes())
         trainer = build_trainer(
-            config, stage, prompts, open_run(config), launch, Console(quiet=True)
+            config, models, prompts, open_run(config), launch, Console(quiet=True)
         )
         if change_batch is not None:
             trainer.source.batch_for_step = change_batch(trainer.source.batch_for_step)
-        return trainer, stage, run_dir
+        return trainer, models, run_dir
 
     return build

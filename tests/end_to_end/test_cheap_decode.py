@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from rewards.score import Scorer, Term
@@ -35,7 +35,7 @@ class Brightness:
         return ()
 
 
-class TurningDecoder(Decoder):
+class TurningDecoder(GlmImageDecoder):
     """Draws negatives unless it takes all steps, and writes down how many it takes for a group."""
 
     def __init__(self, decoder, taken):
@@ -58,10 +58,10 @@ def taken():
 def turn(taken):
     """Makes the stage of a run one whose cheap decode ranks the wrong way round."""
 
-    def change(stage):
+    def change(models):
         return dataclasses.replace(
-            stage,
-            decoder=TurningDecoder(stage.decoder, taken),
+            models,
+            decoder=TurningDecoder(models.decoder, taken),
             scorer=Scorer([Term("brightness", Brightness(), 1.0)]),
         )
 

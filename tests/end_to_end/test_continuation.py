@@ -99,14 +99,14 @@ class Brightness:
 
 
 def test_non_finite_updates_are_skipped_and_three_in_a_row_stop_the_run(make_trainer):
-    def use_term(stage):
-        return dataclasses.replace(stage, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))
+    def use_term(models):
+        return dataclasses.replace(models, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))
 
-    trainer, stage, run_dir = make_trainer(
+    trainer, models, run_dir = make_trainer(
         "train.steps=9", "train.checkpoint_every=1", "advantage.clip=null", change_stage=use_term
     )
     batch_for_step = trainer.source.batch_for_step
-    update = stage.policy.replay
+    update = models.policy.replay
 
     def break_at_two(step):
         if step == 2:
@@ -115,7 +115,7 @@ def test_non_finite_updates_are_skipped_and_three_in_a_row_stop_the_run(make_tra
                 replay = update(prompts, rollout, rows)
                 return dataclasses.replace(replay, log_probs=replay.log_probs * torch.nan)
 
-            stage.policy.replay = broken
+            models.policy.replay = broken
         return batch_for_step(step)
 
     trainer.source.batch_for_step = break_at_two

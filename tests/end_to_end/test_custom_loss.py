@@ -17,7 +17,7 @@ def test_metrics_of_a_custom_loss_are_stored(make_trainer, tmp_path, monkeypatch
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)[1]
     (tmp_path / "documented.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    trainer, stage, run_dir = make_trainer(
+    trainer, models, run_dir = make_trainer(
         "loss.kind=custom",
         "+loss.function=documented:reinforce",
         "~loss.clip_low",
@@ -25,7 +25,7 @@ def test_metrics_of_a_custom_loss_are_stored(make_trainer, tmp_path, monkeypatch
         "rollout.prompts_per_step=2",
         "train.steps=1",
     )
-    before = {name: value.clone() for name, value in stage.policy.state_tensors().items()}
+    before = {name: value.clone() for name, value in models.policy.state_tensors().items()}
 
     trainer.run()
 
@@ -33,5 +33,5 @@ def test_metrics_of_a_custom_loss_are_stored(make_trainer, tmp_path, monkeypatch
     assert row["mine/token_loss"] == pytest.approx(row["loss/policy"], abs=1e-6)
     assert "ratio/mean" not in row
     assert any(
-        not value.equal(before[name]) for name, value in stage.policy.state_tensors().items()
+        not value.equal(before[name]) for name, value in models.policy.state_tensors().items()
     )

@@ -72,9 +72,9 @@ class Rising:
 @pytest.fixture
 def make_run(make_trainer):
     def build(*overrides, term, folder="run"):
-        def use_term(stage):
+        def use_term(models):
             terms = [Term("brightness", term, 1.0), Term("shown", Rising(), 0.0)]
-            return dataclasses.replace(stage, scorer=Scorer(terms))
+            return dataclasses.replace(models, scorer=Scorer(terms))
 
         return make_trainer(
             *RUN,

@@ -67,9 +67,9 @@ def make_run(make_trainer):
     """Builds a small run on one term; another with the same folder goes on with it."""
 
     def build(term, *overrides, folder="run", timeout_seconds=60.0):
-        def use_term(stage):
+        def use_term(models):
             terms = [Term("brightness", term, 1.0, timeout_seconds=timeout_seconds)]
-            return dataclasses.replace(stage, scorer=Scorer(terms))
+            return dataclasses.replace(models, scorer=Scorer(terms))
 
         return make_trainer(
             *(*RUN, *overrides),

@@ -60,8 +60,8 @@ def make_run(make_trainer):
     """Builds a small run; `look` is called with its folder at the start of every step."""
 
     def build(*overrides, look):
-        def use_term(stage):
-            return dataclasses.replace(stage, scorer=Scorer([Term("bright", Brightness(), 1.0)]))
+        def use_term(models):
+            return dataclasses.replace(models, scorer=Scorer([Term("bright", Brightness(), 1.0)]))
 
         def watch(batch_for_step):
             def asked(at):

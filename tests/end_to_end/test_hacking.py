@@ -35,8 +35,8 @@ class Brightness:
         return ()
 
 
-def pay_for_brightness(stage):
-    return dataclasses.replace(stage, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))
+def pay_for_brightness(models):
+    return dataclasses.replace(models, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))
 
 
 def test_loop_stops_and_saves_when_the_reward_is_gamed(make_trainer):

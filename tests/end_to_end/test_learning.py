@@ -37,12 +37,12 @@ class ConstantReward:
         return ()
 
 
-def weights_of(stage):
-    return {name: tensor.clone() for name, tensor in stage.policy.state_tensors().items()}
+def weights_of(models):
+    return {name: tensor.clone() for name, tensor in models.policy.state_tensors().items()}
 
 
-def has_changed(stage, before):
-    after = stage.policy.state_tensors()
+def has_changed(models, before):
+    after = models.policy.state_tensors()
     return any(not torch.equal(after[name], before[name]) for name in before)
 
 
@@ -63,31 +63,31 @@ def test_loop_follows_the_sign_of_the_reward(make_trainer, weight, direction):
 
 
 def test_loop_changes_no_weight_where_all_rewards_are_equal(make_trainer):
-    def pay_the_same(stage):
-        return dataclasses.replace(stage, scorer=Scorer([Term("constant", ConstantReward(), 1.0)]))
+    def pay_the_same(models):
+        return dataclasses.replace(models, scorer=Scorer([Term("constant", ConstantReward(), 1.0)]))
 
-    trainer, stage, run_dir = make_trainer(
+    trainer, models, run_dir = make_trainer(
         "train.steps=2",
         "loss.kl_coef=0",
         "optim.weight_decay=0.1",
         change_stage=pay_the_same,
     )
-    before = weights_of(stage)
+    before = weights_of(models)
 
     trainer.run()
 
-    assert not has_changed(stage, before)
+    assert not has_changed(models, before)
     assert read_metrics(RunFolder(run_dir))[-1]["advantage/flat_fraction"] == 1.0
 
 
 def test_loop_stays_near_the_reference_under_a_heavy_kl(make_trainer):
-    trainer, stage, run_dir = make_trainer("train.steps=4", "loss.kl_coef=10")
-    before = weights_of(stage)
+    trainer, models, run_dir = make_trainer("train.steps=4", "loss.kl_coef=10")
+    before = weights_of(models)
 
     trainer.run()
 
     divergences = [row["kl/reference"] for row in read_metrics(RunFolder(run_dir))[1:]]
-    assert has_changed(stage, before)
+    assert has_changed(models, before)
     assert all(0 <= divergence < 0.01 for divergence in divergences)
 
 

@@ -59,19 +59,19 @@ def make_run(make_trainer):
     def build(*overrides, method="replay", fails_at, fail=_ask_for_too_much):
         weights = []
 
-        def change(stage):
-            real = getattr(stage.policy, method)
+        def change(models):
+            real = getattr(models.policy, method)
 
             def failing(*arguments, **options):
-                tensors = stage.policy.state_tensors()
+                tensors = models.policy.state_tensors()
                 weights.append({name: tensor.clone() for name, tensor in tensors.items()})
                 if len(weights) == fails_at:
                     fail()
                 return real(*arguments, **options)
 
-            setattr(stage.policy, method, failing)
+            setattr(models.policy, method, failing)
             scorer = Scorer([Term("brightness", Brightness(), 1.0)])
-            return dataclasses.replace(stage, scorer=scorer)
+            return dataclasses.replace(models, scorer=scorer)
 
         trainer, _, run_dir = make_trainer(*(*RUN, *overrides), change_stage=change, held_out=2)
         return trainer, RunFolder(run_dir), weights

@@ -14,12 +14,11 @@ import pytest
 from accelerate import Accelerator
 from rich.console import Console
 
-from glm_grpo.build import build_prompts, build_stage
-from glm_grpo.build_trainer import Launch, build_trainer
+from glm_grpo.build import Launch, build_models, build_prompts, build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.resume import open_run
-from glm_grpo.training.distributed.processes import Team
+from glm_grpo.training.distributed.processes import Processes
 from rewards.score import Scorer, Term
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -100,27 +99,27 @@ def make_run(tmp_path):
     data = tmp_path / "prompts.txt"
     data.write_text("a red circle\na blue square\n")
 
-    def build(*overrides, term=None, weight=1.0, at_step=lambda stage, step: None, folder="run"):
+    def build(*overrides, term=None, weight=1.0, at_step=lambda models, step: None, folder="run"):
         paths = (f"data.path={data}", f"data.eval_path={data}", f"run_dir={tmp_path / folder}")
         config = compose_config(CONFIGS, "tiny", [*SMALL_RUN, *paths, *overrides])
         accelerator = Accelerator()
-        stage = build_stage(config, accelerator.device, needs_reference=True)
-        stage = replace(stage, scorer=Scorer([Term("brightness", term or Brightness(), weight)]))
+        models = build_models(config, accelerator.device, needs_reference=True)
+        models = replace(models, scorer=Scorer([Term("brightness", term or Brightness(), weight)]))
         trainer = build_trainer(
             config,
-            stage,
+            models,
             build_prompts(config),
             open_run(config),
-            Launch(accelerator, Team()),
+            Launch(accelerator, Processes()),
             Console(quiet=True),
         )
         batch_for_step = trainer.source.batch_for_step
 
         def announced(at):
-            at_step(stage, at + 1)
+            at_step(models, at + 1)
             return batch_for_step(at)
 
         trainer.source.batch_for_step = announced
-        return trainer, stage, RunFolder(tmp_path / folder)
+        return trainer, models, RunFolder(tmp_path / folder)
 
     return build

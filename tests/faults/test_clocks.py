@@ -23,7 +23,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import save_checkpoint
 from glm_grpo.training.checkpoint.resume import open_run
-from glm_grpo.training.clock import PhaseClock
+from glm_grpo.training.phase import PhaseClock
 from rewards.remote.client import RetryRules
 from rewards.remote.process import ProcessReward
 from rewards.score import Scorer, Term

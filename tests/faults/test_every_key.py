@@ -29,15 +29,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from glm_grpo.build import (
+    _build_learning_rate,
     build_batch,
     build_evaluation_batches,
     collect_settings,
+    collector_needs,
     loop_settings,
     model_path,
     update_settings,
 )
-from glm_grpo.build_collectors import collector_needs
-from glm_grpo.build_trainer import _build_learning_rate
 from glm_grpo.config import (
     Config,
     compose_config,

@@ -49,10 +49,10 @@ class BrokenGradient:
         self._is_armed = False
         self._is_hooked = False
 
-    def at_step(self, stage, step):
+    def at_step(self, models, step):
         self._is_armed = step in self._steps
         if not self._is_hooked:
-            stage.policy.trainable_parameters()[-1].register_hook(self._change)
+            models.policy.trainable_parameters()[-1].register_hook(self._change)
             self._is_hooked = True
 
     def _change(self, gradient):
@@ -133,10 +133,10 @@ def test_a_score_that_is_not_finite_ends_a_run_that_goes_on_with_the_term_repair
 def spoil_weight(value, at):
     """A fault of the memory: a weight that all logits depend on, before a step."""
 
-    def at_step(stage, step):
+    def at_step(models, step):
         if step == at:
             with torch.no_grad():
-                stage.policy.model.model.language_model.norm.weight[3] = value
+                models.policy.model.model.language_model.norm.weight[3] = value
 
     return at_step
 
@@ -165,8 +165,8 @@ def test_logits_that_are_not_finite_draw_no_token(make_run, value, truncation):
 
 
 def test_logits_that_are_not_finite_end_an_evaluation(make_run):
-    trainer, stage, folder = make_run()
-    spoil_weight(torch.nan, at=0)(stage, 0)
+    trainer, models, folder = make_run()
+    spoil_weight(torch.nan, at=0)(models, 0)
 
     message = fail(trainer, NonFiniteError)
 
@@ -184,8 +184,8 @@ def test_logits_that_are_not_finite_end_an_evaluation(make_run):
     ],
 )
 def test_pixels_that_are_not_finite_are_no_black_or_white_pictures(make_run, part, name, value):
-    def at_step(stage, step):
-        modules = dict(zip(("text", "transformer", "vae"), stage.decoder.modules(), strict=True))
+    def at_step(models, step):
+        modules = dict(zip(("text", "transformer", "vae"), models.decoder.modules(), strict=True))
         if step == 2:
             with torch.no_grad():
                 modules[part].get_parameter(name)[0] = value
@@ -209,7 +209,7 @@ def test_weights_that_an_update_made_infinite_are_not_saved(make_run):
 
     hooks = []
 
-    def at_step(stage, step):
+    def at_step(models, step):
         if step == 2:
             hooks.append(register_optimizer_step_post_hook(overflow))
 
@@ -289,16 +289,16 @@ def test_scores_as_far_apart_as_floats_go_are_learnt_from(make_run, brightness):
 
 def test_an_infinite_divergence_from_the_reference_moves_no_weight(make_run):
     # k3 = exp(d) - d - 1 overflows in fp32 from d = 88.7 nats on.
-    trainer, stage, folder = make_run("loss.kl_coef=0.02", "loss.kl_estimator=k3")
-    untrained = {name: each.clone() for name, each in stage.policy.state_tensors().items()}
-    near = stage.policy.reference_log_probs
-    stage.policy.reference_log_probs = lambda *arguments: near(*arguments) + 90.0
+    trainer, models, folder = make_run("loss.kl_coef=0.02", "loss.kl_estimator=k3")
+    untrained = {name: each.clone() for name, each in models.policy.state_tensors().items()}
+    near = models.policy.reference_log_probs
+    models.policy.reference_log_probs = lambda *arguments: near(*arguments) + 90.0
 
     message = fail(trainer, NonFiniteError)
 
     assert "step 3: loss or gradient was not finite in 3 updates in a row" in message
     assert skipped(folder) == [1, 1, 1]
-    assert are_equal(untrained, dict(stage.policy.state_tensors()))
+    assert are_equal(untrained, dict(models.policy.state_tensors()))
 
 
 def test_a_learning_rate_that_overflows_ends_the_run(make_run):

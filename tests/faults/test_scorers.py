@@ -29,7 +29,7 @@ import torch
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import newest_checkpoint
-from glm_grpo.training.process_memory import process_bytes
+from glm_grpo.training.phase import process_bytes
 from rewards.remote.client import MAX_ANSWER_BYTES
 from rewards.remote.process import ProcessReward
 from rewards.remote.server import RewardServer

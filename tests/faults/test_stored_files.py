@@ -29,14 +29,13 @@ from PIL import Image
 from rich.console import Console
 
 from glm_grpo import cli
-from glm_grpo.build import build_prompts, build_stage
-from glm_grpo.build_trainer import Launch, build_trainer
+from glm_grpo.build import Launch, build_models, build_prompts, build_trainer
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import GlmGrpoError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import METADATA_KEY, read_run_ids
 from glm_grpo.training.checkpoint.resume import find_checkpoint, open_run
-from glm_grpo.training.distributed.processes import Team
+from glm_grpo.training.distributed.processes import Processes
 from rewards.types import RewardError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -92,16 +91,16 @@ class Damage:
 class RealRun:
     folder: Path
     config: Config
-    stage: Any
+    models: Any
 
 
-def train(config: Config, stage: Any) -> None:
+def train(config: Config, models: Any) -> None:
     """To the end of the run, which has been reached where it is whole."""
-    launch = Launch(Accelerator(), Team())
+    launch = Launch(Accelerator(), Processes())
     opened = open_run(config)
     try:
         prompts = build_prompts(config)
-        build_trainer(config, stage, prompts, opened, launch, Console(quiet=True)).run()
+        build_trainer(config, models, prompts, opened, launch, Console(quiet=True)).run()
     finally:
         opened.lock.release()
 
@@ -119,11 +118,11 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
     prompt = {"prompt": "a sign", "id": "sign", "target": "noise.png"}
     (folder / "prompts.jsonl").write_text(json.dumps(prompt))
     config = compose(folder, folder / "day" / "run")
-    stage = build_stage(config, Accelerator().device, needs_reference=True)
-    train(config, stage)
+    models = build_models(config, Accelerator().device, needs_reference=True)
+    train(config, models)
     # Of a tracker that needs a server.
     (folder / "day" / "run" / "trackers.json").write_text('{"wandb": "abc"}')
-    return RealRun(folder, config, stage)
+    return RealRun(folder, config, models)
 
 
 def nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -317,7 +316,7 @@ class Case:
                 lambda: command("gallery", run, "--zip", out / "a.zip", "--sheet", out / "b.png"),
                 ("day/run/gallery", "out"),
             ),
-            "resume": (lambda: train(config, self.real.stage), ("day/run",)),
+            "resume": (lambda: train(config, self.real.models), ("day/run",)),
         }
 
     def try_all(self) -> Iterator[tuple[str, str]]:

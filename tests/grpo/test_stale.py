@@ -20,9 +20,9 @@ from glm_grpo.grpo.losses import (
 from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
 from glm_grpo.types import (
     Advantages,
-    Correction,
     Experience,
     ImageBatch,
+    OffPolicyCorrection,
     PromptBatch,
     Rollout,
 )
@@ -77,7 +77,7 @@ def test_corrected_loss_is_that_worked_out_by_hand() -> None:
             log(0.1, 0.4),
             None,
             torch.tensor([2.0]),
-            Correction(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
+            OffPolicyCorrection(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
         ),
         PLAIN,
     )
@@ -95,7 +95,7 @@ def test_corrected_loss_for_a_negative_advantage_is_clipped_below() -> None:
             log(0.1, 0.4),
             None,
             torch.tensor([-1.0]),
-            Correction(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
+            OffPolicyCorrection(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
         ),
         PLAIN,
     )
@@ -110,11 +110,13 @@ def test_corrected_kl_is_to_the_policy_that_sampled_within_the_limit_of_the_weig
     proximal = log(0.25, 0.4)
     k3 = torch.tensor([[2 - math.log(2) - 1, 0.5 + math.log(2) - 1]])
     exact = importance_weights(proximal, sampled, largest=100.0, treatment="weigh")
-    estimate = corrected_kl_estimate(now, sampled, reference, Correction(proximal, exact))
+    estimate = corrected_kl_estimate(now, sampled, reference, OffPolicyCorrection(proximal, exact))
     torch.testing.assert_close(estimate, torch.tensor([[1.5, 6.0]]) * k3)
     torch.testing.assert_close(estimate, corrected_kl_estimate(now, sampled, reference))
     limited = importance_weights(proximal, sampled, largest=2.0, treatment="weigh")
-    estimate = corrected_kl_estimate(now, sampled, reference, Correction(proximal, limited))
+    estimate = corrected_kl_estimate(
+        now, sampled, reference, OffPolicyCorrection(proximal, limited)
+    )
     torch.testing.assert_close(estimate, 1.5 * k3)
 
 
@@ -125,7 +127,7 @@ def test_correction_leaves_the_other_kl_terms_as_they_are() -> None:
     now, sampled, reference = log(0.3, 0.3), log(0.2, 0.5), log(0.4, 0.1)
     advantages = torch.tensor([1.0])
     plain = grpo_loss(LossInputs(now, sampled, reference, advantages), settings)
-    correction = Correction(log(0.25, 0.4), torch.tensor([[1.25, 0.8]]))
+    correction = OffPolicyCorrection(log(0.25, 0.4), torch.tensor([[1.25, 0.8]]))
     corrected = grpo_loss(LossInputs(now, sampled, reference, advantages, correction), settings)
     assert corrected.metrics["loss/kl"].item() == plain.metrics["loss/kl"].item()
     assert corrected.metrics["kl/behaviour"].item() == plain.metrics["kl/behaviour"].item()
@@ -153,7 +155,7 @@ def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() ->
                 sampled,
                 None,
                 advantages[entry : entry + 1],
-                Correction(proximal, weights),
+                OffPolicyCorrection(proximal, weights),
             ),
             PLAIN,
         )
@@ -201,7 +203,9 @@ def draw(seed: int) -> Tensor:
     return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
 
 
-def make_experience(sampled_by: Tensor, correction: Correction | None = None) -> Experience:
+def make_experience(
+    sampled_by: Tensor, correction: OffPolicyCorrection | None = None
+) -> Experience:
     token_ids = torch.randint(
         CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=torch.Generator().manual_seed(1)
     )
@@ -235,11 +239,11 @@ def learn(
     return policy, update_policy(policy, optimizer, ConstantRate(), experience, settings)
 
 
-def correct(experience: Experience) -> Correction:
+def correct(experience: Experience) -> OffPolicyCorrection:
     proximal = score(draw(0), experience.rollout.token_ids)
     old = experience.rollout.log_probs
     weights = importance_weights(proximal, old, largest=2.0, treatment="weigh")
-    return Correction(proximal, weights)
+    return OffPolicyCorrection(proximal, weights)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 4])

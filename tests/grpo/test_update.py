@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glm_grpo.grpo.engine import OneProcess
 from glm_grpo.grpo.losses import LossKlEstimator
+from glm_grpo.grpo.strategy import SingleProcess
 from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
@@ -354,7 +354,7 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
     losses: list[float] = []
     is_last_of: list[bool] = []
 
-    class Doubling(OneProcess):
+    class Doubling(SingleProcess):
         """Doubles every gradient."""
 
         def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:

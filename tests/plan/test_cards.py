@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from glm_grpo.config import compose_config
-from glm_grpo.models.glm_image.memory import Processes
+from glm_grpo.models.base import Parallelism
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID
 from glm_grpo.plan.fit import ConfigPlanner
 
@@ -26,7 +26,7 @@ def test_config_of_a_card_leaves_a_tenth_of_it(planner, gigabytes):
 
 @pytest.mark.parametrize("count", [4, 8])
 def test_full_fine_tuning_leaves_a_tenth_of_4_or_8_cards(count):
-    processes = Processes(count, is_sharded=True, is_mixed=True)
+    processes = Parallelism(count, is_sharded=True, is_mixed=True)
     planner = ConfigPlanner(
         PUBLISHED_ID, prompt_tokens=256, is_on_accelerator=True, processes=processes
     )

@@ -11,7 +11,7 @@ from glm_grpo.build import build_prompts, model_path
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.glm_image.memory import Processes
+from glm_grpo.models.base import Parallelism
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.memory import batch_sizes, evaluation_sizes
@@ -25,7 +25,7 @@ SMALL = (
     "rollout.width=64",
 )
 ADAPTER = "model.adapter={rank: 8, alpha: 16.0}"
-SHARDS = Processes(2, is_sharded=True)
+SHARDS = Parallelism(2, is_sharded=True)
 
 
 def _compose(*overrides):
@@ -45,8 +45,8 @@ def test_sizes_are_those_of_the_process_with_most_prompts():
 @pytest.mark.parametrize(
     ("overrides", "processes", "message"),
     [
-        ((), Processes(6), "prompts_per_step is 5: .* 6 processes .*raise it to 6 or more"),
-        (("model.dtype=bfloat16",), Processes(), "model.adapter null: .* or model.dtype=float32"),
+        ((), Parallelism(6), "prompts_per_step is 5: .* 6 processes .*raise it to 6 or more"),
+        (("model.dtype=bfloat16",), Parallelism(), "model.adapter null: .* or model.dtype=float32"),
         (("model.dtype=bfloat16",), SHARDS, "start several processes with .*fsdp2.yaml"),
         ((ADAPTER, "model.quantization=nf4"), SHARDS, "quantization is nf4: .* leave it null"),
     ],
@@ -67,18 +67,18 @@ def test_moments_stay_where_their_shards_are():
 
 
 def test_shards_kept_in_fp32_may_be_put_together_in_bf16():
-    mixed = Processes(2, is_sharded=True, is_mixed=True)
+    mixed = Parallelism(2, is_sharded=True, is_mixed=True)
     refuse_for_processes(_compose("model.dtype=bfloat16"), mixed)
 
 
 def test_copies_take_what_shards_cannot():
-    refuse_for_processes(_compose("offload=modules_and_optimizer"), Processes(5))
-    refuse_for_processes(_compose(ADAPTER, "model.quantization=nf4"), Processes(5))
+    refuse_for_processes(_compose("offload=modules_and_optimizer"), Parallelism(5))
+    refuse_for_processes(_compose(ADAPTER, "model.quantization=nf4"), Parallelism(5))
 
 
 def test_processes_without_an_accelerator_share_the_memory_of_the_machine(monkeypatch):
     monkeypatch.setattr(fit, "available_memory", lambda _: 8 * 10**9)
-    processes = Processes(4, on_machine=2)
+    processes = Parallelism(4, on_machine=2)
     config = _compose("rollout.height=128", "rollout.width=128")
     device = torch.device("cpu")
     sources = [build_prompts(config).held_out]

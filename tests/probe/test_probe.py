@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from glm_grpo.build import build_batch, build_prompts, build_stage, collect_settings
+from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
 from glm_grpo.commands.before import _probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.errors import MemoryLimitError
@@ -36,15 +36,15 @@ def probed():
             "reward.terms.ocr.threads=1",
         ],
     )
-    stage = build_stage(config, Accelerator().device, needs_reference=False)
+    models = build_models(config, Accelerator().device, needs_reference=False)
     batch = build_batch(config, build_prompts(config).training, 0)
-    return stage, batch, collect_settings(config)
+    return models, batch, collect_settings(config)
 
 
 @pytest.fixture(scope="module")
 def samples(probed):
-    stage, batch, settings = probed
-    return draw_probe(stage, [batch], settings, noises=NOISES)
+    models, batch, settings = probed
+    return draw_probe(models, [batch], settings, noises=NOISES)
 
 
 def test_draw_probe_scores_samples_noises_and_own_tokens(samples):
@@ -56,8 +56,8 @@ def test_draw_probe_scores_samples_noises_and_own_tokens(samples):
 
 
 def test_a_prompt_is_sampled_alike_in_a_smaller_batch(probed, samples):
-    stage, batch, settings = probed
-    fewer = draw_probe(stage, [part_of_batch(batch, range(2))], settings, noises=NOISES)
+    models, batch, settings = probed
+    fewer = draw_probe(models, [part_of_batch(batch, range(2))], settings, noises=NOISES)
     torch.testing.assert_close(fewer.rewards.raw, samples.rewards.raw[:2])
 
 
@@ -99,8 +99,8 @@ def test_draw_probe_redraws_one_samples_tokens_under_other_noises(samples):
 
 
 def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
-    stage, batch, settings = probed
-    cheap = draw_probe(stage, [batch], replace(settings, decode_steps=1), noises=NOISES)
+    models, batch, settings = probed
+    cheap = draw_probe(models, [batch], replace(settings, decode_steps=1), noises=NOISES)
 
     assert samples.full is None
     assert (cheap.full.cheap_steps, cheap.full.steps, cheap.full.timed_images) == (1, 4, GROUP)
@@ -118,24 +118,24 @@ def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
 @pytest.mark.parametrize(
     ("function", "size"),
     [
-        ("sample_rollout", f"{PROMPTS} prompts x {GROUP} images of 128 x 128 pixels"),
-        ("picture_tokens", f"{PROMPTS} prompts x 1 images of 128 x 128 pixels"),
+        ("sample", f"{PROMPTS} prompts x {GROUP} images of 128 x 128 pixels"),
+        ("tokenize_pictures", f"{PROMPTS} prompts x 1 images of 128 x 128 pixels"),
     ],
 )
 def test_draw_probe_says_on_what_memory_ran_out(probed, monkeypatch, function, size):
-    stage, batch, settings = probed
-    monkeypatch.setattr(f"glm_grpo.probe.probe.{function}", run_out_of_memory)
+    models, batch, settings = probed
+    monkeypatch.setattr(type(models.policy), function, run_out_of_memory)
     with pytest.raises(MemoryLimitError, match=f"out of memory in the rollout phase: {size}"):
-        draw_probe(stage, [batch], settings, noises=NOISES)
+        draw_probe(models, [batch], settings, noises=NOISES)
 
 
 def test_decode_in_full_says_on_what_memory_ran_out(probed, monkeypatch):
-    stage, batch, settings = probed
+    models, batch, settings = probed
     # What is decoded to be scored is handed out group by group, by another method.
-    monkeypatch.setattr(type(stage.decoder), "decode", run_out_of_memory)
+    monkeypatch.setattr(type(models.decoder), "decode", run_out_of_memory)
     size = f"a group of {GROUP} images of 128 x 128 pixels"
     with pytest.raises(MemoryLimitError, match=f"out of memory in the decode phase: {size}"):
-        draw_probe(stage, [batch], replace(settings, decode_steps=1), noises=NOISES)
+        draw_probe(models, [batch], replace(settings, decode_steps=1), noises=NOISES)
 
 
 def run_out_of_memory(*_, **__):

@@ -11,16 +11,15 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
-from glm_grpo.build import build_batch, build_prompts, build_stage, collect_settings
+from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
 from glm_grpo.config import Config, compose_config
-from glm_grpo.models.glm_image.decoder import Decoder
-from glm_grpo.models.glm_image.offload import Residency
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import Stage, collect, draw_and_score
+from glm_grpo.models.offload import Offload
+from glm_grpo.training.collect import collect, decode_and_score
+from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import ImageBatch, PromptBatch
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable
+from tests.factories import NoDecoder, NoPolicy
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -37,13 +36,7 @@ def tiny_config(*overrides: str) -> Config:
     return compose_config(CONFIG_DIR, "tiny", [*sizes, *others, "decode.steps=1", *overrides])
 
 
-class NoPolicy(Policy):
-    """Never asked."""
-
-    def __init__(self) -> None: ...
-
-
-class SlowDecoder(Decoder):
+class SlowDecoder(NoDecoder):
     """Draws grey pictures, 10 and 20, 30 and 40, and lets a test look between two prompts."""
 
     def __init__(self, events: list[str], pause: Callable[[], None]) -> None:
@@ -108,19 +101,19 @@ def draw(
     clock: PhaseClock | None = None,
     meanwhile: Callable[[], object] | None = None,
 ) -> tuple[ImageBatch, RewardTable]:
-    stage = Stage(
+    models = Models(
         policy=NoPolicy(),
         decoder=SlowDecoder(events, pause),
         scorer=Scorer([Term("brightness", term, 1.0)], is_overlapping=is_overlapping),
-        residency=Residency({name: Part(name, events) for name in parts}),
+        offload=Offload({name: Part(name, events) for name in parts}),
     )
     batch = PromptBatch(PROMPTS, 2, 32, 32, seed=0, decode_seeds=(5, 6))
     tokens = torch.zeros(2, 2, 3, dtype=torch.int64)
-    clock = clock or PhaseClock(lambda _: None)
-    return draw_and_score(stage, batch, tokens, clock, meanwhile=meanwhile)
+    clock = clock or PhaseClock()
+    return decode_and_score(models, batch, tokens, clock, meanwhile=meanwhile)
 
 
-def test_draw_and_score_returns_all_pictures_with_their_scores(events: list[str]) -> None:
+def test_decode_and_score_returns_all_pictures_with_their_scores(events: list[str]) -> None:
     images, table = draw(Brightness(events), events)
     assert images.pixels.shape == (2, 2, 3, 2, 2)
     assert images.pixels[:, :, 0, 0, 0].tolist() == [[10, 20], [30, 40]]
@@ -129,7 +122,7 @@ def test_draw_and_score_returns_all_pictures_with_their_scores(events: list[str]
 
 
 @pytest.mark.parametrize("parts", [(), ("decoder",)])
-def test_draw_and_score_scores_a_prompt_while_the_next_is_drawn(
+def test_decode_and_score_scores_a_prompt_while_the_next_is_drawn(
     events: list[str], parts: tuple[str, ...]
 ) -> None:
     term = Brightness(events, nn.Linear(1, 1))
@@ -140,14 +133,14 @@ def test_draw_and_score_scores_a_prompt_while_the_next_is_drawn(
     assert drawing[:3] == ["draw 0", "score dog", "draw 1"]
 
 
-def test_draw_and_score_scores_after_the_last_picture_where_nothing_may_overlap(
+def test_decode_and_score_scores_after_the_last_picture_where_nothing_may_overlap(
     events: list[str],
 ) -> None:
     draw(Brightness(events), events, is_overlapping=False)
     assert events == ["draw 0", "draw 1", "score dog", "score cat"]
 
 
-def test_draw_and_score_does_other_work_before_it_waits_for_scores(events: list[str]) -> None:
+def test_decode_and_score_does_other_work_before_it_waits_for_scores(events: list[str]) -> None:
     is_done = threading.Event()
     in_time = []
 
@@ -162,7 +155,7 @@ def test_draw_and_score_does_other_work_before_it_waits_for_scores(events: list[
     assert in_time == [True, True]
 
 
-def test_draw_and_score_lets_networks_wait_until_they_are_moved_in(events: list[str]) -> None:
+def test_decode_and_score_lets_networks_wait_until_they_are_moved_in(events: list[str]) -> None:
     term = Brightness(events, nn.Linear(1, 1))
     is_early = []
     draw(
@@ -178,7 +171,7 @@ def test_draw_and_score_lets_networks_wait_until_they_are_moved_in(events: list[
     ]
 
 
-def test_draw_and_score_lets_terms_without_networks_begin_though_rewards_move(
+def test_decode_and_score_lets_terms_without_networks_begin_though_rewards_move(
     events: list[str],
 ) -> None:
     term = Brightness(events)
@@ -193,7 +186,7 @@ def test_draw_and_score_lets_terms_without_networks_begin_though_rewards_move(
     assert events.index("score dog") < events.index("draw 1") < events.index("load rewards")
 
 
-def test_draw_and_score_times_drawing_and_waiting(events: list[str]) -> None:
+def test_decode_and_score_times_drawing_and_waiting(events: list[str]) -> None:
     announced: list[str] = []
     clock = PhaseClock(announced.append)
     draw(Brightness(events), events, clock=clock)
@@ -202,7 +195,7 @@ def test_draw_and_score_times_drawing_and_waiting(events: list[str]) -> None:
 
 
 @pytest.mark.parametrize("is_overlapping", [True, False])
-def test_draw_and_score_hands_on_what_failed(events: list[str], is_overlapping: bool) -> None:
+def test_decode_and_score_hands_on_what_failed(events: list[str], is_overlapping: bool) -> None:
     class Picky(Brightness):
         def score(
             self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
@@ -217,32 +210,32 @@ def test_draw_and_score_hands_on_what_failed(events: list[str], is_overlapping: 
     assert caught.value.pictures[:, 0, 0, 0].tolist() == [30, 40]
 
 
-def test_a_stage_with_other_decode_steps_shares_all_else(events: list[str]) -> None:
+def test_models_with_other_decode_steps_shares_all_else(events: list[str]) -> None:
     decoder = SlowDecoder(events, lambda: None)
     decoder.steps = 4
     scorer = Scorer([Term("brightness", Brightness(events), 1.0)])
-    stage = Stage(policy=NoPolicy(), decoder=decoder, scorer=scorer, residency=Residency({}))
-    cheap = stage.with_decode_steps(1)
-    assert (cheap.decoder.steps, stage.decoder.steps) == (1, 4)
-    assert (cheap.policy, cheap.scorer, cheap.residency) == (
-        *(stage.policy, stage.scorer, stage.residency),
+    models = Models(policy=NoPolicy(), decoder=decoder, scorer=scorer, offload=Offload({}))
+    cheap = models.with_decode_steps(1)
+    assert (cheap.decoder.steps, models.decoder.steps) == (1, 4)
+    assert (cheap.policy, cheap.scorer, cheap.offload) == (
+        *(models.policy, models.scorer, models.offload),
     )
 
 
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: str) -> None:
     config = tiny_config("loss.kl_coef=0.5", f"loss.kl_placement={placement}")
-    stage = build_stage(config, torch.device("cpu"), needs_reference=True)
+    models = build_models(config, torch.device("cpu"), needs_reference=True)
     with torch.no_grad():
-        for parameter in stage.policy.trainable_parameters():
+        for parameter in models.policy.trainable_parameters():
             parameter.mul_(1.01)
     batch = build_batch(config, build_prompts(config).training, 0)
 
-    clock = PhaseClock(lambda _: None)
-    experience = collect(stage, batch, collect_settings(config), policy_step=0, clock=clock)
+    clock = PhaseClock()
+    experience = collect(models, batch, collect_settings(config), policy_step=0, clock=clock)
 
     rows = torch.arange(2)
-    expected = stage.policy.reference_log_probs(batch, experience.rollout, rows)
+    expected = models.policy.reference_log_probs(batch, experience.rollout, rows)
     assert experience.reference_log_probs is not None
     assert torch.allclose(experience.reference_log_probs.flatten(0, 1), expected, atol=1e-5)
     gaps = (experience.rollout.log_probs.flatten(0, 1) - expected).sum(dim=-1)
@@ -253,8 +246,8 @@ def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: st
 
 def test_collect_reads_no_reference_where_no_divergence_is_weighed() -> None:
     config = tiny_config("loss.kl_coef=0.0")
-    stage = build_stage(config, torch.device("cpu"), needs_reference=False)
+    models = build_models(config, torch.device("cpu"), needs_reference=False)
     batch = build_batch(config, build_prompts(config).training, 0)
-    clock = PhaseClock(lambda _: None)
-    experience = collect(stage, batch, collect_settings(config), policy_step=0, clock=clock)
+    clock = PhaseClock()
+    experience = collect(models, batch, collect_settings(config), policy_step=0, clock=clock)
     assert experience.reference_log_probs is None

@@ -9,7 +9,7 @@ import torch
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.monitors.hacking import Sentinel
+from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.types import (
     Advantages,
     Evaluation,
@@ -72,8 +72,8 @@ SCORES = [0.4, 0.5, 0.6, 0.5]
 
 
 @pytest.fixture
-def sentinel(tmp_path):
-    made = Sentinel(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+def hacking_monitor(tmp_path):
+    made = HackingMonitor(RunFolder(tmp_path), watch=["seen"], margin=4.0)
     made.learn(evaluation(UNTRAINED, table(SCORES)))
     return made
 
@@ -82,8 +82,8 @@ def names(watched):
     return {departure.name for departure in watched.departures}
 
 
-def test_sentinel_is_quiet_on_what_the_untrained_model_draws(sentinel):
-    watched = sentinel.look(experience(UNTRAINED, table(SCORES)))
+def test_sentinel_is_quiet_on_what_the_untrained_model_draws(hacking_monitor):
+    watched = hacking_monitor.measure(experience(UNTRAINED, table(SCORES)))
 
     assert watched.departures == ()
     assert watched.metrics["canary/departures"] == 0.0
@@ -102,19 +102,19 @@ def test_sentinel_is_quiet_on_what_the_untrained_model_draws(sentinel):
         (experience(UNTRAINED, table([0.05, 0.1, 0.0, 0.1])), "seen"),
     ],
 )
-def test_sentinel_names_the_canary_that_left_its_band(sentinel, changed, name):
-    watched = sentinel.look(changed)
+def test_sentinel_names_the_canary_that_left_its_band(hacking_monitor, changed, name):
+    watched = hacking_monitor.measure(changed)
 
     assert names(watched) == {name}
     assert watched.metrics["canary/departures"] == 1.0
 
 
-def test_sentinel_warns_when_a_canary_leaves_and_when_it_comes_back(sentinel, caplog):
+def test_sentinel_warns_when_a_canary_leaves_and_when_it_comes_back(hacking_monitor, caplog):
     bright = experience(grey(250, 250, 250, 250), table(SCORES))
     with caplog.at_level(logging.WARNING):
-        sentinel.look(bright)
-        sentinel.look(bright)
-        sentinel.look(experience(UNTRAINED, table(SCORES)))
+        hacking_monitor.measure(bright)
+        hacking_monitor.measure(bright)
+        hacking_monitor.measure(experience(UNTRAINED, table(SCORES)))
 
     left, back = caplog.messages
     assert "bright_fraction" in left
@@ -122,24 +122,24 @@ def test_sentinel_warns_when_a_canary_leaves_and_when_it_comes_back(sentinel, ca
     assert back == "canary: bright_fraction is back in its band"
 
 
-def test_sentinel_leaves_out_prompts_to_which_a_watched_term_does_not_apply(sentinel):
+def test_sentinel_leaves_out_prompts_to_which_a_watched_term_does_not_apply(hacking_monitor):
     # Where the term does not apply a table holds 0, which would pull the mean down.
     scores = table([0.5, 0.5, 0.0, 0.0], applies=(True, True, False, False))
 
-    watched = sentinel.look(experience(UNTRAINED, scores))
+    watched = hacking_monitor.measure(experience(UNTRAINED, scores))
 
     assert watched.metrics["canary/seen"] == pytest.approx(0.5)
     assert watched.departures == ()
 
 
 def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_path, caplog):
-    sentinel = Sentinel(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+    hacking_monitor = HackingMonitor(RunFolder(tmp_path), watch=["seen"], margin=4.0)
     single = ImageBatch(UNTRAINED.pixels[:, :1], SEEDS)
     nowhere = table(SCORES, applies=(False,) * 4)
     with caplog.at_level(logging.WARNING):
-        sentinel.learn(evaluation(single, nowhere))
+        hacking_monitor.learn(evaluation(single, nowhere))
 
-    watched = sentinel.look(experience(UNTRAINED, table([9.0] * 4)))
+    watched = hacking_monitor.measure(experience(UNTRAINED, table([9.0] * 4)))
 
     assert {message.split()[1] for message in caplog.messages} == {"pixel_diversity", "seen"}
     assert watched.departures == ()
@@ -147,12 +147,12 @@ def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_p
     assert math.isfinite(watched.metrics["canary/pixel_diversity"])
 
 
-def test_sentinel_of_a_resumed_run_judges_as_before(sentinel, tmp_path):
+def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
     changed = experience(grey(250, 250, 250, 250), table(SCORES), entropy=0.2)
-    resumed = Sentinel(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+    resumed = HackingMonitor(RunFolder(tmp_path), watch=["seen"], margin=4.0)
     resumed.restore()
 
-    assert resumed.look(changed) == sentinel.look(changed)
+    assert resumed.measure(changed) == hacking_monitor.measure(changed)
     assert set(json.loads((tmp_path / "canaries.json").read_text())["seen"]) == {
         "mean",
         "std",
@@ -163,7 +163,7 @@ def test_sentinel_of_a_resumed_run_judges_as_before(sentinel, tmp_path):
 
 def test_sentinel_says_where_bands_are_missing(tmp_path):
     with pytest.raises(StorageError, match="canaries.json"):
-        Sentinel(RunFolder(tmp_path), watch=[], margin=4.0).restore()
+        HackingMonitor(RunFolder(tmp_path), watch=[], margin=4.0).restore()
 
 
 @pytest.mark.parametrize(
@@ -173,4 +173,4 @@ def test_damaged_bands_are_refused_with_their_path(content, tmp_path):
     folder = RunFolder(tmp_path)
     folder.canaries_path.write_bytes(content)
     with pytest.raises(StorageError, match=rf"{folder.canaries_path.name} is damaged .*restore it"):
-        Sentinel(folder, watch=[], margin=4.0).restore()
+        HackingMonitor(folder, watch=[], margin=4.0).restore()

@@ -5,14 +5,15 @@ import pytest
 import torch
 
 from glm_grpo.errors import MemoryLimitError
-from glm_grpo.training.out_of_memory import (
-    drawing_size,
+from glm_grpo.training.phase import (
+    decoding_size,
     out_of_memory_explained,
     replay_size,
     sampling_size,
 )
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt, RewardError
+from tests.factories import NoPolicy
 
 # 4 bytes a number.
 FAR_TOO_MUCH = 10**15
@@ -27,12 +28,11 @@ def batch():
 def test_an_error_of_memory_is_explained_by_phase_size_and_keys(batch):
     with (
         pytest.raises(MemoryLimitError) as caught,
-        out_of_memory_explained("update", replay_size(batch, 2)),
+        out_of_memory_explained("update", replay_size(batch, NoPolicy(), 2)),
     ):
         torch.empty(FAR_TOO_MUCH)
-    # Previews of 22 x 11 tokens, pictures of 32 x 16.
     assert str(caught.value) == (
-        "out of memory in the update phase: 2 of 6 images at a time, 754 tokens each and those of "
+        "out of memory in the update phase: 2 of 6 images at a time, 512 tokens each and those of "
         "the prompt; 4000000.00 GB more were asked for. Lower or set train.micro_batch_size, then "
         "model.gradient_checkpointing=true, then offload=modules_and_optimizer (this run can go on "
         "with them); in a new run 'model.adapter={rank: 32, alpha: 64.0}', then "
@@ -44,9 +44,12 @@ def test_an_error_of_memory_is_explained_by_phase_size_and_keys(batch):
 
 
 def test_sizes_are_those_a_phase_works_on(batch):
-    assert sampling_size(batch) == "2 prompts x 3 images of 1024 x 512 pixels, 754 tokens each"
-    assert drawing_size(batch) == "a group of 3 images of 1024 x 512 pixels"
-    assert replay_size(batch, 100).startswith("6 of 6 images")
+    assert (
+        sampling_size(batch, NoPolicy())
+        == "2 prompts x 3 images of 1024 x 512 pixels, 512 tokens each"
+    )
+    assert decoding_size(batch) == "a group of 3 images of 1024 x 512 pixels"
+    assert replay_size(batch, NoPolicy(), 100).startswith("6 of 6 images")
 
 
 def test_where_nothing_is_said_of_bytes_none_are_named():

@@ -14,8 +14,8 @@ from PIL import Image
 from glm_grpo.build import build_prompts, model_path
 from glm_grpo.config import compose_config
 from glm_grpo.errors import DataError
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.glm_image.loading import check_model
-from glm_grpo.models.glm_image.model_folder import ReservedTokens
 from glm_grpo.training.data.prompts import (
     PromptSet,
     batch_for_step,

@@ -11,18 +11,15 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
-from glm_grpo.models.glm_image.decoder import Decoder
-from glm_grpo.models.glm_image.offload import Residency
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.sampling import Truncation
-from glm_grpo.training.checkpoint.run_state import Progression
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score
+from glm_grpo.models.offload import Offload
+from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.training.collect import CollectSettings, decode_and_score
 from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
+from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt
-from tests.factories import advantage_settings, clipped_loss
+from tests.factories import NoDecoder, NoPolicy, advantage_settings, clipped_loss
 
 FULL, CHEAP = 4, 1
 Greys = list[list[int]]
@@ -32,13 +29,7 @@ TURNED: Greys = [[10, 20, 30], [10, 30, 20], [30, 20, 10]]
 """In ranks: as in full, one pair of neighbours swapped (0.5), the other way round (-1)."""
 
 
-class NoPolicy(Policy):
-    """Never asked."""
-
-    def __init__(self) -> None: ...
-
-
-class GreyDecoder(Decoder):
+class GreyDecoder(NoDecoder):
     """Draws grey pictures by number of steps, and writes down which prompts it draws how."""
 
     def __init__(self, greys: dict[int, Greys]) -> None:
@@ -72,7 +63,7 @@ class Brightness:
 
 
 def silent() -> PhaseClock:
-    return PhaseClock(lambda _: None)
+    return PhaseClock()
 
 
 class Run:
@@ -89,15 +80,14 @@ class Run:
         decode_steps: int = CHEAP,
     ) -> None:
         self.decoder = GreyDecoder({CHEAP: cheap, FULL: full})
-        self.progression = Progression()
-        self.stage = Stage(
+        self.state = RunState()
+        self.models = Models(
             policy=NoPolicy(),
             decoder=self.decoder,
             scorer=Scorer([Term("brightness", Brightness(), 1.0)]),
-            residency=Residency({}),
+            offload=Offload({}),
         )
         settings = CollectSettings(
-            truncation=Truncation(),
             combine="weighted_sum",
             advantage=advantage_settings(normalization="mean_only", std_floor=0.0),
             loss=clipped_loss(),
@@ -105,17 +95,17 @@ class Run:
             decode_steps=decode_steps,
         )
         self.recheck = Recheck(
-            self.stage, settings, RecheckSettings(every, groups, least), self.progression
+            self.models, settings, RecheckSettings(every, groups, least), self.state
         )
 
-    def look(self, step: int, clock: PhaseClock | None = None) -> dict[str, float]:
+    def step(self, step: int, clock: PhaseClock | None = None) -> dict[str, float]:
         """Draws and scores as the step would, and rechecks."""
         prompts = tuple(Prompt(str(row), "grey") for row in range(3))
         batch = PromptBatch(prompts, 3, 32, 32, seed=0, decode_seeds=(5, 6, 7))
         # The first token says which of the greys of its prompt an image gets.
         tokens = torch.arange(3)[None, :, None].expand(3, 3, 2).contiguous()
-        stage = self.stage.with_decode_steps(self.recheck.collect_settings(step).decode_steps)
-        images, table = draw_and_score(stage, batch, tokens, silent())
+        models = self.models.with_decode_steps(self.recheck.collect_settings(step).decode_steps)
+        images, table = decode_and_score(models, batch, tokens, silent())
         self.decoder.drawn.clear()
         experience = Experience(
             prompts=batch,
@@ -126,13 +116,13 @@ class Run:
             penalties=torch.zeros(3, 3),
             advantages=Advantages(torch.zeros(3, 3), torch.zeros(3, dtype=torch.bool)),
         )
-        return self.recheck.look(experience, step, clock or silent())
+        return self.recheck.compare(experience, step, clock or silent())
 
 
 def test_recheck_compares_the_first_groups_with_their_full_decode() -> None:
     run = Run(groups=2)
     # The mean of 1 and 0.5.
-    assert run.look(1) == pytest.approx(
+    assert run.step(1) == pytest.approx(
         {
             "decode/is_cheap": 1.0,
             "decode/rank_correlation/brightness": 0.75,
@@ -144,15 +134,15 @@ def test_recheck_compares_the_first_groups_with_their_full_decode() -> None:
 
 def test_recheck_comes_at_the_first_step_and_every_so_many() -> None:
     run = Run(every=3)
-    rechecked = [step for step in range(1, 9) if len(run.look(step)) > 1]
+    rechecked = [step for step in range(1, 9) if len(run.step(step)) > 1]
     assert rechecked == [1, 4, 7]
-    assert run.look(2) == {"decode/is_cheap": 1.0}
+    assert run.step(2) == {"decode/is_cheap": 1.0}
     assert run.decoder.drawn == []
 
 
 def test_recheck_says_and_draws_nothing_where_rollouts_are_decoded_in_full() -> None:
     run = Run(decode_steps=FULL, least=1.0)
-    assert run.look(1) == {}
+    assert run.step(1) == {}
     assert run.decoder.drawn == []
     assert run.recheck.collect_settings(2).decode_steps == FULL
 
@@ -161,23 +151,23 @@ def test_recheck_falls_back_below_the_bound(caplog: pytest.LogCaptureFixture) ->
     # The mean of 1, 0.5 and -1.
     run = Run(every=1, groups=3, least=0.2)
     with caplog.at_level(logging.WARNING):
-        assert run.look(5)["decode/rank_correlation/total"] == pytest.approx(1 / 6)
+        assert run.step(5)["decode/rank_correlation/total"] == pytest.approx(1 / 6)
     (warning,) = (record.getMessage() for record in caplog.records)
     assert warning.startswith("step 5: decode.rollout_steps=1 ranks the images of a group unlike ")
     assert "decode.steps=4: correlation 0.167, and decode.min_rank_correlation asks for 0.200" in (
         warning
     )
     assert "raise decode.rollout_steps" in warning
-    assert run.progression.full_decode_from == 6
+    assert run.state.full_decode_from == 6
     # Were this step taken again, it would be taken as before.
     assert [run.recheck.collect_settings(step).decode_steps for step in (5, 6)] == [CHEAP, FULL]
-    assert run.look(6) == {"decode/is_cheap": 0.0}
+    assert run.step(6) == {"decode/is_cheap": 0.0}
     assert run.decoder.drawn == []
 
 
 def test_recheck_keeps_the_cheap_decode_at_the_bound(caplog: pytest.LogCaptureFixture) -> None:
     run = Run([[10, 30, 20]] * 3, least=0.5)
-    assert run.look(1)["decode/rank_correlation/total"] == 0.5
+    assert run.step(1)["decode/rank_correlation/total"] == 0.5
     assert run.recheck.collect_settings(2).decode_steps == CHEAP
     assert not caplog.records
 
@@ -185,26 +175,26 @@ def test_recheck_keeps_the_cheap_decode_at_the_bound(caplog: pytest.LogCaptureFi
 def test_recheck_keeps_the_cheap_decode_where_no_group_has_an_order() -> None:
     flat = [[10, 10, 10]] * 3
     run = Run(flat, flat, least=1.0)
-    assert math.isnan(run.look(1)["decode/rank_correlation/total"])
+    assert math.isnan(run.step(1)["decode/rank_correlation/total"])
     assert run.recheck.collect_settings(2).decode_steps == CHEAP
 
 
 def test_recheck_falls_back_where_the_cheap_decode_shows_no_order() -> None:
     run = Run([[10, 10, 10]] * 3, least=0.5)
-    assert run.look(1)["decode/rank_correlation/total"] == 0.0
+    assert run.step(1)["decode/rank_correlation/total"] == 0.0
     assert run.recheck.collect_settings(2).decode_steps == FULL
 
 
 def test_recheck_goes_on_in_full_after_a_resume() -> None:
     run = Run()
-    run.progression.full_decode_from = 2
+    run.state.full_decode_from = 2
     assert run.recheck.collect_settings(2).decode_steps == FULL
-    assert run.look(3) == {"decode/is_cheap": 0.0}
+    assert run.step(3) == {"decode/is_cheap": 0.0}
 
 
 def test_recheck_has_a_time_of_its_own() -> None:
     announced: list[str] = []
     clock = PhaseClock(announced.append)
-    Run().look(1, clock)
+    Run().step(1, clock)
     assert announced == ["recheck"]
     assert set(clock.seconds()) == {"recheck", "step"}

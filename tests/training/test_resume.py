@@ -17,7 +17,7 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.files import load_checkpoint, save_checkpoint
 from glm_grpo.training.checkpoint.resume import find_checkpoint, open_run
-from glm_grpo.training.distributed.processes import Team
+from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.recording.recorder import Recorder
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -264,7 +264,7 @@ def test_a_run_is_one_under_all_its_names(
     assert open_run(compose(last_step_saved.path)).checkpoint is not None
 
 
-class Rank(Team):
+class Rank(Processes):
     """One of two processes, whose main one has looked already."""
 
     def __init__(self, rank: int, found: list[Any]) -> None:

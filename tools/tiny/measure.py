@@ -14,11 +14,10 @@ from diffusers import GlmImagePipeline
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.picture_tokens import picture_tokens
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny import world
@@ -55,7 +54,7 @@ class Embedded:
 
     def __init__(self, folder: Path, *, steps: int) -> None:
         self.pipeline: GlmImagePipeline = load_pipeline(str(folder), dtype=torch.float32)
-        self.decoder = Decoder(self.pipeline, steps=steps, guidance_scale=1.0)
+        self.decoder = GlmImageDecoder(self.pipeline, steps=steps, guidance_scale=1.0)
         self._ocr = OcrReward(RapidOcrReader(threads=2, detection_side=256))
         self._ssim = SsimReward()
         held_out = tiny_prompts("heldout", height=world.SIZE, width=world.SIZE)
@@ -91,7 +90,7 @@ class Embedded:
 
     def sample(self, *, group_size: int) -> Reading:
         """Samples the policy at temperature 1 on all held-out prompts and reads the pictures."""
-        policy = Policy(
+        policy = GlmImagePolicy(
             self.pipeline,
             temperature=1.0,
             adapter_rank=None,
@@ -101,7 +100,7 @@ class Embedded:
             seed=0,
         )
         batch = self.batch(self.prompts, group_size=group_size)
-        rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+        rollout = policy.sample(batch, policy_step=0)
         pixels = self.decoder.decode(batch, rollout.token_ids).pixels.flatten(0, 1)
         repeated = tuple(prompt for prompt in self.prompts for _ in range(group_size))
         return self.read(repeated, pixels)

@@ -23,7 +23,7 @@ _LARGEST_TURNED = 2 * 128 * 128
 """Pixels that go through the VAE together: two pictures of 128 x 128, else one."""
 
 
-class Decoder:
+class GlmImageDecoder:
     """Draws token grids, one group at a time, without gradient.
 
     One group at a time because glyph embeddings of prompts with different lengths would be padded
@@ -68,7 +68,7 @@ class Decoder:
         self._guidance_scale = guidance_scale
         self._batch_size = batch_size
 
-    def with_steps(self, steps: int) -> Decoder:
+    def with_steps(self, steps: int) -> GlmImageDecoder:
         """The same models with another number of denoising steps, >= 1."""
         other = copy.copy(self)
         other.steps = steps

@@ -8,7 +8,7 @@ from pathlib import Path
 from diffusers import GlmImagePipeline
 from peft import PeftModel
 
-from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 
 README = "README.md"
 
@@ -61,7 +61,7 @@ pipeline.register_modules(vision_language_encoder=adapted.merge_and_unload())"""
 
 
 def export_pipeline(
-    policy: Policy, pipeline: GlmImagePipeline, settings: StockSettings, directory: Path
+    policy: GlmImagePolicy, pipeline: GlmImagePipeline, settings: StockSettings, directory: Path
 ) -> None:
     """A folder that stock `GlmImagePipeline.from_pretrained` loads, adapters merged in.
 

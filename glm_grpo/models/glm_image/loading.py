@@ -12,9 +12,9 @@ from huggingface_hub import snapshot_download
 from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
 from glm_grpo.errors import ModelError
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.glm_image.meta import build_part, read_part_configs
 from glm_grpo.models.glm_image.model_folder import (
-    ReservedTokens,
     check_files,
     check_tokenizers,
     check_weights,

@@ -13,6 +13,7 @@ from torch.optim import AdamW
 from transformers import GlmImageForConditionalGeneration
 from transformers.cache_utils import DynamicCache
 
+from glm_grpo.models.base import Parallelism
 from glm_grpo.models.glm_image.decoder import turned_at_once
 from glm_grpo.models.glm_image.fast.token_scores import score_tokens
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
@@ -25,7 +26,7 @@ from glm_grpo.models.glm_image.meta import (
     measured_on_meta,
     quantize_on_meta,
 )
-from glm_grpo.models.glm_image.policy import Policy, support_log_probs
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.models.glm_image.quantization import AS_PUBLISHED, Quantization
 from glm_grpo.models.glm_image.sampling import (
@@ -34,6 +35,7 @@ from glm_grpo.models.glm_image.sampling import (
     draw,
     kept_entries,
     prefill,
+    support_log_probs,
 )
 from glm_grpo.models.glm_image.token_grid import token_layout
 
@@ -104,7 +106,7 @@ class BatchSizes:
 
 def build_meta_policy(
     configs: PartConfigs, settings: ModelSettings, *, layers: int | None = None
-) -> tuple[GlmImageForConditionalGeneration, Policy]:
+) -> tuple[GlmImageForConditionalGeneration, GlmImagePolicy]:
     """The real policy around a model without values.
 
     Args:
@@ -117,7 +119,7 @@ def build_meta_policy(
         quantize_on_meta(model)
     names = ("tokenizer", "processor", "scheduler", "text_encoder", "vae", "transformer")
     with built_on_meta():
-        policy = Policy(
+        policy = GlmImagePolicy(
             GlmImagePipeline(vision_language_encoder=model, **dict.fromkeys(names)),
             temperature=1.0,
             adapter_rank=settings.adapter_rank,
@@ -137,7 +139,7 @@ def cache_token_bytes(model: GlmImageForConditionalGeneration, dtype: torch.dtyp
     return heads * attention.head_dim * dtype.itemsize
 
 
-def gradient_bytes(policy: Policy) -> int:
+def gradient_bytes(policy: GlmImagePolicy) -> int:
     """Of every trained weight, in its own type; the optimizer's two moments take twice that."""
     return sum(p.numel() * p.element_size() for p in policy.trainable_parameters())
 
@@ -287,7 +289,7 @@ def _rollout(
             group_size=sizes.group_size,
             positions=_zeros(3, sizes.prompts, sizes.tokens),
         )
-        logits = policy.codebook_logits(step(_zeros(sizes.images)))
+        logits = policy.network.codebook_logits(step(_zeros(sizes.images)))
         is_kept = kept_entries(logits, Truncation(top_p=0.5)) if sizes.is_truncated else None
         draw(support_log_probs(logits, is_kept), _zeros(sizes.images).double())
     heads = model.config.text_config.num_attention_heads
@@ -338,7 +340,7 @@ def _update(
     return replaying, memory.peak_bytes - 2 * gradient_bytes(policy)
 
 
-def _replay(policy: Policy, sizes: BatchSizes) -> Tensor:
+def _replay(policy: GlmImagePolicy, sizes: BatchSizes) -> Tensor:
     """As `Policy.replay`, which reads values of its inputs that there are none of here."""
     language_model, head = policy.modules()
     rows, length = sizes.micro_batch_size, sizes.prompt_tokens + sizes.tokens - 1
@@ -370,28 +372,6 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 def _zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=META)
-
-
-@dataclass(frozen=True)
-class Processes:
-    """How a run is spread.
-
-    Attributes:
-        count: Of processes, >= 1; each samples and replays its part of the prompts.
-        is_sharded: The policy's weights, gradients and moments are cut over them (FSDP2); else
-            each holds a copy (DDP).
-        is_mixed: Shards of what is trained are kept in fp32 whatever the model's type, and put
-            together in 16 bits.
-        on_machine: How many share the CPU memory of this machine, >= 1.
-    """
-
-    count: int = 1
-    is_sharded: bool = False
-    is_mixed: bool = False
-    on_machine: int = 1
-
-
-ONE_PROCESS = Processes()
 
 
 @dataclass(frozen=True)
@@ -433,7 +413,7 @@ class UpdateBytes:
     activations: int
 
 
-def shard_bytes(policy: Policy, processes: Processes) -> ShardBytes:
+def shard_bytes(policy: GlmImagePolicy, processes: Parallelism) -> ShardBytes:
     """How the policy is cut: along the first dimension of each weight, layer by layer.
 
     Args:

@@ -10,7 +10,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import nn
 from transformers import AutoTokenizer, GlmImageProcessor, PreTrainedTokenizerBase
 
 from glm_grpo.errors import GlmGrpoError, ModelError
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.glm_image.prompt_inputs import tokenize_prompts
 from rewards.out_of_memory import is_out_of_memory
 
@@ -90,19 +90,6 @@ except Exception:
 sys.exit(0 if len(made) <= {_CHARACTERS} else {_SECONDS})
 """
 """Errors are left to the processor, whose environment knows more than this one."""
-
-
-@dataclass(frozen=True)
-class ReservedTokens:
-    """Texts that stand for a token of their own, which a prompt cannot hold as text.
-
-    Attributes:
-        language: Of the language model's tokenizer.
-        glyphs: Of the glyph encoder's, which reads what a prompt quotes.
-    """
-
-    language: frozenset[str] = frozenset()
-    glyphs: frozenset[str] = frozenset()
 
 
 @contextmanager

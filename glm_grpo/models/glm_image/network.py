@@ -97,6 +97,11 @@ class PolicyNetwork(nn.Module):
             is_kept=sequences.is_kept,
         )
 
+    def codebook_logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
+        """Logits over the codebook alone, in fp32, divided by the temperature."""
+        logits = nn.functional.linear(hidden_states, self.codebook_weight())
+        return logits.float() / self.temperature
+
     def codebook_weight(self) -> Float[Tensor, "V D"]:
         """The rows of the head that stand for the codebook."""
         return self.lm_head.weight[: self._codebook_size]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from diffusers import GlmImagePipeline
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from glm_grpo.errors import CheckpointError
 from glm_grpo.grpo.update import Replay
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
+from glm_grpo.models.glm_image.picture_tokens import picture_tokens
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts
+from glm_grpo.models.glm_image.sampling import UNTRUNCATED, Truncation, sample_rollout
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.types import PromptBatch, Rollout
 
@@ -32,12 +34,13 @@ ADAPTED_MODULES = (
 """Linear layers that adapters go on, by path: the vision tower has modules of similar names."""
 
 
-class Policy:
+class GlmImagePolicy:
     """A language model that samples token grids and is trained.
 
     Args:
         pipeline: Published parts; the language model is wrapped or copied, never the decoder.
         temperature: Of sampling and replay, > 0.
+        truncation: Of the distribution that is sampled from.
         adapter_rank: Rank of LoRA adapters; None trains language model and head in full.
         adapter_alpha: Scale numerator of the adapters.
         is_checkpointing: Recompute activations in the backward pass.
@@ -50,6 +53,7 @@ class Policy:
         pipeline: GlmImagePipeline,
         *,
         temperature: float,
+        truncation: Truncation = UNTRUNCATED,
         adapter_rank: int | None,
         adapter_alpha: float,
         is_checkpointing: bool,
@@ -59,6 +63,7 @@ class Policy:
         self.model = pipeline.vision_language_encoder
         self.processor = pipeline.processor
         self.codebook_size: int = self.model.config.vq_config.num_embeddings
+        self._truncation = truncation
         self.model.requires_grad_(False)
         self._adapted: PeftModel | None = None
         self._reference: PolicyNetwork | None = None
@@ -89,6 +94,11 @@ class Policy:
         return self.model.lm_head.weight.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the head, which is never held in fewer bits."""
+        return self.model.lm_head.weight.dtype
+
+    @property
     def temperature(self) -> float:
         """Of sampling and replay: one number, kept by the network."""
         return self.network.temperature
@@ -114,6 +124,13 @@ class Policy:
         """
         self._wrapped = wrapped
 
+    def run_network_once(self) -> None:
+        """A pass over one token."""
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        sequences = TokenSequences(one, one + 1, one.expand(3, 1, 1), one, None)
+        with torch.no_grad():
+            self.network(*sequences)
+
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
         """The parameters the optimizer moves."""
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -128,10 +145,30 @@ class Policy:
             self._encoded = (batch, inputs)
         return self._encoded[1]
 
-    def codebook_logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
-        """Logits over the codebook alone, in fp32, divided by the temperature."""
-        logits = nn.functional.linear(hidden_states, self.network.codebook_weight())
-        return logits.float() / self.temperature
+    def tokens_per_image(self, height: int, width: int) -> int:
+        """T: preview and target grid."""
+        return token_layout(height, width).num_tokens
+
+    def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
+        """Samples G token grids for each prompt; see `sample_rollout`."""
+        inputs = self.encode(batch)
+        return sample_rollout(
+            self.network,
+            inputs,
+            batch,
+            truncation=self._truncation,
+            policy_step=policy_step,
+            phase=phase,
+        )
+
+    def tokenize_pictures(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Int64[Tensor, "N T"]:
+        """Token grids that the decoder turns back into these pictures.
+
+        It reads the target grid alone: the preview is zeros.
+        """
+        target = picture_tokens(self.model, self.processor, pixels)
+        layout = token_layout(*pixels.shape[-2:])
+        return torch.cat([target.new_zeros(len(pixels), layout.num_preview), target], dim=1)
 
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         """Scores sampled tokens under the present policy, with gradient.
@@ -216,15 +253,6 @@ class Policy:
             token_ids=token_ids.to(self.device),
             is_kept=is_kept,
         )
-
-
-def support_log_probs(
-    logits: Float32[Tensor, "*N V"], is_kept: Bool[Tensor, "*N V"] | None
-) -> Float32[Tensor, "*N V"]:
-    """Normalised log-probabilities over the kept entries; -inf on the others."""
-    if is_kept is not None:
-        logits = logits.masked_fill(~is_kept, -torch.inf)
-    return logits.log_softmax(dim=-1)
 
 
 def _adapt(model: nn.Module, *, rank: int, alpha: float, seed: int) -> PeftModel:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from diffusers import GlmImageTransformer2DModel
-from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.utils import is_bitsandbytes_available
 
@@ -100,20 +98,3 @@ def hold_in_8_bits(transformer: GlmImageTransformer2DModel) -> None:
     transformer.enable_layerwise_casting(
         storage_dtype=STORED_IN_8_BITS, compute_dtype=transformer.dtype
     )
-
-
-def scales(weight: nn.Parameter) -> Iterator[Tensor]:
-    """What a weight of 4 bits needs beside it, which no module holds as a buffer."""
-    # bitsandbytes hangs it on the parameter; its class cannot be named where it is not installed.
-    state = vars(weight).get("quant_state")
-    if state is not None:
-        yield from _tensors_in(state)
-
-
-def _tensors_in(state: object) -> Iterator[Tensor]:
-    for value in vars(state).values():
-        if isinstance(value, Tensor):
-            yield value
-        elif type(value) is type(state):
-            # The scales have scales of their own.
-            yield from _tensors_in(value)

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from glm_grpo.errors import NonFiniteError
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
-from glm_grpo.models.glm_image.policy import Policy, support_log_probs
+from glm_grpo.models.glm_image.network import PolicyNetwork
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.seeds import derive_seed
@@ -44,8 +44,13 @@ class Truncation:
         return self.top_k is not None or (self.top_p is not None and self.top_p < 1.0)
 
 
+UNTRUNCATED = Truncation()
+"""Every entry of the codebook may be drawn."""
+
+
 def sample_rollout(
-    policy: Policy,
+    network: PolicyNetwork,
+    inputs: PromptInputs,
     batch: PromptBatch,
     *,
     truncation: Truncation,
@@ -59,7 +64,8 @@ def sample_rollout(
     in the batch nor on the device's generator.
 
     Args:
-        policy: In evaluation mode.
+        network: In evaluation mode.
+        inputs: The prompts, encoded.
         batch: P prompts, G samples each.
         truncation: Of the distribution; log-probs are those after it.
         policy_step: Recorded in the rollout.
@@ -68,11 +74,10 @@ def sample_rollout(
     Raises:
         NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
     """
-    inputs = policy.encode(batch)
     # Cheaper than `no_grad` by what each of many small operations would note; its tensors are of no
     # use to autograd, so the prompts are encoded outside and what is returned are copies.
     with torch.inference_mode():
-        drawn = _draw_grids(policy, batch, inputs, truncation)
+        drawn = _draw_grids(network, batch, inputs, truncation)
     shape = (len(batch.prompts), batch.group_size)
     log_probs = torch.stack(drawn.log_probs, dim=1).cpu().unflatten(0, shape)
     # Once for all tokens, on the CPU: to ask at each token would make the accelerator wait for it.
@@ -95,11 +100,11 @@ class _Drawn:
 
 
 def _draw_grids(
-    policy: Policy, batch: PromptBatch, inputs: PromptInputs, truncation: Truncation
+    network: PolicyNetwork, batch: PromptBatch, inputs: PromptInputs, truncation: Truncation
 ) -> _Drawn:
-    group, device = batch.group_size, policy.device
+    group, device = batch.group_size, network.lm_head.weight.device
     layout = token_layout(batch.height, batch.width)
-    language_model = policy.model.model.language_model
+    language_model = network.language_model
     last_hidden, cache = prefill(
         language_model,
         inputs.input_ids.to(device),
@@ -114,7 +119,7 @@ def _draw_grids(
     for index in range(layout.num_tokens):
         if index > 0:
             hidden_states = step(drawn.token_ids[-1])
-        logits = policy.codebook_logits(hidden_states)
+        logits = network.codebook_logits(hidden_states)
         is_kept = kept_entries(logits, truncation) if truncation.is_active else None
         every = support_log_probs(logits, is_kept)
         chosen = draw(every, uniforms[:, index])
@@ -182,6 +187,15 @@ def kept_entries(logits: Float32[Tensor, "N V"], truncation: Truncation) -> Bool
         is_kept &= before < truncation.top_p
         is_kept[:, 0] = True
     return torch.zeros_like(is_kept).scatter(-1, order, is_kept)
+
+
+def support_log_probs(
+    logits: Float32[Tensor, "*N V"], is_kept: Bool[Tensor, "*N V"] | None
+) -> Float32[Tensor, "*N V"]:
+    """Normalised log-probabilities over the kept entries; -inf on the others."""
+    if is_kept is not None:
+        logits = logits.masked_fill(~is_kept, -torch.inf)
+    return logits.log_softmax(dim=-1)
 
 
 def draw(log_probs: Float32[Tensor, "N V"], uniforms: Float64[Tensor, " N"]) -> Int64[Tensor, " N"]:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.training.asynchronous.collector_pool import Collected, Order, Outcome
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import Stage, collect
+from glm_grpo.training.collect import collect
+from glm_grpo.training.phase import Models, PhaseClock
 from rewards.types import RewardError
 
 _WHOLE_STEP = "step"
@@ -40,12 +40,12 @@ class CollectorSettings:
     """How a collector sets itself up.
 
     Attributes:
-        make_stage: Loads its models; called in its process.
+        make_models: Loads its models; called in its process.
         threads: Of torch on the CPU.
         folder: The current one, for paths and modules that the config names.
     """
 
-    make_stage: Callable[[], Stage]
+    make_models: Callable[[], Models]
     threads: int
     folder: str
 
@@ -73,7 +73,7 @@ class Collector:
         torch.set_num_threads(settings.threads)
         try:
             os.chdir(settings.folder)
-            self._stage = settings.make_stage()
+            self._models = settings.make_models()
         except OSError as error:
             return error if isinstance(error, GlmGrpoError) else _no_folder(settings.folder, error)
         except (RewardError, GlmGrpoError) as error:
@@ -87,11 +87,11 @@ class Collector:
             order: Which.
             weights: What training changes, as of `order.policy_step` updates.
         """
-        clock = PhaseClock(lambda _: None)
+        clock = PhaseClock()
         try:
-            self._stage.policy.load_state_tensors(weights)
+            self._models.policy.load_state_tensors(weights)
             experience = collect(
-                self._stage,
+                self._models,
                 order.batch,
                 order.settings,
                 policy_step=order.policy_step,

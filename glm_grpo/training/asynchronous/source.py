@@ -28,10 +28,9 @@ from glm_grpo.training.asynchronous.collector_pool import (
 )
 from glm_grpo.training.asynchronous.ledger import Assignment, Ledger, Steps
 from glm_grpo.training.asynchronous.stale import StaleSettings, correct_stale
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage
-from glm_grpo.training.sources import Taken
-from glm_grpo.types import PromptBatch
+from glm_grpo.training.collect import CollectSettings
+from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.types import Experience, PromptBatch
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class Recipe:
     Attributes:
         batch_for_step: The prompts of a step, from 0, a pure function of its number.
         settings_for_step: How the experience of a step, from 1, is made; the answer may change
-            until the step before it is learnt.
+            until the updates of the step before it are done.
         steps: Which, and how old their experience may be.
         push_every: Updates from one push of weights to the next, >= 1.
         stale: How experience of an older policy counts.
@@ -80,7 +79,7 @@ class AsynchronousSource:
     Args:
         pool: Starts to work at once; closed with the source.
         recipe: What is collected.
-        stage: The learner's; its policy weighs stale experience, and its weights are pushed.
+        models: The learner's; their policy weighs stale experience, and its weights are pushed.
         now: Seconds of a clock that never goes back.
     """
 
@@ -88,11 +87,11 @@ class AsynchronousSource:
         self,
         pool: CollectorPool,
         recipe: Recipe,
-        stage: Stage,
+        models: Models,
         *,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._pool, self._recipe, self._stage, self._now = pool, recipe, stage, now
+        self._pool, self._recipe, self._models, self._now = pool, recipe, models, now
         updates = (recipe.steps.first - 1) * recipe.steps.updates_each
         self._ledger: Ledger[Outcome] = Ledger(recipe.steps, updates, recipe.settings_for_step)
         self._pushed = updates
@@ -109,7 +108,9 @@ class AsynchronousSource:
         self._thread = threading.Thread(target=self._work, daemon=True, name="collectors")
         self._thread.start()
 
-    def take(self, step: int, clock: PhaseClock) -> Taken:
+    def next_experience(
+        self, step: int, clock: PhaseClock
+    ) -> tuple[Experience, Mapping[str, float]]:
         """Waits for the experience of a step, weighs it where it is stale.
 
         Raises:
@@ -135,10 +136,10 @@ class AsynchronousSource:
         experience = outcome.experience
         figures = {"async/importance_ratio": 1.0, "async/truncated_fraction": 0.0}
         if age > 0:
-            experience, figures = correct_stale(self._stage, experience, self._recipe.stale, clock)
-        return Taken(experience, age, {"async/policy_age": float(age), **metrics, **figures})
+            experience, figures = correct_stale(self._models, experience, self._recipe.stale, clock)
+        return experience, {"async/policy_age": float(age), **metrics, **figures}
 
-    def learnt(self, step: int) -> None:
+    def policy_updated(self, step: int) -> None:
         """Pushes the weights where that is due; has outdated batches collected again."""
         steps = self._recipe.steps
         if step == steps.last:
@@ -256,4 +257,4 @@ class AsynchronousSource:
         }
 
     def _weights(self) -> Mapping[str, Tensor]:
-        return {name: x.cpu() for name, x in self._stage.policy.state_tensors().items()}
+        return {name: x.cpu() for name, x in self._models.policy.state_tensors().items()}

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from glm_grpo.grpo.losses import Treatment, importance_weights
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import Stage
-from glm_grpo.training.out_of_memory import out_of_memory_explained, replay_size
-from glm_grpo.types import Correction, Experience
+from glm_grpo.training.phase import Models, PhaseClock, replay_size
+from glm_grpo.types import Experience, OffPolicyCorrection
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,12 @@ class StaleSettings:
 
 @torch.no_grad()
 def correct_stale(
-    stage: Stage, experience: Experience, settings: StaleSettings, clock: PhaseClock
+    models: Models, experience: Experience, settings: StaleSettings, clock: PhaseClock
 ) -> tuple[Experience, dict[str, float]]:
     """Weighs the tokens of an older policy, by one more forward pass of the present one.
 
     Args:
-        stage: Its policy has the weights that are about to learn.
+        models: Their policy has the weights that are about to learn.
         experience: Sampled by older ones.
         settings: Plain values.
         clock: Gets the time of the forward pass, as phase `proximal`.
@@ -51,16 +49,11 @@ def correct_stale(
     """
     old_log_probs = experience.rollout.log_probs
     shape = old_log_probs.shape[:2]
-    with (
-        out_of_memory_explained(
-            "update", replay_size(experience.prompts, settings.micro_batch_size)
-        ),
-        stage.residency.phase("update"),
-        clock.phase("proximal"),
-    ):
+    size = replay_size(experience.prompts, models.policy, settings.micro_batch_size)
+    with models.phase("update", size, clock, timed_as="proximal"):
         rows = torch.arange(shape.numel()).split(settings.micro_batch_size)
         parts = [
-            stage.policy.replay(experience.prompts, experience.rollout, part).log_probs.cpu()
+            models.policy.replay(experience.prompts, experience.rollout, part).log_probs.cpu()
             for part in rows
         ]
     log_probs = torch.cat(parts).unflatten(0, shape)
@@ -74,7 +67,7 @@ def correct_stale(
     ratios = (log_probs - old_log_probs).exp()
     is_above = ratios > settings.max_importance_ratio
     is_outside = is_above | (ratios < settings.min_importance_ratio)
-    return replace(experience, correction=Correction(log_probs, weights)), {
+    return replace(experience, correction=OffPolicyCorrection(log_probs, weights)), {
         "async/importance_ratio": ratios.mean().item(),
         "async/truncated_fraction": is_outside.float().mean().item(),
     }

@@ -53,8 +53,8 @@ class _OptimizerValues(BaseModel):
     groups: list[dict[str, Any]]
 
 
-class RunState(BaseModel):
-    """What a run keeps in a checkpoint's metadata, the schema of it; see `Progression`.
+class StoredRunState(BaseModel):
+    """What a run keeps in a checkpoint's metadata, the schema of it; see `RunState`.
 
     Attributes:
         optimizer: What of its state is no tensor.
@@ -132,13 +132,13 @@ class Checkpoint:
         except CheckpointError as error:
             raise CheckpointError(f"{self.path / MANIFEST}: {error}") from error
 
-    def run_state(self) -> RunState:
+    def run_state(self) -> StoredRunState:
         """The metadata of a checkpoint that a run wrote.
 
         Raises:
             CheckpointError: Something is missing there, or of another type.
         """
-        return _checked(RunState, self.metadata, self.path / MANIFEST)
+        return _checked(StoredRunState, self.metadata, self.path / MANIFEST)
 
 
 def save_checkpoint(

@@ -26,7 +26,7 @@ from glm_grpo.training.checkpoint.files import (
     newest_checkpoint,
     verify_checkpoint,
 )
-from glm_grpo.training.distributed.processes import ALONE, Team
+from glm_grpo.training.distributed.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class _Found:
     checkpoint: Path | None
 
 
-def open_run(config: Config, team: Team = ALONE) -> OpenedRun:
+def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
     """Finds or makes the run folder as `train.resume` asks.
 
     The main process looks, with its own config: names that hold the time of day differ between
@@ -79,10 +79,10 @@ def open_run(config: Config, team: Team = ALONE) -> OpenedRun:
         PeerError: Another process failed at it.
     """
     lock = RunLock()
-    found = team.on_main(lambda: _find_run(config, lock))
+    found = processes.on_main(lambda: _find_run(config, lock))
     if found.checkpoint is None:
         return OpenedRun(found.folder, None, lock)
-    with team.together():
+    with processes.together():
         checkpoint = load_checkpoint(found.checkpoint, is_verified=True)
         # What is missing is told before a model is loaded.
         for stem in ("policy", "optimizer"):

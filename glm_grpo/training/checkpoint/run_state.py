@@ -1,4 +1,4 @@
-"""Length of a run, and where it stands."""
+"""Where a run stands."""
 
 from __future__ import annotations
 
@@ -6,36 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from glm_grpo.grpo.update import UpdateSettings
-from glm_grpo.training.collect import CollectSettings
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """Length of a run and what is kept of it.
-
-    Attributes:
-        steps: Training steps in all.
-        eval_every: Steps between evaluations; one before the first and one after the last besides.
-        checkpoint_every: Steps between checkpoints.
-        keep_checkpoints: Newest ones kept; the best by evaluation is kept besides.
-        collect: How experience is made.
-        update: How it is learnt from.
-        is_stopping_on_hacking: Whether a canary that leaves its band ends the run.
-    """
-
-    steps: int
-    eval_every: int
-    checkpoint_every: int
-    keep_checkpoints: int
-    collect: CollectSettings
-    update: UpdateSettings
-    is_stopping_on_hacking: bool
-
 
 @dataclass
-class Progression:
-    """Where a run stands; the part of its state that is not weights.
+class RunState:
+    """Where a run stands; the part of its state that is not tensors.
 
     Attributes:
         step: Training steps done.
@@ -51,3 +25,10 @@ class Progression:
     best_total: float = -torch.inf
     skipped_in_a_row: int = 0
     full_decode_from: int | None = None
+
+    def note_best(self, total: float) -> bool:
+        """Whether this evaluation of the present step is the best so far."""
+        if total <= self.best_total:
+            return False
+        self.best_step, self.best_total = self.step, total
+        return True

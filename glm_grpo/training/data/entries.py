@@ -12,7 +12,7 @@ import datasets
 import huggingface_hub.constants
 
 from glm_grpo.errors import DataError
-from glm_grpo.models.glm_image.model_folder import ReservedTokens
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.training.data.rows import EMBEDDED_TARGET_FIELD, TARGET_FIELDS, Row, shorten
 from rewards.pictures import PictureSource
 

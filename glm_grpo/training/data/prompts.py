@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from glm_grpo.errors import DataError
-from glm_grpo.models.glm_image.model_folder import ReservedTokens
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.seeds import derive_seed
 from glm_grpo.training.data.entries import PromptEntry, ReservedTexts, make_entry
 from glm_grpo.training.data.files import read_rows

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch.distributed
 from accelerate import PartialState
@@ -29,7 +29,6 @@ _LONGEST_WORK = timedelta(hours=6)
 disk. One that dies is noticed at once, by its closed connection."""
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -47,25 +46,25 @@ class Failure:
     message: str
 
 
-class Team:
+class Processes:
     """The processes that train one policy together; of a single one, nothing here waits.
 
     Attributes:
         rank: Of this process, from 0.
-        size: How many there are.
+        count: How many there are.
         failure: What one of them failed at last, once all know; stays, so that all end alike.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: ProcessGroup | None = None) -> None:
-        """A team of one unless told otherwise; `current_team` finds the one of a launch.
+    def __init__(self, rank: int = 0, count: int = 1, group: ProcessGroup | None = None) -> None:
+        """A single one unless told otherwise; `current_processes` finds those of a launch.
 
         Args:
             rank: Of this process.
-            size: How many there are.
-            group: They talk through; None for a team of one.
+            count: How many there are.
+            group: They talk through; None for a single one.
         """
         self.rank = rank
-        self.size = size
+        self.count = count
         self.failure: Failure | None = None
         self._group = group
 
@@ -76,7 +75,7 @@ class Team:
 
     def part(self, count: int) -> range:
         """This process's share of `count` things in their order; the first ones take the rest."""
-        quotient, rest = divmod(count, self.size)
+        quotient, rest = divmod(count, self.count)
         start = self.rank * quotient + min(self.rank, rest)
         return range(start, start + quotient + (self.rank < rest))
 
@@ -84,7 +83,7 @@ class Team:
         """Every process's value, in the order of ranks, in every process."""
         if self._group is None:
             return [value]
-        values: list[T] = [value] * self.size
+        values: list[T] = [value] * self.count
         with self._others_needed():
             torch.distributed.all_gather_object(values, value, group=self._group)
         return values
@@ -93,7 +92,7 @@ class Team:
         """Every process's value in the main one; its own alone in the others."""
         if self._group is None:
             return [value]
-        values: list[T] | None = [value] * self.size if self.is_main else None
+        values: list[T] | None = [value] * self.count if self.is_main else None
         with self._others_needed():
             torch.distributed.gather_object(value, values, dst=0, group=self._group)
         return [value] if values is None else values
@@ -125,7 +124,7 @@ class Team:
         failure = self._note(None)
         if failure is not None:
             raise PeerError(
-                f"process {failure.rank} of {self.size} failed: {failure.kind}: {failure.message}"
+                f"process {failure.rank} of {self.count} failed: {failure.kind}: {failure.message}"
             )
 
     def on_main(self, work: Callable[[], T]) -> T:
@@ -153,7 +152,7 @@ class Team:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around what talks to the others without the team, such as an update.
+        """Around what talks to the others by other means, such as an update.
 
         On accelerators nothing is noticed: they wait, and the launcher ends the process.
 
@@ -178,49 +177,25 @@ class Team:
 
     def _lost(self, error: RuntimeError) -> PeerError:
         return PeerError(
-            f"process {self.rank} of {self.size} lost another one ({error}); the launcher's "
+            f"process {self.rank} of {self.count} lost another one ({error}); the launcher's "
             "last lines name the rank that failed first. Go on with train.resume=auto"
         )
 
 
-class OnMain(Generic[T]):
-    """Something that exists in the main process alone.
-
-    Args:
-        team: Of the run.
-        make: Makes it, called in the main process.
-    """
-
-    def __init__(self, team: Team, make: Callable[[], T]) -> None:
-        self._team = team
-        self._things: list[T] = []
-        with team.together():
-            if team.is_main:
-                self._things.append(make())
-
-    def __call__(self, work: Callable[[T], R]) -> R:
-        """Does something with it there; the result in every process.
-
-        Raises:
-            PeerError: It failed in the main process, and this is another.
-        """
-        return self._team.on_main(lambda: work(self._things[0]))
-
-
-ALONE = Team()
+ALONE = Processes()
 """One process."""
 
 
-def current_team() -> Team:
+def current_processes() -> Processes:
     """The processes of the present launch: those that accelerate or torchrun started.
 
     Called once there is an accelerator, which settles whether they work on CPUs.
     """
     state = PartialState()
     if state.num_processes == 1:
-        return Team()
+        return Processes()
     # Objects go through CPU memory whatever carries the gradients.
     group = torch.distributed.new_group(backend="gloo", timeout=_LONGEST_WORK)
     if not isinstance(group, ProcessGroup):
         raise TypeError(f"a group of all processes is {group!r}: this one is not in it")
-    return Team(state.process_index, state.num_processes, group)
+    return Processes(state.process_index, state.num_processes, group)

@@ -1,7 +1,7 @@
 """The policy on several processes, through accelerate: copies (DDP) or shards (FSDP2).
 
-Rollouts, references and evaluations read whole weights without talking to other processes, so that
-each may take its own time; replay and update go through the wrapped network.
+Rollouts, references and evaluations read full parameters without talking to other processes, so
+that each may take its own time; replay and update go through the wrapped network.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.glm_image.network import TokenSequences
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.training.distributed.processes import Team
+from glm_grpo.models.base import Policy
+from glm_grpo.training.distributed.processes import Processes
 
 _FSDP2 = 2
 _KNOWN_PRECISIONS = ("no", "fp16", "bf16")
@@ -39,7 +38,7 @@ def make_accelerator() -> Accelerator:
 
     Raises:
         ConfigError: It was started with settings that this trainer has keys of its own for, or
-            with an engine that it does not run on.
+            for a strategy that it does not have.
     """
     if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         # accelerate would ask for the library first.
@@ -90,18 +89,18 @@ def has_shards(accelerator: Accelerator) -> bool:
     return _sharding(accelerator) is not None
 
 
-class Engine:
-    """Joins the processes of a team.
+class Strategy:
+    """Joins the processes of a run: nothing for one, DDP or FSDP2 for several.
 
     Args:
         policy: Holds its weights; replays through the wrapped network from then on.
         accelerator: Of this launch.
-        team: Of this launch.
+        processes: Of this launch.
     """
 
-    def __init__(self, policy: Policy, accelerator: Accelerator, team: Team) -> None:
+    def __init__(self, policy: Policy, accelerator: Accelerator, processes: Processes) -> None:
         self._accelerator = accelerator
-        self._team = team
+        self._processes = processes
         self._policy = policy
         self._wrapped: nn.Module = policy.network
         self._shards: list[FSDPModule] = []
@@ -112,7 +111,7 @@ class Engine:
             self._shards = [m for m in policy.network.modules() if isinstance(m, FSDPModule)]
             self._is_resharding = bool(plugin.reshard_after_forward)
             self._settle_root(policy)
-        elif team.size > 1:
+        elif processes.count > 1:
             with warnings.catch_warnings():
                 # torch renames the argument; its other name is unknown to accelerate.
                 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
@@ -122,7 +121,7 @@ class Engine:
     @property
     def num_processes(self) -> int:
         """How many train together."""
-        return self._team.size
+        return self._processes.count
 
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Around forward and backward pass of a micro-batch; gradients are joined by the last.
@@ -130,7 +129,7 @@ class Engine:
         Shards are joined by every micro-batch: whole gradients would take the memory that sharding
         saves.
         """
-        if is_last or self._shards or self._team.size == 1:
+        if is_last or self._shards or self._processes.count == 1:
             return nullcontext()
         context: AbstractContextManager[None] = self._accelerator.no_sync(self._wrapped)
         return context
@@ -146,11 +145,11 @@ class Engine:
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Every process's values, in the order of ranks."""
-        return self._team.gather([*values])
+        return self._processes.gather([*values])
 
     @contextmanager
-    def whole_weights(self) -> Iterator[None]:
-        """All weights of the policy are in this process inside: entered by all processes alike."""
+    def full_parameters(self) -> Iterator[None]:
+        """All parameters of the policy are in this process inside; entered by all alike."""
         for module in self._shards:
             module.unshard()
             # A pass over part of the network must not cut it up again.
@@ -165,10 +164,10 @@ class Engine:
                 module.set_reshard_after_forward(is_cut, recurse=False)
 
     def policy_tensors(self) -> dict[str, Tensor]:
-        """What training changes, put together by `whole`; called by all alike."""
-        return self.whole(self._policy.state_tensors())
+        """What training changes, put together by `gather_full`; called by all alike."""
+        return self.gather_full(self._policy.state_tensors())
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather_full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors put together from their shards, one after another, called by all alike.
 
         Returns:
@@ -180,16 +179,13 @@ class Engine:
                 gathered[name] = tensor
                 continue
             full = tensor.full_tensor()
-            if self._team.is_main:
+            if self._processes.is_main:
                 gathered[name] = full.cpu()
         return gathered
 
     def _settle_root(self, policy: Policy) -> None:
-        """A pass over one token: the first module that runs is taken for the root of the shards."""
-        one = torch.zeros(1, 1, dtype=torch.long, device=self._accelerator.device)
-        sequences = TokenSequences(one, one + 1, one.expand(3, 1, 1), one, None)
-        with torch.no_grad():
-            policy.network(*sequences)
+        """A pass: the first module that runs is taken for the root of the shards."""
+        policy.run_network_once()
         for module in self._shards:
             # It leaves the root whole, and an optimizer over whole parameters moves no shard.
             module.reshard()

@@ -51,7 +51,7 @@ class Watched:
     departures: tuple[Departure, ...]
 
 
-class Sentinel:
+class HackingMonitor:
     """The canaries of one run.
 
     Args:
@@ -112,7 +112,7 @@ class Sentinel:
             )
         self._bands = bands
 
-    def look(self, experience: Experience) -> Watched:
+    def measure(self, experience: Experience) -> Watched:
         """Measures the pictures of a step; says so when a canary leaves its band or comes back."""
         values = {
             **measure_groups(experience.images.pixels),

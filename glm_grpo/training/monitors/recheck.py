@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from glm_grpo.training.checkpoint.run_state import Progression
-from glm_grpo.training.clock import PhaseClock
-from glm_grpo.training.collect import CollectSettings, Stage, draw_and_score, join_tables
+from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.training.collect import CollectSettings, decode_and_score, join_tables
 from glm_grpo.training.data.prompts import part_of_batch
-from glm_grpo.training.distributed.processes import ALONE, Team
+from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.monitors.rank_agreement import RankAgreement, compare_ranks
+from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience
 
 logger = logging.getLogger(__name__)
@@ -39,34 +39,34 @@ class Recheck:
     """The decode of a run's rollouts.
 
     Args:
-        stage: The models; its decoder is the full one.
+        models: Of the run; their decoder is the full one.
         collect: How experience is made, with the denoising steps of rollouts.
         settings: Plain values.
-        progression: Keeps at which step the cheap decode ended.
-        team: The processes that collect together.
+        state: Keeps at which step the cheap decode ended.
+        processes: That collect together.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        models: Models,
         collect: CollectSettings,
         settings: RecheckSettings,
-        progression: Progression,
-        team: Team = ALONE,
+        state: RunState,
+        processes: Processes = ALONE,
     ) -> None:
-        self._stage = stage
+        self._models = models
         self._collect = collect
         self._settings = settings
-        self._at = progression
-        self._team = team
+        self._at = state
+        self._processes = processes
 
     def collect_settings(self, step: int) -> CollectSettings:
         """How a step, from 1, makes experience: in full once the cheap decode has ended."""
         if self._has_ended(step):
-            return replace(self._collect, decode_steps=self._stage.decoder.steps)
+            return replace(self._collect, decode_steps=self._models.decoder.steps)
         return self._collect
 
-    def look(self, experience: Experience, step: int, clock: PhaseClock) -> dict[str, float]:
+    def compare(self, experience: Experience, step: int, clock: PhaseClock) -> dict[str, float]:
         """Rechecks where it is due; ends the cheap decode, with a warning, where it ranks badly.
 
         Args:
@@ -82,14 +82,14 @@ class Recheck:
             RewardError: A term failed; names term, prompt and image.
             PeerError: Another process failed.
         """
-        if self._collect.decode_steps == self._stage.decoder.steps:
+        if self._collect.decode_steps == self._models.decoder.steps:
             return {}
         if self._has_ended(step):
             return {"decode/is_cheap": 0.0}
         if (step - 1) % self._settings.every != 0:
             return {"decode/is_cheap": 1.0}
         with clock.phase("recheck"):
-            agreement = self._compare(experience)
+            agreement = self._rank_agreement(experience)
         self._judge(agreement, step)
         correlations = {**agreement.terms, "total": agreement.total}
         return {
@@ -100,24 +100,22 @@ class Recheck:
     def _has_ended(self, step: int) -> bool:
         return self._at.full_decode_from is not None and step >= self._at.full_decode_from
 
-    def _compare(self, experience: Experience) -> RankAgreement:
+    def _rank_agreement(self, experience: Experience) -> RankAgreement:
         """Of the first groups of the step, each decoded where it was sampled."""
         batch, table = experience.prompts, experience.rewards
-        counts = self._team.gather(len(batch.prompts))
-        groups = self._settings.groups - sum(counts[: self._team.rank])
+        counts = self._processes.gather(len(batch.prompts))
+        groups = self._settings.groups - sum(counts[: self._processes.rank])
         groups = min(max(groups, 0), len(batch.prompts))
         own = []
-        with self._team.together():
+        with self._processes.together():
             if groups > 0:
                 token_ids = experience.rollout.token_ids[:groups]
-                # The time is that of the recheck, not of the step's own decode and reward.
-                clock = PhaseClock(lambda _: None)
                 some = part_of_batch(batch, range(groups))
-                _, full = draw_and_score(self._stage, some, token_ids, clock)
+                _, full = decode_and_score(self._models, some, token_ids)
                 applies = table.is_applicable[:groups]
                 cheap = replace(table, raw=table.raw[:groups], is_applicable=applies, notes={})
                 own.append((cheap, full))
-        pairs = [pair for part in self._team.gather(own) for pair in part]
+        pairs = [pair for part in self._processes.gather(own) for pair in part]
         cheap, full = (join_tables(tables) for tables in zip(*pairs, strict=True))
         return compare_ranks(cheap, full, mode=self._collect.combine)
 
@@ -127,7 +125,7 @@ class Recheck:
             return
         # From a step on, not from now on: this step may yet fail and be taken again.
         self._at.full_decode_from = step + 1
-        if not self._team.is_main:
+        if not self._processes.is_main:
             return
         logger.warning(
             "step %d: decode.rollout_steps=%d ranks the images of a group unlike decode.steps=%d: "
@@ -136,7 +134,7 @@ class Recheck:
             "`glm-grpo probe` shows how well it ranks",
             step,
             self._collect.decode_steps,
-            self._stage.decoder.steps,
+            self._models.decoder.steps,
             agreement.total,
             self._settings.min_rank_correlation,
         )

@@ -80,9 +80,9 @@ def be_quick(store: Path) -> None:
     import torch  # noqa: PLC0415
 
     from glm_grpo.commands import train  # noqa: PLC0415
-    from glm_grpo.training import collect, evaluate  # noqa: PLC0415
+    from glm_grpo.models.glm_image.policy import GlmImagePolicy  # noqa: PLC0415
 
-    sample = collect.sample_rollout
+    sample = GlmImagePolicy.sample
 
     def remembered(policy: Any, batch: Any, **settings: Any) -> Any:
         prompts = (batch.seed, batch.group_size, [each.prompt_id for each in batch.prompts])
@@ -97,7 +97,7 @@ def be_quick(store: Path) -> None:
         return torch.load(path, weights_only=False)
 
     train.check_fit = lambda *_: ""
-    collect.sample_rollout = evaluate.sample_rollout = remembered
+    GlmImagePolicy.sample = remembered
 
 
 def become_train(request: dict[str, Any]) -> None:

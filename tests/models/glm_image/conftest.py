@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import GlmImagePipeline
 
-from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.tiny import models, world
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
@@ -52,7 +52,7 @@ def make_policy(random_pipeline):
             "needs_reference": True,
             "seed": 0,
         }
-        return Policy(random_pipeline, **(settings | changes))
+        return GlmImagePolicy(random_pipeline, **(settings | changes))
 
     return build
 

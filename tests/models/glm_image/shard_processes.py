@@ -17,10 +17,10 @@ from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.models.glm_image.network import TokenSequences
-from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.tiny.models import build_policy_model
-from glm_grpo.training.distributed.processes import current_team
-from glm_grpo.training.distributed.strategy import Engine, make_accelerator
+from glm_grpo.training.distributed.processes import current_processes
+from glm_grpo.training.distributed.strategy import Strategy, make_accelerator
 
 ROWS, READ, DRAWN = 4, 301, 272
 """Sequences; tokens that are read, 30 of a prompt and all but the last of a 128 x 128 grid."""
@@ -51,9 +51,9 @@ def sequences() -> TokenSequences:
     return TokenSequences(ids, torch.ones_like(ids), positions, drawn, None)
 
 
-def measure(policy: Policy, engine: Engine) -> dict:
+def measure(policy: GlmImagePolicy, strategy: Strategy) -> dict:
     # Cut up again after a pass, as from a run's first rollout on.
-    with engine.whole_weights():
+    with strategy.full_parameters():
         pass
     weights = [*policy.trainable_parameters()]
     optimizer = AdamW(weights)
@@ -61,13 +61,13 @@ def measure(policy: Policy, engine: Engine) -> dict:
     policy.network.train()
 
     def learn():
-        log_probs, *_ = engine._wrapped(*sequences())
-        engine.backward(log_probs.sum())
+        log_probs, *_ = strategy._wrapped(*sequences())
+        strategy.backward(log_probs.sum())
 
     learn()
     optimizer.step()
     moments = [value for state in optimizer.state.values() for value in state.values()]
-    with engine.whole_weights():
+    with strategy.full_parameters():
         storages = [each.untyped_storage() for each in policy.trainable_parameters()]
         together = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
     # What the thread that gathers frees is not seen, and on a busy machine it frees more.
@@ -84,7 +84,7 @@ def measure(policy: Policy, engine: Engine) -> dict:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    accelerator, team = make_accelerator(), current_team()
+    accelerator, processes = make_accelerator(), current_processes()
     model = build_policy_model(seed=0)
     pipeline = GlmImagePipeline(
         tokenizer=None,
@@ -95,7 +95,7 @@ def main(folder: Path) -> None:
         transformer=None,
         scheduler=None,
     )
-    policy = Policy(
+    policy = GlmImagePolicy(
         pipeline,
         temperature=1.0,
         adapter_rank=None,
@@ -104,8 +104,8 @@ def main(folder: Path) -> None:
         needs_reference=False,
         seed=0,
     )
-    measured = measure(policy, Engine(policy, accelerator, team))
-    (folder / f"{team.rank}.json").write_text(json.dumps(measured))
+    measured = measure(policy, Strategy(policy, accelerator, processes))
+    (folder / f"{processes.rank}.json").write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":

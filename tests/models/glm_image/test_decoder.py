@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm_grpo.models.glm_image.decoder import Decoder, turned_at_once
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder, turned_at_once
 from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
 
 LAYOUT = token_layout(128, 128)
@@ -18,7 +18,7 @@ def token_ids():
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 1.5])
 def test_drawn_group_equals_the_stock_pipeline(random_pipeline, batch, token_ids, guidance_scale):
-    decoder = Decoder(random_pipeline, steps=3, guidance_scale=guidance_scale)
+    decoder = GlmImageDecoder(random_pipeline, steps=3, guidance_scale=guidance_scale)
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)
     prompt, seed = batch.prompts[1], batch.decode_seeds[1]
 
@@ -44,8 +44,8 @@ def test_group_drawn_in_parts_equals_the_group_drawn_at_once(
 ):
     # Three in parts of 1, of 2 and 1, and in one part that is not full.
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)[0]
-    whole = Decoder(random_pipeline, steps=3, guidance_scale=1.5)
-    in_parts = Decoder(random_pipeline, steps=3, guidance_scale=1.5, batch_size=batch_size)
+    whole = GlmImageDecoder(random_pipeline, steps=3, guidance_scale=1.5)
+    in_parts = GlmImageDecoder(random_pipeline, steps=3, guidance_scale=1.5, batch_size=batch_size)
 
     drawn = in_parts.draw_group(batch.prompts[0].prompt, prior, 5, 128, 128)
 
@@ -55,7 +55,7 @@ def test_group_drawn_in_parts_equals_the_group_drawn_at_once(
 
 
 def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_ids):
-    decoder = Decoder(random_pipeline, steps=2, guidance_scale=1.0)
+    decoder = GlmImageDecoder(random_pipeline, steps=2, guidance_scale=1.0)
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)
 
     images = decoder.decode(batch, token_ids)
@@ -66,7 +66,7 @@ def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_
     assert torch.equal(images.pixels[0], (drawn * 255).round().to(torch.uint8))
 
 
-class WatchedDecoder(Decoder):
+class WatchedDecoder(GlmImageDecoder):
     """Writes down what it draws."""
 
     def __init__(self, pipeline):
@@ -95,10 +95,12 @@ def test_groups_are_handed_out_as_they_are_drawn(random_pipeline, batch, token_i
 
 
 def test_with_steps_draws_as_a_decoder_of_so_many_steps(random_pipeline, batch, token_ids):
-    decoder = Decoder(random_pipeline, steps=3, guidance_scale=1.0)
+    decoder = GlmImageDecoder(random_pipeline, steps=3, guidance_scale=1.0)
     cheap = decoder.with_steps(1)
     expected = {
-        steps: Decoder(random_pipeline, steps=steps, guidance_scale=1.0).decode(batch, token_ids)
+        steps: GlmImageDecoder(random_pipeline, steps=steps, guidance_scale=1.0).decode(
+            batch, token_ids
+        )
         for steps in (1, 3)
     }
 
@@ -113,7 +115,7 @@ def test_with_steps_draws_as_a_decoder_of_so_many_steps(random_pipeline, batch, 
 def test_a_text_is_encoded_once(random_pipeline, batch, token_ids, guidance_scale, texts):
     encoded = []
     random_pipeline.text_encoder.register_forward_hook(lambda *_: encoded.append(1))
-    decoder = Decoder(random_pipeline, steps=2, guidance_scale=guidance_scale)
+    decoder = GlmImageDecoder(random_pipeline, steps=2, guidance_scale=guidance_scale)
 
     first = decoder.decode(batch, token_ids)
     # With guidance the empty text besides.
@@ -126,7 +128,7 @@ def test_a_text_is_encoded_once(random_pipeline, batch, token_ids, guidance_scal
 
 
 def test_texts_of_several_prompts_are_not_padded_together(random_pipeline, batch):
-    parts = Decoder(random_pipeline, steps=1, guidance_scale=1.0)._pipeline
+    parts = GlmImageDecoder(random_pipeline, steps=1, guidance_scale=1.0)._pipeline
     texts = [prompt.prompt for prompt in batch.prompts]
     with pytest.raises(ValueError, match=r"2 different texts: .* decode one prompt at a time"):
         parts.encode_prompt(texts, False, device=torch.device("cpu"), dtype=torch.float32)
@@ -136,7 +138,7 @@ def test_texts_of_several_prompts_are_not_padded_together(random_pipeline, batch
 def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, token_ids, group_size):
     # Sizes that go through the VAE in parts, and would leave a rest if parts had another size.
     same = token_ids[:, :1].expand(-1, group_size, -1)
-    decoder = Decoder(random_pipeline, steps=2, guidance_scale=1.0)
+    decoder = GlmImageDecoder(random_pipeline, steps=2, guidance_scale=1.0)
 
     pixels = decoder.decode(batch, same).pixels
 
@@ -154,7 +156,7 @@ def test_parts_that_go_through_the_vae_are_equal_and_few_pixels(pictures, side, 
 
 def test_decoding_keeps_no_gradient(random_pipeline, batch, token_ids):
     random_pipeline.transformer.requires_grad_(True)
-    decoder = Decoder(random_pipeline, steps=1, guidance_scale=1.0)
+    decoder = GlmImageDecoder(random_pipeline, steps=1, guidance_scale=1.0)
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)
 
     assert not decoder.draw_group(batch.prompts[0].prompt, prior[0], 5, 128, 128).requires_grad

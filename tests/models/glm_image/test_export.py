@@ -11,8 +11,7 @@ from peft import PeftModel
 from PIL import Image
 
 from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 
 ROWS = torch.arange(6)
 
@@ -34,7 +33,7 @@ def trained(make_policy, batch, as_experience):
     def build(adapter_rank):
         policy = make_policy(adapter_rank=adapter_rank, needs_reference=False)
         shift(policy)
-        rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+        rollout = policy.sample(batch, policy_step=0)
         return policy, as_experience(batch, rollout)
 
     return build
@@ -57,7 +56,7 @@ def settings(random_pipeline_folder):
 
 
 def policy_on(pipeline):
-    return Policy(
+    return GlmImagePolicy(
         pipeline,
         temperature=1.0,
         adapter_rank=None,

@@ -7,7 +7,7 @@ from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.errors import ModelError
-from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.memory import (
     BatchSizes,
     ModelSettings,
@@ -24,9 +24,8 @@ from glm_grpo.models.glm_image.meta import (
     pinned_bytes,
     read_part_configs,
 )
-from glm_grpo.models.glm_image.policy import Policy
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.quantization import Quantization
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.plan.memory import OVERHEAD_BYTES, MemoryPlanner
 from glm_grpo.plan.scorers import ScorerSizes
@@ -132,7 +131,7 @@ WAYS_TO_TRAIN = {
 def test_update_bytes_match_the_allocator_within_ten_percent(size, way):
     sizes, settings = SIZES_OF_POLICIES[size], replace(MODEL, **WAYS_TO_TRAIN[way])
     model = build_policy_model(seed=0, sizes=sizes)
-    policy = Policy(
+    policy = GlmImagePolicy(
         GlmImagePipeline(
             tokenizer=None,
             processor=build_processor(sizes),
@@ -177,9 +176,7 @@ def test_rollout_bytes_match_the_allocator_within_ten_percent(tiny_configs, make
     batch = _prompt_batch(group_size=8)
     prompt_tokens = policy.encode(batch).input_ids.shape[1]
     planned = replace(SIZES, group_size=8, prompt_tokens=prompt_tokens)
-    measured = _allocated_peak(
-        lambda: sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
-    )
+    measured = _allocated_peak(lambda: policy.sample(batch, policy_step=0))
     assert rollout_bytes(tiny_configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
 
 
@@ -210,7 +207,7 @@ def test_decode_bytes_match_the_allocator_within_ten_percent(guidance_scale, dec
         transformer=transformer,
         scheduler=build_scheduler(),
     )
-    decoder = Decoder(
+    decoder = GlmImageDecoder(
         pipeline, steps=2, guidance_scale=guidance_scale, batch_size=decode_batch_size
     )
     planned = replace(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm_grpo.errors import CheckpointError
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.sampling import Truncation
 
 ROWS = torch.tensor([0, 2, 4, 5])
 """Of 2 prompts x 3 samples: two of each prompt."""
@@ -26,8 +26,8 @@ ROWS = torch.tensor([0, 2, 4, 5])
 def test_replayed_log_probs_equal_sampled_ones(
     make_policy, batch, truncation, temperature, adapter_rank
 ):
-    policy = make_policy(temperature=temperature, adapter_rank=adapter_rank)
-    rollout = sample_rollout(policy, batch, truncation=truncation, policy_step=0)
+    policy = make_policy(temperature=temperature, adapter_rank=adapter_rank, truncation=truncation)
+    rollout = policy.sample(batch, policy_step=0)
 
     replay = policy.replay(batch, rollout, ROWS)
 
@@ -36,7 +36,7 @@ def test_replayed_log_probs_equal_sampled_ones(
 
 def test_replayed_log_probs_equal_those_of_stock_generation(make_policy, batch):
     policy = make_policy()
-    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    rollout = policy.sample(batch, policy_step=0)
     prompt, tokens = batch.prompts[1], rollout.token_ids[1, 0]
     inputs = policy.processor.apply_chat_template(
         [[{"role": "user", "content": [{"type": "text", "text": prompt.prompt}]}]],
@@ -63,8 +63,8 @@ def test_replayed_log_probs_equal_those_of_stock_generation(make_policy, batch):
 
 
 def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch):
-    policy = make_policy()
-    truncated = sample_rollout(policy, batch, truncation=Truncation(top_k=2), policy_step=0)
+    policy = make_policy(truncation=Truncation(top_k=2))
+    truncated = policy.sample(batch, policy_step=0)
 
     entropy = policy.replay(batch, truncated, ROWS).entropy
 
@@ -76,7 +76,7 @@ def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch)
 @pytest.mark.parametrize("is_checkpointing", [False, True])
 def test_gradient_reaches_the_language_model_and_nothing_else(make_policy, batch, is_checkpointing):
     policy = make_policy(is_checkpointing=is_checkpointing)
-    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    rollout = policy.sample(batch, policy_step=0)
 
     policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
 
@@ -88,7 +88,7 @@ def test_gradient_reaches_the_language_model_and_nothing_else(make_policy, batch
 
 def test_checkpointed_gradient_equals_the_plain_one(random_pipeline_folder, make_policy, batch):
     policy = make_policy()
-    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    rollout = policy.sample(batch, policy_step=0)
     policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
     plain = [p.grad.clone() for p in policy.trainable_parameters()]
 
@@ -120,7 +120,7 @@ def test_adapters_are_put_on_without_warnings(make_policy):
 @pytest.mark.parametrize("adapter_rank", [None, 4])
 def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank):
     policy = make_policy(adapter_rank=adapter_rank)
-    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    rollout = policy.sample(batch, policy_step=0)
     sampled = rollout.log_probs.flatten(0, 1)[ROWS]
 
     assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
@@ -134,7 +134,7 @@ def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank
 
 def test_reference_is_refused_where_none_is_kept(make_policy, batch):
     policy = make_policy(needs_reference=False)
-    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    rollout = policy.sample(batch, policy_step=0)
 
     with pytest.raises(RuntimeError, match="needs_reference"):
         policy.reference_log_probs(batch, rollout, ROWS)
@@ -143,7 +143,7 @@ def test_reference_is_refused_where_none_is_kept(make_policy, batch):
 @pytest.mark.parametrize("adapter_rank", [None, 4])
 def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank):
     policy = make_policy(adapter_rank=adapter_rank)
-    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    rollout = policy.sample(batch, policy_step=0)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
             parameter.add_(0.02)

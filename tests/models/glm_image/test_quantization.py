@@ -6,18 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from glm_grpo.build import build_stage
+from glm_grpo.build import build_models
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.glm_image import quantization
-from glm_grpo.models.glm_image.decoder import Decoder
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.memory import ModelSettings, build_meta_policy
 from glm_grpo.models.glm_image.meta import module_bytes, read_part_configs
-from glm_grpo.models.glm_image.offload import ModulePart
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.quantization import Quantization, scales
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image.quantization import Quantization
+from glm_grpo.models.offload import ModulePart, scales
 
 FLOAT8 = Quantization(decoder="float8")
 NF4 = Quantization(language="nf4")
@@ -43,9 +42,9 @@ def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, batch):
     for name, weight in rounded.transformer.named_parameters():
         weight.data = weight.data.to(in_8_bits[name].dtype).float()
 
-    pixels = Decoder(held, steps=2, guidance_scale=1.5).decode(batch, token_ids).pixels
+    pixels = GlmImageDecoder(held, steps=2, guidance_scale=1.5).decode(batch, token_ids).pixels
 
-    expected = Decoder(rounded, steps=2, guidance_scale=1.5).decode(batch, token_ids).pixels
+    expected = GlmImageDecoder(rounded, steps=2, guidance_scale=1.5).decode(batch, token_ids).pixels
     assert torch.equal(pixels, expected)
     assert held.transformer.transformer_blocks[0].ff.net[2].weight.dtype == torch.float8_e4m3fn
     # Norms with what modulates them, the first and the last layer keep 4 bytes a weight.
@@ -56,12 +55,12 @@ def test_build_stage_refuses_4_bits_without_an_accelerator(configs_dir):
     overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
     config = compose_config(configs_dir, "tiny", overrides)
     with pytest.raises(ConfigError, match="'nf4': weights of 4 bits need an accelerator"):
-        build_stage(config, torch.device("cpu"), needs_reference=False)
+        build_models(config, torch.device("cpu"), needs_reference=False)
 
 
 def test_build_stage_holds_the_transformer_in_8_bits(configs_dir):
     config = compose_config(configs_dir, "tiny", ["decode.quantization=float8"])
-    _, transformer, _ = build_stage(
+    _, transformer, _ = build_models(
         config, torch.device("cpu"), needs_reference=False
     ).decoder.modules()
     assert torch.float8_e4m3fn in {weight.dtype for weight in transformer.parameters()}
@@ -82,7 +81,7 @@ def pipeline_in_4_bits(folder, bitsandbytes):
 
 
 def _policy(pipeline):
-    policy = Policy(
+    policy = GlmImagePolicy(
         pipeline,
         temperature=1.0,
         adapter_rank=4,
@@ -127,7 +126,7 @@ def test_only_matrices_of_the_layers_are_in_4_bits(pipeline_in_4_bits, bitsandby
 
 def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, batch):
     policy = _policy(pipeline_in_4_bits)
-    rollout = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    rollout = policy.sample(batch, policy_step=0)
     rows = torch.arange(6)
 
     replayed = policy.replay(batch, rollout, rows).log_probs.detach()
@@ -142,7 +141,7 @@ def test_policy_in_4_bits_equals_plain_weights_of_those_values(
 ):
     plain = _policy(_in_full(pipeline_in_4_bits, folder, bitsandbytes))
     ours = _policy(pipeline_in_4_bits)
-    rollout = sample_rollout(plain, batch, truncation=Truncation(), policy_step=0)
+    rollout = plain.sample(batch, policy_step=0)
     scored = []
     for policy in (plain, ours):
         log_probs = policy.replay(batch, rollout, torch.arange(6)).log_probs

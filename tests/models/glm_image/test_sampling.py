@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm_grpo.models.glm_image import sampling
-from glm_grpo.models.glm_image.sampling import Truncation, draw, kept_entries, sample_rollout
+from glm_grpo.models.glm_image.sampling import Truncation, draw, kept_entries
 
 
 def test_draw_takes_the_entry_whose_interval_holds_the_number():
@@ -73,8 +73,8 @@ def test_truncation_is_active_only_where_something_is_cut(truncation, is_active)
     assert truncation.is_active is is_active
 
 
-def test_sample_rollout_gives_full_grids_inside_the_codebook(make_policy, batch):
-    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=4)
+def test_sample_gives_full_grids_inside_the_codebook(make_policy, batch):
+    rollout = make_policy().sample(batch, policy_step=4)
 
     assert rollout.token_ids.shape == (2, 3, 256 + 16)
     assert 0 <= int(rollout.token_ids.min()) <= int(rollout.token_ids.max()) < 512
@@ -82,46 +82,44 @@ def test_sample_rollout_gives_full_grids_inside_the_codebook(make_policy, batch)
     assert rollout.policy_step == 4
 
 
-def test_sample_rollout_is_a_function_of_the_seed(make_policy, batch):
+def test_sample_is_a_function_of_the_seed(make_policy, batch):
     policy = make_policy()
-    first = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
-    again = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
-    other = sample_rollout(
-        policy, dataclasses.replace(batch, seed=12), truncation=Truncation(), policy_step=0
-    )
+    first = policy.sample(batch, policy_step=0)
+    again = policy.sample(batch, policy_step=0)
+    other = policy.sample(dataclasses.replace(batch, seed=12), policy_step=0)
 
     assert torch.equal(first.token_ids, again.token_ids)
     assert torch.equal(first.log_probs, again.log_probs)
     assert not torch.equal(first.token_ids, other.token_ids)
 
 
-def test_sample_rollout_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch):
+def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch):
     policy = make_policy()
-    together = sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
+    together = policy.sample(batch, policy_step=0)
     alone = dataclasses.replace(batch, prompts=batch.prompts[1:], decode_seeds=(6,))
 
-    single = sample_rollout(policy, alone, truncation=Truncation(), policy_step=0)
+    single = policy.sample(alone, policy_step=0)
 
     assert torch.equal(single.token_ids[0], together.token_ids[1])
     assert torch.allclose(single.log_probs[0], together.log_probs[1], atol=1e-4)
 
 
 def test_samples_of_a_group_differ(make_policy, batch):
-    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=0)
+    rollout = make_policy().sample(batch, policy_step=0)
 
     assert not torch.equal(rollout.token_ids[0, 0], rollout.token_ids[0, 1])
 
 
 def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch):
-    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(top_k=7), policy_step=0)
+    rollout = make_policy(truncation=Truncation(top_k=7)).sample(batch, policy_step=0)
 
     assert rollout.is_kept is not None
     assert (rollout.is_kept.sum(-1) == 7).all()
     assert rollout.is_kept.gather(-1, rollout.token_ids.unsqueeze(-1)).all()
 
 
-def test_sample_rollout_returns_tensors_that_autograd_takes(make_policy, batch):
-    rollout = sample_rollout(make_policy(), batch, truncation=Truncation(top_k=3), policy_step=0)
+def test_sample_returns_tensors_that_autograd_takes(make_policy, batch):
+    rollout = make_policy(truncation=Truncation(top_k=3)).sample(batch, policy_step=0)
 
     factor = torch.ones((), requires_grad=True)
     (rollout.log_probs * factor).sum().backward()
@@ -136,10 +134,10 @@ def test_sample_rollout_returns_tensors_that_autograd_takes(make_policy, batch):
 def test_prompts_read_a_few_at_a_time_are_those_read_at_once(
     make_policy, batch, monkeypatch, at_once
 ):
-    expected = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=0)
+    expected = make_policy().sample(batch, policy_step=0)
     monkeypatch.setattr(sampling, "PREFILLED_AT_ONCE", at_once)
 
-    found = sample_rollout(make_policy(), batch, truncation=Truncation(), policy_step=0)
+    found = make_policy().sample(batch, policy_step=0)
 
     assert len(batch.prompts) > 1
     assert torch.equal(found.token_ids, expected.token_ids)

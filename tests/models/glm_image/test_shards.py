@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from glm_grpo.models.base import Parallelism
 from glm_grpo.models.glm_image.memory import (
     BatchSizes,
     ModelSettings,
-    Processes,
     ShardBytes,
     UpdateBytes,
     backward_bytes,
@@ -78,7 +78,7 @@ def _planned(settings, configs, processes):
 
 def test_planned_shards_are_those_of_two_processes(measured):
     configs = PartConfigs(build_policy_model(seed=0).config.to_dict(), {}, {}, {})
-    shards = _planned(FULL, configs, Processes(2, is_sharded=True))
+    shards = _planned(FULL, configs, Parallelism(2, is_sharded=True))
     assert shards.trained == measured["weights"] == measured["gradients"]
     assert 2 * shards.trained == measured["moments"]
     assert shards.whole == measured["put together"]
@@ -95,7 +95,7 @@ def test_planned_shards_are_those_of_two_processes(measured):
 
 def test_shards_of_the_published_model_are_parts_of_its_weights():
     configs = read_part_configs(PUBLISHED_ID)
-    mixed = _planned(PUBLISHED, configs, Processes(8, is_sharded=True, is_mixed=True))
+    mixed = _planned(PUBLISHED, configs, Parallelism(8, is_sharded=True, is_mixed=True))
     # Embedding 168,064 x 4,096, head 16,512 x 4,096, last norm 4,096, and in each of 40 layers
     # q 4,096 x 4,096 + 4,096, k and v 256 x 4,096 + 256 each, o 4,096 x 4,096, gate and up
     # 27,392 x 4,096, down 4,096 x 13,696, four norms of 4,096.
@@ -105,7 +105,7 @@ def test_shards_of_the_published_model_are_parts_of_its_weights():
     assert mixed.whole == 2 * (root + 40 * layer) == 17_829_576_704
     assert mixed.trained == mixed.whole * 2 // 8
     assert mixed.upcast == 2 * mixed.whole
-    in_bf16 = _planned(PUBLISHED, configs, Processes(8, is_sharded=True))
+    in_bf16 = _planned(PUBLISHED, configs, Parallelism(8, is_sharded=True))
     assert in_bf16.trained == in_bf16.whole // 8
     assert in_bf16.upcast == in_bf16.whole
 
@@ -113,7 +113,7 @@ def test_shards_of_the_published_model_are_parts_of_its_weights():
 def test_shards_of_frozen_weights_keep_their_type_and_adapters_are_fp32(tiny_configs):
     settings = replace(FULL, dtype=torch.bfloat16, adapter_rank=4)
     _, policy = build_meta_policy(tiny_configs, settings)
-    shards = shard_bytes(policy, Processes(2, is_sharded=True, is_mixed=True))
+    shards = shard_bytes(policy, Parallelism(2, is_sharded=True, is_mixed=True))
     whole = sum(p.numel() for p in policy.network.parameters() if not p.requires_grad)
     assert shards.frozen == 2 * whole // 2
     assert shards.trained == gradient_bytes(policy) // 2
@@ -123,7 +123,7 @@ def test_the_first_process_has_the_rows_that_are_left_over(tiny_configs):
     _, policy = build_meta_policy(tiny_configs, FULL)
     # As torch shares them out: 8 rows over 3 processes are 3, 3 and 2.
     expected = sum(4 * p.chunk(3)[0].numel() for p in policy.network.parameters())
-    assert shard_bytes(policy, Processes(3, is_sharded=True)).trained == expected
+    assert shard_bytes(policy, Parallelism(3, is_sharded=True)).trained == expected
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def _items(plan):
 
 def test_plan_of_shards_holds_whole_weights_where_images_are_made(tiny_configs):
     model = replace(FULL, needs_reference=True, is_on_accelerator=True)
-    processes = Processes(2, is_sharded=True)
+    processes = Parallelism(2, is_sharded=True)
     plan = MemoryPlanner(tiny_configs).plan(
         model, SIZES, ScorerSizes(), "modules", processes=processes
     )
@@ -176,7 +176,7 @@ def test_plan_of_shards_counts_fp32_copies_in_cpu_memory_before_they_are_cut(tin
     parts = replace(parts, transformer=tiny_configs.transformer, vae=tiny_configs.vae)
     planner = MemoryPlanner(parts)
     model = replace(FULL, dtype=torch.bfloat16, is_on_accelerator=True)
-    sharded = Processes(2, is_sharded=True)
+    sharded = Parallelism(2, is_sharded=True)
     plain, mixed = (
         planner.plan(model, SIZES, ScorerSizes(), "modules", processes=processes)
         for processes in (sharded, replace(sharded, is_mixed=True))
@@ -191,7 +191,7 @@ def test_plan_of_copies_adds_the_buckets_of_their_gradients(tiny_configs):
     planner = MemoryPlanner(tiny_configs)
     model = replace(FULL, adapter_rank=4)
     one, two = (
-        planner.plan(model, SIZES, ScorerSizes(), "none", processes=Processes(count))
+        planner.plan(model, SIZES, ScorerSizes(), "none", processes=Parallelism(count))
         for count in (1, 2)
     )
     gradients = _items(one)["gradients"].by_phase["update"]

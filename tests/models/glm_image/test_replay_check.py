@@ -9,8 +9,7 @@ import torch
 
 from glm_grpo.errors import SelfCheckError
 from glm_grpo.models.glm_image import policy as policy_module
-from glm_grpo.models.glm_image.sampling import Truncation, sample_rollout
-from glm_grpo.models.glm_image.self_check import self_check
+from glm_grpo.training.replay_check import check_replay
 
 
 @pytest.fixture
@@ -20,13 +19,11 @@ def policy(make_policy):
 
 @pytest.fixture
 def experience(policy, batch, as_experience):
-    return as_experience(
-        batch, sample_rollout(policy, batch, truncation=Truncation(), policy_step=0)
-    )
+    return as_experience(batch, policy.sample(batch, policy_step=0))
 
 
 def test_self_check_passes_on_policy(policy, experience):
-    report = self_check(policy, experience, rows=6)
+    report = check_replay(policy, experience, rows=6)
 
     assert report.mean_gap < 1e-5
     assert report.mean_ratio == pytest.approx(1.0, abs=1e-5)
@@ -39,14 +36,14 @@ def test_self_check_refuses_replay_with_positions_of_text(policy, experience, mo
     monkeypatch.setattr(policy_module, "generated_positions", text_positions)
 
     with pytest.raises(SelfCheckError, match="differ by"):
-        self_check(policy, experience, rows=6)
+        check_replay(policy, experience, rows=6)
 
 
 def test_self_check_refuses_another_temperature(policy, experience):
     policy.network.temperature = 0.9
 
     with pytest.raises(SelfCheckError, match="mean ratio"):
-        self_check(policy, experience, rows=6)
+        check_replay(policy, experience, rows=6)
 
 
 def test_self_check_refuses_a_short_grid(policy, experience):
@@ -57,7 +54,7 @@ def test_self_check_refuses_a_short_grid(policy, experience):
     )
 
     with pytest.raises(SelfCheckError, match="271 tokens; .* need 272"):
-        self_check(policy, dataclasses.replace(experience, rollout=short), rows=6)
+        check_replay(policy, dataclasses.replace(experience, rollout=short), rows=6)
 
 
 def test_self_check_refuses_ids_outside_the_codebook(policy, experience):
@@ -66,7 +63,7 @@ def test_self_check_refuses_ids_outside_the_codebook(policy, experience):
     rollout = dataclasses.replace(experience.rollout, token_ids=token_ids)
 
     with pytest.raises(SelfCheckError, match="512 entries"):
-        self_check(policy, dataclasses.replace(experience, rollout=rollout), rows=6)
+        check_replay(policy, dataclasses.replace(experience, rollout=rollout), rows=6)
 
 
 def test_self_check_refuses_log_probs_that_are_not_numbers(policy, experience):
@@ -74,4 +71,4 @@ def test_self_check_refuses_log_probs_that_are_not_numbers(policy, experience):
     rollout = dataclasses.replace(experience.rollout, log_probs=log_probs)
 
     with pytest.raises(SelfCheckError):
-        self_check(policy, dataclasses.replace(experience, rollout=rollout), rows=6)
+        check_replay(policy, dataclasses.replace(experience, rollout=rollout), rows=6)

@@ -1,4 +1,4 @@
-"""What joins the processes that train one policy: the protocol, and the engine of one."""
+"""How the processes that train one policy are joined: the protocol, and the case of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 @runtime_checkable
-class Engine(Protocol):
+class Strategy(Protocol):
     """Joins the gradients and figures of the processes that train one policy together.
 
     Each of them replays its own sequences; gradients are averaged over the processes.
@@ -39,8 +39,8 @@ class Engine(Protocol):
         ...
 
 
-class OneProcess:
-    """The engine of plain torch."""
+class SingleProcess:
+    """Plain torch."""
 
     num_processes = 1
 
@@ -62,4 +62,4 @@ class OneProcess:
         return [list(values)]
 
 
-ONE_PROCESS = OneProcess()
+SINGLE_PROCESS = SingleProcess()

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from glm_grpo.errors import SelfCheckError
-from glm_grpo.models.glm_image.policy import Policy
-from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.models.base import Policy
 from glm_grpo.types import Experience
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -24,7 +23,7 @@ bits: cached decoding and a full pass differ by 1e-2 without any mistake.
 
 
 @dataclass(frozen=True)
-class SelfCheckReport:
+class ReplayReport:
     """What was measured.
 
     Attributes:
@@ -39,18 +38,18 @@ class SelfCheckReport:
 
 
 @torch.no_grad()
-def self_check(policy: Policy, experience: Experience, *, rows: int) -> SelfCheckReport:
+def check_replay(policy: Policy, experience: Experience, *, rows: int) -> ReplayReport:
     """Checks the first `rows` samples of an on-policy experience.
 
     Raises:
         SelfCheckError: Says which of the three facts does not hold, by how much.
     """
     batch, rollout = experience.prompts, experience.rollout
-    layout = token_layout(batch.height, batch.width)
-    if rollout.token_ids.shape[-1] != layout.num_tokens:
+    num_tokens = policy.tokens_per_image(batch.height, batch.width)
+    if rollout.token_ids.shape[-1] != num_tokens:
         raise SelfCheckError(
             f"a grid has {rollout.token_ids.shape[-1]} tokens; {batch.height} x {batch.width} "
-            f"pixels need {layout.num_tokens}; the model's grids are not GLM-Image's"
+            f"pixels need {num_tokens}; the model's grids are not those of its kind"
         )
     low, high = int(rollout.token_ids.min()), int(rollout.token_ids.max())
     if low < 0 or high >= policy.codebook_size:
@@ -60,17 +59,17 @@ def self_check(policy: Policy, experience: Experience, *, rows: int) -> SelfChec
     index = torch.arange(min(rows, rollout.token_ids[..., 0].numel()))
     replayed = policy.replay(experience.prompts, rollout, index).log_probs.cpu()
     gap = replayed - rollout.log_probs.flatten(0, 1)[index]
-    report = SelfCheckReport(
+    report = ReplayReport(
         mean_gap=gap.abs().mean().item(),
         max_gap=gap.abs().max().item(),
         mean_ratio=gap.exp().mean().item(),
     )
-    tolerance = TOLERANCES[policy.model.lm_head.weight.dtype]
+    tolerance = TOLERANCES[policy.dtype]
     if not report.mean_gap <= tolerance or not abs(report.mean_ratio - 1) <= tolerance:
         raise SelfCheckError(
             f"sampled and replayed log-probs differ by {report.mean_gap:.2e} nats a token on "
             f"average (largest {report.max_gap:.2e}, mean ratio {report.mean_ratio:.4f}); at most "
-            f"{tolerance:.0e} is allowed for {policy.model.lm_head.weight.dtype}; training would "
+            f"{tolerance:.0e} is allowed for {policy.dtype}; training would "
             "follow a wrong gradient; check the transformers version and the attention backend"
         )
     return report

@@ -1,6 +1,6 @@
 """What each of two processes learns through the engine, and which launches it refuses.
 
-Started by test_engine.py through torchrun: engine_processes.py FOLDER, which gets RANK.json.
+Started by test_strategy.py through torchrun: strategy_processes.py FOLDER, which gets RANK.json.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.grpo.engine import ONE_PROCESS
 from glm_grpo.grpo.losses import ClippedLoss
+from glm_grpo.grpo.strategy import SINGLE_PROCESS
 from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
 from glm_grpo.training.data.prompts import part_of_batch
-from glm_grpo.training.distributed.processes import Team, current_team
-from glm_grpo.training.distributed.strategy import Engine, has_shards, make_accelerator
+from glm_grpo.training.distributed.processes import Processes, current_processes
+from glm_grpo.training.distributed.strategy import Strategy, has_shards, make_accelerator
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 
@@ -101,7 +101,7 @@ def picked(log_probs, token_ids):
     return log_probs.expand(len(token_ids), -1, -1).gather(2, token_ids[..., None]).squeeze(-1)
 
 
-def make_experience(team: Team) -> Experience:
+def make_experience(processes: Processes) -> Experience:
     """This process's part of one batch."""
     generator = torch.Generator().manual_seed(1)
     token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
@@ -109,7 +109,7 @@ def make_experience(team: Team) -> Experience:
     prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
     seeds = (0,) * PROMPTS
     batch = PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds)
-    rows = team.part(PROMPTS)
+    rows = processes.part(PROMPTS)
     own = slice(rows.start, rows.stop)
     pixels = torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8)
     return Experience(
@@ -129,14 +129,14 @@ def make_experience(team: Team) -> Experience:
     )
 
 
-def learn(team: Team, accelerator, micro_batch_size: int) -> dict:
+def learn(processes: Processes, accelerator, micro_batch_size: int) -> dict:
     """Three updates; what the policy is then, what was reported, and what was replayed here."""
     policy = TablePolicy()
-    engine = ONE_PROCESS if team.size == 1 else Engine(policy, accelerator, team)
+    strategy = SINGLE_PROCESS if processes.count == 1 else Strategy(policy, accelerator, processes)
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
     settings = replace(SETTINGS, micro_batch_size=micro_batch_size)
     reports = update_policy(
-        policy, optimizer, ConstantRate(), make_experience(team), settings, engine
+        policy, optimizer, ConstantRate(), make_experience(processes), settings, strategy
     )
     return {
         "logits": policy.network.logits.tolist(),
@@ -176,14 +176,14 @@ def mixed() -> dict:
 
 def main() -> None:
     accelerator = make_accelerator()
-    team = current_team()
+    processes = current_processes()
     found = {
-        "alone": learn(Team(), accelerator, PROMPTS * GROUP),
-        "team": {size: learn(team, accelerator, size) for size in (1, 2, 3, 6)},
+        "alone": learn(Processes(), accelerator, PROMPTS * GROUP),
+        "team": {size: learn(processes, accelerator, size) for size in (1, 2, 3, 6)},
         "refused": refusals(),
         "mixed": mixed(),
     }
-    Path(sys.argv[1], f"{team.rank}.json").write_text(json.dumps(found))
+    Path(sys.argv[1], f"{processes.rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

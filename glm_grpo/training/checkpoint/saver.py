@@ -1,4 +1,4 @@
-"""What is kept where a step fails: the step before it, and the pictures a term could not score."""
+"""Saves a run: when it is due, when it is asked to stop, and what was learnt before a failure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from glm_grpo.errors import (
     PeerError,
 )
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.checkpoint.files import newest_checkpoint
-from glm_grpo.training.checkpoint.run_state import Progression
-from glm_grpo.training.distributed.processes import ALONE, Team
+from glm_grpo.training.checkpoint.files import (
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from glm_grpo.training.checkpoint.optimizer_state import optimizer_to_tensors
+from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.distributed.strategy import Strategy
 from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.out_of_memory import out_of_memory_explained
+from glm_grpo.training.phase import out_of_memory_explained
 from glm_grpo.training.recording.recorder import store_failure
 from rewards.types import RewardError
 
@@ -28,49 +34,84 @@ _HARMLESS = (CollectorError, DecoderError, MemoryLimitError, RewardError)
 _NOTED = (*_HARMLESS, NonFiniteError, PeerError)
 
 
-class FailureKeeper:
-    """Saves what was learnt before a step that fails.
+class CheckpointSaver:
+    """Writes the checkpoints of a run; every process calls it alike.
 
     From the optimizer's first write in a step on, the weights are those of no finished step, and
     nothing is saved under its number: whether all updates of a rollout or half of one were made.
 
     Args:
         folder: Of the run.
-        progression: The last finished step.
-        optimizer: Tells when it begins to write.
+        state: The last finished step.
+        optimizer: Its state is saved; tells when it begins to write.
         learning_rate: Counts updates, also those that leave the weights alone.
-        save: Writes a checkpoint of the last finished step.
-        team: The processes of the run. What one of several fails at alone cannot be saved: that
-            takes all of them.
+        strategy: Puts tensors together from the shards of the processes.
+        processes: Of the run. What one of several fails at alone cannot be saved: that takes all.
+        keep: Newest checkpoints kept; the best by evaluation is kept besides.
+        announce: Told when one begins.
     """
 
     def __init__(
         self,
         folder: RunFolder,
-        progression: Progression,
+        state: RunState,
         *,
         optimizer: Optimizer,
         learning_rate: LearningRate,
-        save: Callable[[], None],
-        team: Team = ALONE,
+        strategy: Strategy,
+        processes: Processes,
+        keep: int,
+        announce: Callable[[str], None],
     ) -> None:
         self._folder = folder
-        self._at = progression
-        self._save = save
-        self._team = team
+        self._state = state
+        self._optimizer = optimizer
         self._learning_rate = learning_rate
+        self._strategy = strategy
+        self._processes = processes
+        self._keep = keep
+        self._announce = announce
         self._updates = learning_rate.updates
         self._is_writing = False
         optimizer.register_step_pre_hook(self._note_update)
 
-    def finish_step(self) -> None:
-        """The weights are those of the finished step again."""
+    def save(self) -> None:
+        """Write a checkpoint of the last finished step; remove those no longer kept."""
+        self._announce("checkpoint")
+        state = self._state
+        moments, values = optimizer_to_tensors(self._optimizer)
+        tensors = {
+            "policy": self._strategy.policy_tensors(),
+            "optimizer": self._strategy.gather_full(moments),
+        }
+        metadata = {
+            "optimizer": values,
+            "updates": self._learning_rate.updates,
+            "best_step": state.best_step,
+            "best_total": None if state.best_step is None else state.best_total,
+            "skipped_in_a_row": state.skipped_in_a_row,
+            "full_decode_from": state.full_decode_from,
+        }
+
+        def write() -> None:
+            save_checkpoint(self._folder, step=state.step, tensors=tensors, metadata=metadata)
+            prune_checkpoints(self._folder, self._keep, state.best_step)
+
+        self._processes.on_main(write)
+
+    def is_saved(self) -> bool:
+        """Whether the last finished step has a checkpoint."""
+        return self._processes.on_main(self._folder.checkpoint_dir(self._state.step).exists)
+
+    def finish_step(self, step: int) -> None:
+        """All updates of a step are done and recorded: the weights are those of a finished step."""
+        self._state.step = step
         self._updates = self._learning_rate.updates
         self._is_writing = False
 
     @contextmanager
-    def kept(self, step: int) -> Iterator[None]:
-        """Where a term, the decoder, memory or the policy fails inside, keeps what there is.
+    def saved_on_failure(self, step: int) -> Iterator[None]:
+        """Where a term, the decoder, memory or the policy fails inside, saves what was learnt.
 
         The error goes on with notes of what that is.
 
@@ -86,53 +127,56 @@ class FailureKeeper:
             PeerError: Another process of the run failed.
         """
         try:
-            with out_of_memory_explained("records", f"those of step {step}"), self._team.watched():
+            with (
+                out_of_memory_explained("records", f"those of step {step}"),
+                self._processes.watched(),
+            ):
                 yield
         except _NOTED as error:
             if isinstance(error, DecoderError | NonFiniteError):
                 error.args = (f"step {step}: {error}",)
-            error.add_note(self._keep(error))
+            error.add_note(self._save_after(error))
             if isinstance(error, RewardError) and error.pictures is not None:
                 place = store_failure(self._folder, error.pictures, step)
                 error.pictures = None
                 error.add_note(f"The pictures are in {place}")
             raise
 
-    def _keep(self, error: Exception) -> str:
+    def _save_after(self, error: Exception) -> str:
         """Saves what was learnt where that is worth it and can be done; says what is there."""
         kind = type(error).__name__
-        if self._team.size > 1:
-            if self._team.failure is None:
+        if self._processes.count > 1:
+            if self._processes.failure is None:
                 # The others are in the middle of the update, and are ended by the launcher.
                 return self._name_newest(before=None)
-            kind = self._team.failure.kind
+            kind = self._processes.failure.kind
         if kind in [each.__name__ for each in _HARMLESS]:
-            return self._keep_finished_step()
+            return self._save_finished_step()
         is_lost = kind == NonFiniteError.__name__
-        return self._name_newest(before=self._at.step if is_lost else None)
+        return self._name_newest(before=self._state.step if is_lost else None)
 
-    def _keep_finished_step(self) -> str:
-        """Saves the last finished step if it is not saved yet; says what can be gone on with."""
-        done = self._at.step
+    def _save_finished_step(self) -> str:
+        """Saves the last finished step if it is not saved yet; says where to go on."""
+        done = self._state.step
         go_on = f"go on with train.resume={self._folder.path}"
         if done == 0:
             return "Nothing was learnt yet"
-        if not self._team.on_main(self._folder.checkpoint_dir(done).exists):
+        if not self.is_saved():
             if self._is_writing or self._learning_rate.updates != self._updates:
                 newest = newest_checkpoint(self._folder)
                 place = "there is no checkpoint" if newest is None else f"{go_on}: {newest.name}"
                 return f"The weights of step {done} had begun to change and are not saved; {place}"
             with out_of_memory_explained("records", f"the checkpoint of step {done}"):
-                self._save()
+                self.save()
         return f"Step {done} is saved; {go_on}"
 
     def _name_newest(self, before: int | None) -> str:
         """Names the newest checkpoint, or the newest whose weights are not those at hand."""
-        if self._at.step == 0:
+        if self._state.step == 0:
             return "Nothing was learnt yet"
         newest = newest_checkpoint(self._folder, before=before)
         if newest is None:
-            return f"There is no checkpoint from before step {self._at.step}"
+            return f"There is no checkpoint from before step {self._state.step}"
         return f"The last checkpoint from before is {newest.name}: train.resume={newest}"
 
     def _note_update(self, *_: object) -> None:

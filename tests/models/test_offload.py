@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from glm_grpo.models.glm_image.offload import ModulePart, OptimizerPart, Residency
+from glm_grpo.models.offload import ModulePart, Offload, OptimizerPart
 
 
 class RecordingPart:
@@ -28,14 +28,14 @@ def moves():
 
 
 @pytest.fixture
-def residency(moves):
+def offload(moves):
     names = ("policy", "decoder", "rewards", "reference", "optimizer")
-    return Residency({name: RecordingPart(name, moves) for name in names})
+    return Offload({name: RecordingPart(name, moves) for name in names})
 
 
-def test_a_step_makes_room_before_it_brings_in(residency, moves):
+def test_a_step_makes_room_before_it_brings_in(offload, moves):
     for phase in ("rollout", "decode", "reward", "update"):
-        with residency.phase(phase):
+        with offload.phase(phase):
             moves.append(phase)
 
     assert moves == [
@@ -46,34 +46,34 @@ def test_a_step_makes_room_before_it_brings_in(residency, moves):
     ]
 
 
-def test_what_the_next_phase_needs_stays(residency, moves):
+def test_what_the_next_phase_needs_stays(offload, moves):
     for phase in ("update", "rollout"):
-        with residency.phase(phase):
+        with offload.phase(phase):
             moves.append(phase)
 
     assert moves[-3:] == ["-optimizer", "-reference", "rollout"]
 
 
 def test_a_part_added_later_moves_too(moves):
-    residency = Residency({})
-    residency.add("optimizer", RecordingPart("optimizer", moves))
+    offload = Offload({})
+    offload.add("optimizer", RecordingPart("optimizer", moves))
 
-    with residency.phase("update"):
+    with offload.phase("update"):
         pass
 
     assert moves == ["+optimizer"]
 
 
 def test_residency_tells_what_it_moves(moves):
-    residency = Residency({"rewards": RecordingPart("rewards", moves)})
-    assert residency.moves("rewards")
-    assert not residency.moves("decoder")
-    residency.add("decoder", RecordingPart("decoder", moves))
-    assert residency.moves("decoder")
+    offload = Offload({"rewards": RecordingPart("rewards", moves)})
+    assert offload.moves("rewards")
+    assert not offload.moves("decoder")
+    offload.add("decoder", RecordingPart("decoder", moves))
+    assert offload.moves("decoder")
 
 
 def test_without_parts_nothing_moves():
-    with Residency({}).phase("rollout"):
+    with Offload({}).phase("rollout"):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Teams of processes: shares of the work, and how all hear of what one of them fails at."""
+"""Processes of a run: shares of the work, and how all hear of what one of them fails at."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from glm_grpo.errors import PeerError
 from glm_grpo.training.data.prompts import batch_for_step, part_of_batch
-from glm_grpo.training.distributed.processes import ALONE, OnMain, Team
-from glm_grpo.training.out_of_memory import out_of_memory_explained
+from glm_grpo.training.distributed.processes import ALONE, Processes
+from glm_grpo.training.phase import out_of_memory_explained
 from rewards.types import Prompt, RewardError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ class Captions:
 
 @given(count=st.integers(0, 200), size=st.integers(1, 20))
 def test_parts_are_all_of_it_in_order_and_differ_by_one_at_most(count, size):
-    parts = [Team(rank, size).part(count) for rank in range(size)]
+    parts = [Processes(rank, size).part(count) for rank in range(size)]
 
     assert [index for part in parts for index in part] == list(range(count))
     lengths = [len(part) for part in parts]
@@ -47,7 +47,7 @@ def test_parts_are_all_of_it_in_order_and_differ_by_one_at_most(count, size):
 
 
 def test_the_first_processes_take_the_rest():
-    assert [Team(rank, 3).part(8) for rank in range(3)] == [range(3), range(3, 6), range(6, 8)]
+    assert [Processes(rank, 3).part(8) for rank in range(3)] == [range(3), range(3, 6), range(6, 8)]
 
 
 @given(
@@ -65,7 +65,9 @@ def test_a_step_has_the_same_prompts_and_seeds_on_any_number_of_processes(size, 
         prompts_per_step=prompts_per_step,
         group_size=2,
     )
-    parts = [part_of_batch(whole, Team(rank, size).part(prompts_per_step)) for rank in range(size)]
+    parts = [
+        part_of_batch(whole, Processes(rank, size).part(prompts_per_step)) for rank in range(size)
+    ]
 
     assert tuple(prompt for part in parts for prompt in part.prompts) == whole.prompts
     assert tuple(seed for part in parts for seed in part.decode_seeds) == whole.decode_seeds
@@ -73,13 +75,12 @@ def test_a_step_has_the_same_prompts_and_seeds_on_any_number_of_processes(size, 
     assert all(part.prompts for part in parts)
 
 
-def test_one_process_is_a_team_that_never_waits():
+def test_a_single_process_never_waits():
     assert ALONE.is_main
     assert ALONE.gather(3) == ALONE.gather_on_main(3) == [3]
     assert ALONE.any(True)
     assert not ALONE.any(False)
     assert ALONE.on_main(lambda: "done") == "done"
-    assert OnMain(ALONE, lambda: [1])(lambda things: [*things, 2]) == [1, 2]
 
 
 def test_the_error_of_one_process_is_its_own():
@@ -102,7 +103,7 @@ def test_memory_that_ran_out_in_another_process_is_not_told_as_this_ones():
     ],
 )
 def test_other_errors_of_an_update_are_not_told_as_a_process_that_is_gone(error):
-    with pytest.raises(type(error)) as caught, Team(0, 2).watched():
+    with pytest.raises(type(error)) as caught, Processes(0, 2).watched():
         raise error
     assert caught.value is error
 
@@ -110,7 +111,7 @@ def test_other_errors_of_an_update_are_not_told_as_a_process_that_is_gone(error)
 @pytest.fixture(scope="module")
 def found(found_by_two_processes):
     """What each of two real processes found."""
-    return found_by_two_processes("team_processes.py")
+    return found_by_two_processes("processes_script.py")
 
 
 def test_values_are_gathered_in_the_order_of_ranks(found):
@@ -122,10 +123,6 @@ def test_values_are_gathered_in_the_order_of_ranks(found):
 def test_the_main_process_alone_does_what_is_its_own_and_all_have_the_result(found):
     assert [each["on main"] for each in found] == ["done", "done"]
     assert [each["calls"] for each in found] == [[0], []]
-    assert [each["things"] for each in found] == [
-        {"made": [0], "thing": ["thing", "used"]},
-        {"made": [], "thing": ["thing", "used"]},
-    ]
 
 
 def test_the_failure_of_one_ends_all_each_with_a_word_of_its_own(found):

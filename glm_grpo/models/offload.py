@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from glm_grpo.models.glm_image.quantization import scales
-
 Phase = Literal["rollout", "decode", "reward", "update"]
 
 NEEDED: Mapping[Phase, frozenset[str]] = {
@@ -92,7 +90,7 @@ class OptimizerPart:
                     state[name] = value.to(device, non_blocking=device.type != "cpu")
 
 
-class Residency:
+class Offload:
     """Moves parts in and out as phases begin.
 
     Args:
@@ -122,3 +120,20 @@ class Residency:
             self._parts[name].load()
             self._resident.add(name)
         yield
+
+
+def scales(weight: nn.Parameter) -> Iterator[Tensor]:
+    """What a weight of 4 bits needs beside it, which no module holds as a buffer."""
+    # bitsandbytes hangs it on the parameter; its class cannot be named where it is not installed.
+    state = vars(weight).get("quant_state")
+    if state is not None:
+        yield from _tensors_in(state)
+
+
+def _tensors_in(state: object) -> Iterator[Tensor]:
+    for value in vars(state).values():
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) is type(state):
+            # The scales have scales of their own.
+            yield from _tensors_in(value)

@@ -6,17 +6,45 @@ import torch
 from glm_grpo.errors import MemoryLimitError, PeerError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.terminal import explain
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint, save_checkpoint
-from glm_grpo.training.checkpoint.run_state import Progression
-from glm_grpo.training.distributed.processes import Failure, Team
-from glm_grpo.training.failures import FailureKeeper
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
+from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.training.checkpoint.saver import CheckpointSaver
+from glm_grpo.training.distributed.processes import ALONE, Failure, Processes
+from glm_grpo.training.distributed.strategy import Strategy
 from glm_grpo.training.learning_rate import LearningRate
 from rewards.types import RewardError
 
 
+class OneWeight(Strategy):
+    """The tensors of a policy of one weight."""
+
+    def __init__(self, weight):
+        self._weight = weight
+
+    def policy_tensors(self):
+        return {"weight": self._weight}
+
+    def gather_full(self, tensors):
+        return dict(tensors)
+
+
+def make_saver(folder, state, weight, optimizer, learning_rate, *, processes=ALONE):
+    """Saves a policy of one weight."""
+    return CheckpointSaver(
+        folder,
+        state,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        strategy=OneWeight(weight),
+        processes=processes,
+        keep=100,
+        announce=lambda _: None,
+    )
+
+
 @pytest.fixture
 def run(tmp_path):
-    """A run of one weight that has finished step 7, checkpoints of which are saved by `save`."""
+    """A run of one weight that has finished step 7, whose checkpoints `saver` saves."""
     folder = RunFolder(tmp_path)
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.ones(1)
@@ -24,32 +52,21 @@ def run(tmp_path):
     learning_rate = LearningRate(
         optimizer, peak=1.0, schedule="constant", warmup_updates=0, total_updates=100
     )
-    progression = Progression(step=7)
+    state = RunState(step=7)
 
-    def save():
-        save_checkpoint(
-            folder, step=progression.step, tensors={"policy": {"weight": weight}}, metadata={}
-        )
-
-    failures = FailureKeeper(
-        folder,
-        progression,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        save=save,
-    )
+    saver = make_saver(folder, state, weight, optimizer, learning_rate)
     return SimpleNamespace(
         folder=folder,
-        failures=failures,
+        saver=saver,
+        weight=weight,
         optimizer=optimizer,
         learning_rate=learning_rate,
-        at=progression,
-        save=save,
+        at=state,
     )
 
 
 def _fail_in(run, step):
-    with pytest.raises(MemoryLimitError) as caught, run.failures.kept(step):
+    with pytest.raises(MemoryLimitError) as caught, run.saver.saved_on_failure(step):
         raise MemoryError
     return explain(caught.value)
 
@@ -74,8 +91,7 @@ def test_nothing_is_saved_from_the_first_write_of_the_optimizer_to_the_end_of_th
         "The weights of step 7 had begun to change and are not saved; there is no checkpoint"
     )
     assert newest_checkpoint(run.folder) is None
-    run.at.step = 8
-    run.failures.finish_step()
+    run.saver.finish_step(8)
     assert "Step 8 is saved" in _fail_in(run, 9)
 
 
@@ -88,7 +104,7 @@ def test_an_update_that_left_the_weights_alone_counts_as_begun(run):
 
 def test_the_newest_checkpoint_is_named_where_the_finished_step_cannot_be_saved(run):
     run.at.step = 5
-    run.save()
+    run.saver.save()
     run.at.step = 7
     run.optimizer.step()
     message = _fail_in(run, 8)
@@ -96,7 +112,7 @@ def test_the_newest_checkpoint_is_named_where_the_finished_step_cannot_be_saved(
 
 
 def test_a_finished_step_that_is_saved_is_not_written_again(run):
-    run.save()
+    run.saver.save()
     run.optimizer.step()
     assert "Step 7 is saved" in _fail_in(run, 8)
     saved = load_checkpoint(newest_checkpoint(run.folder))
@@ -107,13 +123,16 @@ def test_memory_that_runs_out_while_saving_says_so(run):
     def fail():
         raise MemoryError
 
-    run.failures._save = fail
+    run.saver.save = fail
     assert "the checkpoint of step 7" in _fail_in(run, 8)
 
 
 def test_pictures_a_term_refused_are_kept(run):
     pictures = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
-    with pytest.raises(RewardError, match="The pictures are in") as caught, run.failures.kept(8):
+    with (
+        pytest.raises(RewardError, match="The pictures are in") as caught,
+        run.saver.saved_on_failure(8),
+    ):
         raise RewardError("unreadable", pictures=pictures)
     place = run.folder.path / "failures" / "step-000008"
     assert explain(caught.value) == (
@@ -124,7 +143,7 @@ def test_pictures_a_term_refused_are_kept(run):
 
 
 def test_a_term_that_fails_without_pictures_says_what_is_saved(run):
-    with pytest.raises(RewardError) as caught, run.failures.kept(8):
+    with pytest.raises(RewardError) as caught, run.saver.saved_on_failure(8):
         raise RewardError("gone")
     assert explain(caught.value) == (
         f"RewardError: gone. Step 7 is saved; go on with train.resume={run.folder.path}"
@@ -135,18 +154,13 @@ def test_a_term_that_fails_without_pictures_says_what_is_saved(run):
 
 def _hears_of(run, kind):
     """What a process of two says that is told what the other one failed at, or lost it."""
-    team = Team(rank=0, size=2)
+    processes = Processes(rank=0, count=2)
     if kind is not None:
-        team.failure = Failure(rank=1, kind=kind, message="told")
-    failures = FailureKeeper(
-        run.folder,
-        run.at,
-        optimizer=run.optimizer,
-        learning_rate=run.learning_rate,
-        save=run.save,
-        team=team,
+        processes.failure = Failure(rank=1, kind=kind, message="told")
+    saver = make_saver(
+        run.folder, run.at, run.weight, run.optimizer, run.learning_rate, processes=processes
     )
-    with pytest.raises(PeerError) as caught, failures.kept(8):
+    with pytest.raises(PeerError) as caught, saver.saved_on_failure(8):
         raise PeerError("process 1 of 2 failed")
     return explain(caught.value)
 
@@ -161,7 +175,7 @@ def test_the_finished_step_is_saved_where_it_is_as_good_as_ever_in_all_processes
 @pytest.mark.parametrize("kind", ["StorageError", "TypeError", None])
 def test_nothing_is_saved_for_another_process_that_saves_nothing(run, kind):
     """A process that is gone cannot take part either."""
-    run.save()
+    run.saver.save()
     run.at.step = 8
     message = _hears_of(run, kind)
     assert message.endswith(f"train.resume={run.folder.checkpoint_dir(7)}")
@@ -171,8 +185,8 @@ def test_nothing_is_saved_for_another_process_that_saves_nothing(run, kind):
 @pytest.mark.parametrize(("kind", "named"), [("StorageError", 7), ("NonFiniteError", 6)])
 def test_the_checkpoint_at_hand_is_named_unless_its_weights_are_lost(run, kind, named):
     run.at.step = 6
-    run.save()
+    run.saver.save()
     run.at.step = 7
-    run.save()
+    run.saver.save()
     message = _hears_of(run, kind)
     assert message.endswith(f"train.resume={run.folder.checkpoint_dir(named)}")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def found(found_by_two_processes):
     """What each of two real processes found."""
-    return found_by_two_processes("engine_processes.py")
+    return found_by_two_processes("strategy_processes.py")
 
 
 @pytest.mark.parametrize("micro_batch_size", ["1", "2", "3", "6"])

@@ -1,0 +1,163 @@
+"""What a trainer needs of a model: the protocols of an AR policy and of the decoder of its tokens.
+
+`glm_grpo.models.glm_image` has the ones of GLM-Image. A second model is a second folder beside it,
+and a line in `glm_grpo.build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor, nn
+
+from glm_grpo.grpo.update import PolicyForUpdate
+from glm_grpo.types import ImageBatch, PromptBatch, Rollout
+
+
+@runtime_checkable
+class Policy(PolicyForUpdate, Protocol):
+    """An AR model that samples token grids and is trained.
+
+    `replay` and `reference_log_probs` score tokens under the distribution that `sample` draws from:
+    temperature and truncation included.
+
+    Attributes:
+        codebook_size: Token ids are in [0, codebook_size).
+    """
+
+    codebook_size: int
+
+    @property
+    def network(self) -> nn.Module:
+        """What is trained, as one module, for DDP or FSDP2 to wrap."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        ...
+
+    def tokens_per_image(self, height: int, width: int) -> int:
+        """T of an image of `height` x `width` pixels."""
+        ...
+
+    def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
+        """Sample G token grids for each of P prompts, a pure function of weights and batch.
+
+        Args:
+            batch: Prompts and seed.
+            policy_step: Recorded in the rollout.
+            phase: Of the run, for errors.
+
+        Raises:
+            NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
+        """
+        ...
+
+    def tokenize_pictures(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Int64[Tensor, "N T"]:
+        """Token grids that the decoder turns back into these pictures."""
+        ...
+
+    def wrap(self, wrapped: nn.Module) -> None:
+        """Replay through a wrapper of `network` from now on, which joins gradients of processes."""
+        ...
+
+    def run_network_once(self) -> None:
+        """A pass of `network` over as little as possible, without gradient."""
+        ...
+
+    def modules(self) -> Sequence[nn.Module]:
+        """What sampling and replay need on the accelerator."""
+        ...
+
+    def reference_modules(self) -> Sequence[nn.Module]:
+        """What the reference needs there besides."""
+        ...
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What training changes."""
+        ...
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `state_tensors` returned.
+
+        Raises:
+            CheckpointError: Names or shapes do not fit this model.
+        """
+        ...
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """A frozen model that turns token grids into pictures.
+
+    Pictures are a function of (prompt, tokens, decode seed): the G images of a prompt share one
+    initial noise.
+
+    Attributes:
+        steps: Of denoising, >= 1.
+    """
+
+    steps: int
+
+    def with_steps(self, steps: int) -> Decoder:
+        """The same model with another number of denoising steps, >= 1."""
+        ...
+
+    def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:
+        """Pictures of a batch.
+
+        Raises:
+            DecoderError: A pixel is not finite; names prompt and sample.
+        """
+        ...
+
+    def decode_groups(
+        self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+    ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
+        """As `decode`, prompt by prompt; each group is on the CPU when it is handed out."""
+        ...
+
+    def modules(self) -> Sequence[nn.Module]:
+        """What decoding needs on the accelerator."""
+        ...
+
+
+@dataclass(frozen=True)
+class ReservedTokens:
+    """Texts that stand for a token of their own, which a prompt cannot hold as text.
+
+    Attributes:
+        language: Of the language model's tokenizer.
+        glyphs: Of the glyph encoder's, which reads what a prompt quotes.
+    """
+
+    language: frozenset[str] = frozenset()
+    glyphs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """How a run is spread.
+
+    Attributes:
+        count: Of processes, >= 1; each samples and replays its part of the prompts.
+        is_sharded: The policy's weights, gradients and moments are cut over them (FSDP2); else
+            each holds a copy (DDP).
+        is_mixed: Shards of what is trained are kept in fp32 whatever the model's type, and put
+            together in 16 bits.
+        on_machine: How many share the CPU memory of this machine, >= 1.
+    """
+
+    count: int = 1
+    is_sharded: bool = False
+    is_mixed: bool = False
+    on_machine: int = 1
+
+
+UNDIVIDED = Parallelism()
+"""A run of one process."""

@@ -1,0 +1,229 @@
+"""Records a run: metrics, tables, pictures, canaries, the gallery.
+
+The main process writes; every process calls the recorder alike and gets the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from glm_grpo.errors import (
+    CollectorError,
+    DecoderError,
+    HackingError,
+    MemoryLimitError,
+    NonFiniteError,
+    PeerError,
+    StorageError,
+)
+from glm_grpo.gallery import update_gallery, write_gallery
+from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.grpo.update import UpdateReport
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics, read_untrained
+from glm_grpo.training.collect import join_experiences, without_replay_data
+from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.evaluate import weigh_evaluation
+from glm_grpo.training.metrics import evaluation_metrics, step_metrics
+from glm_grpo.training.monitors.hacking import HackingMonitor
+from glm_grpo.training.phase import PhaseClock, peak_memory_bytes, process_bytes
+from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.summaries import summarise
+from glm_grpo.types import EvaluationPart, Experience
+from rewards.audit.canaries import Departure
+from rewards.reweigh import Mode
+from rewards.types import RewardError, RewardTable
+
+_CLOSED_AFTER = (
+    CollectorError,
+    DecoderError,
+    HackingError,
+    MemoryLimitError,
+    NonFiniteError,
+    RewardError,
+)
+"""Errors after which trackers and gallery are brought to an end."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What was recorded of a step.
+
+    Attributes:
+        metrics: As stored.
+        departures: Canaries that left their band.
+    """
+
+    metrics: dict[str, float]
+    departures: tuple[Departure, ...]
+
+
+class RunRecorder:
+    """The records of a run in its folder.
+
+    Args:
+        folder: Of the run.
+        processes: Of the run.
+        open_files: Called in the main process: what writes, and what watches for a policy that
+            games its reward.
+        combine: How the terms are combined into totals.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        processes: Processes,
+        open_files: Callable[[], tuple[Recorder, HackingMonitor]],
+        *,
+        combine: Mode,
+    ) -> None:
+        self.folder = folder
+        self._processes = processes
+        self._combine = combine
+        self._untrained: RewardTable | None = None
+        with processes.together():
+            if processes.is_main:
+                self._files, self._monitor = open_files()
+
+    def begin(self, part: Sequence[EvaluationPart]) -> dict[str, float]:
+        """Stores the evaluation of step 0; its metrics.
+
+        It gives the canaries their bands, and the totals of later evaluations their scale.
+
+        Args:
+            part: Of this process, none or one.
+        """
+        parts = self._joined(part)
+
+        def write() -> dict[str, float]:
+            untrained = weigh_evaluation(parts, mode=self._combine, untrained=None)
+            self._untrained = untrained.rewards
+            self._files.record_evaluation(untrained)
+            self._monitor.learn(untrained)
+            metrics = evaluation_metrics(untrained)
+            self._files.record_step(0, metrics)
+            update_gallery(self.folder, 0)
+            return metrics
+
+        return self._processes.on_main(write)
+
+    def resume(self) -> None:
+        """Takes up a run: what was recorded after the checkpoint goes from the pages too.
+
+        Raises:
+            StorageError: What step 0 left, and later steps are held against, cannot be read.
+        """
+
+        def read() -> None:
+            self._monitor.restore()
+            if self._combine == "normalize_then_sum":
+                self._untrained = read_untrained(self.folder)
+            write_gallery(self.folder, ())
+
+        self._processes.on_main(read)
+
+    def lacks_evaluation(self, step: int) -> bool:
+        """Whether there is none of `step`, the last recorded, or its line does not have it yet."""
+
+        def look() -> bool:
+            if not self.folder.evaluation_path(step).exists():
+                return True
+            return "eval/total" not in read_metrics(self.folder)[-1]
+
+        return self._processes.on_main(look)
+
+    def step(
+        self,
+        step: int,
+        experience: Experience,
+        updates: Sequence[UpdateReport],
+        clock: PhaseClock,
+        more: Mapping[str, float],
+    ) -> StepRecord:
+        """Stores a step.
+
+        Args:
+            step: From 1.
+            experience: Of this process.
+            updates: One for each update.
+            clock: Of the step.
+            more: Further metrics.
+        """
+        gather = self._processes.gather
+        parts = self._processes.gather_on_main(without_replay_data(experience))
+        seconds, peak = clock.seconds(), max(gather(peak_memory_bytes()))
+        held = {"memory/process_bytes": float(sum(gather(process_bytes())))}
+
+        def write() -> StepRecord:
+            whole = join_experiences(parts)
+            metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
+            watched = self._monitor.measure(whole)
+            metrics |= {**watched.metrics, **more, **held}
+            self._files.record_rollout(whole, step)
+            self._files.record_step(step, metrics)
+            return StepRecord(metrics, watched.departures)
+
+        return self._processes.on_main(write)
+
+    def evaluation(self, part: Sequence[EvaluationPart]) -> dict[str, float]:
+        """Stores an evaluation beside the step recorded last; its metrics.
+
+        Args:
+            part: Of this process, none or one.
+        """
+        parts = self._joined(part)
+
+        def write() -> dict[str, float]:
+            evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
+            self._files.record_evaluation(evaluation)
+            metrics = evaluation_metrics(evaluation)
+            self._files.amend_step(evaluation.step, metrics)
+            return metrics
+
+        return self._processes.on_main(write)
+
+    def show(self, step: int) -> None:
+        """Brings the gallery up to `step`."""
+        self._processes.on_main(lambda: update_gallery(self.folder, step))
+
+    def close(self) -> list[SummaryRow]:
+        """Ends the records with a gallery; before against after."""
+
+        def write() -> list[SummaryRow]:
+            self._files.close()
+            try:
+                summary = summarise(self.folder)
+            except StorageError:
+                # An evaluation is damaged: the pages say so, and show the rest.
+                write_gallery(self.folder, ())
+                raise
+            write_gallery(self.folder, summary)
+            return summary
+
+        return self._processes.on_main(write)
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Closes the records where the inside fails for a reason that ends all processes alike."""
+        try:
+            yield
+        except (*_CLOSED_AFTER, PeerError) as error:
+            if self._ends_all(error):
+                self.close()
+            raise
+
+    def _ends_all(self, error: Exception) -> bool:
+        """One process that fails in the middle of an update cannot tell the others."""
+        failure = self._processes.failure
+        if failure is not None:
+            return failure.kind in {each.__name__ for each in _CLOSED_AFTER}
+        return self._processes.count == 1 or isinstance(error, (HackingError, NonFiniteError))
+
+    def _joined(self, part: Sequence[T]) -> list[T]:
+        """Of all processes, in the main one."""
+        return [each for parts in self._processes.gather_on_main([*part]) for each in parts]
