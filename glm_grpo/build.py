@@ -15,15 +15,18 @@ from rich.console import Console
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
+from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
-from glm_grpo.models.base import Policy, ReservedTokens
+from glm_grpo.models.base import DTYPES, Policy, Quantization, ReservedTokens
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
-from glm_grpo.models.glm_image.loading import DTYPES, check_model, load_pipeline
+from glm_grpo.models.glm_image.loading import check_model, load_pipeline
+from glm_grpo.models.glm_image.memory import GlmImagePlanner
+from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.quantization import Quantization, refuse_without_accelerator
 from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload, OptimizerPart
+from glm_grpo.models.planning import Planner
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.seeds import derive_seed
@@ -74,6 +77,28 @@ TINY = "tiny"
 def model_path(path: str) -> str:
     """A folder or hub id; `tiny` becomes the folder inside the package."""
     return str(files("glm_grpo.tiny") / "weights" / "pipeline") if path == TINY else path
+
+
+def build_planner(path: str) -> Planner:
+    """What finds the memory of runs of a model.
+
+    Args:
+        path: As `model.path`.
+
+    Raises:
+        ModelError: The model's configs are not at hand.
+    """
+    path = model_path(path)
+    return GlmImagePlanner(read_part_configs(path), Path(path))
+
+
+def find_planner(path: str) -> Planner | None:
+    """As `build_planner`; None for a hub id whose sizes are not known.
+
+    Any other folder than that of a model is refused when it is loaded.
+    """
+    is_known = path == PUBLISHED_ID or (Path(model_path(path)) / "model_index.json").is_file()
+    return build_planner(path) if is_known else None
 
 
 def load_models(
@@ -177,6 +202,23 @@ def build_policy(
         needs_reference=needs_reference,
         seed=derive_seed(config.train.seed, "adapter"),
     )
+
+
+def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: bool) -> None:
+    """What can be said before anything is loaded.
+
+    Args:
+        quantization: Of the language model.
+        is_on_accelerator: Whether there is one.
+
+    Raises:
+        ConfigError: Weights of 4 bits are asked for where there is no accelerator.
+    """
+    if quantization is not None and not is_on_accelerator:
+        raise ConfigError(
+            f"model.quantization is {quantization!r}: weights of 4 bits need an accelerator, and "
+            "there is none; leave model.quantization out"
+        )
 
 
 @dataclass(frozen=True)

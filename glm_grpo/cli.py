@@ -254,7 +254,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     config = _compose(options)
-    from glm_grpo.models.base import Parallelism
+    from glm_grpo.models.planning import Parallelism
     from glm_grpo.plan.command import plan_config
 
     is_sharded = options.sharding == "fsdp2"

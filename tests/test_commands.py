@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.build import build_prompts, model_path
+from glm_grpo.build import build_planner, build_prompts, model_path
 from glm_grpo.commands.before import check_config, probe_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
@@ -51,9 +51,12 @@ def give_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]
 
 
 def _planned_peak(config: Config) -> int:
-    path = model_path("tiny")
-    tokens = fit._longest_prompt(config, path, _prompt_sources(config))
-    return ConfigPlanner(path, prompt_tokens=tokens, is_on_accelerator=False).plan(config).peak
+    planner = build_planner("tiny")
+    captions = [text for source in _prompt_sources(config) for text in source.captions()]
+    tokens = planner.longest_prompt_tokens(captions, height=128, width=128)
+    assert tokens is not None
+    of_configs = ConfigPlanner(planner, prompt_tokens=tokens, is_on_accelerator=False)
+    return of_configs.plan(config).peak
 
 
 def _prompt_sources(config: Config) -> list[PromptSource]:
@@ -94,7 +97,7 @@ def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
     sources, device = _prompt_sources(config), torch.device("cpu")
     for memory, is_warned in ((peak, False), (math.ceil(0.95 * peak), True)):
         give_memory(memory)
-        found = fit.check_fit(config, model_path("tiny"), sources, device)
+        found = fit.check_fit(config, build_planner("tiny"), sources, device)
         assert "in CPU memory" in found
         assert any("so the run goes on" in said for said in caplog.messages) == is_warned
 
@@ -103,7 +106,7 @@ def test_check_fit_plans_nothing_for_a_device_it_does_not_know(
     config: Config, give_memory: Callable[[int | None], None]
 ) -> None:
     give_memory(None)
-    found = fit.check_fit(config, model_path("tiny"), [], torch.device("cpu"))
+    found = fit.check_fit(config, build_planner("tiny"), [], torch.device("cpu"))
     assert found.startswith("not planned")
 
 

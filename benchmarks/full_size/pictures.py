@@ -12,9 +12,9 @@ from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.models import pipeline_of, random_decoder_part
 from benchmarks.full_size.scale import Bench, make_batch
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.plan.floors import decode_flops
-from glm_grpo.plan.step_time import decoder_work
 
 GUIDANCE_SCALE = 1.5
 """As published: a step costs two passes."""
@@ -34,7 +34,7 @@ def decode(bench: Bench) -> Iterator[dict[str, Any]]:
         decoder.with_steps(1).decode(batch, token_ids)
         seconds = seconds_of(partial(decoder.decode, batch, token_ids), bench.device)
         flops = decode_flops(
-            *decoder_work(scale.configs, height=side, width=side),
+            *GlmImagePlanner(scale.configs).decoder_flops(side, side),
             images=images,
             steps=scale.decode_steps,
             guidance_scale=GUIDANCE_SCALE,

@@ -9,10 +9,10 @@ import torch
 
 from glm_grpo.build import TINY, model_path
 from glm_grpo.config import Config, compose_config
-from glm_grpo.models.glm_image.memory import ModelSettings
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
+from glm_grpo.models.planning import ModelSettings
 from glm_grpo.plan.floors import DeviceSpeed
-from glm_grpo.plan.memory import model_settings
+from glm_grpo.plan.sizes import model_settings
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 

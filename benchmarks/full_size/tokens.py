@@ -12,10 +12,10 @@ from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.models import pipeline_of, random_language_part
 from benchmarks.full_size.scale import Bench, make_batch
 from glm_grpo.build import build_policy
+from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.plan.floors import SequenceSizes, rollout_floor
-from glm_grpo.plan.step_time import language_work
 from glm_grpo.types import PromptBatch
 
 STEP_BOUND, BOUND_AT = 1.6, 8
@@ -30,7 +30,7 @@ def token_step(bench: Bench) -> Iterator[dict[str, Any]]:
     scale = bench.scale
     language = random_language_part(scale.configs, scale.torch_dtype, bench.device)
     policy = build_policy(bench.card_config, pipeline_of(language), needs_reference=False)
-    work = language_work(scale.configs, bench.settings(bench.card_config))
+    work = GlmImagePlanner(scale.configs).language_work(bench.settings(bench.card_config))
     for samples in scale.batches:
         batch = make_batch(scale.token_side, prompts=1, group_size=samples)
         tokens = token_layout(batch.height, batch.width).num_tokens

@@ -17,9 +17,10 @@ from glm_grpo.build import collect_settings, place_models, update_settings
 from glm_grpo.config import Config
 from glm_grpo.errors import MemoryLimitError
 from glm_grpo.grpo.update import update_policy
+from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.prompt_inputs import tokenize_prompts
-from glm_grpo.plan.memory import OVERHEAD_BYTES, MemoryPlan, MemoryPlanner, batch_sizes
-from glm_grpo.plan.scorers import ScorerSizes
+from glm_grpo.models.planning import OVERHEAD_BYTES, MemoryPlan, ScorerSizes
+from glm_grpo.plan.sizes import batch_sizes
 from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.phase import Models
@@ -139,7 +140,7 @@ def _capped(bench: Bench, gigabytes: int) -> Iterator[None]:
 
 
 def _plan(bench: Bench, config: Config, prompt_tokens: int) -> MemoryPlan:
-    return MemoryPlanner(bench.scale.configs).plan(
+    return GlmImagePlanner(bench.scale.configs).plan(
         bench.settings(config),
         batch_sizes(config, prompt_tokens=prompt_tokens),
         ScorerSizes(),

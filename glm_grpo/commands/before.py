@@ -15,12 +15,12 @@ from glm_grpo.build import (
     build_prompts,
     check_prompt_sets,
     collect_settings,
+    find_planner,
     load_models,
-    model_path,
 )
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import UNDIVIDED
+from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.probe.page import probe_tables, write_probe
 from glm_grpo.probe.probe import draw_probe, probed_prompts, report_probe
@@ -55,7 +55,7 @@ def check_config(config: Config) -> Iterator[str]:
     yield f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
     sources = (prompts.training, prompts.held_out)
     device = make_accelerator().device
-    yield f"memory: {check_fit(config, model_path(config.model.path), sources, device)}"
+    yield f"memory: {check_fit(config, find_planner(config.model.path), sources, device)}"
     models = load_models(config, device, needs_reference=config.loss.kl_coef > 0)
     yield f"model: loaded {config.model.path} in {config.model.dtype}"
     rare = check_prompt_sets(models, prompts)

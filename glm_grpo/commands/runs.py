@@ -19,8 +19,9 @@ from glm_grpo.build import (
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.models.base import DTYPES
 from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
-from glm_grpo.models.glm_image.loading import DTYPES, check_model, load_pipeline
+from glm_grpo.models.glm_image.loading import check_model, load_pipeline
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.run.folder import storage_errors
 from glm_grpo.run.tables import read_metrics

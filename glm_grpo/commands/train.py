@@ -18,13 +18,13 @@ from glm_grpo.build import (
     build_trainer,
     check_prompt_sets,
     collector_needs,
+    find_planner,
     load_models,
-    model_path,
 )
 from glm_grpo.commands.runs import summary_table
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import Parallelism
+from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.terminal import is_sweep
@@ -60,7 +60,7 @@ def run_training(config: Config) -> None:
         prompts = build_prompts(config)
         sources = (prompts.training, prompts.held_out)
         # Before there is a run folder: a config that cannot fit leaves nothing behind.
-        check_fit(config, model_path(config.model.path), sources, device, parallelism)
+        check_fit(config, find_planner(config.model.path), sources, device, parallelism)
     # A sweep goes on in this process, whatever this run ends by.
     with ExitStack() as ending:
         if config.train.mode == "async":

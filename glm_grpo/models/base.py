@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -140,24 +140,24 @@ class ReservedTokens:
     glyphs: frozenset[str] = frozenset()
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By the value of `model.dtype`."""
+
+
 @dataclass(frozen=True)
-class Parallelism:
-    """How a run is spread.
+class Quantization:
+    """What is held in fewer bits than the model's type.
 
     Attributes:
-        count: Of processes, >= 1; each samples and replays its part of the prompts.
-        is_sharded: The policy's weights, gradients and moments are cut over them (FSDP2); else
-            each holds a copy (DDP).
-        is_mixed: Shards of what is trained are kept in fp32 whatever the model's type, and put
-            together in 16 bits.
-        on_machine: How many share the CPU memory of this machine, >= 1.
+        language: Matrices of the language model's layers in 4 bits, blocks of 64, scales in 8 bits;
+            None: none. Source: QLoRA, Dettmers et al. 2023 (arXiv 2305.14314), section 3.
+        decoder: Weights of the diffusion transformer in 8 bits, cast to the model's type layer by
+            layer as they are used; None: none.
     """
 
-    count: int = 1
-    is_sharded: bool = False
-    is_mixed: bool = False
-    on_machine: int = 1
+    language: Literal["nf4"] | None = None
+    decoder: Literal["float8"] | None = None
 
 
-UNDIVIDED = Parallelism()
-"""A run of one process."""
+AS_PUBLISHED = Quantization()
+"""Every weight in the model's type."""

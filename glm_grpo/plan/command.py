@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from glm_grpo.build import model_path
+from glm_grpo.build import build_planner
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
-from glm_grpo.models.base import Parallelism
+from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.fit import ConfigPlanner
-from glm_grpo.plan.floors import DeviceSpeed
-from glm_grpo.plan.step_time import step_floors
+from glm_grpo.plan.floors import DeviceSpeed, step_floors
 from glm_grpo.plan.table import floor_lines, memory_lines, memory_table
 from glm_grpo.terminal import describe_bytes
 
@@ -38,9 +37,9 @@ def plan_config(
         ModelError: It does not fit, or the model's configs are not at hand.
         ConfigError: So many processes cannot run it.
     """
-    path = model_path(config.model.path)
+    of_model = build_planner(config.model.path)
     planner = ConfigPlanner(
-        path,
+        of_model,
         prompt_tokens=prompt_tokens,
         is_on_accelerator=device is not None,
         processes=processes,
@@ -52,7 +51,7 @@ def plan_config(
     if device is not None:
         floors = step_floors(
             config,
-            path,
+            of_model,
             prompt_tokens=prompt_tokens,
             plan=plan,
             device=device,

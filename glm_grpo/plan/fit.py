@@ -12,21 +12,12 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from glm_grpo.build import refuse_without_accelerator
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError, MemoryLimitError
-from glm_grpo.models.base import UNDIVIDED, Parallelism
-from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
-from glm_grpo.models.glm_image.prompt_inputs import longest_prompt_tokens
-from glm_grpo.models.glm_image.quantization import refuse_without_accelerator
-from glm_grpo.plan.memory import (
-    PHASES,
-    MemoryPlan,
-    MemoryPlanner,
-    batch_sizes,
-    evaluation_sizes,
-    model_settings,
-)
+from glm_grpo.models.planning import PHASES, UNDIVIDED, MemoryPlan, Parallelism, Planner
 from glm_grpo.plan.scorers import scorer_sizes
+from glm_grpo.plan.sizes import batch_sizes, evaluation_sizes, model_settings
 from glm_grpo.terminal import describe_bytes
 from glm_grpo.training.data.prompts import PromptSource
 
@@ -106,19 +97,18 @@ class ConfigPlanner:
     """Plans configs of one model.
 
     Args:
-        path: Folder of the model, or the published model's hub id.
+        planner: Of the model.
         prompt_tokens: Of the longest prompt, >= 1.
         is_on_accelerator: False: there is none, and everything is in CPU memory.
         processes: That train together; plans are of the one with the largest part.
 
     Raises:
-        ModelError: The model's configs are not at hand.
         ConfigError: No prompt has so few tokens.
     """
 
     def __init__(
         self,
-        path: str,
+        planner: Planner,
         *,
         prompt_tokens: int,
         is_on_accelerator: bool,
@@ -129,7 +119,7 @@ class ConfigPlanner:
                 f"--prompt-tokens {prompt_tokens}: must be at least 1; give the tokens of the "
                 "longest prompt"
             )
-        self._planner = MemoryPlanner(read_part_configs(path))
+        self._planner = planner
         self._prompt_tokens = prompt_tokens
         self._is_on_accelerator = is_on_accelerator
         self._processes = processes
@@ -284,7 +274,7 @@ def cpu_memory(meminfo: Path = _MEMINFO, limits: Iterable[Path] = _CGROUP_LIMITS
 
 def check_fit(
     config: Config,
-    path: str,
+    planner: Planner | None,
     sources: Sequence[PromptSource],
     device: torch.device,
     processes: Parallelism = UNDIVIDED,
@@ -296,7 +286,7 @@ def check_fit(
 
     Args:
         config: Of the run.
-        path: Folder of the model, or hub id.
+        planner: Of the model; None where its sizes are not known.
         sources: All prompts.
         device: Where the phases take place.
         processes: That train together. They share CPU memory, and have a CUDA device each.
@@ -308,22 +298,23 @@ def check_fit(
         MemoryLimitError: It takes more than there is by more than a plan is uncertain.
     """
     memory = available_memory(device)
-    # Any other folder is refused when it is loaded.
-    are_sizes_known = path == PUBLISHED_ID or (Path(path) / "model_index.json").is_file()
-    if memory is None or not are_sizes_known:
+    if memory is None or planner is None:
         skipped = "not planned, since the sizes of the model or of the device are not at hand"
         logger.info("memory: %s", skipped)
         return skipped
     is_on_accelerator = device.type != "cpu"
     if not is_on_accelerator:
         memory //= processes.on_machine
-    planner = ConfigPlanner(
-        path,
-        prompt_tokens=_longest_prompt(config, path, sources),
+    captions = [caption for source in sources for caption in source.captions()]
+    height, width = config.rollout.height, config.rollout.width
+    tokens = planner.longest_prompt_tokens(captions, height=height, width=width)
+    of_configs = ConfigPlanner(
+        planner,
+        prompt_tokens=_PROMPT_TOKENS if tokens is None else tokens,
         is_on_accelerator=is_on_accelerator,
         processes=processes,
     )
-    plan = planner.plan(config)
+    plan = of_configs.plan(config)
     place = "on the accelerator" if is_on_accelerator else "in CPU memory"
     each = f" for each of {processes.count} processes" if processes.count > 1 else ""
     takes = f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}"
@@ -331,7 +322,7 @@ def check_fit(
     if plan.peak > memory * (1 + UNCERTAINTY):
         logger.info("%s, %s: looking for keys that make it fit", takes, there)
         phases = ", ".join(f"{phase} {describe_bytes(plan.total(phase))}" for phase in PHASES)
-        advice = planner.advise(config, memory).describe(memory)
+        advice = of_configs.advise(config, memory).describe(memory)
         raise MemoryLimitError(f"{takes}, and {there} ({phases})\n{advice}")
     if plan.peak > memory:
         logger.warning(
@@ -344,18 +335,6 @@ def check_fit(
     if is_on_accelerator:
         _warn_of_loading(plan, processes)
     return f"{takes}, {there}"
-
-
-def _longest_prompt(config: Config, path: str, sources: Sequence[PromptSource]) -> int:
-    captions = [caption for source in sources for caption in source.captions()]
-    size = config.rollout
-    if not (Path(path) / "processor").is_dir():
-        return _PROMPT_TOKENS
-    try:
-        return longest_prompt_tokens(path, captions, height=size.height, width=size.width)
-    except (OSError, ValueError):
-        # Whoever loads the model says what is wrong with its files.
-        return _PROMPT_TOKENS
 
 
 def _warn_of_loading(plan: MemoryPlan, processes: Parallelism) -> None:

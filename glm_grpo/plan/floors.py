@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from glm_grpo.config import Config
+from glm_grpo.models.planning import LanguageWork, MemoryPlan, Planner
+from glm_grpo.plan.sizes import batch_sizes, model_settings
+
 
 @dataclass(frozen=True)
 class DeviceSpeed:
@@ -44,26 +48,6 @@ nvidia-ada-gpu-architecture.pdf).
 
 
 @dataclass(frozen=True)
-class LanguageWork:
-    """What the language model does for a token.
-
-    Attributes:
-        layer_entries: Of all matrices of all layers; each meets every token.
-        head_entries: Of the head's rows that can be drawn; they meet generated tokens alone.
-        attention_width: Layers x query heads x size of a head.
-        read_bytes: Of all weights that a token step reads: all but the token embedding, of which
-            it picks rows.
-        cache_bytes: Keys and values of one token.
-    """
-
-    layer_entries: int
-    head_entries: int
-    attention_width: int
-    read_bytes: int
-    cache_bytes: int
-
-
-@dataclass(frozen=True)
 class SequenceSizes:
     """What one step samples and replays.
 
@@ -83,6 +67,58 @@ class SequenceSizes:
     def images(self) -> int:
         """P * G."""
         return self.prompts * self.group_size
+
+
+def step_floors(
+    config: Config,
+    planner: Planner,
+    *,
+    prompt_tokens: int,
+    plan: MemoryPlan,
+    device: DeviceSpeed,
+    processes: int = 1,
+) -> dict[str, float]:
+    """Seconds by phase; reward terms have no floor, since what they do is their own.
+
+    Args:
+        config: Of the run.
+        planner: Of the model.
+        prompt_tokens: Of the longest prompt; all are taken to be as long.
+        plan: Of the same config: says what offloading moves.
+        device: Where it runs.
+        processes: That share the prompts, each on such a device; what they send each other is not
+            counted.
+    """
+    sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
+    language = planner.language_work(model_settings(config, is_on_accelerator=True))
+    sequences = SequenceSizes(
+        prompts=sizes.prompts,
+        group_size=sizes.group_size,
+        prompt_tokens=prompt_tokens,
+        tokens=planner.tokens_per_image(sizes.height, sizes.width),
+    )
+    decoding = decode_flops(
+        *planner.decoder_flops(sizes.height, sizes.width),
+        images=sizes.images,
+        steps=config.decode.rollout_steps or config.decode.steps,
+        guidance_scale=config.decode.guidance_scale,
+    )
+    learning = update_flops(
+        language,
+        sequences,
+        updates=config.train.updates_per_rollout,
+        is_full=config.model.adapter is None,
+        is_checkpointing=config.model.gradient_checkpointing,
+        needs_reference=config.loss.kl_coef > 0,
+    )
+    seconds = {
+        "rollout": rollout_floor(language, sequences, device),
+        "decode": decoding / device.flops,
+        "update": learning / device.flops,
+    }
+    if plan.moved_in:
+        seconds["offload"] = (plan.moved_in + plan.moved_out) / device.link
+    return seconds
 
 
 def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed) -> float:

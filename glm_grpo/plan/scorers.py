@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 import open_clip
 
 from glm_grpo.models.glm_image.meta import META, module_bytes
+from glm_grpo.models.planning import ScorerSizes
 from rewards.terms.clip_loading import find_architecture
 from rewards.terms_config import (
     AestheticConfig,
@@ -40,21 +40,6 @@ _EASYOCR_PARAMETERS = 24_600_000
 
 _PICK_SCORE_PARAMETERS = 986_000_000
 """Of CLIP ViT-H/14, both towers."""
-
-
-@dataclass(frozen=True)
-class ScorerSizes:
-    """Weights of the reward terms, bytes.
-
-    Attributes:
-        movable: Of networks that wait in CPU memory when modules are offloaded.
-        staying: Of networks in processes of their own, which no one moves.
-        on_cpu: Of engines that run on the CPU in any case.
-    """
-
-    movable: int = 0
-    staying: int = 0
-    on_cpu: int = 0
 
 
 def scorer_sizes(terms: Iterable[TermConfig]) -> ScorerSizes:

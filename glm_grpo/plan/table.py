@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from glm_grpo.plan.memory import PHASES, MemoryPlan
+from glm_grpo.models.planning import PHASES, MemoryPlan
 from glm_grpo.terminal import describe_bytes
 
 

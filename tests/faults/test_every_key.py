@@ -32,10 +32,10 @@ from glm_grpo.build import (
     _build_learning_rate,
     build_batch,
     build_evaluation_batches,
+    build_planner,
     collect_settings,
     collector_needs,
     loop_settings,
-    model_path,
     update_settings,
 )
 from glm_grpo.config import (
@@ -407,7 +407,7 @@ def test_a_run_of_the_largest_size_is_planned(base: dict[str, Any], key: str) ->
     ]
     largest = min(bounds, default=2**63 - 1)
     config = validate_config(with_value(base, {key: largest}))
-    planner = ConfigPlanner(model_path("tiny"), prompt_tokens=64, is_on_accelerator=True)
+    planner = ConfigPlanner(build_planner("tiny"), prompt_tokens=64, is_on_accelerator=True)
     plan = planner.plan(config)
     assert plan.peak > 0
     assert plan.peak >= planner.plan(validate_config(base)).peak

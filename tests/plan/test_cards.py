@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from glm_grpo.build import build_planner
 from glm_grpo.config import compose_config
-from glm_grpo.models.base import Parallelism
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID
+from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.fit import ConfigPlanner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -15,7 +16,7 @@ PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
 
 @pytest.fixture(scope="module")
 def planner():
-    return ConfigPlanner(PUBLISHED_ID, prompt_tokens=256, is_on_accelerator=True)
+    return ConfigPlanner(build_planner(PUBLISHED_ID), prompt_tokens=256, is_on_accelerator=True)
 
 
 @pytest.mark.parametrize("gigabytes", [16, 24, 80])
@@ -28,7 +29,7 @@ def test_config_of_a_card_leaves_a_tenth_of_it(planner, gigabytes):
 def test_full_fine_tuning_leaves_a_tenth_of_4_or_8_cards(count):
     processes = Parallelism(count, is_sharded=True, is_mixed=True)
     planner = ConfigPlanner(
-        PUBLISHED_ID, prompt_tokens=256, is_on_accelerator=True, processes=processes
+        build_planner(PUBLISHED_ID), prompt_tokens=256, is_on_accelerator=True, processes=processes
     )
     config = compose_config(CONFIGS, "glm_image_full", PROMPTS)
     assert config.rollout.prompts_per_step % count == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_grpo.build import model_path
+from glm_grpo.build import build_planner, model_path
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image.meta import MetaMemory
@@ -48,10 +48,18 @@ def shallow_folder(tmp_path_factory):
     return folder
 
 
+def make_planner(folder, *, is_on_accelerator=True):
+    return ConfigPlanner(
+        build_planner(str(folder)), prompt_tokens=64, is_on_accelerator=is_on_accelerator
+    )
+
+
 @pytest.fixture(scope="module")
 def planner(shallow_folder):
     """What it measured for one test serves the next."""
-    return ConfigPlanner(str(shallow_folder), prompt_tokens=64, is_on_accelerator=True)
+    return ConfigPlanner(
+        build_planner(str(shallow_folder)), prompt_tokens=64, is_on_accelerator=True
+    )
 
 
 def _compose(*overrides):
@@ -139,7 +147,9 @@ def test_advise_writes_a_section_as_one_word_of_a_shell(planner):
 
 
 def test_advise_offers_no_4_bits_on_the_cpu(shallow_folder):
-    planner = ConfigPlanner(str(shallow_folder), prompt_tokens=64, is_on_accelerator=False)
+    planner = ConfigPlanner(
+        build_planner(str(shallow_folder)), prompt_tokens=64, is_on_accelerator=False
+    )
     adapter = "model.adapter={rank: 8, alpha: 8.0}"
     in_8_bits = planner.plan(_compose(*LEAST, adapter, "decode.quantization=float8")).peak
     assert in_8_bits < planner.plan(_compose(*LEAST, adapter)).peak
@@ -175,7 +185,9 @@ def test_plan_of_any_size_takes_as_many_operations(shallow_folder, monkeypatch, 
     monkeypatch.setattr(MetaMemory, "__torch_dispatch__", counted)
     peaks = []
     for overrides in ((), sizes):
-        planner = ConfigPlanner(str(shallow_folder), prompt_tokens=64, is_on_accelerator=True)
+        planner = ConfigPlanner(
+            build_planner(str(shallow_folder)), prompt_tokens=64, is_on_accelerator=True
+        )
         counts.append(0)
         peaks.append(planner.plan(_compose(*overrides)).peak)
     few, many = counts

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from glm_grpo.models.planning import LanguageWork
 from glm_grpo.plan.floors import (
     DEVICES,
     DeviceSpeed,
-    LanguageWork,
     SequenceSizes,
     decode_flops,
     rollout_floor,

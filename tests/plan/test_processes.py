@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.build import build_prompts, model_path
+from glm_grpo.build import build_planner, build_prompts
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import Parallelism
+from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import refuse_for_processes
-from glm_grpo.plan.memory import batch_sizes, evaluation_sizes
+from glm_grpo.plan.sizes import batch_sizes, evaluation_sizes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = (
@@ -82,7 +82,7 @@ def test_processes_without_an_accelerator_share_the_memory_of_the_machine(monkey
     config = _compose("rollout.height=128", "rollout.width=128")
     device = torch.device("cpu")
     sources = [build_prompts(config).held_out]
-    found = fit.check_fit(config, model_path("tiny"), sources, device, processes)
+    found = fit.check_fit(config, build_planner("tiny"), sources, device, processes)
     assert found.endswith("there is 4.00 GB in CPU memory for each of 4 processes")
 
 

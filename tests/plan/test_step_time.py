@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glm_grpo.models.glm_image.memory import ModelSettings
+from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
-from glm_grpo.plan.step_time import decoder_work, language_work
+from glm_grpo.models.planning import ModelSettings
 from glm_grpo.tiny.models import PolicySizes, build_policy_model
 
 FULL = ModelSettings(
@@ -44,7 +44,7 @@ def test_decoder_work_counts_every_matrix_and_convolution():
             "use_post_quant_conv": False,
         },
     )
-    transformer_flops, vae_flops = decoder_work(parts, height=4, width=4)
+    transformer_flops, vae_flops = GlmImagePlanner(parts).decoder_flops(4, 4)
     # 4 patches of 2 x 2 x 4 numbers, width 8. 2 operations an entry and patch: in 16 x 8, prior
     # 2 x 8 x 8, attention 4 x 8 x 8, feed-forward 2 x 8 x 32, out 8 x 16; and 4 x 4 x 4 pairs x 8.
     of_patches = 2 * 4 * (128 + 128 + 256 + 512 + 128) + 4 * 16 * 8
@@ -59,7 +59,7 @@ def test_language_work_leaves_out_the_embedding_of_which_rows_are_read():
     sizes = PolicySizes(codebook=64, layers=2)
     model = build_policy_model(seed=0, sizes=sizes)
     configs = PartConfigs(model.config.to_dict(), {}, {}, {})
-    work = language_work(configs, FULL)
+    work = GlmImagePlanner(configs).language_work(FULL)
     inner, head = model.model.language_model, model.lm_head.weight
     embedding = inner.embed_tokens.weight.numel()
     weights = sum(parameter.numel() for parameter in inner.parameters())
@@ -74,7 +74,7 @@ def test_language_work_leaves_out_the_embedding_of_which_rows_are_read():
 
 def test_language_work_of_the_published_model_has_its_sizes():
     bf16 = replace(FULL, dtype=torch.bfloat16, adapter_rank=32)
-    work = language_work(read_part_configs(PUBLISHED_ID), bf16)
+    work = GlmImagePlanner(read_part_configs(PUBLISHED_ID)).language_work(bf16)
     # 8.847 B less 0.69 B of the embedding; 2 bytes each, and 0.19 B entries of adapters in fp32.
     assert work.layer_entries == pytest.approx(8.16e9, rel=1e-3)
     assert work.read_bytes == pytest.approx(2 * 8.225e9 + 381e6, rel=1e-3)

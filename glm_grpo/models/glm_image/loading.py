@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
 from glm_grpo.errors import ModelError
-from glm_grpo.models.base import ReservedTokens
+from glm_grpo.models.base import AS_PUBLISHED, Quantization, ReservedTokens
 from glm_grpo.models.glm_image.meta import build_part, read_part_configs
 from glm_grpo.models.glm_image.model_folder import (
     check_files,
@@ -22,14 +22,7 @@ from glm_grpo.models.glm_image.model_folder import (
     read_object,
     refuse_missing,
 )
-from glm_grpo.models.glm_image.quantization import (
-    AS_PUBLISHED,
-    Quantization,
-    hold_in_8_bits,
-    options_for_4_bits,
-)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from glm_grpo.models.glm_image.quantization import hold_in_8_bits, options_for_4_bits
 
 _PARTS: dict[str, Any] = {
     "text_encoder": T5EncoderModel,

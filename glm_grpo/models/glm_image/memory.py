@@ -1,19 +1,20 @@
-"""Memory that phases of a step take besides weights: the run's code on the meta device."""
+"""Memory of a run of GLM-Image, and its operations: the run's code on the meta device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from diffusers import GlmImagePipeline
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import GlmImageForConditionalGeneration
 from transformers.cache_utils import DynamicCache
 
-from glm_grpo.models.base import Parallelism
 from glm_grpo.models.glm_image.decoder import turned_at_once
 from glm_grpo.models.glm_image.fast.token_scores import score_tokens
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
@@ -24,11 +25,12 @@ from glm_grpo.models.glm_image.meta import (
     build_language_model,
     built_on_meta,
     measured_on_meta,
+    module_bytes,
+    pinned_bytes,
     quantize_on_meta,
 )
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
-from glm_grpo.models.glm_image.quantization import AS_PUBLISHED, Quantization
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, longest_prompt_tokens
 from glm_grpo.models.glm_image.sampling import (
     PREFILLED_AT_ONCE,
     Truncation,
@@ -38,6 +40,22 @@ from glm_grpo.models.glm_image.sampling import (
     support_log_probs,
 )
 from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.models.offload import NEEDED
+from glm_grpo.models.planning import (
+    OVERHEAD_BYTES,
+    PHASES,
+    UNDIVIDED,
+    BatchSizes,
+    LanguageWork,
+    MemoryItem,
+    MemoryPlan,
+    ModelSettings,
+    Offload,
+    Parallelism,
+    ScorerSizes,
+)
+
+_Found = TypeVar("_Found")
 
 _FEW_LAYERS, _MORE_LAYERS = 4, 6
 """Layers are alike: two depths tell what a further one takes."""
@@ -46,62 +64,6 @@ _MOST_PROMPTS = 1024
 """Prompts up to which a token step is measured; beyond, memory grows by what a prompt takes."""
 
 _FLOAT32, _HALF = 4, 2
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """How the policy is held.
-
-    Attributes:
-        dtype: Of weights and activations.
-        adapter_rank: Of LoRA; None trains language model and head in full.
-        is_checkpointing: Activations are computed again in the backward pass.
-        needs_reference: A KL to the reference is weighed.
-        is_on_accelerator: Chooses the optimizer's form as torch does.
-        quantization: Which weights are held in fewer bits.
-    """
-
-    dtype: torch.dtype
-    adapter_rank: int | None
-    is_checkpointing: bool
-    needs_reference: bool
-    is_on_accelerator: bool
-    quantization: Quantization = AS_PUBLISHED
-
-
-@dataclass(frozen=True)
-class BatchSizes:
-    """What one step works on.
-
-    Attributes:
-        prompts: P.
-        group_size: G.
-        height: Pixels.
-        width: Pixels.
-        prompt_tokens: Of the longest prompt.
-        micro_batch_size: Images a forward and backward pass.
-        is_truncated: By top-k or top-p.
-        decode_batch_size: Images of a group that are drawn at once; None: all.
-    """
-
-    prompts: int
-    group_size: int
-    height: int
-    width: int
-    prompt_tokens: int
-    micro_batch_size: int
-    is_truncated: bool
-    decode_batch_size: int | None = None
-
-    @property
-    def images(self) -> int:
-        """P * G."""
-        return self.prompts * self.group_size
-
-    @property
-    def tokens(self) -> int:
-        """T."""
-        return token_layout(self.height, self.width).num_tokens
 
 
 def build_meta_policy(
@@ -287,7 +249,7 @@ def _rollout(
             _unpadded(sizes.prompts),
             cache,
             group_size=sizes.group_size,
-            positions=_zeros(3, sizes.prompts, sizes.tokens),
+            positions=_zeros(3, sizes.prompts, _tokens(sizes)),
         )
         logits = policy.network.codebook_logits(step(_zeros(sizes.images)))
         is_kept = kept_entries(logits, Truncation(top_p=0.5)) if sizes.is_truncated else None
@@ -295,7 +257,7 @@ def _rollout(
     heads = model.config.text_config.num_attention_heads
     # At the last token: scores for prompt and generated tokens, the two joined, their softmax in
     # fp32, in the model's type, and taken apart again.
-    scores = sizes.images * heads * (sizes.prompt_tokens + sizes.tokens)
+    scores = sizes.images * heads * (sizes.prompt_tokens + _tokens(sizes))
     return reading, joining, memory.peak_bytes + scores * (4 * settings.dtype.itemsize + 4)
 
 
@@ -343,7 +305,7 @@ def _update(
 def _replay(policy: GlmImagePolicy, sizes: BatchSizes) -> Tensor:
     """As `Policy.replay`, which reads values of its inputs that there are none of here."""
     language_model, head = policy.modules()
-    rows, length = sizes.micro_batch_size, sizes.prompt_tokens + sizes.tokens - 1
+    rows, length = sizes.micro_batch_size, sizes.prompt_tokens + _tokens(sizes) - 1
     # A micro-batch that can hold prompts of different lengths needs a mask.
     is_padded = sizes.prompts > 1 and sizes.group_size % rows != 0
     language_model.train()
@@ -354,11 +316,11 @@ def _replay(policy: GlmImagePolicy, sizes: BatchSizes) -> Tensor:
         use_cache=False,
     ).last_hidden_state
     entries = policy.codebook_size
-    is_kept = _zeros(rows, sizes.tokens, entries).bool() if sizes.is_truncated else None
+    is_kept = _zeros(rows, _tokens(sizes), entries).bool() if sizes.is_truncated else None
     scores = score_tokens(
-        hidden_states[:, -sizes.tokens :],
+        hidden_states[:, -_tokens(sizes) :],
         head.weight,
-        _zeros(rows, sizes.tokens),
+        _zeros(rows, _tokens(sizes)),
         codebook_size=entries,
         temperature=policy.temperature,
         is_kept=is_kept,
@@ -471,3 +433,288 @@ def update_on_shards(shards: ShardBytes, *, scoring: int, backward: int) -> Upda
         ),
         key=lambda each: each.gradients + each.whole + each.activations,
     )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Modules that move together: their bytes, and those that training changes."""
+
+    name: str
+    needs: str
+    size: int
+    pinned: int
+    trained: int = 0
+
+
+class GlmImagePlanner:
+    """Plans runs of one model; what was measured for one plan serves the next.
+
+    Args:
+        configs: Of the model.
+        folder: Of its tokenizers; None where they are not at hand.
+    """
+
+    def __init__(self, configs: PartConfigs, folder: Path | None = None) -> None:
+        self._configs = configs
+        self._folder = folder
+        self._known: dict[tuple[object, ...], object] = {}
+
+    def plan(
+        self,
+        model: ModelSettings,
+        sizes: BatchSizes,
+        scorers: ScorerSizes,
+        offload: Offload,
+        *,
+        evaluation: BatchSizes | None = None,
+        processes: Parallelism = UNDIVIDED,
+    ) -> MemoryPlan:
+        """Plans a run, or each process of it.
+
+        Counted are weights, gradients, optimizer state, caches and activations. Not counted are
+        the activations of the scorers, scratch space inside operations, what a caching allocator
+        cannot use between its blocks, and the program with its libraries in CPU memory.
+
+        Args:
+            model: How the policy is held.
+            sizes: What a step works on in this process.
+            scorers: Weights of the reward terms.
+            offload: What waits in CPU memory; of no effect without an accelerator, nor for shards
+                of the policy, which stay where they are.
+            evaluation: What an evaluation samples and decodes at once, where there is one.
+            processes: That train together.
+        """
+        is_offloading = offload != "none" and model.is_on_accelerator
+        is_state_moved = offload == "modules_and_optimizer" and model.is_on_accelerator
+        held = _without_update(model)
+        language, policy = self._once(
+            build_meta_policy, replace(held, needs_reference=model.needs_reference)
+        )
+        decoder = self._once(build_decoder, model.dtype, model.quantization.decoder is not None)
+        shards = shard_bytes(policy, processes) if processes.is_sharded else None
+        parts = [
+            *(_policy_parts(policy, model) if shards is None else []),
+            _part("reference copy", "reference", policy.reference_modules()),
+            _part("decoder", "decoder", decoder),
+            _Part("scorers", "rewards", scorers.movable, scorers.movable),
+        ]
+        state = 2 * (gradient_bytes(policy) if shards is None else shards.trained)
+        vision = module_bytes([language.model.visual, language.model.vqmodel])
+        update = self._update(model, replace(sizes, decode_batch_size=None), policy, shards)
+        # DDP joins gradients in copies that it keeps.
+        is_copying = processes.count > 1 and not processes.is_sharded
+        rollout, prompt_cache, sample_cache = max(
+            self._rollout(held, each, cache_token_bytes(language, model.dtype))
+            for each in (sizes, evaluation or sizes)
+        )
+        group_size = max(sizes.group_size, (evaluation or sizes).group_size)
+        drawn = replace(
+            sizes, group_size=group_size, micro_batch_size=1, prompts=1, is_truncated=False
+        )
+        activations = {
+            "rollout": max(0, rollout - prompt_cache - sample_cache),
+            "decode": self._once(decode_bytes, replace(held, adapter_rank=None), drawn),
+            "update": update.activations,
+        }
+        items = [
+            *([] if shards is None else _shard_items(shards, update)),
+            *[_weights_item(part, is_offloading) for part in parts],
+            MemoryItem("scorers in own processes", _always(scorers.staying)),
+            MemoryItem("scorers on the CPU", {}, cpu=scorers.on_cpu),
+            MemoryItem("vision tower and VQ", {}, cpu=vision),
+            MemoryItem(
+                "optimizer state",
+                {"update": state} if is_state_moved else _always(state),
+                cpu=state if is_state_moved else 0,
+            ),
+            MemoryItem("gradients", {"update": update.gradients}),
+            MemoryItem("gradient buckets", _always(gradient_bytes(policy) if is_copying else 0)),
+            MemoryItem("cache of the prompts", {"rollout": prompt_cache}),
+            MemoryItem("cache of the samples", {"rollout": sample_cache}),
+            MemoryItem("activations", activations),
+            MemoryItem("experience", {}, cpu=_experience_bytes(sizes, policy.codebook_size)),
+        ]
+        moving = parts if is_offloading else []
+        return MemoryPlan(
+            items=tuple(item for item in items if item.cpu or any(item.by_phase.values())),
+            is_on_accelerator=model.is_on_accelerator,
+            overhead=OVERHEAD_BYTES if model.is_on_accelerator else 0,
+            cpu_at_start=_cpu_at_start(parts, shards, policy, is_offloading=is_offloading)
+            + vision
+            + scorers.on_cpu,
+            moved_in=sum(part.size for part in moving) + is_state_moved * state,
+            moved_out=sum(part.trained for part in moving) + is_state_moved * state,
+        )
+
+    def tokens_per_image(self, height: int, width: int) -> int:
+        """T of an image: preview and target grid."""
+        return token_layout(height, width).num_tokens
+
+    def longest_prompt_tokens(
+        self, captions: Sequence[str], *, height: int, width: int
+    ) -> int | None:
+        """Of at least one caption, with the chat template; None where no tokenizer can be read."""
+        if self._folder is None or not (self._folder / "processor").is_dir():
+            return None
+        try:
+            return longest_prompt_tokens(str(self._folder), captions, height=height, width=width)
+        except (OSError, ValueError):
+            # Whoever loads the model says what is wrong with its files.
+            return None
+
+    def language_work(self, model: ModelSettings) -> LanguageWork:
+        """Of the language model as a run holds it.
+
+        Adapters are read, their operations not counted.
+        """
+        configs = self._configs
+        # As published: entries of matrices are counted there, whatever form a run keeps them in.
+        plain = build_language_model(configs.language, model.dtype, layers=1)
+        layer = plain.model.language_model.layers[0]
+        head = plain.lm_head.weight
+        drawn = plain.config.vq_config.num_embeddings
+        held, policy = build_meta_policy(configs, model)
+        text = held.config.text_config
+        read = module_bytes(policy.modules())
+        read -= module_bytes([held.model.language_model.embed_tokens])
+        read -= (len(head) - drawn) * head.shape[1] * model.dtype.itemsize
+        return LanguageWork(
+            # Layers are alike.
+            layer_entries=configs.num_layers
+            * sum(p.numel() for p in layer.parameters() if p.dim() > 1),
+            head_entries=drawn * head.shape[1],
+            attention_width=configs.num_layers
+            * text.num_attention_heads
+            * layer.self_attn.head_dim,
+            read_bytes=read,
+            cache_bytes=cache_token_bytes(held, model.dtype),
+        )
+
+    def decoder_flops(self, height: int, width: int) -> tuple[int, int]:
+        """Operations of a pass of the diffusion transformer and of the VAE, for one image.
+
+        Without glyphs: how many a prompt has, its config does not say.
+
+        """
+        dtype, configs = torch.bfloat16, self._configs
+        transformer, vae, _ = build_decoder(configs, dtype)
+        sizes = BatchSizes(1, 1, height, width, 0, 1, is_truncated=False)
+        return (
+            _counted(lambda: draw_on_meta(transformer, vae, sizes, dtype, images=1)),
+            _counted(lambda: turn_on_meta(vae, sizes, dtype, images=1)),
+        )
+
+    def _update(
+        self,
+        model: ModelSettings,
+        sizes: BatchSizes,
+        policy: GlmImagePolicy,
+        shards: ShardBytes | None,
+    ) -> UpdateBytes:
+        if shards is None:
+            gradients = gradient_bytes(policy)
+            replaying = self._once(update_bytes, model, sizes) - gradients
+            return UpdateBytes(gradients, 0, max(0, replaying))
+        return update_on_shards(
+            shards,
+            scoring=self._once(scoring_bytes, model, sizes),
+            backward=self._once(backward_bytes, model, sizes),
+        )
+
+    def _rollout(
+        self, held: ModelSettings, sizes: BatchSizes, a_token: int
+    ) -> tuple[int, int, int]:
+        """Most that sampling takes, and its caches: a prompt's is kept once for its group."""
+        drawn = replace(sizes, micro_batch_size=1, decode_batch_size=None)
+        return (
+            self._once(rollout_bytes, held, drawn),
+            sizes.prompts * sizes.prompt_tokens * a_token,
+            sizes.images * _tokens(sizes) * a_token,
+        )
+
+    def _once(self, find: Callable[..., _Found], *arguments: object) -> _Found:
+        """Of the model and hashable arguments."""
+        key = (find, *arguments)
+        if key not in self._known:
+            self._known[key] = find(self._configs, *arguments)
+        found: _Found = self._known[key]  # type: ignore[assignment]
+        return found
+
+
+def _without_update(model: ModelSettings) -> ModelSettings:
+    """How the policy is held where nothing is learnt, so that it is measured once for all plans."""
+    return replace(model, is_checkpointing=False, needs_reference=False, is_on_accelerator=False)
+
+
+def _part(name: str, needs: str, modules: Sequence[nn.Module]) -> _Part:
+    return _Part(name, needs, module_bytes(modules), pinned_bytes(modules))
+
+
+def _policy_parts(policy: GlmImagePolicy, model: ModelSettings) -> list[_Part]:
+    """Frozen weights and adapters, or all of it where it is trained in full."""
+    trained = gradient_bytes(policy)
+    adapters = 0 if model.adapter_rank is None else trained
+    frozen = module_bytes(policy.modules()) - adapters
+    pinned = pinned_bytes(policy.modules())
+    return [
+        _Part("language model and head", "policy", frozen, pinned, trained - adapters),
+        _Part("adapters", "policy", adapters, 0, adapters),
+    ]
+
+
+def _weights_item(part: _Part, is_offloading: bool) -> MemoryItem:
+    if not is_offloading:
+        return MemoryItem(part.name, _always(part.size))
+    phases = [phase for phase, needed in NEEDED.items() if part.needs in needed]
+    return MemoryItem(part.name, dict.fromkeys(phases, part.size), cpu=part.pinned)
+
+
+def _shard_items(shards: ShardBytes, update: UpdateBytes) -> list[MemoryItem]:
+    together = dict.fromkeys(("rollout", "decode", "reward"), shards.whole)
+    return [
+        MemoryItem("policy, own shards", _always(shards.frozen + shards.trained)),
+        MemoryItem("policy, put together", {**together, "update": update.whole}),
+    ]
+
+
+def _always(size: int) -> Mapping[str, int]:
+    return dict.fromkeys(PHASES, size)
+
+
+def _experience_bytes(sizes: BatchSizes, entries: int) -> int:
+    """Pictures, token ids, log-probs, and which entries could be drawn."""
+    a_token = 8 + 4 + (entries if sizes.is_truncated else 0)
+    return sizes.images * (3 * sizes.height * sizes.width + a_token * _tokens(sizes))
+
+
+def _cpu_at_start(
+    parts: Sequence[_Part],
+    shards: ShardBytes | None,
+    policy: GlmImagePolicy,
+    *,
+    is_offloading: bool,
+) -> int:
+    """All weights are loaded before they move; pinned copies of a part stand beside it at first.
+
+    A policy that is cut up stays until the others have moved.
+    """
+    staying, upcast = (0, 0) if shards is None else (module_bytes(policy.modules()), shards.upcast)
+    loaded = sum(part.size for part in parts) + staying
+    if not is_offloading:
+        return max(loaded, upcast)
+    peak = pinned = 0
+    for part in parts:
+        pinned += part.pinned
+        peak = max(peak, loaded + pinned)
+        loaded -= part.size
+    return max(peak, pinned + upcast if shards is not None else 0)
+
+
+def _tokens(sizes: BatchSizes) -> int:
+    return token_layout(sizes.height, sizes.width).num_tokens
+
+
+def _counted(work: Callable[[], None]) -> int:
+    with torch.no_grad(), measured_on_meta(), FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from diffusers import GlmImageTransformer2DModel
 from transformers import BitsAndBytesConfig
 from transformers.utils import is_bitsandbytes_available
 
-from glm_grpo.errors import ConfigError, ModelError
+from glm_grpo.errors import ModelError
 
 KEPT_MODULES = ("lm_head", "model.visual", "model.vqmodel")
 """Not quantised: the head is scored with as it is, and the vision tower never leaves the CPU. The
@@ -24,42 +23,6 @@ SCALES_BLOCK = 256
 
 STORED_IN_8_BITS = torch.float8_e4m3fn
 """4 bits of exponent, 3 of mantissa."""
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """What is held in fewer bits than the model's type.
-
-    Attributes:
-        language: Matrices of the language model's layers in 4 bits, blocks of 64, scales in 8 bits;
-            None: none. Source: QLoRA, Dettmers et al. 2023 (arXiv 2305.14314), section 3.
-        decoder: Weights of the diffusion transformer in 8 bits, cast to the model's type layer by
-            layer as they are used; None: none.
-    """
-
-    language: Literal["nf4"] | None = None
-    decoder: Literal["float8"] | None = None
-
-
-AS_PUBLISHED = Quantization()
-"""Every weight in the model's type."""
-
-
-def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: bool) -> None:
-    """What can be said before anything is loaded.
-
-    Args:
-        quantization: Of the language model.
-        is_on_accelerator: Whether there is one.
-
-    Raises:
-        ConfigError: Weights of 4 bits are asked for where there is no accelerator.
-    """
-    if quantization is not None and not is_on_accelerator:
-        raise ConfigError(
-            f"model.quantization is {quantization!r}: weights of 4 bits need an accelerator, and "
-            "there is none; leave model.quantization out"
-        )
 
 
 def options_for_4_bits(dtype: torch.dtype) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.errors import ModelError
+from glm_grpo.models.base import Quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.memory import (
-    BatchSizes,
-    ModelSettings,
+    GlmImagePlanner,
     _update,
     decode_bytes,
     rollout_bytes,
@@ -25,10 +25,8 @@ from glm_grpo.models.glm_image.meta import (
     read_part_configs,
 )
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.quantization import Quantization
 from glm_grpo.models.glm_image.token_grid import token_layout
-from glm_grpo.plan.memory import OVERHEAD_BYTES, MemoryPlanner
-from glm_grpo.plan.scorers import ScorerSizes
+from glm_grpo.models.planning import OVERHEAD_BYTES, BatchSizes, ModelSettings, ScorerSizes
 from glm_grpo.tiny.models import (
     PolicySizes,
     build_glyph_tokenizer,
@@ -235,7 +233,7 @@ def test_decode_bytes_of_a_transformer_in_8_bits_hold_one_layer_in_full(tiny_con
 def test_plan_of_a_model_in_fewer_bits_has_its_sizes(published_configs):
     held = replace(PUBLISHED, quantization=Quantization(language="nf4", decoder="float8"))
     sizes = replace(SIZES, height=512, width=512, prompts=2)
-    plan = MemoryPlanner(published_configs).plan(held, sizes, ScorerSizes(), "modules")
+    plan = GlmImagePlanner(published_configs).plan(held, sizes, ScorerSizes(), "modules")
     # 40 layers of 204.0 M entries: q, k, v, o 4096 x (4096 + 256 + 256) + 4096 x 4096, gate and up
     # 4096 x 27392, down 13696 x 4096. An entry takes 1/2 byte, a 64th of a byte for its scale and
     # 4 / (64 x 256) for the scale's. In 2 bytes: 168064 rows of the embedding, 16512 of the head.
@@ -255,7 +253,7 @@ def test_update_bytes_of_a_deep_model_equal_those_of_all_its_layers():
 
 
 def test_plan_of_the_published_model_has_its_sizes(published_configs):
-    plan = MemoryPlanner(published_configs).plan(
+    plan = GlmImagePlanner(published_configs).plan(
         PUBLISHED, replace(SIZES, height=512, width=512, prompts=2), ScorerSizes(), "modules"
     )
     # 8.847 B + 16512 x 4096 of the head, 2 bytes each; 40 layers, 2 heads of 128, 2 bytes:
@@ -268,7 +266,7 @@ def test_plan_of_the_published_model_has_its_sizes(published_configs):
 
 
 def test_plan_offload_moves_weights_out_of_the_phases_that_do_without(tiny_configs):
-    planner = MemoryPlanner(tiny_configs)
+    planner = GlmImagePlanner(tiny_configs)
     model = replace(MODEL, is_on_accelerator=True)
     plans = {
         offload: planner.plan(model, SIZES, ScorerSizes(movable=1000), offload)
@@ -287,14 +285,14 @@ def test_plan_offload_moves_weights_out_of_the_phases_that_do_without(tiny_confi
 
 
 def test_plan_without_an_accelerator_holds_everything_in_one_memory(tiny_configs):
-    plan = MemoryPlanner(tiny_configs).plan(MODEL, SIZES, ScorerSizes(on_cpu=500), "modules")
+    plan = GlmImagePlanner(tiny_configs).plan(MODEL, SIZES, ScorerSizes(on_cpu=500), "modules")
     assert plan.overhead == plan.moved_in == 0
     assert plan.peak == plan.cpu + sum(item.by_phase.get(plan.peak_phase, 0) for item in plan.items)
     assert _item(plan, "decoder").by_phase["update"] > 0
 
 
 def test_plan_with_adapters_trains_two_factors_of_every_matrix(tiny_configs):
-    planner = MemoryPlanner(tiny_configs)
+    planner = GlmImagePlanner(tiny_configs)
     one, two = (
         planner.plan(replace(MODEL, adapter_rank=rank), SIZES, ScorerSizes(), "none")
         for rank in (4, 8)
@@ -306,7 +304,7 @@ def test_plan_with_adapters_trains_two_factors_of_every_matrix(tiny_configs):
 
 
 def test_plan_measures_a_phase_once_for_settings_it_does_not_depend_on(tiny_configs):
-    planner = MemoryPlanner(tiny_configs)
+    planner = GlmImagePlanner(tiny_configs)
     planner.plan(MODEL, SIZES, ScorerSizes(), "none")
     model = replace(MODEL, is_checkpointing=True, needs_reference=True)
     sizes = replace(SIZES, micro_batch_size=4)

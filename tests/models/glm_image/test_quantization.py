@@ -9,14 +9,15 @@ from torch import nn
 from glm_grpo.build import build_models
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
+from glm_grpo.models.base import Quantization
 from glm_grpo.models.glm_image import quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
-from glm_grpo.models.glm_image.memory import ModelSettings, build_meta_policy
+from glm_grpo.models.glm_image.memory import build_meta_policy
 from glm_grpo.models.glm_image.meta import module_bytes, read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.quantization import Quantization
 from glm_grpo.models.offload import ModulePart, scales
+from glm_grpo.models.planning import ModelSettings
 
 FLOAT8 = Quantization(decoder="float8")
 NF4 = Quantization(language="nf4")

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.models.base import Parallelism
 from glm_grpo.models.glm_image.memory import (
-    BatchSizes,
-    ModelSettings,
+    GlmImagePlanner,
     ShardBytes,
     UpdateBytes,
     backward_bytes,
@@ -24,8 +22,7 @@ from glm_grpo.models.glm_image.memory import (
     update_on_shards,
 )
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
-from glm_grpo.plan.memory import MemoryPlanner
-from glm_grpo.plan.scorers import ScorerSizes
+from glm_grpo.models.planning import BatchSizes, ModelSettings, Parallelism, ScorerSizes
 from glm_grpo.tiny.models import build_policy_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -152,7 +149,7 @@ def _items(plan):
 def test_plan_of_shards_holds_whole_weights_where_images_are_made(tiny_configs):
     model = replace(FULL, needs_reference=True, is_on_accelerator=True)
     processes = Parallelism(2, is_sharded=True)
-    plan = MemoryPlanner(tiny_configs).plan(
+    plan = GlmImagePlanner(tiny_configs).plan(
         model, SIZES, ScorerSizes(), "modules", processes=processes
     )
     shards = _planned(FULL, tiny_configs, processes)
@@ -166,7 +163,7 @@ def test_plan_of_shards_holds_whole_weights_where_images_are_made(tiny_configs):
     assert items["reference copy"].by_phase.keys() == {"update"}
     assert items["reference copy"].by_phase["update"] >= shards.whole
     assert "language model and head" not in items
-    alone = _items(MemoryPlanner(tiny_configs).plan(model, SIZES, ScorerSizes(), "modules"))
+    alone = _items(GlmImagePlanner(tiny_configs).plan(model, SIZES, ScorerSizes(), "modules"))
     assert items["decoder"] == alone["decoder"]
 
 
@@ -174,7 +171,7 @@ def test_plan_of_shards_counts_fp32_copies_in_cpu_memory_before_they_are_cut(tin
     # A decoder that is planned in no time beside a policy that is larger.
     parts = read_part_configs(PUBLISHED_ID)
     parts = replace(parts, transformer=tiny_configs.transformer, vae=tiny_configs.vae)
-    planner = MemoryPlanner(parts)
+    planner = GlmImagePlanner(parts)
     model = replace(FULL, dtype=torch.bfloat16, is_on_accelerator=True)
     sharded = Parallelism(2, is_sharded=True)
     plain, mixed = (
@@ -188,7 +185,7 @@ def test_plan_of_shards_counts_fp32_copies_in_cpu_memory_before_they_are_cut(tin
 
 
 def test_plan_of_copies_adds_the_buckets_of_their_gradients(tiny_configs):
-    planner = MemoryPlanner(tiny_configs)
+    planner = GlmImagePlanner(tiny_configs)
     model = replace(FULL, adapter_rank=4)
     one, two = (
         planner.plan(model, SIZES, ScorerSizes(), "none", processes=Parallelism(count))
