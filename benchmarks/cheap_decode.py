@@ -99,10 +99,10 @@ def _measure(options: argparse.Namespace) -> list[Measured]:
     rollout = models.policy.sample(batch, policy_step=0)
     decoders = [models.decoder.with_steps(steps + 1) for steps in range(models.decoder.steps)]
     seconds: list[list[float]] = [[] for _ in decoders]
-    pictures = [_draw_timed(decoder, batch, rollout)[0] for decoder in decoders]
+    pictures = [_decode_timed(decoder, batch, rollout)[0] for decoder in decoders]
     for _ in range(options.repeats):
         for decoder, times in zip(decoders, seconds, strict=True):
-            times.append(_draw_timed(decoder, batch, rollout)[1])
+            times.append(_decode_timed(decoder, batch, rollout)[1])
     tables = [models.scorer.score(batch.prompts, drawn) for drawn in pictures]
     rows = []
     for decoder, times, table in zip(decoders, seconds, tables, strict=True):
@@ -118,7 +118,7 @@ def _measure(options: argparse.Namespace) -> list[Measured]:
     return rows
 
 
-def _draw_timed(
+def _decode_timed(
     decoder: Decoder, batch: PromptBatch, rollout: Rollout
 ) -> tuple[UInt8[Tensor, "P G 3 H W"], float]:
     started = time.perf_counter()

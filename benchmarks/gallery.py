@@ -193,7 +193,7 @@ def _experience(step: int, generator: torch.Generator) -> Experience:
         rollout=Rollout(
             token_ids=torch.zeros(PROMPTS, GROUP, 4, dtype=torch.int64),
             log_probs=torch.zeros(PROMPTS, GROUP, 4),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=step - 1,
         ),
         images=ImageBatch(_pictures(PROMPTS, GROUP, generator), seeds),

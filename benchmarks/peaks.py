@@ -160,7 +160,7 @@ def _experience(batch: PromptBatch, size: Size) -> Experience:
         rollout=Rollout(
             token_ids=torch.randint(size.codebook, shape, generator=generator),
             log_probs=torch.full(shape, -math.log(size.codebook)),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=0,
         ),
         images=ImageBatch(torch.zeros(1, size.images, 3, 1, 1, dtype=torch.uint8), (0,)),

@@ -343,7 +343,7 @@ def _make_experience(side: int, batch: int) -> Experience:
         rollout=Rollout(
             token_ids=torch.randint(SIZES.codebook, shape, generator=generator),
             log_probs=level + 0.1 * torch.randn(shape, generator=generator),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=0,
         ),
         images=ImageBatch(torch.zeros(1, batch, 3, 1, 1, dtype=torch.uint8), (0,)),

@@ -53,14 +53,14 @@ class Rollout:
         token_ids: Codebook ids, preview grid first, then target grid.
         log_probs: Natural logarithm, of the distribution the token was drawn from (temperature,
             truncation and renormalisation included).
-        is_kept: The codebook entries that could be drawn at each token (top-k / top-p), V wide;
-            None when nothing was truncated.
+        sampling_mask: The codebook entries that could be sampled at each token (top-k / top-p), V
+            wide; None when nothing was truncated.
         policy_step: Number of optimizer steps of the policy that sampled.
     """
 
     token_ids: Int64[Tensor, "P G T"]
     log_probs: Float32[Tensor, "P G T"]
-    is_kept: Bool[Tensor, "P G T V"] | None
+    sampling_mask: Bool[Tensor, "P G T V"] | None
     policy_step: int
 
 

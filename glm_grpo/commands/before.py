@@ -23,7 +23,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.probe.page import probe_tables, write_probe
-from glm_grpo.probe.probe import draw_probe, probed_prompts, report_probe
+from glm_grpo.probe.probe import probed_prompts, report_probe, sample_probe
 from glm_grpo.training.asynchronous.ray_cluster import require_ray
 from glm_grpo.training.collect import collect
 from glm_grpo.training.data.prompts import PromptSource, evaluation_batches, part_of_batch
@@ -146,7 +146,7 @@ def probe_config(
     training = (prompts.training[index] for index in range(len(prompts.training)))
     for line in models.scorer.check_prompts(training, of="training prompts"):
         logger.warning("%s", line)
-    samples = draw_probe(models, batches, collect_settings(config), noises=noises)
+    samples = sample_probe(models, batches, collect_settings(config), noises=noises)
     try:
         report = report_probe(
             samples,

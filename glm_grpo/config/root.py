@@ -202,8 +202,8 @@ def _decode_problems(decode: DecodeSection) -> list[Problem]:
 
 
 def _async_problems(section: AsyncSection) -> list[Problem]:
-    if section.min_importance_ratio is None or section.on_stale == "drop":
+    if section.min_importance_ratio is None or section.on_stale == "mask":
         return []
-    rule = "needs async.on_stale=drop: a token that is weighed has its small weight"
-    remedy = "set async.on_stale=drop, or leave async.min_importance_ratio out"
+    rule = "needs async.on_stale=mask: a token that is truncated has its small weight"
+    remedy = "set async.on_stale=mask, or leave async.min_importance_ratio out"
     return [Problem("async.min_importance_ratio", section.min_importance_ratio, rule, remedy)]

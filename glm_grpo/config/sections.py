@@ -166,14 +166,14 @@ class AsyncSection(Options):
     figures of a synchronous run."""
     push_every: int = Field(default=1, ge=1)
     """Optimizer updates from one push of weights to the collectors to the next."""
-    on_stale: Literal["weigh", "drop"] = "weigh"
+    on_stale: Literal["truncate", "mask"] = "truncate"
     """Tokens of an older policy are weighed by their importance ratio. Those above
-    `max_importance_ratio` get that weight (weigh), or are not learnt from (drop)."""
+    `max_importance_ratio` get that weight (truncate), or none (mask)."""
     max_importance_ratio: float = Field(default=2.0, ge=1.0)
     """Largest weight of a token of an older policy."""
     min_importance_ratio: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Tokens whose ratio is smaller are not learnt from either, where `on_stale` is drop; absent:
-    they have their small weight."""
+    """Tokens whose ratio is smaller get no weight either, where `on_stale` is mask; absent: they
+    have their small one."""
     address: str | None = Field(default=None, pattern=r"^(auto|[^/\s]+:\d{1,5})$")
     """Of a Ray cluster, `host:port` or `auto`; absent: the run starts one on this machine."""
     cpus_per_collector: int = Field(default=1, ge=1, le=4096)
@@ -181,6 +181,13 @@ class AsyncSection(Options):
     gpus_per_collector: float = Field(default=0.0, ge=0.0, le=1024.0)
     """Accelerators that Ray keeps for a collector: a share of one, or a whole number; 0: it
     computes on the CPU."""
+
+    @field_validator("on_stale", mode="before")
+    @classmethod
+    def _read_former_names(cls, value: object) -> object:
+        """Configs of runs of before say weigh and drop."""
+        former = {"weigh": "truncate", "drop": "mask"}
+        return former.get(value, value) if isinstance(value, str) else value
 
     @field_validator("address")
     @classmethod

@@ -27,7 +27,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 LossKlEstimator = Literal["k3_corrected", "k1", "k2", "k3"]
 """Of the KL to the reference in the loss: see `corrected_kl_estimate` and `kl_estimate`."""
 
-Treatment = Literal["weigh", "drop"]
+StaleTreatment = Literal["truncate", "mask"]
 """What becomes of a token whose importance ratio is out of bounds: a limited weight, or none."""
 
 
@@ -399,13 +399,13 @@ def importance_weights(
     old_log_probs: Float32[Tensor, "*sequences T"],
     *,
     largest: float,
-    treatment: Treatment,
+    treatment: StaleTreatment,
     smallest: float = 0.0,
 ) -> Float32[Tensor, "*sequences T"]:
     """Weights that make tokens of an older policy count as the present one would draw them.
 
-    With r = exp(proximal_log_prob - old_log_prob): min(r, largest) where treatment is `weigh`; r
-    from the smallest to the largest, bounds included, and 0 outside where it is `drop`. Both bound
+    With r = exp(proximal_log_prob - old_log_prob): min(r, largest) where treatment is `truncate`; r
+    from the smallest to the largest, bounds included, and 0 outside where it is `mask`. Both bound
     the variance that r alone would have, at the price of a bias: the first still learns from a
     token of which the older policy says little, the second does not.
 
@@ -417,13 +417,13 @@ def importance_weights(
         old_log_probs: As sampled.
         largest: Of the weights, >= 1.
         treatment: Of tokens above it.
-        smallest: Of the weights that are not 0, in [0, 1]; `weigh` does not read it.
+        smallest: Of the weights that are not 0, in [0, 1]; `truncate` does not read it.
 
     Returns:
         One weight a token, in [0, largest].
     """
     ratio = torch.exp(proximal_log_probs - old_log_probs)
-    if treatment == "drop":
+    if treatment == "mask":
         return ratio.masked_fill((ratio > largest) | (ratio < smallest), 0.0)
     return ratio.clamp(max=largest)
 

@@ -54,13 +54,13 @@ class Range:
         name: Of the term.
         mean: Of all samples; NaN where the term applies to none.
         best: Mean over the prompts of the best sample of each; likewise.
-        own_tokens: Of the targets' own tokens; NaN without targets.
+        reconstruction: Of the targets' own tokens; NaN without targets.
     """
 
     name: str
     mean: float
     best: float
-    own_tokens: float
+    reconstruction: float
 
 
 def draw_bars(
@@ -123,7 +123,7 @@ def draw_ranges(ranges: Sequence[Range], *, best_label: str, is_dark: bool) -> b
         axes.set_ylim(-1.0, 1.0)
         axes.spines["left"].set_visible(False)
         axes.ticklabel_format(axis="x", useOffset=False)
-        values = (scores.mean, scores.best, scores.own_tokens)
+        values = (scores.mean, scores.best, scores.reconstruction)
         axes.plot([scores.mean, scores.best], [0.0, 0.0], color=theme.blue, linewidth=3.0)
         # A score that is not there leaves the mark out, and keeps the entry of the legend.
         handles = [

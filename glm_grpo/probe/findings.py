@@ -41,8 +41,8 @@ class ProbedTerm:
     Attributes:
         audit: Figures of the samples.
         weight: In the config.
-        own_tokens: Mean score of the decoded tokens of the target pictures, what a perfect policy
-            would get; NaN without targets.
+        reconstruction: Mean score of the decoded tokens of the target pictures, what a perfect
+            policy would get; NaN without targets.
         room: Mean, over the prompts with a target, of that score less the mean of the prompt's
             samples; NaN without targets.
         decoder_fraction: See `rewards.audit.audit.decoder_fractions`.
@@ -51,7 +51,7 @@ class ProbedTerm:
 
     audit: TermAudit
     weight: float
-    own_tokens: float
+    reconstruction: float
     room: float
     decoder_fraction: float
     proposed_weight: float | None
@@ -252,7 +252,7 @@ def _examine_ceiling(term: ProbedTerm) -> Iterator[Finding]:
     if term.room <= LITTLE_ROOM * audit.std:
         what = (
             f"is there already: the samples score {render(audit.mean)}, the targets' own tokens "
-            f"{render(term.own_tokens)}; more of it brings them no nearer to the targets"
+            f"{render(term.reconstruction)}; more of it brings them no nearer to the targets"
         )
         remedy = f"lower its weight, or only watch it: weight 0 and reward.watch=[{audit.name}]"
         yield Finding(audit.name, what, remedy)

@@ -109,7 +109,12 @@ def _drive_row(term: ProbedTerm) -> tuple[str, ...]:
 
 def _gain_row(term: ProbedTerm) -> tuple[str, ...]:
     return (
-        *(term.audit.name, render(term.audit.headroom), render(term.own_tokens), render(term.room)),
+        *(
+            term.audit.name,
+            render(term.audit.headroom),
+            render(term.reconstruction),
+            render(term.room),
+        ),
         *(render_share(term.audit.saturation), render_share(term.decoder_fraction)),
     )
 

@@ -40,15 +40,15 @@ class ProbedPrompt:
         prompt: With its target, if it has one.
         pixels: RGB, 0..255.
         totals: Of the G samples.
-        own_pixels: None without a target.
-        own_total: NaN where there is none: no target, or totals that are relative to a group.
+        reconstructed_pixels: None without a target.
+        reconstruction_total: NaN without a target, and where totals are relative to a group.
     """
 
     prompt: Prompt
     pixels: UInt8[Tensor, "G 3 H W"]
     totals: Float32[Tensor, " G"]
-    own_pixels: UInt8[Tensor, "3 H W"] | None
-    own_total: float
+    reconstructed_pixels: UInt8[Tensor, "3 H W"] | None
+    reconstruction_total: float
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _drawings(report: ProbeReport) -> Iterator[tuple[str, str, Callable[..., byt
     )
     means = [audit.mean for audit in audits]
     bests = [audit.mean + audit.headroom for audit in audits]
-    own = [term.own_tokens for term in report.terms]
+    own = [term.reconstruction for term in report.terms]
     ranges = [Range(*scores) for scores in zip(names, means, bests, own, strict=True)]
     best_label = f"best of {report.group_size}"
     yield (
@@ -178,7 +178,7 @@ def _write_tiles(prompt: ProbedPrompt, number: int, directory: Path) -> list[_Ti
     worst = min(reversed(samples), key=totals.__getitem__)
     pictures = (
         ("target", "Target", prompt.prompt.target, None),
-        ("own", "Target's own tokens", prompt.own_pixels, prompt.own_total),
+        ("own", "Target's own tokens", prompt.reconstructed_pixels, prompt.reconstruction_total),
         ("best", f"Best of {len(totals)}", prompt.pixels[best], totals[best]),
         ("worst", f"Worst of {len(totals)}", prompt.pixels[worst], totals[worst]),
     )

@@ -43,9 +43,9 @@ class ProbeSamples:
         rewards: Their raw scores.
         totals: Under the weights of the config.
         redrawn: Raw scores of the first sample's tokens decoded under K other noises.
-        own_tokens: Raw scores of the decoded tokens of the target picture; NaN where a prompt has
-            no target or a term does not apply.
-        own_pixels: Those pictures, in the order of the prompts that have a target.
+        reconstruction: Raw scores of the decoded tokens of the target picture; NaN where a prompt
+            has no target or a term does not apply.
+        reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
         full: The samples in the full decode; None where rollouts are decoded in full anyway.
     """
 
@@ -54,12 +54,12 @@ class ProbeSamples:
     rewards: RewardTable
     totals: Float32[Tensor, "N G"]
     redrawn: Float32[Tensor, "N K R"]
-    own_tokens: Float32[Tensor, "N R"]
-    own_pixels: UInt8[Tensor, "M 3 H W"]
+    reconstruction: Float32[Tensor, "N R"]
+    reconstructed_pixels: UInt8[Tensor, "M 3 H W"]
     full: FullDecode | None
 
 
-def draw_probe(
+def sample_probe(
     models: Models, batches: Iterable[PromptBatch], settings: CollectSettings, *, noises: int
 ) -> ProbeSamples:
     """Samples, decodes and scores; nothing is trained.
@@ -86,8 +86,8 @@ def draw_probe(
         rewards=table,
         totals=combine(table, mode=settings.combine),
         redrawn=torch.cat([part.redrawn for part in parts]),
-        own_tokens=torch.cat([part.own_tokens for part in parts]),
-        own_pixels=torch.cat([part.own_pixels for part in parts]),
+        reconstruction=torch.cat([part.reconstruction for part in parts]),
+        reconstructed_pixels=torch.cat([part.reconstructed_pixels for part in parts]),
         full=join_decodes(decodes) if decodes else None,
     )
 
@@ -106,15 +106,15 @@ def _probe_batch(
         _draw(models, _under_noise(single, number), rollout.token_ids[:, :1])[1].raw
         for number in range(noises)
     ]
-    own_tokens, own_pixels = _draw_targets(models, single, len(table.names))
+    reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
     return ProbeSamples(
         prompts=batch.prompts,
         images=images,
         rewards=table,
         totals=combine(table, mode=settings.combine),
         redrawn=torch.cat(redrawn, dim=1),
-        own_tokens=own_tokens,
-        own_pixels=own_pixels,
+        reconstruction=reconstruction,
+        reconstructed_pixels=reconstructed_pixels,
         full=full,
     )
 
@@ -130,7 +130,7 @@ def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
     return replace(batch, decode_seeds=seeds)
 
 
-def _draw_targets(
+def _decode_targets(
     models: Models, batch: PromptBatch, num_terms: int
 ) -> tuple[Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
     """Scores and pictures of the target pictures' own tokens."""
@@ -178,8 +178,8 @@ def report_probe(
     terms = zip(
         audit.terms,
         weights,
-        samples.own_tokens.nanmean(dim=0).tolist(),
-        (samples.own_tokens - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
+        samples.reconstruction.nanmean(dim=0).tolist(),
+        (samples.reconstruction - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
         decoder_fractions(samples.redrawn, table).tolist(),
         proposed,
         strict=True,
@@ -207,31 +207,31 @@ def probed_prompts(samples: ProbeSamples, *, mode: Mode) -> list[ProbedPrompt]:
         mode: How terms are combined. Under `normalize_then_sum` totals are relative to a group, and
             a picture outside it has none.
     """
-    own_pixels = iter(samples.own_pixels)
+    reconstructed_pixels = iter(samples.reconstructed_pixels)
     prompts = []
     for row, prompt in enumerate(samples.prompts):
         own, total = None, math.nan
         if prompt.target is not None:
-            own = next(own_pixels)
+            own = next(reconstructed_pixels)
             if mode == "weighted_sum":
-                total = _own_total(samples, row)
+                total = _reconstruction_total(samples, row)
         prompts.append(
             ProbedPrompt(
                 prompt=prompt,
                 pixels=samples.images.pixels[row],
                 totals=samples.totals[row],
-                own_pixels=own,
-                own_total=total,
+                reconstructed_pixels=own,
+                reconstruction_total=total,
             )
         )
     return prompts
 
 
-def _own_total(samples: ProbeSamples, row: int) -> float:
+def _reconstruction_total(samples: ProbeSamples, row: int) -> float:
     table = samples.rewards
     single = replace(
         table,
-        raw=samples.own_tokens[row].nan_to_num()[None, None],
+        raw=samples.reconstruction[row].nan_to_num()[None, None],
         is_applicable=table.is_applicable[row : row + 1],
     )
     return combine(single, mode="weighted_sum").item()

@@ -225,7 +225,7 @@ def without_replay_data(experience: Experience) -> Experience:
     """What another process needs to record an experience: nothing of what replay alone needs."""
     return replace(
         experience,
-        rollout=replace(experience.rollout, is_kept=None),
+        rollout=replace(experience.rollout, sampling_mask=None),
         reference_log_probs=None,
         correction=None,
     )

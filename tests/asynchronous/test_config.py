@@ -63,8 +63,8 @@ def test_unknown_key_of_the_section_names_the_nearest(tiny) -> None:
         ("async.max_importance_ratio=0.5", r"max_importance_ratio = 0.5\n.*must be at least 1"),
         ("async.min_importance_ratio=0", r"min_importance_ratio = 0\n.*must be greater than 0"),
         ("async.min_importance_ratio=1.5", r"min_importance_ratio = 1.5\n.*must be at most 1"),
-        ("async.min_importance_ratio=0.5", r"min_importance_ratio = 0.5\n.*needs .*on_stale=drop"),
-        ("async.on_stale=ignore", r"async\.on_stale = 'ignore'\n.*one of weigh, drop"),
+        ("async.min_importance_ratio=0.5", r"min_importance_ratio = 0.5\n.*needs .*on_stale=mask"),
+        ("async.on_stale=ignore", r"async\.on_stale = 'ignore'\n.*one of truncate, mask"),
         ("async.gpus_per_collector=-1", r"must be at least 0"),
         ("async.gpus_per_collector=1.5", r"gpus_per_collector = 1.5\n.*or a whole number"),
         ("async.gpus_per_collector=0.00001", r"0, 0.0001 to 1, or a whole number"),
@@ -111,7 +111,7 @@ def test_resumed_run_may_have_other_collectors_but_no_other_age(tiny) -> None:
         "async.cpus_per_collector=4",
     )
     assert config_differences(stored, where) == []
-    other = tiny("train.mode=async", "async.max_policy_age=2", "async.on_stale=drop")
+    other = tiny("train.mode=async", "async.max_policy_age=2", "async.on_stale=mask")
     assert config_differences(stored, other) == ["async.max_policy_age", "async.on_stale"]
     assert config_differences(stored, tiny()) == ["train.mode"]
 
@@ -129,3 +129,8 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(importlib.util, "find_spec", find)
     with pytest.raises(ConfigError, match=r"pip install 'glm-grpo\[ray\]'"):
         require_ray()
+
+
+@pytest.mark.parametrize(("former", "now"), [("weigh", "truncate"), ("drop", "mask")])
+def test_former_names_of_treatments_are_read(tiny, former: str, now: str) -> None:
+    assert tiny(f"async.on_stale={former}").asynchronous.on_stale == now

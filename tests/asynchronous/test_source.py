@@ -51,7 +51,7 @@ CHEAP = CollectSettings(
     decode_steps=1,
 )
 WEIGH = StaleSettings(
-    treatment="weigh", max_importance_ratio=2.0, min_importance_ratio=0.0, micro_batch_size=1
+    treatment="truncate", max_importance_ratio=2.0, min_importance_ratio=0.0, micro_batch_size=1
 )
 
 
@@ -97,7 +97,7 @@ def experience_of(order: Order, updates: float) -> Experience:
         rollout=Rollout(
             token_ids=torch.zeros(1, 2, TOKENS, dtype=torch.int64),
             log_probs=torch.full((1, 2, TOKENS), -0.1 * updates),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=order.policy_step,
         ),
         images=ImageBatch(pixels, order.batch.decode_seeds),
@@ -298,7 +298,7 @@ def test_stale_experience_is_weighed_by_the_policy_about_to_learn(run: Callable[
 
 def test_dropping_leaves_out_tokens_that_became_too_unlikely(run: Callable[..., Run]) -> None:
     # All tokens have a ratio of exp(-0.1) = 0.905, as above.
-    stale = replace(WEIGH, treatment="drop", min_importance_ratio=0.95)
+    stale = replace(WEIGH, treatment="mask", min_importance_ratio=0.95)
     it = run(collectors=2, age=1, last=2, stale=stale)
     it.learn(1)
 

@@ -117,7 +117,7 @@ def _experience(step: int, mode: Mode) -> Experience:
         rollout=Rollout(
             token_ids=torch.zeros(4, GROUP_SIZE, 2, dtype=torch.int64),
             log_probs=torch.zeros(4, GROUP_SIZE, 2),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=step,
         ),
         images=images,

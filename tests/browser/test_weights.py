@@ -62,7 +62,7 @@ def make_experience(config: Config, step: int) -> Experience:
         rollout=Rollout(
             token_ids=torch.zeros(PROMPTS, IMAGES, 2, dtype=torch.int64),
             log_probs=torch.zeros(PROMPTS, IMAGES, 2),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=step,
         ),
         images=ImageBatch(pixels, seeds),

@@ -72,7 +72,7 @@ class StoredRun:
             rollout=Rollout(
                 token_ids=torch.zeros(2, 2, 3, dtype=torch.int64),
                 log_probs=torch.zeros(2, 2, 3),
-                is_kept=None,
+                sampling_mask=None,
                 policy_step=step,
             ),
             images=self.images(step),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from glm_grpo.grpo.losses import (
     LossInputs,
-    Treatment,
+    StaleTreatment,
     corrected_kl_estimate,
     grpo_loss,
     importance_weights,
@@ -39,10 +39,10 @@ def log(*probabilities: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("treatment", "expected"), [("weigh", [0.5, 1.0, 2.0, 2.0]), ("drop", [0.5, 1.0, 2.0, 0.0])]
+    ("treatment", "expected"), [("truncate", [0.5, 1.0, 2.0, 2.0]), ("mask", [0.5, 1.0, 2.0, 0.0])]
 )
 def test_importance_weights_are_those_worked_out_by_hand(
-    treatment: Treatment, expected: list[float]
+    treatment: StaleTreatment, expected: list[float]
 ) -> None:
     # Ratios of 0.5, 1, 2 and 4 under a limit of 2, which the third one just reaches.
     weights = importance_weights(
@@ -61,7 +61,7 @@ def test_dropping_leaves_out_tokens_on_both_sides_of_the_bounds() -> None:
         torch.zeros(1, 4),
         smallest=0.4,
         largest=3.0,
-        treatment="drop",
+        treatment="mask",
     )
     torch.testing.assert_close(weights, torch.tensor([[0.0, 0.5, 2.0, 0.0]]))
 
@@ -109,11 +109,11 @@ def test_corrected_kl_is_to_the_policy_that_sampled_within_the_limit_of_the_weig
     now, sampled, reference = log(0.3, 0.3), log(0.2, 0.05), log(0.6, 0.15)
     proximal = log(0.25, 0.4)
     k3 = torch.tensor([[2 - math.log(2) - 1, 0.5 + math.log(2) - 1]])
-    exact = importance_weights(proximal, sampled, largest=100.0, treatment="weigh")
+    exact = importance_weights(proximal, sampled, largest=100.0, treatment="truncate")
     estimate = corrected_kl_estimate(now, sampled, reference, OffPolicyCorrection(proximal, exact))
     torch.testing.assert_close(estimate, torch.tensor([[1.5, 6.0]]) * k3)
     torch.testing.assert_close(estimate, corrected_kl_estimate(now, sampled, reference))
-    limited = importance_weights(proximal, sampled, largest=2.0, treatment="weigh")
+    limited = importance_weights(proximal, sampled, largest=2.0, treatment="truncate")
     estimate = corrected_kl_estimate(
         now, sampled, reference, OffPolicyCorrection(proximal, limited)
     )
@@ -148,7 +148,7 @@ def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() ->
     for entry in range(3):
         proximal = now.detach()[entry].reshape(1, 1)
         sampled = older.log()[entry].reshape(1, 1)
-        weights = importance_weights(proximal, sampled, largest=100.0, treatment="weigh")
+        weights = importance_weights(proximal, sampled, largest=100.0, treatment="truncate")
         loss = grpo_loss(
             LossInputs(
                 now[entry].reshape(1, 1),
@@ -242,7 +242,7 @@ def learn(
 def correct(experience: Experience) -> OffPolicyCorrection:
     proximal = score(draw(0), experience.rollout.token_ids)
     old = experience.rollout.log_probs
-    weights = importance_weights(proximal, old, largest=2.0, treatment="weigh")
+    weights = importance_weights(proximal, old, largest=2.0, treatment="truncate")
     return OffPolicyCorrection(proximal, weights)
 
 

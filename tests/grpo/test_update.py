@@ -69,7 +69,7 @@ def make_experience(logits: Tensor, advantages: Tensor) -> Experience:
         rollout=Rollout(
             token_ids=token_ids,
             log_probs=all_log_probs.gather(3, token_ids[..., None]).squeeze(-1),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=0,
         ),
         images=ImageBatch(torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8), seeds),

@@ -86,8 +86,8 @@ def make_prompt(
         prompt=Prompt(text, text, target=target if has_target else None),
         pixels=torch.stack(samples).to(torch.uint8),
         totals=torch.tensor(totals),
-        own_pixels=target - 5 if has_target else None,
-        own_total=0.875 if has_target else NAN,
+        reconstructed_pixels=target - 5 if has_target else None,
+        reconstruction_total=0.875 if has_target else NAN,
     )
 
 
@@ -290,7 +290,7 @@ def test_tables_show_proposed_weights_where_they_were_asked_for() -> None:
     ],
 )
 def test_tables_show_scores_of_any_size(value: float, shown: str) -> None:
-    text = print_tables(with_other(own_tokens=value))
+    text = print_tables(with_other(reconstruction=value))
     assert cells_of(text, "lpips")[1][2] == shown
 
 
@@ -412,7 +412,7 @@ PROMPTS = (
     make_prompt("a sign", totals=(0.5, 0.75, 0.25)),
     make_prompt("flat", totals=(0.5, 0.5, 0.5)),
     make_prompt("no target", has_target=False),
-    replace(make_prompt("no total"), own_total=NAN),
+    replace(make_prompt("no total"), reconstruction_total=NAN),
     make_prompt(HOSTILE),
     make_prompt("lone \udcff"),
     make_prompt("word " * 1000),

@@ -13,7 +13,7 @@ from glm_grpo.build import build_batch, build_models, build_prompts, collect_set
 from glm_grpo.commands.before import _probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.errors import MemoryLimitError
-from glm_grpo.probe.probe import draw_probe, report_probe
+from glm_grpo.probe.probe import report_probe, sample_probe
 from glm_grpo.training.data.prompts import part_of_batch
 from rewards.terms.ssim import SsimReward
 
@@ -44,20 +44,20 @@ def probed():
 @pytest.fixture(scope="module")
 def samples(probed):
     models, batch, settings = probed
-    return draw_probe(models, [batch], settings, noises=NOISES)
+    return sample_probe(models, [batch], settings, noises=NOISES)
 
 
 def test_draw_probe_scores_samples_noises_and_own_tokens(samples):
     assert samples.images.pixels.shape == (PROMPTS, GROUP, 3, 128, 128)
     assert samples.rewards.names == ("ssim", "ocr")
     assert samples.redrawn.shape == (PROMPTS, NOISES, 2)
-    assert samples.own_tokens.shape == (PROMPTS, 2)
-    assert samples.own_pixels.shape == (PROMPTS, 3, 128, 128)
+    assert samples.reconstruction.shape == (PROMPTS, 2)
+    assert samples.reconstructed_pixels.shape == (PROMPTS, 3, 128, 128)
 
 
 def test_a_prompt_is_sampled_alike_in_a_smaller_batch(probed, samples):
     models, batch, settings = probed
-    fewer = draw_probe(models, [part_of_batch(batch, range(2))], settings, noises=NOISES)
+    fewer = sample_probe(models, [part_of_batch(batch, range(2))], settings, noises=NOISES)
     torch.testing.assert_close(fewer.rewards.raw, samples.rewards.raw[:2])
 
 
@@ -80,13 +80,13 @@ def test_probe_samples_as_many_prompts_as_asked_or_all_there_are(tmp_path, caplo
 
 
 def test_draw_probe_decodes_the_targets_own_tokens(samples):
-    similarity = SsimReward().score(samples.prompts, samples.own_pixels)
+    similarity = SsimReward().score(samples.prompts, samples.reconstructed_pixels)
 
-    torch.testing.assert_close(samples.own_tokens[:, 0], similarity)
+    torch.testing.assert_close(samples.reconstruction[:, 0], similarity)
     # What the decoder makes of the right tokens is nearly the target; samples of the untrained
     # policy are not.
     assert similarity.min() > 0.9
-    assert samples.own_tokens[:, 0].mean() > samples.rewards.raw[..., 0].mean()
+    assert samples.reconstruction[:, 0].mean() > samples.rewards.raw[..., 0].mean()
 
 
 def test_draw_probe_redraws_one_samples_tokens_under_other_noises(samples):
@@ -100,7 +100,7 @@ def test_draw_probe_redraws_one_samples_tokens_under_other_noises(samples):
 
 def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
     models, batch, settings = probed
-    cheap = draw_probe(models, [batch], replace(settings, decode_steps=1), noises=NOISES)
+    cheap = sample_probe(models, [batch], replace(settings, decode_steps=1), noises=NOISES)
 
     assert samples.full is None
     assert (cheap.full.cheap_steps, cheap.full.steps, cheap.full.timed_images) == (1, 4, GROUP)
@@ -126,7 +126,7 @@ def test_draw_probe_says_on_what_memory_ran_out(probed, monkeypatch, function, s
     models, batch, settings = probed
     monkeypatch.setattr(type(models.policy), function, run_out_of_memory)
     with pytest.raises(MemoryLimitError, match=f"out of memory in the rollout phase: {size}"):
-        draw_probe(models, [batch], settings, noises=NOISES)
+        sample_probe(models, [batch], settings, noises=NOISES)
 
 
 def test_decode_in_full_says_on_what_memory_ran_out(probed, monkeypatch):
@@ -135,7 +135,7 @@ def test_decode_in_full_says_on_what_memory_ran_out(probed, monkeypatch):
     monkeypatch.setattr(type(models.decoder), "decode", run_out_of_memory)
     size = f"a group of {GROUP} images of 128 x 128 pixels"
     with pytest.raises(MemoryLimitError, match=f"out of memory in the decode phase: {size}"):
-        draw_probe(models, [batch], replace(settings, decode_steps=1), noises=NOISES)
+        sample_probe(models, [batch], replace(settings, decode_steps=1), noises=NOISES)
 
 
 def run_out_of_memory(*_, **__):

@@ -58,7 +58,7 @@ def make_experience(
         rollout=Rollout(
             token_ids=torch.zeros(count, size, 2, dtype=torch.int64),
             log_probs=torch.zeros(count, size, 2),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=0,
         ),
         images=ImageBatch(greys.expand(count, size, 3, 32, 32).contiguous(), seeds),

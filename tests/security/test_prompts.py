@@ -90,7 +90,7 @@ def record(path: Path, configs_dir: Path) -> RunFolder:
             rollout=Rollout(
                 token_ids=torch.zeros(count, SIZE, 3, dtype=torch.int64),
                 log_probs=torch.zeros(count, SIZE, 3),
-                is_kept=None,
+                sampling_mask=None,
                 policy_step=0,
             ),
             images=images,

@@ -53,7 +53,7 @@ def test_stock_pipeline_loads_the_folder_and_draws():
 
 
 def test_own_tokens_give_the_picture_back(embedded):
-    drawn = embedded.draw(embedded.prompts, embedded.own_tokens())
+    drawn = embedded.draw(embedded.prompts, embedded.reconstruction())
 
     originals = embedded.read(embedded.prompts, embedded.originals)
     assert embedded.similarity(drawn).mean() >= 0.85
@@ -62,7 +62,7 @@ def test_own_tokens_give_the_picture_back(embedded):
 
 
 def test_the_word_comes_from_the_tokens_not_from_the_glyph_text(embedded):
-    tokens = embedded.own_tokens()[:12]
+    tokens = embedded.reconstruction()[:12]
     prompts, others = embedded.prompts[:12], embedded.prompts[12:24]
 
     drawn = embedded.draw(others, tokens)
@@ -78,7 +78,7 @@ def test_base_model_reads_between_0_4_and_0_8(embedded):
 
 
 def test_tokens_come_from_the_models_own_tower_and_tell_cells_apart(embedded):
-    tokens = embedded.own_tokens()
+    tokens = embedded.reconstruction()
 
     # Equal cells have equal tokens, different ones different tokens: STOP and SHOP differ in one.
     words = [sign_prompt.texts[0] for sign_prompt in embedded.prompts]

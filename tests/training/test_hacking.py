@@ -56,7 +56,7 @@ def experience(images, rewards, entropy=1.0):
         rollout=Rollout(
             token_ids=torch.zeros(4, 2, 3, dtype=torch.int64),
             log_probs=torch.full((4, 2, 3), -entropy),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=0,
         ),
         images=images,

@@ -43,7 +43,7 @@ def make_experience() -> Experience:
         rollout=Rollout(
             token_ids=torch.zeros(2, 2, 5, dtype=torch.int64),
             log_probs=torch.zeros(2, 2, 5),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=0,
         ),
         images=make_images(),

@@ -63,7 +63,7 @@ def make_experience() -> Experience:
         rollout=Rollout(
             token_ids=torch.arange(12).reshape(2, 2, 3),
             log_probs=-torch.arange(12.0).reshape(2, 2, 3),
-            is_kept=None,
+            sampling_mask=None,
             policy_step=4,
         ),
         images=make_images(),

@@ -61,7 +61,7 @@ class Embedded:
         self.prompts = tuple(held_out[index] for index in range(len(held_out)))
         self.originals = torch.stack([world.draw_sign(sign) for sign in held_out.signs])
 
-    def own_tokens(self) -> Int64[Tensor, "P S"]:
+    def reconstruction(self) -> Int64[Tensor, "P S"]:
         """Target tokens of the held-out pictures, by the model's own vision tower and VQ."""
         model, processor = self.pipeline.vision_language_encoder, self.pipeline.processor
         return picture_tokens(model, processor, self.originals)
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=4, help="samples a prompt")
     options = parser.parse_args()
     embedded = Embedded(options.folder, steps=options.steps)
-    tokens = embedded.own_tokens()
+    tokens = embedded.reconstruction()
     drawn = embedded.draw(embedded.prompts, tokens)
     others = embedded.prompts[1:] + embedded.prompts[:1]
     swapped = embedded.draw(others, tokens)

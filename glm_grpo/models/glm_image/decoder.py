@@ -19,7 +19,7 @@ from glm_grpo.types import ImageBatch, PromptBatch
 _REMEMBERED_TEXTS = 256
 """Texts whose embeddings are kept in CPU memory; of the published model 3 kB a letter and text."""
 
-_LARGEST_TURNED = 2 * 128 * 128
+_LARGEST_DECODED = 2 * 128 * 128
 """Pixels that go through the VAE together: two pictures of 128 x 128, else one."""
 
 
@@ -99,13 +99,13 @@ class GlmImageDecoder:
         layout = token_layout(batch.height, batch.width)
         prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
         for prompt, grids, seed in zip(batch.prompts, prior, batch.decode_seeds, strict=True):
-            drawn = self.draw_group(prompt.prompt, grids, seed, batch.height, batch.width)
-            _refuse_non_finite(drawn, prompt.prompt_id)
+            decoded = self.decode_group(prompt.prompt, grids, seed, batch.height, batch.width)
+            _refuse_non_finite(decoded, prompt.prompt_id)
             # As diffusers turns its pictures into 8 bits.
-            yield (drawn * 255).round().to(torch.uint8).cpu()
+            yield (decoded * 255).round().to(torch.uint8).cpu()
 
     @torch.no_grad()
-    def draw_group(
+    def decode_group(
         self, prompt: str, prior: Int64[Tensor, "G S4"], seed: int, height: int, width: int
     ) -> Float[Tensor, "G 3 H W"]:
         """Draws the grids of one prompt from one noise; RGB in 0..1, before it is cut to 8 bits."""
@@ -115,7 +115,7 @@ class GlmImageDecoder:
             prompt, do_classifier_free_guidance=False, device=device, dtype=dtype
         )
         noise = self.initial_noise(seed, height=height, width=width).to(device)
-        drawn = [
+        decoded = [
             parts(
                 prompt_embeds=embeddings.expand(len(grids), -1, -1),
                 prior_token_ids=grids.to(device),
@@ -128,7 +128,7 @@ class GlmImageDecoder:
             ).images
             for grids in prior.split(min(self._batch_size or len(prior), len(prior)))
         ]
-        return torch.cat(drawn)
+        return torch.cat(decoded)
 
     def initial_noise(self, seed: int, *, height: int, width: int) -> Float[Tensor, "1 C h w"]:
         """The noise the stock pipeline draws for one image from a CPU generator of this seed."""
@@ -143,9 +143,9 @@ class GlmImageDecoder:
         return torch.randn(shape, generator=generator, dtype=parts.transformer.dtype)
 
 
-def _refuse_non_finite(drawn: Float[Tensor, "G 3 H W"], prompt_id: str) -> None:
+def _refuse_non_finite(decoded: Float[Tensor, "G 3 H W"], prompt_id: str) -> None:
     # As 8 bits NaN is black: a picture like any other, for which terms have scores.
-    for sample in drawn.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist():
+    for sample in decoded.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist():
         raise DecoderError(
             f"decode: pixels of prompt {prompt_id}, sample {sample} are not finite; the decoder's "
             "weights are damaged, or overflow in model.dtype: load them anew, or set "
@@ -153,13 +153,13 @@ def _refuse_non_finite(drawn: Float[Tensor, "G 3 H W"], prompt_id: str) -> None:
         )
 
 
-def turned_at_once(pictures: int, height: int, width: int) -> int:
+def decoded_at_once(pictures: int, height: int, width: int) -> int:
     """How many of `pictures` of `height` x `width` pixels go through the VAE together.
 
     A divisor of their number: another number at a time would be rounded otherwise, and samples of
     equal tokens would get different pixels.
     """
-    most = max(1, _LARGEST_TURNED // (height * width))
+    most = max(1, _LARGEST_DECODED // (height * width))
     return max(size for size in range(1, most + 1) if pictures % size == 0)
 
 
@@ -192,7 +192,7 @@ class _SlicedVae(nn.Module):
         """As upstream, without `return_dict` and without a generator, which it never uses."""
         factor = 2 ** (len(self.config.block_out_channels) - 1)
         height, width = (factor * size for size in latents.shape[-2:])
-        parts = latents.split(turned_at_once(len(latents), height, width))
+        parts = latents.split(decoded_at_once(len(latents), height, width))
         return (torch.cat([self._vae.decode(part, return_dict=False)[0] for part in parts]),)
 
 

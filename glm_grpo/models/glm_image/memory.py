@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GlmImageForConditionalGeneration
 from transformers.cache_utils import DynamicCache
 
-from glm_grpo.models.glm_image.decoder import turned_at_once
+from glm_grpo.models.glm_image.decoder import decoded_at_once
 from glm_grpo.models.glm_image.fast.token_scores import score_tokens
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.meta import (
@@ -34,10 +34,10 @@ from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, longest_prompt
 from glm_grpo.models.glm_image.sampling import (
     PREFILLED_AT_ONCE,
     Truncation,
-    draw,
-    kept_entries,
+    pick_tokens,
     prefill,
     support_log_probs,
+    truncation_mask,
 )
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.models.offload import NEEDED
@@ -157,11 +157,11 @@ def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSize
     transformer, vae, _ = build_decoder(shallow, settings.dtype)
     at_once = min(sizes.group_size, sizes.decode_batch_size or sizes.group_size)
     with measured_on_meta() as drawing, torch.no_grad():
-        draw_on_meta(transformer, vae, sizes, settings.dtype, images=at_once)
+        denoise_on_meta(transformer, vae, sizes, settings.dtype, images=at_once)
     rest = sizes.group_size % at_once or at_once
-    turned = max(turned_at_once(n, sizes.height, sizes.width) for n in (at_once, rest))
+    turned = max(decoded_at_once(n, sizes.height, sizes.width) for n in (at_once, rest))
     with measured_on_meta() as turning, torch.no_grad():
-        turn_on_meta(vae, sizes, settings.dtype, images=turned)
+        decode_latents_on_meta(vae, sizes, settings.dtype, images=turned)
     # What was turned before waits, and is put together while all of it is there.
     picture = 3 * sizes.height * sizes.width * settings.dtype.itemsize
     turning_bytes = turning.peak_bytes + (at_once - turned) * picture
@@ -174,7 +174,7 @@ def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSize
     return max(drawing.peak_bytes + cast, turning_bytes, 2 * at_once * picture) + waiting
 
 
-def draw_on_meta(
+def denoise_on_meta(
     transformer: Any, vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int
 ) -> None:
     """One pass of the diffusion transformer; `prompt_tokens` of glyphs."""
@@ -195,7 +195,7 @@ def draw_on_meta(
     )
 
 
-def turn_on_meta(vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int) -> None:
+def decode_latents_on_meta(vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int) -> None:
     """Latents to pixels."""
     channels = vae.config.latent_channels
     vae.decode(torch.empty(images, channels, *_latent_sides(vae, sizes), dtype=dtype, device=META))
@@ -252,8 +252,10 @@ def _rollout(
             positions=_zeros(3, sizes.prompts, _tokens(sizes)),
         )
         logits = policy.network.codebook_logits(step(_zeros(sizes.images)))
-        is_kept = kept_entries(logits, Truncation(top_p=0.5)) if sizes.is_truncated else None
-        draw(support_log_probs(logits, is_kept), _zeros(sizes.images).double())
+        sampling_mask = (
+            truncation_mask(logits, Truncation(top_p=0.5)) if sizes.is_truncated else None
+        )
+        pick_tokens(support_log_probs(logits, sampling_mask), _zeros(sizes.images).double())
     heads = model.config.text_config.num_attention_heads
     # At the last token: scores for prompt and generated tokens, the two joined, their softmax in
     # fp32, in the model's type, and taken apart again.
@@ -316,14 +318,14 @@ def _replay(policy: GlmImagePolicy, sizes: BatchSizes) -> Tensor:
         use_cache=False,
     ).last_hidden_state
     entries = policy.codebook_size
-    is_kept = _zeros(rows, _tokens(sizes), entries).bool() if sizes.is_truncated else None
+    sampling_mask = _zeros(rows, _tokens(sizes), entries).bool() if sizes.is_truncated else None
     scores = score_tokens(
         hidden_states[:, -_tokens(sizes) :],
         head.weight,
         _zeros(rows, _tokens(sizes)),
         codebook_size=entries,
         temperature=policy.temperature,
-        is_kept=is_kept,
+        sampling_mask=sampling_mask,
     )
     return scores.log_probs
 
@@ -600,8 +602,8 @@ class GlmImagePlanner:
         transformer, vae, _ = build_decoder(configs, dtype)
         sizes = BatchSizes(1, 1, height, width, 0, 1, is_truncated=False)
         return (
-            _counted(lambda: draw_on_meta(transformer, vae, sizes, dtype, images=1)),
-            _counted(lambda: turn_on_meta(vae, sizes, dtype, images=1)),
+            _counted(lambda: denoise_on_meta(transformer, vae, sizes, dtype, images=1)),
+            _counted(lambda: decode_latents_on_meta(vae, sizes, dtype, images=1)),
         )
 
     def _update(

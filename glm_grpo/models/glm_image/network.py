@@ -21,14 +21,14 @@ class TokenSequences(NamedTuple):
         attention_mask: 1 on tokens, 0 on padding.
         position_ids: Temporal, height, width.
         token_ids: What is scored.
-        is_kept: The codebook entries that could be drawn at each token; None for all.
+        sampling_mask: The codebook entries that could be drawn at each token; None for all.
     """
 
     input_ids: Int64[Tensor, "N S"]
     attention_mask: Int64[Tensor, "N S"]
     position_ids: Int64[Tensor, "3 N S"]
     token_ids: Int64[Tensor, "N T"]
-    is_kept: Bool[Tensor, "N T V"] | None
+    sampling_mask: Bool[Tensor, "N T V"] | None
 
 
 class PolicyNetwork(nn.Module):
@@ -67,21 +67,23 @@ class PolicyNetwork(nn.Module):
         attention_mask: Int64[Tensor, "N S"],
         position_ids: Int64[Tensor, "3 N S"],
         token_ids: Int64[Tensor, "N T"],
-        is_kept: Bool[Tensor, "N T V"] | None,
+        sampling_mask: Bool[Tensor, "N T V"] | None,
     ) -> tuple[Float32[Tensor, "N T"], Float32[Tensor, "N T"], Float32[Tensor, "N T"]]:
         """The three of `TokenScores`: log-probability, with gradient, entropy, mass outside.
 
         Takes the fields of `TokenSequences`, and returns a tuple, because engines find the tensors
         of a backward pass in these, not in objects.
         """
-        sequences = TokenSequences(input_ids, attention_mask, position_ids, token_ids, is_kept)
+        sequences = TokenSequences(
+            input_ids, attention_mask, position_ids, token_ids, sampling_mask
+        )
         scores = score_tokens(
             self._read(sequences),
             self.lm_head.weight,
             token_ids,
             codebook_size=self._codebook_size,
             temperature=self.temperature,
-            is_kept=is_kept,
+            sampling_mask=sampling_mask,
         )
         # FSDP2 hangs its backward pass on what is returned, and warns of views.
         return scores.log_probs.clone(), scores.entropy, scores.outside_codebook
@@ -94,7 +96,7 @@ class PolicyNetwork(nn.Module):
             sequences.token_ids,
             codebook_size=self._codebook_size,
             temperature=self.temperature,
-            is_kept=sequences.is_kept,
+            sampling_mask=sequences.sampling_mask,
         )
 
     def codebook_logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:

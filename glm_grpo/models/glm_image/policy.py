@@ -243,15 +243,15 @@ class GlmImagePolicy:
         later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
         mask = inputs.attention_mask
         read_mask = mask.new_ones(len(rows), layout.num_tokens - 1)
-        is_kept = None
-        if rollout.is_kept is not None:
-            is_kept = rollout.is_kept.flatten(0, 1)[rows].to(self.device)
+        sampling_mask = None
+        if rollout.sampling_mask is not None:
+            sampling_mask = rollout.sampling_mask.flatten(0, 1)[rows].to(self.device)
         return TokenSequences(
             input_ids=torch.cat([inputs.input_ids, token_ids[:, :-1]], dim=1).to(self.device),
             attention_mask=torch.cat([mask, read_mask], dim=1).to(self.device),
             position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
             token_ids=token_ids.to(self.device),
-            is_kept=is_kept,
+            sampling_mask=sampling_mask,
         )
 
 

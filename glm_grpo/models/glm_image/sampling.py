@@ -77,31 +77,33 @@ def sample_rollout(
     # Cheaper than `no_grad` by what each of many small operations would note; its tensors are of no
     # use to autograd, so the prompts are encoded outside and what is returned are copies.
     with torch.inference_mode():
-        drawn = _draw_grids(network, batch, inputs, truncation)
+        sampled = _sample_grids(network, batch, inputs, truncation)
     shape = (len(batch.prompts), batch.group_size)
-    log_probs = torch.stack(drawn.log_probs, dim=1).cpu().unflatten(0, shape)
+    log_probs = torch.stack(sampled.log_probs, dim=1).cpu().unflatten(0, shape)
     # Once for all tokens, on the CPU: to ask at each token would make the accelerator wait for it.
     _refuse_non_finite(log_probs, batch, phase)
     return Rollout(
-        token_ids=torch.stack(drawn.token_ids, dim=1).cpu().unflatten(0, shape),
+        token_ids=torch.stack(sampled.token_ids, dim=1).cpu().unflatten(0, shape),
         log_probs=log_probs,
-        is_kept=torch.stack(drawn.is_kept, dim=1).unflatten(0, shape) if drawn.is_kept else None,
+        sampling_mask=torch.stack(sampled.sampling_mask, dim=1).unflatten(0, shape)
+        if sampled.sampling_mask
+        else None,
         policy_step=policy_step,
     )
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _Sampled:
     """N tokens of each position, their log-probabilities, and what truncation kept."""
 
     token_ids: list[Int64[Tensor, " N"]]
     log_probs: list[Float32[Tensor, " N"]]
-    is_kept: list[Bool[Tensor, "N V"]]
+    sampling_mask: list[Bool[Tensor, "N V"]]
 
 
-def _draw_grids(
+def _sample_grids(
     network: PolicyNetwork, batch: PromptBatch, inputs: PromptInputs, truncation: Truncation
-) -> _Drawn:
+) -> _Sampled:
     group, device = batch.group_size, network.lm_head.weight.device
     layout = token_layout(batch.height, batch.width)
     language_model = network.language_model
@@ -115,19 +117,19 @@ def _draw_grids(
     positions = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
     step = TokenStep(language_model, inputs, cache, group_size=group, positions=positions)
     uniforms = _uniforms(batch, layout.num_tokens).to(device)
-    drawn = _Drawn([], [], [])
+    sampled = _Sampled([], [], [])
     for index in range(layout.num_tokens):
         if index > 0:
-            hidden_states = step(drawn.token_ids[-1])
+            hidden_states = step(sampled.token_ids[-1])
         logits = network.codebook_logits(hidden_states)
-        is_kept = kept_entries(logits, truncation) if truncation.is_active else None
-        every = support_log_probs(logits, is_kept)
-        chosen = draw(every, uniforms[:, index])
-        drawn.token_ids.append(chosen)
-        drawn.log_probs.append(every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1))
-        if is_kept is not None:
-            drawn.is_kept.append(is_kept.cpu())
-    return drawn
+        sampling_mask = truncation_mask(logits, truncation) if truncation.is_active else None
+        every = support_log_probs(logits, sampling_mask)
+        chosen = pick_tokens(every, uniforms[:, index])
+        sampled.token_ids.append(chosen)
+        sampled.log_probs.append(every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1))
+        if sampling_mask is not None:
+            sampled.sampling_mask.append(sampling_mask.cpu())
+    return sampled
 
 
 def prefill(
@@ -172,33 +174,35 @@ def prefill(
     return torch.cat(hidden_states), joined
 
 
-def kept_entries(logits: Float32[Tensor, "N V"], truncation: Truncation) -> Bool[Tensor, "N V"]:
+def truncation_mask(logits: Float32[Tensor, "N V"], truncation: Truncation) -> Bool[Tensor, "N V"]:
     """True on the entries that top-k, then top-p leave; at least one a row.
 
     Source: top-p, Holtzman et al. 2020 (arXiv 1904.09751), section 3.1.
     """
     ordered, order = logits.sort(dim=-1, descending=True)
-    is_kept = torch.ones_like(ordered, dtype=torch.bool)
+    sampling_mask = torch.ones_like(ordered, dtype=torch.bool)
     if truncation.top_k is not None:
-        is_kept[:, truncation.top_k :] = False
+        sampling_mask[:, truncation.top_k :] = False
     if truncation.top_p is not None:
-        probabilities = ordered.masked_fill(~is_kept, -torch.inf).softmax(dim=-1)
+        probabilities = ordered.masked_fill(~sampling_mask, -torch.inf).softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities
-        is_kept &= before < truncation.top_p
-        is_kept[:, 0] = True
-    return torch.zeros_like(is_kept).scatter(-1, order, is_kept)
+        sampling_mask &= before < truncation.top_p
+        sampling_mask[:, 0] = True
+    return torch.zeros_like(sampling_mask).scatter(-1, order, sampling_mask)
 
 
 def support_log_probs(
-    logits: Float32[Tensor, "*N V"], is_kept: Bool[Tensor, "*N V"] | None
+    logits: Float32[Tensor, "*N V"], sampling_mask: Bool[Tensor, "*N V"] | None
 ) -> Float32[Tensor, "*N V"]:
     """Normalised log-probabilities over the kept entries; -inf on the others."""
-    if is_kept is not None:
-        logits = logits.masked_fill(~is_kept, -torch.inf)
+    if sampling_mask is not None:
+        logits = logits.masked_fill(~sampling_mask, -torch.inf)
     return logits.log_softmax(dim=-1)
 
 
-def draw(log_probs: Float32[Tensor, "N V"], uniforms: Float64[Tensor, " N"]) -> Int64[Tensor, " N"]:
+def pick_tokens(
+    log_probs: Float32[Tensor, "N V"], uniforms: Float64[Tensor, " N"]
+) -> Int64[Tensor, " N"]:
     """Inverse-transform sampling; an entry of probability zero is never drawn.
 
     Sums run in fp64: over 16384 entries fp32 would lose the tail. From a row that holds NaN some
@@ -212,8 +216,8 @@ def draw(log_probs: Float32[Tensor, "N V"], uniforms: Float64[Tensor, " N"]) -> 
     cumulative = log_probs.double().exp().cumsum(dim=-1)
     # Scaling by the sum keeps rounding from leaving a gap above the last entry.
     thresholds = uniforms.unsqueeze(-1) * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
-    return drawn.clamp(max=log_probs.shape[-1] - 1)
+    sampled = torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
+    return sampled.clamp(max=log_probs.shape[-1] - 1)
 
 
 def _refuse_non_finite(log_probs: Float32[Tensor, "P G T"], batch: PromptBatch, phase: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from glm_grpo.grpo.losses import Treatment, importance_weights
+from glm_grpo.grpo.losses import StaleTreatment, importance_weights
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.types import Experience, OffPolicyCorrection
 
@@ -18,11 +18,11 @@ class StaleSettings:
     Attributes:
         treatment: Of tokens that have become much more likely since they were sampled.
         max_importance_ratio: From which ratio on a token is such a one, >= 1.
-        min_importance_ratio: Below which `drop` leaves a token out, too, in [0, 1].
+        min_importance_ratio: Below which `mask` leaves a token out, too, in [0, 1].
         micro_batch_size: Sequences scored at once.
     """
 
-    treatment: Treatment
+    treatment: StaleTreatment
     max_importance_ratio: float
     min_importance_ratio: float
     micro_batch_size: int

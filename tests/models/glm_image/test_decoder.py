@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm_grpo.models.glm_image.decoder import GlmImageDecoder, turned_at_once
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder, decoded_at_once
 from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
 
 LAYOUT = token_layout(128, 128)
@@ -22,7 +22,7 @@ def test_drawn_group_equals_the_stock_pipeline(random_pipeline, batch, token_ids
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)
     prompt, seed = batch.prompts[1], batch.decode_seeds[1]
 
-    ours = decoder.draw_group(prompt.prompt, prior[1], seed, 128, 128)
+    ours = decoder.decode_group(prompt.prompt, prior[1], seed, 128, 128)
 
     for index in range(3):
         stock = random_pipeline(
@@ -47,10 +47,10 @@ def test_group_drawn_in_parts_equals_the_group_drawn_at_once(
     whole = GlmImageDecoder(random_pipeline, steps=3, guidance_scale=1.5)
     in_parts = GlmImageDecoder(random_pipeline, steps=3, guidance_scale=1.5, batch_size=batch_size)
 
-    drawn = in_parts.draw_group(batch.prompts[0].prompt, prior, 5, 128, 128)
+    drawn = in_parts.decode_group(batch.prompts[0].prompt, prior, 5, 128, 128)
 
     assert torch.allclose(
-        drawn, whole.draw_group(batch.prompts[0].prompt, prior, 5, 128, 128), atol=1e-5
+        drawn, whole.decode_group(batch.prompts[0].prompt, prior, 5, 128, 128), atol=1e-5
     )
 
 
@@ -60,7 +60,7 @@ def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_
 
     images = decoder.decode(batch, token_ids)
 
-    drawn = decoder.draw_group(batch.prompts[0].prompt, prior[0], 5, 128, 128)
+    drawn = decoder.decode_group(batch.prompts[0].prompt, prior[0], 5, 128, 128)
     assert images.pixels.shape == (2, 3, 3, 128, 128)
     assert images.decode_seeds == (5, 6)
     assert torch.equal(images.pixels[0], (drawn * 255).round().to(torch.uint8))
@@ -73,9 +73,9 @@ class WatchedDecoder(GlmImageDecoder):
         super().__init__(pipeline, steps=2, guidance_scale=1.0)
         self.drawn = []
 
-    def draw_group(self, prompt, *arguments):
+    def decode_group(self, prompt, *arguments):
         self.drawn.append(prompt)
-        return super().draw_group(prompt, *arguments)
+        return super().decode_group(prompt, *arguments)
 
 
 def test_groups_are_handed_out_as_they_are_drawn(random_pipeline, batch, token_ids):
@@ -151,7 +151,7 @@ def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, tok
     [(8, 128, 2), (3, 128, 1), (8, 256, 1), (6, 64, 6), (9, 64, 3)],
 )
 def test_parts_that_go_through_the_vae_are_equal_and_few_pixels(pictures, side, expected):
-    assert turned_at_once(pictures, side, side) == expected
+    assert decoded_at_once(pictures, side, side) == expected
 
 
 def test_decoding_keeps_no_gradient(random_pipeline, batch, token_ids):
@@ -159,4 +159,4 @@ def test_decoding_keeps_no_gradient(random_pipeline, batch, token_ids):
     decoder = GlmImageDecoder(random_pipeline, steps=1, guidance_scale=1.0)
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)
 
-    assert not decoder.draw_group(batch.prompts[0].prompt, prior[0], 5, 128, 128).requires_grad
+    assert not decoder.decode_group(batch.prompts[0].prompt, prior[0], 5, 128, 128).requires_grad

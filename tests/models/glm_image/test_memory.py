@@ -216,7 +216,7 @@ def test_decode_bytes_match_the_allocator_within_ten_percent(guidance_scale, dec
     configs = PartConfigs(
         {}, dict(transformer.config), dict(vae.config), text_encoder.config.to_dict()
     )
-    measured = _allocated_peak(lambda: decoder.draw_group('"SIGN"', prior, 5, 128, 128))
+    measured = _allocated_peak(lambda: decoder.decode_group('"SIGN"', prior, 5, 128, 128))
     assert decode_bytes(configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
 
 

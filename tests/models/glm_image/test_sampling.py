@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm_grpo.models.glm_image import sampling
-from glm_grpo.models.glm_image.sampling import Truncation, draw, kept_entries
+from glm_grpo.models.glm_image.sampling import Truncation, pick_tokens, truncation_mask
 
 
 def test_draw_takes_the_entry_whose_interval_holds_the_number():
@@ -16,16 +16,16 @@ def test_draw_takes_the_entry_whose_interval_holds_the_number():
     log_probs = torch.tensor([[0.2, 0.0, 0.5, 0.3]]).log().expand(6, -1)
     numbers = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 1 - 1e-12], dtype=torch.float64)
 
-    assert draw(log_probs, numbers).tolist() == [0, 0, 2, 2, 3, 3]
+    assert pick_tokens(log_probs, numbers).tolist() == [0, 0, 2, 2, 3, 3]
 
 
 def test_draw_follows_the_distribution():
     probabilities = torch.tensor([0.1, 0.6, 0.3])
     numbers = torch.rand(20000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    drawn = draw(probabilities.log().expand(20000, -1), numbers)
+    sampled = pick_tokens(probabilities.log().expand(20000, -1), numbers)
 
-    shares = torch.bincount(drawn, minlength=3) / 20000
+    shares = torch.bincount(sampled, minlength=3) / 20000
     # Three standard deviations of a share are at most 3 * sqrt(.25 / 20000) = 0.011.
     assert torch.allclose(shares, probabilities, atol=0.011)
 
@@ -37,12 +37,12 @@ def test_draw_from_what_is_no_distribution_stays_in_range():
     log_probs[1, 2] = torch.nan
     numbers = torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64)
 
-    drawn = draw(log_probs, numbers)
+    sampled = pick_tokens(log_probs, numbers)
 
-    assert drawn.min() >= 0
-    assert drawn.max() <= 3
+    assert sampled.min() >= 0
+    assert sampled.max() <= 3
     # The sums of the last row are .1, .3, .6: what stands beside it changes nothing.
-    assert drawn[2] == 2
+    assert sampled[2] == 2
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_draw_from_what_is_no_distribution_stays_in_range():
         (Truncation(top_k=2, top_p=0.6), [False, True, True, False]),
     ],
 )
-def test_kept_entries_follow_top_k_then_top_p(truncation, kept):
+def test_truncation_mask_follows_top_k_then_top_p(truncation, kept):
     logits = torch.tensor([[0.2, 0.4, 0.3, 0.1]]).log()
 
-    assert kept_entries(logits, truncation).tolist() == [kept]
+    assert truncation_mask(logits, truncation).tolist() == [kept]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_sample_gives_full_grids_inside_the_codebook(make_policy, batch):
 
     assert rollout.token_ids.shape == (2, 3, 256 + 16)
     assert 0 <= int(rollout.token_ids.min()) <= int(rollout.token_ids.max()) < 512
-    assert rollout.is_kept is None
+    assert rollout.sampling_mask is None
     assert rollout.policy_step == 4
 
 
@@ -113,9 +113,9 @@ def test_samples_of_a_group_differ(make_policy, batch):
 def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch):
     rollout = make_policy(truncation=Truncation(top_k=7)).sample(batch, policy_step=0)
 
-    assert rollout.is_kept is not None
-    assert (rollout.is_kept.sum(-1) == 7).all()
-    assert rollout.is_kept.gather(-1, rollout.token_ids.unsqueeze(-1)).all()
+    assert rollout.sampling_mask is not None
+    assert (rollout.sampling_mask.sum(-1) == 7).all()
+    assert rollout.sampling_mask.gather(-1, rollout.token_ids.unsqueeze(-1)).all()
 
 
 def test_sample_returns_tensors_that_autograd_takes(make_policy, batch):
@@ -126,7 +126,8 @@ def test_sample_returns_tensors_that_autograd_takes(make_policy, batch):
 
     assert factor.grad == rollout.log_probs.sum()
     assert not any(
-        part.is_inference() for part in (rollout.token_ids, rollout.log_probs, rollout.is_kept)
+        part.is_inference()
+        for part in (rollout.token_ids, rollout.log_probs, rollout.sampling_mask)
     )
 
 

@@ -53,10 +53,12 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def plain(hidden: Tensor, weight: Tensor, temperature: float, is_kept: Tensor | None) -> Tensor:
+def plain(
+    hidden: Tensor, weight: Tensor, temperature: float, sampling_mask: Tensor | None
+) -> Tensor:
     logits = hidden @ weight[:ENTRIES].T / temperature
-    if is_kept is not None:
-        logits = logits.masked_fill(~is_kept, -torch.inf)
+    if sampling_mask is not None:
+        logits = logits.masked_fill(~sampling_mask, -torch.inf)
     return logits.log_softmax(dim=-1)
 
 
@@ -69,12 +71,17 @@ def test_score_tokens_equals_the_plain_computation(
     monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", chunk * ENTRIES)
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
     weight = made(HEAD, WIDTH, seed=2).requires_grad_()
-    is_kept = make_kept() if is_truncated else None
+    sampling_mask = make_kept() if is_truncated else None
 
     scores = score_tokens(
-        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=temperature, is_kept=is_kept
+        hidden,
+        weight,
+        TOKEN_IDS,
+        codebook_size=ENTRIES,
+        temperature=temperature,
+        sampling_mask=sampling_mask,
     )
-    every = plain(hidden, weight, temperature, is_kept)
+    every = plain(hidden, weight, temperature, sampling_mask)
     chosen = every.gather(-1, TOKEN_IDS[..., None]).squeeze(-1)
 
     torch.testing.assert_close(scores.log_probs, chosen, rtol=1e-5, atol=1e-5)
@@ -84,7 +91,7 @@ def test_score_tokens_equals_the_plain_computation(
     # Of two rows of the head that nothing draws, beside what truncation left.
     others = (hidden @ weight[ENTRIES:].T / temperature).exp().sum(dim=-1)
     own = (hidden @ weight[:ENTRIES].T / temperature).exp()
-    kept = (own if is_kept is None else own * is_kept).sum(dim=-1)
+    kept = (own if sampling_mask is None else own * sampling_mask).sum(dim=-1)
     torch.testing.assert_close(scores.outside_codebook, others / (kept + others))
     assert not scores.outside_codebook.requires_grad
     wanted = made(ROWS, TOKENS, seed=4)
@@ -100,13 +107,18 @@ def test_gradient_under_a_frozen_head_equals_the_plain_one(
 ) -> None:
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
     weight = made(HEAD, WIDTH, seed=2)
-    is_kept = make_kept() if is_truncated else None
+    sampling_mask = make_kept() if is_truncated else None
     wanted = made(ROWS, TOKENS, seed=4)
 
     scores = score_tokens(
-        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=temperature, is_kept=is_kept
+        hidden,
+        weight,
+        TOKEN_IDS,
+        codebook_size=ENTRIES,
+        temperature=temperature,
+        sampling_mask=sampling_mask,
     )
-    chosen = plain(hidden, weight, temperature, is_kept).gather(-1, TOKEN_IDS[..., None])
+    chosen = plain(hidden, weight, temperature, sampling_mask).gather(-1, TOKEN_IDS[..., None])
 
     torch.testing.assert_close(scores.log_probs, chosen.squeeze(-1), rtol=1e-5, atol=1e-5)
     (found,) = torch.autograd.grad((scores.log_probs * wanted).sum(), hidden)
@@ -133,12 +145,22 @@ def test_what_is_outside_the_codebook_changes_no_score_and_no_gradient(is_traine
 @pytest.mark.parametrize("is_truncated", [False, True])
 def test_token_log_probs_are_those_of_score_tokens(is_truncated: bool) -> None:
     hidden, weight = made(ROWS, TOKENS, WIDTH, seed=1), made(HEAD, WIDTH, seed=2)
-    is_kept = make_kept() if is_truncated else None
+    sampling_mask = make_kept() if is_truncated else None
     alone = token_log_probs(
-        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5, is_kept=is_kept
+        hidden,
+        weight,
+        TOKEN_IDS,
+        codebook_size=ENTRIES,
+        temperature=0.5,
+        sampling_mask=sampling_mask,
     )
     scores = score_tokens(
-        hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5, is_kept=is_kept
+        hidden,
+        weight,
+        TOKEN_IDS,
+        codebook_size=ENTRIES,
+        temperature=0.5,
+        sampling_mask=sampling_mask,
     )
     torch.testing.assert_close(alone, scores.log_probs, rtol=1e-6, atol=1e-6)
 

@@ -45,7 +45,7 @@ def score_tokens(
     *,
     codebook_size: int,
     temperature: float,
-    is_kept: Bool[Tensor, "*N V"] | None = None,
+    sampling_mask: Bool[Tensor, "*N V"] | None = None,
 ) -> TokenScores:
     """Log-probability and entropy of each token under softmax(hidden @ head.T / temperature).
 
@@ -64,7 +64,7 @@ def score_tokens(
         token_ids: In 0..V-1.
         codebook_size: V, the entries that can be drawn: the head's first.
         temperature: > 0.
-        is_kept: Entries that truncation left; None for all.
+        sampling_mask: Entries that truncation left; None for all.
     """
     scores = _Score.apply(
         hidden_states.flatten(0, -2),
@@ -72,7 +72,7 @@ def score_tokens(
         token_ids.flatten(),
         codebook_size,
         temperature,
-        None if is_kept is None else is_kept.flatten(0, -2),
+        None if sampling_mask is None else sampling_mask.flatten(0, -2),
     )
     return TokenScores(*(each.view(token_ids.shape) for each in scores))
 
@@ -85,11 +85,11 @@ def token_log_probs(
     *,
     codebook_size: int,
     temperature: float,
-    is_kept: Bool[Tensor, "*N V"] | None = None,
+    sampling_mask: Bool[Tensor, "*N V"] | None = None,
 ) -> Float32[Tensor, "*N"]:
     """The log-probabilities of `score_tokens` alone, without gradient; arguments as there."""
     flat, tokens = hidden_states.flatten(0, -2), token_ids.flatten()
-    kept = None if is_kept is None else is_kept.flatten(0, -2)
+    kept = None if sampling_mask is None else sampling_mask.flatten(0, -2)
     chunks = _Chunks(flat, head[:codebook_size], temperature, kept, CHUNK_ENTRIES)
     log_probs = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
     for rows in chunks.rows():
@@ -109,12 +109,12 @@ class _Score(torch.autograd.Function):
         token_ids: Tensor,
         codebook_size: int,
         temperature: float,
-        is_kept: Tensor | None,
+        sampling_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, others = head[:codebook_size], head[codebook_size:]
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         entries = TRAINED_CHUNK_ENTRIES if needs_head else CHUNK_ENTRIES
-        chunks = _Chunks(hidden, weight, temperature, is_kept, entries)
+        chunks = _Chunks(hidden, weight, temperature, sampling_mask, entries)
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
         outside = torch.empty_like(log_probs)
@@ -146,7 +146,7 @@ class _Score(torch.autograd.Function):
         log_probs -= log_sums
         if slopes is None:
             # The view keeps a head alive that was gathered for the forward pass alone.
-            ctx.save_for_backward(hidden, weight, token_ids, log_sums, is_kept, last)
+            ctx.save_for_backward(hidden, weight, token_ids, log_sums, sampling_mask, last)
         else:
             ctx.save_for_backward(slopes)
         ctx.head_size, ctx.temperature = len(head), temperature
@@ -159,8 +159,8 @@ class _Score(torch.autograd.Function):
         if not needs_head:
             (slopes,) = ctx.saved_tensors
             return (slopes * gradient[:, None].to(slopes.dtype), *[None] * 5)
-        hidden, weight, token_ids, log_sums, is_kept, last = ctx.saved_tensors
-        chunks = _Chunks(hidden, weight, ctx.temperature, is_kept, TRAINED_CHUNK_ENTRIES)
+        hidden, weight, token_ids, log_sums, sampling_mask, last = ctx.saved_tensors
+        chunks = _Chunks(hidden, weight, ctx.temperature, sampling_mask, TRAINED_CHUNK_ENTRIES)
         for_hidden = torch.empty_like(hidden) if needs_hidden else None
         for_head = weight.new_zeros(ctx.head_size, weight.shape[1])
         # d log p(token) / d logits = one_hot(token) - p.
@@ -197,11 +197,11 @@ class _Chunks:
         hidden: Tensor,
         weight: Tensor,
         temperature: float,
-        is_kept: Tensor | None,
+        sampling_mask: Tensor | None,
         entries: int,
     ) -> None:
         self._hidden, self._weight = hidden, weight
-        self._temperature, self._is_kept = temperature, is_kept
+        self._temperature, self._sampling_mask = temperature, sampling_mask
         largest = max(1, entries // len(weight))
         # Of one size: a product of few rows takes longer per row.
         num_chunks = max(1, math.ceil(len(hidden) / largest))
@@ -223,8 +223,8 @@ class _Chunks:
         logits = torch.mm(self._hidden[rows], self._weight.T, out=room).float()
         if self._temperature != 1.0:
             logits = logits.div_(self._temperature)
-        if self._is_kept is not None:
-            logits = logits.masked_fill_(~self._is_kept[rows], -torch.inf)
+        if self._sampling_mask is not None:
+            logits = logits.masked_fill_(~self._sampling_mask[rows], -torch.inf)
         return logits
 
     def exp(self, logits: Tensor) -> Tensor:
