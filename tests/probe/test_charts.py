@@ -86,7 +86,7 @@ def test_draw_bars_marks_a_value_where_asked() -> None:
     assert line[:, 1].mean() == pytest.approx(half, abs=6)
 
 
-def test_draw_ranges_places_mean_best_and_own_tokens_on_one_scale() -> None:
+def test_draw_ranges_places_mean_best_and_reconstruction_on_one_scale() -> None:
     # Mean 0.2, best 0.4, own tokens 1.0: the best lies a quarter of the way.
     pixels = pixels_of(ranges(Range("lpips", 0.2, 0.4, 1.0)))
     blue, green = find(pixels, BLUE), find(pixels, GREEN)

@@ -36,14 +36,14 @@ AUDITED = (
 HEALTHY: dict[str, Any] = {
     **{"name": "lpips", "mean": 0.5, "std": 0.25, "std_within": 0.125, "flat_fraction": 0.0},
     **{"advantage_share": 0.5, "headroom": 0.25, "saturation": 0.0},
-    **{"weight": 0.5, "own_tokens": 1.0, "room": 0.5, "decoder_fraction": 0.125},
+    **{"weight": 0.5, "reconstruction": 1.0, "room": 0.5, "decoder_fraction": 0.125},
     "proposed_weight": None,
 }
 """A term of which there is nothing to say."""
 UNDEFINED = dict.fromkeys(
     (
         *("mean", "std", "std_within", "flat_fraction", "headroom", "saturation"),
-        *("own_tokens", "room", "decoder_fraction"),
+        *("reconstruction", "room", "decoder_fraction"),
     ),
     NAN,
 )
@@ -151,8 +151,8 @@ def test_findings_are_none_for_a_reward_without_fault() -> None:
         ),
         (
             # Without targets a twentieth of the std of 0.25: 0.0125.
-            {"headroom": 0.01, "own_tokens": NAN, "room": NAN},
-            {"headroom": 0.0125, "own_tokens": NAN, "room": NAN},
+            {"headroom": 0.01, "reconstruction": NAN, "room": NAN},
+            {"headroom": 0.0125, "reconstruction": NAN, "room": NAN},
             "the best of 8 is 0.0100 above the mean, 4.0% of its std over all images",
             "start from a model that sometimes does what the term asks for",
         ),
@@ -165,8 +165,8 @@ def test_findings_are_none_for_a_reward_without_fault() -> None:
         ),
         (
             # A tenth of the std of 0.25 is 0.025.
-            {"room": 0.025, "own_tokens": 0.525},
-            {"room": 0.03125, "own_tokens": 0.53125},
+            {"room": 0.025, "reconstruction": 0.525},
+            {"room": 0.03125, "reconstruction": 0.53125},
             "is there already: the samples score 0.500, the targets' own tokens 0.525",
             "weight 0 and reward.watch=[lpips]",
         ),
@@ -251,7 +251,7 @@ def test_tables_show_every_figure_of_a_term() -> None:
             make_term(
                 **{"name": "psnr", "weight": 0.1, "advantage_share": 0.875, "mean": 23.46},
                 **{"std": 4.0, "std_within": 2.0, "flat_fraction": 0.25, "headroom": 2.5},
-                **{"own_tokens": 30.0, "room": 6.54, "saturation": 0.25, "decoder_fraction": 1.25},
+                **{"reconstruction": 30.0, "room": 6.54, "saturation": 0.25, "decoder_fraction": 1.25},
             ),
         )
     )
@@ -403,7 +403,7 @@ WRITTEN = make_report(
     make_term(weight=0.3, advantage_share=0.875, proposed_weight=0.25),
     make_term(
         **{"name": HOSTILE, "weight": 0.1, "advantage_share": 0.125, "proposed_weight": 0.75},
-        **{"own_tokens": NAN, "room": NAN},
+        **{"reconstruction": NAN, "room": NAN},
     ),
     correlations=torch.tensor([[1.0, -0.5], [-0.5, 1.0]], dtype=torch.float64),
     conflicts=(Conflict("lpips", HOSTILE, -0.5),),
@@ -547,7 +547,7 @@ def test_page_of_a_single_term_draws_no_correlation(quiet: Any) -> None:
     assert drawings == {"shares.png", "headroom.png", "decoder.png"}
 
 
-def test_page_shows_target_own_tokens_best_and_worst_sample(path: Path, page: Any) -> None:
+def test_page_shows_target_reconstruction_best_and_worst_sample(path: Path, page: Any) -> None:
     assert page.after("a sign", 7) == [
         *("Target", "Target's own tokens", "0.875"),
         *("Best of 3", "0.750", "Worst of 3", "0.250"),

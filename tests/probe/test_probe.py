@@ -47,7 +47,7 @@ def samples(probed):
     return sample_probe(models, [batch], settings, noises=NOISES)
 
 
-def test_draw_probe_scores_samples_noises_and_own_tokens(samples):
+def test_draw_probe_scores_samples_noises_and_reconstruction(samples):
     assert samples.images.pixels.shape == (PROMPTS, GROUP, 3, 128, 128)
     assert samples.rewards.names == ("ssim", "ocr")
     assert samples.redrawn.shape == (PROMPTS, NOISES, 2)
@@ -79,7 +79,7 @@ def test_probe_samples_as_many_prompts_as_asked_or_all_there_are(tmp_path, caplo
     assert caplog.messages == told
 
 
-def test_draw_probe_decodes_the_targets_own_tokens(samples):
+def test_draw_probe_decodes_the_targets_reconstruction(samples):
     similarity = SsimReward().score(samples.prompts, samples.reconstructed_pixels)
 
     torch.testing.assert_close(samples.reconstruction[:, 0], similarity)
@@ -106,7 +106,7 @@ def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
     assert (cheap.full.cheap_steps, cheap.full.steps, cheap.full.timed_images) == (1, 4, GROUP)
     assert torch.equal(cheap.full.rewards.raw, samples.rewards.raw)
     # The samples, their noises and the targets' own tokens are drawn as rollouts are.
-    for name in ("redrawn", "own_tokens"):
+    for name in ("redrawn", "reconstruction"):
         difference = (getattr(cheap, name) - getattr(samples, name)).abs()
         assert 0 < difference.nan_to_num().max() < 0.1
     report = report_probe(cheap, mode="weighted_sum", shares=None, min_rank_correlation=0.9)

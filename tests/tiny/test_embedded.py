@@ -52,7 +52,7 @@ def test_stock_pipeline_loads_the_folder_and_draws():
     assert float(white) > 0.05
 
 
-def test_own_tokens_give_the_picture_back(embedded):
+def test_reconstruction_give_the_picture_back(embedded):
     drawn = embedded.draw(embedded.prompts, embedded.reconstruction())
 
     originals = embedded.read(embedded.prompts, embedded.originals)
