@@ -28,7 +28,7 @@ from glm_grpo.build import build_batch, build_models, build_prompts, collect_set
 from glm_grpo.config import compose_config
 from glm_grpo.gallery.chart_style import FONT_SIZE, LIGHT, begin_figure, style_axes, to_png
 from glm_grpo.models.base import Decoder
-from glm_grpo.training.monitors.rank_agreement import compare_ranks
+from glm_grpo.training.monitors.recheck import compare_ranks
 from glm_grpo.types import PromptBatch, Rollout
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

@@ -34,8 +34,7 @@ from glm_grpo.tiny.prompts import tiny_prompts
 from glm_grpo.training.asynchronous.ledger import Steps
 from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
 from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
-from glm_grpo.training.asynchronous.source import AsynchronousSource, Recipe
-from glm_grpo.training.asynchronous.stale import StaleSettings
+from glm_grpo.training.asynchronous.source import AsynchronousSource, Recipe, StaleSettings
 from glm_grpo.training.checkpoint.files import (
     Checkpoint,
     forget_checkpoints_after,

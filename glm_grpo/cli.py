@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from glm_grpo.commands import arguments as types
-from glm_grpo.plan.floors import DEVICES
+from glm_grpo.plan.devices import DEVICES
 from glm_grpo.terminal import (
     errors_explained,
     guard_output,
@@ -31,7 +31,7 @@ from rewards.keys import hide_secrets
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config
-    from glm_grpo.gallery.summary import SummaryRow
+    from glm_grpo.gallery.data import SummaryRow
     from glm_grpo.run.folder import RunFolder
 
 _SHEET_COLUMNS = 8
@@ -298,7 +298,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _gallery(options: argparse.Namespace) -> None:
     from glm_grpo.gallery import write_gallery
     from glm_grpo.gallery.archive import write_archive
-    from glm_grpo.gallery.contact_sheet import write_contact_sheet
+    from glm_grpo.gallery.pictures import write_contact_sheet
     from glm_grpo.gallery.server import serve_gallery
     from glm_grpo.run.folder import RunFolder
 
@@ -366,7 +366,7 @@ def _compare(options: argparse.Namespace) -> None:
     yardstick = None
     if options.yardstick is not None:
         yardstick = types.parse_weights(options.yardstick, option="--yardstick")
-    from glm_grpo.compare.compare import compare
+    from glm_grpo.compare.comparison import compare
     from glm_grpo.compare.page import comparison_tables, write_comparison
 
     comparison = compare(options.runs, yardstick)

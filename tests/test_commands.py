@@ -254,7 +254,7 @@ def test_a_resumed_run_keeps_no_file_of_its_checkpoint_open(
     settings = ("train.steps=2", "train.checkpoint_every=1", "trackers=[]", *small, *data, *changes)
     config = compose_config(configs_dir, "tiny", [*LEAST, *settings])
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_stop_if_gamed", _interrupt)
+        patch.setattr(Trainer, "_stop_on_hacking", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_training(config)
     mapped: list[str] = []

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from glm_grpo.plan.floors import DEVICES, DeviceSpeed
+from glm_grpo.plan.devices import DEVICES, DeviceSpeed
 from glm_grpo.training.phase import PhaseClock
 
 _PROCESS = Path("/proc/self")

@@ -11,8 +11,8 @@ from glm_grpo.build import TINY, model_path
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
 from glm_grpo.models.planning import ModelSettings
-from glm_grpo.plan.floors import DeviceSpeed
-from glm_grpo.plan.sizes import model_settings
+from glm_grpo.plan.devices import DeviceSpeed
+from glm_grpo.plan.fit import model_settings
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 

@@ -20,7 +20,7 @@ from glm_grpo.grpo.update import update_policy
 from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.prompt_inputs import tokenize_prompts
 from glm_grpo.models.planning import OVERHEAD_BYTES, MemoryPlan, ScorerSizes
-from glm_grpo.plan.sizes import batch_sizes
+from glm_grpo.plan.fit import batch_sizes
 from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.phase import Models

@@ -18,7 +18,7 @@ from glm_grpo.build import (
 )
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.models.base import DTYPES
 from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
 from glm_grpo.models.glm_image.loading import check_model, load_pipeline

@@ -1,12 +1,265 @@
-"""Runs judged by one yardstick, in figures."""
+"""Compare runs on the held-out evaluations that they stored, by the same weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rewards.reweigh import Mode
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64
+from torch import Tensor
+
+from glm_grpo.config import Config, flatten
+from glm_grpo.config.problems import NOT_GIVEN
+from glm_grpo.errors import CheckpointError, ConfigError
+from glm_grpo.run.config import read_config
+from glm_grpo.run.folder import RunFolder, read_picture
+from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
+from glm_grpo.training.recording.summaries import paired_bootstrap
+from rewards.reweigh import Mode, combine
+
+_NO_DIFFERENCE = frozenset({"run_dir", "train.resume"})
+"""Keys that say where a run lies, not what it is."""
+
+
+def list_settings(config: Config) -> dict[str, str]:
+    """All values of a config as JSON, by dotted key; a section that is absent has none."""
+    flat = flatten(config.model_dump(mode="json"))
+    return {key: json.dumps(value, ensure_ascii=False) for key, value in flat.items()}
+
+
+def differing_settings(configs: Sequence[Config]) -> list[dict[str, str]]:
+    """For each config the keys, with values as JSON, in which not all of them agree.
+
+    A config without a key of another has "(not given)" there. Where a run lies is no difference.
+    """
+    flat = [list_settings(config) for config in configs]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    differing = [
+        key
+        for key in keys
+        if key not in _NO_DIFFERENCE
+        and len({settings.get(key, NOT_GIVEN) for settings in flat}) > 1
+    ]
+    return [{key: settings.get(key, NOT_GIVEN) for key in differing} for settings in flat]
+
+
+_SAME_EVALUATION = (
+    "model.path",
+    "eval.seed",
+    "eval.samples_per_prompt",
+    "rollout.height",
+    "rollout.width",
+)
+"""Keys that must agree: with others, prompts, noise or sizes of the pictures differ."""
+_NOT_OF_THE_SCORE = frozenset(
+    {
+        *("weight", "std_floor", "timeout_seconds", "run_in", "threads", "url"),
+        *("retries", "requests_at_once", "request_timeout_seconds"),
+        *("api_key_variable", "token_variable"),
+    }
+)
+"""Options of a term that leave its raw scores as they are."""
+
+
+def check_same_evaluation(names: Sequence[str], configs: Sequence[Config]) -> None:
+    """Refuse runs whose held-out pictures were made in different ways.
+
+    Args:
+        names: Of the runs, for the error.
+        configs: Of the same runs.
+
+    Raises:
+        ConfigError: They differ in model, seed, number or size of the pictures.
+    """
+    for key in _SAME_EVALUATION:
+        values = [list_settings(config)[key] for config in configs]
+        if len(set(values)) > 1:
+            listed = ", ".join(
+                f"{value} in {name}" for value, name in zip(values, names, strict=True)
+            )
+            raise ConfigError(
+                f"{key} is {listed}: only runs whose held-out pictures were made in the same way "
+                "can be compared; leave some out, or train them again with one value"
+            )
+
+
+def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Sequence[str]) -> None:
+    """Refuse a run whose evaluations are of other prompts than those of the first run.
+
+    Target pictures are compared as far as both runs still have them.
+
+    Args:
+        first: The run that others are held against.
+        run: Any run, the first one too.
+        comparable: Terms that must apply to the same prompts in both.
+
+    Raises:
+        ConfigError: Prompts, their order, their texts or their targets differ.
+        StorageError: A target picture cannot be read.
+    """
+    expected = first.evaluations[0]
+    for evaluation in run.evaluations:
+        path = run.folder.evaluation_path(evaluation.step)
+        if _identities(evaluation) != _identities(expected):
+            raise ConfigError(
+                f"{path} holds other held-out prompts (id, prompt or texts, in their order) than "
+                f"the first evaluation of {first.name}; compare runs with the same data.eval_path"
+            )
+        for name in comparable:
+            if not torch.equal(evaluation.applies(name), expected.applies(name)):
+                raise ConfigError(
+                    f"{path}: {name} was scored for other prompts than in {first.name}, so some "
+                    "have no target there; compare runs with the same data.eval_path"
+                )
+    _check_same_targets(first, run)
+
+
+def sort_terms(runs: Sequence[EvaluatedRun]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Terms that every run scored in the same way, and all others."""
+    scorings = [{name: _scoring(run, name) for name in run.config.reward.terms} for run in runs]
+    names = dict.fromkeys(name for scoring in scorings for name in scoring)
+    comparable = tuple(
+        name
+        for name in names
+        if all(name in scoring and scoring[name] == scorings[0].get(name) for scoring in scorings)
+    )
+    return comparable, tuple(name for name in names if name not in comparable)
+
+
+def check_yardstick(
+    runs: Sequence[EvaluatedRun], weights: Mapping[str, float], comparable: Sequence[str]
+) -> None:
+    """Refuse a yardstick that does not measure all runs alike.
+
+    Args:
+        runs: All that are compared.
+        weights: Of the yardstick, without those that are 0.
+        comparable: Terms that every run scored in the same way, see `sort_terms`.
+
+    Raises:
+        ConfigError: It has no term, or one that a run did not score or scored in another way.
+    """
+    if not weights:
+        raise ConfigError(
+            "the yardstick has no weight other than 0, so every run has total 0; give a term one, "
+            "such as --yardstick ocr=1"
+        )
+    for name in weights:
+        for run in runs:
+            if name not in run.config.reward.terms:
+                raise ConfigError(
+                    f"yardstick term {name!r}: {run.name} did not score it (it scored "
+                    f"{', '.join(run.config.reward.terms)}); judge by terms that all runs scored "
+                    f"({', '.join(comparable) or 'there is none'}), such as --yardstick "
+                    f"{comparable[0] if comparable else 'ocr'}=1, or score it with weight 0 when "
+                    "training"
+                )
+        if name not in comparable:
+            raise ConfigError(
+                f"yardstick term {name!r} was scored in different ways: "
+                f"{_list_options(runs, name)}, so its scores are no common measure; judge by "
+                f"terms that all runs scored alike ({', '.join(comparable) or 'there is none'})"
+            )
+
+
+def check_every_prompt_has_a_total(
+    evaluation: StoredEvaluation, weights: Mapping[str, float]
+) -> None:
+    """Refuse a yardstick that says nothing of some prompt.
+
+    Raises:
+        ConfigError: None of its terms applies to a prompt; names the first such prompt.
+    """
+    has_total = torch.stack([evaluation.applies(name) for name in weights]).any(dim=0)
+    for row in (~has_total).nonzero().flatten()[:1].tolist():
+        raise ConfigError(
+            f"yardstick {', '.join(weights)}: none of its terms applies to held-out prompt "
+            f"{evaluation.groups.prompt_ids[row]}; add a term that applies to every prompt"
+        )
+
+
+def _check_same_targets(first: EvaluatedRun, run: EvaluatedRun) -> None:
+    pairs = zip(run.evaluations[0].targets, first.evaluations[0].targets, strict=True)
+    for target, other in pairs:
+        if target is None or other is None:
+            continue
+        ours, theirs = run.folder.picture(target), first.folder.picture(other)
+        if not (os.path.isfile(ours) and os.path.isfile(theirs)):
+            continue
+        if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
+            raise ConfigError(
+                f"{ours} is another target picture than {theirs}; compare runs with the same "
+                "data.eval_path"
+            )
+
+
+def _identities(evaluation: StoredEvaluation) -> list[tuple[str, str, tuple[str, ...]]]:
+    groups = evaluation.groups
+    return list(zip(groups.prompt_ids, groups.prompts, evaluation.texts, strict=True))
+
+
+def _scoring(run: EvaluatedRun, name: str) -> dict[str, Any]:
+    options = run.config.reward.terms[name].model_dump()
+    return {key: value for key, value in options.items() if key not in _NOT_OF_THE_SCORE}
+
+
+def _list_options(runs: Sequence[EvaluatedRun], name: str) -> str:
+    """The options of a term in which runs differ, with the value of each run."""
+    scorings = [_scoring(run, name) for run in runs]
+    keys = dict.fromkeys(key for scoring in scorings for key in scoring)
+    differing = [key for key in keys if any(s.get(key) != scorings[0].get(key) for s in scorings)]
+    return "; ".join(
+        f"{key} {scoring.get(key)!r} in {run.name}"
+        for key in differing
+        for run, scoring in zip(runs, scorings, strict=True)
+    )
+
+
+_MOST_TRADE_OFFS = 6
+"""Pairs of terms that are drawn: all of up to four terms."""
+
+
+def pareto_optimal(points: Float64[Tensor, "N D"]) -> Bool[Tensor, " N"]:
+    """Which points no other point is at least as high as in all, and higher than in one."""
+    others, own = points[None, :, :], points[:, None, :]
+    is_beaten = (others >= own).all(dim=-1) & (others > own).any(dim=-1)
+    return ~is_beaten.any(dim=1)
+
+
+def find_trade_offs(
+    runs: Sequence[ComparedRun], untrained: Mapping[str, float], weights: Mapping[str, float]
+) -> tuple[TradeOff, ...]:
+    """Hold two terms against each other: which runs are Pareto-optimal after training.
+
+    Args:
+        runs: After training.
+        untrained: Mean raw score by term; its order gives the order of the pairs, of which the
+            first six are taken.
+        weights: Of the yardstick; a term of negative weight is better where it is lower.
+    """
+    pairs = itertools.islice(itertools.combinations(untrained, 2), _MOST_TRADE_OFFS)
+    found = []
+    for pair in pairs:
+        signs = [-1.0 if weights.get(name, 0.0) < 0 else 1.0 for name in pair]
+        points = torch.tensor(
+            [
+                [sign * terms[name] for sign, name in zip(signs, pair, strict=True)]
+                for terms in (untrained, *(run.terms for run in runs))
+            ],
+            dtype=torch.float64,
+        )
+        is_optimal = pareto_optimal(points)[1:].tolist()
+        found.append(TradeOff(*pair, is_optimal=tuple(is_optimal)))
+    return tuple(found)
+
 
 _LONGEST_LABEL = 44
 """Characters that fit into the legend of a picture."""
@@ -139,3 +392,226 @@ class Comparison:
 def _short_settings(settings: Mapping[str, str]) -> str:
     """`ocr.weight=0.3` for reward.terms.ocr.weight."""
     return ", ".join(f"{'.'.join(key.split('.')[-2:])}={value}" for key, value in settings.items())
+
+
+_BOOTSTRAP_SEED = 0
+_SWEEP_FILE = "multirun.yaml"
+"""Hydra's, beside the runs of a sweep."""
+
+
+def compare(run_dirs: Sequence[Path], yardstick: Mapping[str, float] | None) -> Comparison:
+    """Judge runs by one total, at every evaluation they stored.
+
+    Args:
+        run_dirs: At least two runs; the others are held against the first. The folder of a sweep
+            stands for its runs, and its multirun.yaml, which a shell's star names too, for nothing.
+        yardstick: Weight by name of the term, of a weighted sum of raw scores; None for the reward
+            that the first run was trained with, under `normalize_then_sum` in units of the spread
+            of its first evaluation.
+
+    Raises:
+        ConfigError: The runs cannot be compared: other prompts, seeds, sizes or models, a term of
+            the yardstick that was not scored, or was scored in another way.
+        CheckpointError: A folder holds no run.
+        StorageError: A run has fewer than two evaluations, or a table is damaged.
+    """
+    runs = _read_runs(run_dirs)
+    reward = runs[0].config.reward
+    given = reward.weights() if yardstick is None else yardstick
+    weights = {name: weight for name, weight in given.items() if weight != 0}
+    comparable, left_out = sort_terms(runs)
+    check_yardstick(runs, weights, comparable)
+    first = runs[0].evaluations[0]
+    for run in runs:
+        check_same_prompts(runs[0], run, comparable)
+    check_every_prompt_has_a_total(first, weights)
+    # Those of the yardstick first; one that applies to no held-out prompt has no mean.
+    names = [name for name in (*weights, *comparable) if first.applies(name).any()]
+    terms = tuple(dict.fromkeys(names))
+    untrained = first.term_means(terms)
+    judge = Yardstick(
+        weights,
+        {name: reward.terms[name].std_floor for name in weights},
+        reward.combine if yardstick is None else "weighted_sum",
+        first,
+    )
+    differing = differing_settings([run.config for run in runs])
+    reference = _prompt_totals(runs[0].evaluations[-1], judge)
+    compared = tuple(
+        _judge(run, settings, judge, terms, None if run is runs[0] else reference)
+        for run, settings in zip(runs, differing, strict=True)
+    )
+    return Comparison(
+        yardstick=weights,
+        prompts=len(first.groups.prompt_ids),
+        samples_per_prompt=runs[0].config.eval.samples_per_prompt,
+        runs=compared,
+        untrained=untrained,
+        trade_offs=find_trade_offs(compared, untrained, weights),
+        left_out=left_out,
+        side_by_side=place_side_by_side(runs, judge, terms),
+        combine=judge.combine,
+    )
+
+
+def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
+    paths = [path.resolve() for each in run_dirs for path in _runs_at(each)]
+    if len(paths) < 2 or len(set(paths)) < len(paths):
+        raise ConfigError(
+            f"runs {', '.join(map(str, run_dirs)) or '(none)'}: a comparison needs at least two, "
+            "each named once"
+        )
+    folders = [RunFolder(path) for path in paths]
+    names = _short_names(paths)
+    configs = [read_config(folder) for folder in folders]
+    check_same_evaluation(names, configs)
+    return [
+        read_evaluated_run(folder, config, name=name)
+        for folder, name, config in zip(folders, names, configs, strict=True)
+    ]
+
+
+def _runs_at(path: Path) -> list[Path]:
+    """The runs of a sweep, the first one first; of any other path, itself."""
+    if path.name == _SWEEP_FILE and path.is_file():
+        return []
+    if not (path / _SWEEP_FILE).is_file():
+        return [path]
+    runs = [config.parent for config in path.glob("*/config.yaml")]
+    if not runs:
+        raise CheckpointError(f"{path} is the folder of a sweep of which no run is there")
+    return sorted(runs, key=_natural_order)
+
+
+def _natural_order(path: Path) -> list[int | str]:
+    """9 before 10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def _short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    length = 1
+    while True:
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+        length += 1
+
+
+def _judge(
+    run: EvaluatedRun,
+    settings: Mapping[str, str],
+    yardstick: Yardstick,
+    terms: Sequence[str],
+    reference: Float32[Tensor, " P"] | None,
+) -> ComparedRun:
+    totals = [_prompt_totals(evaluation, yardstick) for evaluation in run.evaluations]
+    return ComparedRun(
+        name=run.name,
+        settings=settings,
+        steps=tuple(evaluation.step for evaluation in run.evaluations),
+        totals=tuple(values.mean().item() for values in totals),
+        gain=_gain(totals[0], totals[-1]),
+        over_first=None if reference is None else _gain(reference, totals[-1]),
+        terms=run.evaluations[-1].term_means(terms),
+    )
+
+
+def _gain(before: Float32[Tensor, " P"], after: Float32[Tensor, " P"]) -> Gain:
+    interval = paired_bootstrap(before, after, seed=_BOOTSTRAP_SEED)
+    return Gain(interval.mean_difference, interval.low, interval.high)
+
+
+def _prompt_totals(evaluation: StoredEvaluation, yardstick: Yardstick) -> Float32[Tensor, " P"]:
+    """The yardstick total of each prompt, mean over its samples."""
+    return yardstick.totals(evaluation).mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What all runs are judged by.
+
+    Attributes:
+        weights: By term, none of them 0; at least one term applies to each prompt.
+        std_floors: For the same terms, see `RewardTable`; `weighted_sum` reads none.
+        combine: How the weighed terms are combined.
+        untrained: The evaluation whose spread is the unit under `normalize_then_sum`.
+    """
+
+    weights: Mapping[str, float]
+    std_floors: Mapping[str, float]
+    combine: Mode
+    untrained: StoredEvaluation
+
+    def totals(self, evaluation: StoredEvaluation) -> Float32[Tensor, "P G"]:
+        """The total of each picture."""
+        table, untrained = (
+            each.groups.weigh(self.weights, self.std_floors)
+            for each in (evaluation, self.untrained)
+        )
+        return combine(table, mode=self.combine, untrained=untrained)
+
+
+def place_side_by_side(
+    runs: Sequence[EvaluatedRun], yardstick: Yardstick, terms: Sequence[str]
+) -> tuple[ComparedPrompt, ...]:
+    """Each held-out prompt with the pictures of the untrained model and of every run.
+
+    Args:
+        runs: Of the same prompts in the same order, sampled with the same seeds; the untrained
+            model's pictures are those of the first.
+        yardstick: Of the totals.
+        terms: Whose scores are given.
+
+    Returns:
+        In stored order.
+    """
+    first = runs[0].evaluations[0]
+    ends = [run.evaluations[-1] for run in runs]
+    folders = [runs[0].folder, *(run.folder for run in runs)]
+    columns = [
+        _pictures(evaluation, folder, yardstick, terms)
+        for evaluation, folder in zip((first, *ends), folders, strict=True)
+    ]
+    groups, (rows, samples) = first.groups, first.groups.raw.shape[:2]
+    return tuple(
+        ComparedPrompt(
+            prompt_id=groups.prompt_ids[row],
+            prompt=groups.prompts[row],
+            texts=first.texts[row],
+            target=None
+            if (target := first.targets[row]) is None
+            else runs[0].folder.picture(target),
+            samples=tuple(
+                tuple(column[row * samples + sample] for column in columns)
+                for sample in range(samples)
+            ),
+        )
+        for row in range(rows)
+    )
+
+
+def _pictures(
+    evaluation: StoredEvaluation,
+    folder: RunFolder,
+    yardstick: Yardstick,
+    terms: Sequence[str],
+) -> list[ComparedPicture]:
+    """All pictures of an evaluation, in stored order."""
+    groups = evaluation.groups
+    totals = yardstick.totals(evaluation).flatten().tolist()
+    samples = groups.raw.shape[1]
+    scores = {name: groups.raw[:, :, groups.names.index(name)].flatten().tolist() for name in terms}
+    applies = {name: evaluation.applies(name).tolist() for name in terms}
+    return [
+        ComparedPicture(
+            path=folder.picture(image),
+            total=total,
+            scores={
+                name: scores[name][index] if applies[name][index // samples] else None
+                for name in terms
+            },
+        )
+        for index, (image, total) in enumerate(zip(groups.images, totals, strict=True))
+    ]

@@ -1,19 +1,297 @@
-"""Runs held against one yardstick, for the terminal and as a page with pictures."""
+"""The comparison of runs for the terminal, and as a page with charts and pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 from rich.text import Text
 
-from glm_grpo.compare.charts import Line, Point, draw_lines, draw_points
-from glm_grpo.compare.comparison import Comparison, Gain, TradeOff
-from glm_grpo.compare.pictures_page import write_side_by_side
-from glm_grpo.gallery import pages
-from glm_grpo.run.folder import write_atomically
+from glm_grpo.compare.comparison import ComparedPicture, ComparedPrompt, Comparison, Gain, TradeOff
+from glm_grpo.gallery.chart_style import (
+    DARK,
+    FONT_SIZE,
+    LIGHT,
+    Theme,
+    begin_figure,
+    style_axes,
+    to_png,
+)
+from glm_grpo.gallery.pages import render_page
+from glm_grpo.gallery.pictures import shrink
+from glm_grpo.run.folder import safe_name, write_atomically
 from glm_grpo.terminal import printable
+
+_HEIGHT = 3.0
+"""Inches, the legend aside."""
+_LEGEND_LINE = 0.22
+"""Inches."""
+_MOST_TICKS = 6
+_MARKERS = "osD^v"
+"""Five of them beside six colours: thirty lines before two look alike."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a drawing.
+
+    Attributes:
+        label: In the legend.
+        xs: From left to right.
+        ys: One for each of `xs`.
+    """
+
+    label: str
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a drawing.
+
+    Attributes:
+        label: In the legend.
+        x: To the right.
+        y: Upwards.
+        is_marked: Drawn with a ring, and joined to the other marked points.
+    """
+
+    label: str
+    x: float
+    y: float
+    is_marked: bool = False
+
+
+def draw_lines(lines: Sequence[Line], *, x_label: str, y_label: str, is_dark: bool) -> bytes:
+    """Draw lines over a horizontal axis of whole numbers.
+
+    Args:
+        lines: At least one, each with at least one point.
+        x_label: Below the horizontal axis.
+        y_label: Beside the vertical axis.
+        is_dark: For a page of dark ground.
+
+    Returns:
+        A PNG.
+    """
+    theme = DARK if is_dark else LIGHT
+    figure, axes = _begin(theme, x_label, y_label, entries=len(lines))
+    axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
+    handles: list[Artist] = []
+    for index, line in enumerate(lines):
+        handles += axes.plot(line.xs, line.ys, linewidth=1.8, **_style(index, theme))
+    return _finish(figure, theme, handles, [line.label for line in lines])
+
+
+def draw_points(
+    points: Sequence[Point], reference: Point, *, x_label: str, y_label: str, is_dark: bool
+) -> bytes:
+    """Draw points, those that are marked with a ring and joined by a broken line.
+
+    Args:
+        points: In the order, and so with the colours, of the lines of `draw_lines`.
+        reference: What they are seen against, drawn as a cross.
+        x_label: Below the horizontal axis.
+        y_label: Beside the vertical axis.
+        is_dark: For a page of dark ground.
+
+    Returns:
+        A PNG.
+    """
+    theme = DARK if is_dark else LIGHT
+    figure, axes = _begin(theme, x_label, y_label, entries=len(points) + 2)
+    axes.margins(0.12)
+    axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))
+    ring: dict[str, Any] = {
+        "color": theme.ink,
+        "marker": "o",
+        "markersize": 13.0,
+        "markerfacecolor": "none",
+    }
+    marked = sorted((point.x, point.y) for point in points if point.is_marked)
+    axes.plot([x for x, _ in marked], [y for _, y in marked], linestyle=":", linewidth=1.0, **ring)
+    handles: list[Artist] = list(
+        axes.plot(reference.x, reference.y, "x", color=theme.ink, markersize=8.0)
+    )
+    for index, point in enumerate(points):
+        handles += axes.plot(point.x, point.y, linestyle="none", **_style(index, theme))
+    handles.append(Line2D([], [], linestyle=":", linewidth=1.0, **ring))
+    labels = [reference.label, *(point.label for point in points), "Pareto-optimal"]
+    return _finish(figure, theme, handles, labels)
+
+
+def _style(index: int, theme: Theme) -> dict[str, Any]:
+    return {
+        "color": theme.series[index % len(theme.series)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markersize": 6.0,
+    }
+
+
+def _begin(theme: Theme, x_label: str, y_label: str, *, entries: int) -> tuple[Figure, Axes]:
+    figure = begin_figure(theme, height=_HEIGHT + _LEGEND_LINE * entries)
+    axes = figure.add_subplot()
+    style_axes(axes, theme)
+    axes.set_xlabel(_drawable(x_label), color=theme.ink)
+    axes.set_ylabel(_drawable(y_label), color=theme.ink)
+    return figure, axes
+
+
+def _finish(
+    figure: Figure, theme: Theme, handles: Sequence[Artist], labels: Sequence[str]
+) -> bytes:
+    figure.legend(
+        handles,
+        [_drawable(label) for label in labels],
+        loc="outside lower left",
+        frameon=False,
+        fontsize=FONT_SIZE,
+        labelcolor=theme.ink,
+    )
+    return to_png(figure)
+
+
+def _drawable(text: str) -> str:
+    """One line, without the lone surrogates of file names that are no UTF-8."""
+    return " ".join(text.encode("utf-8", "replace").decode().split())
+
+
+_FOLDER = "pictures"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A picture that was copied beside the page.
+
+    Attributes:
+        name: Path relative to the page.
+        width: Pixels.
+        height: Pixels.
+    """
+
+    name: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One picture with its scores.
+
+    Attributes:
+        picture: None when the picture is gone.
+        scores: The total first, then by term; None where the term does not apply.
+        over_first: What the same scores are more than those of the first run; empty for the first
+            run itself and for the untrained model.
+    """
+
+    picture: Copy | None
+    scores: Mapping[str, float | None]
+    over_first: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One prompt: a row for each sample.
+
+    Attributes:
+        prompt: The caption.
+        texts: The texts that should appear.
+        has_target: Whether the prompt has a target picture.
+        target: None when there is none, or it is gone.
+        samples: Cells of each sample: the untrained model, then every run.
+    """
+
+    prompt: str
+    texts: tuple[str, ...]
+    has_target: bool
+    target: Copy | None
+    samples: tuple[tuple[Cell, ...], ...]
+
+
+def write_side_by_side(comparison: Comparison, directory: Path) -> tuple[Rows, ...]:
+    """Copy the pictures of all runs, in a small size, beside a page that is to show them.
+
+    Args:
+        comparison: The runs.
+        directory: Of the page; pictures go into a folder in it.
+
+    Returns:
+        The prompts on which runs differ most first, see `spread`.
+
+    Raises:
+        StorageError: A file cannot be written.
+    """
+    prompts = sorted(comparison.side_by_side, key=spread, reverse=True)
+    return tuple(_write_rows(prompt, directory) for prompt in prompts)
+
+
+def spread(prompt: ComparedPrompt) -> float:
+    """How far runs differ: the largest mean total over the samples less the smallest."""
+    _, *runs = zip(*prompt.samples, strict=True)
+    means = [fmean(picture.total for picture in pictures) for pictures in runs]
+    return max(means) - min(means)
+
+
+def _write_rows(prompt: ComparedPrompt, directory: Path) -> Rows:
+    stem = f"{_FOLDER}/{safe_name(prompt.prompt_id)}"
+    target = prompt.target
+    return Rows(
+        prompt=prompt.prompt,
+        texts=prompt.texts,
+        has_target=target is not None,
+        target=None if target is None else _copy(target, directory, f"{stem}-target.webp"),
+        samples=tuple(
+            _cells(pictures, directory, f"{stem}-{sample}")
+            for sample, pictures in enumerate(prompt.samples)
+        ),
+    )
+
+
+def _cells(pictures: Sequence[ComparedPicture], directory: Path, stem: str) -> tuple[Cell, ...]:
+    _, first, *others = pictures
+    references = (None, None, *(first for _ in others))
+    return tuple(
+        Cell(
+            picture=_copy(picture.path, directory, f"{stem}-{column}.webp"),
+            scores=_scores(picture),
+            over_first={} if reference is None else _differences(picture, reference),
+        )
+        for column, (picture, reference) in enumerate(zip(pictures, references, strict=True))
+    )
+
+
+def _differences(picture: ComparedPicture, reference: ComparedPicture) -> dict[str, float]:
+    others = _scores(reference)
+    return {
+        term: score - other
+        for term, score in _scores(picture).items()
+        if score is not None and (other := others[term]) is not None
+    }
+
+
+def _scores(picture: ComparedPicture) -> dict[str, float | None]:
+    return {"total": picture.total, **picture.scores}
+
+
+def _copy(path: Path, directory: Path, name: str) -> Copy | None:
+    """A small copy beside the page; None where there is no whole picture."""
+    thumbnail = shrink(path)
+    if thumbnail is None:
+        return None
+    write_atomically(directory / name, thumbnail.content)
+    return Copy(name, thumbnail.width, thumbnail.height)
+
 
 IN_SPREADS = "scores less the untrained model's mean, in units of its std"
 """What totals of `normalize_then_sum` are made of, in evaluations."""
@@ -54,7 +332,7 @@ def write_comparison(comparison: Comparison, directory: Path, *, has_samples: bo
     pictures += [
         _write_trade_off(comparison, trade_off, directory) for trade_off in comparison.trade_offs
     ]
-    page = pages.render(
+    page = render_page(
         "compare.html.j2",
         comparison=comparison,
         yardstick=_describe_yardstick(comparison),

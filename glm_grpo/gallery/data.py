@@ -1,26 +1,358 @@
-"""What the pages show, as plain values: the run as a whole, its steps by tens, its evaluations.
-
-A table that is missing, damaged or of another version is an entry that says so; the rest is there.
-"""
+"""What the pages of a run show, as plain values: settings, steps, evaluations, pictures."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_grpo.errors import StorageError
-from glm_grpo.gallery.groups import (
-    EVALUATION_COLUMNS,
-    ROLLOUT_COLUMNS,
-    pictures_of,
-    read_groups,
-)
-from glm_grpo.gallery.problems import Problem, describe
-from glm_grpo.gallery.settings import Settings, read_settings
+import numpy as np
+import pyarrow
+from jaxtyping import Float32
+from rapidfuzz.distance import Levenshtein
+
+from glm_grpo.config import Config
+from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
+from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.tables import MetricsRow, evaluation_steps, read_bands, read_metrics, stored_steps
+from glm_grpo.run.tables import (
+    NOTE,
+    RAW,
+    MetricsRow,
+    Weighing,
+    evaluation_steps,
+    picture_name,
+    read_bands,
+    read_metrics,
+    read_table,
+    read_weighing,
+    stored_steps,
+    with_comparable_totals,
+)
+from rewards.terms.text_matching import fold_text, split_words, take_words
+from rewards.terms_config import OcrConfig
+
+Problem = dict[str, str]
+"""`where`: the file; `message`: what, and the remedy."""
+
+
+def describe(error: GlmGrpoError, folder: RunFolder) -> str:
+    """The text of an error, paths relative to the run: a gallery that is sent names no machine."""
+    return str(error).replace(f"{folder.path}/", "")
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One term, or the total, before and after training on the held-out prompts.
+
+    Attributes:
+        name: Of the term, or `total`.
+        before: Mean of the first evaluation.
+        after: Mean of the last evaluation.
+        difference: Mean of after - before, paired by prompt.
+        low: Lower end of the 95 % interval of the difference.
+        high: Upper end of the 95 % interval of the difference.
+    """
+
+    name: str
+    before: float
+    after: float
+    difference: float
+    low: float
+    high: float
+
+
+_OCR = "ocr"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the pages need to know besides what was recorded.
+
+    Attributes:
+        values: `reward`, `advantage`, `group_size`, `picture`, `steps_planned`, `canary_margin`
+            and `config`, as in `run.js`.
+        readers: OCR terms by name, and whether case counts.
+        problems: Why something is missing.
+    """
+
+    values: Mapping[str, Any]
+    readers: Mapping[str, bool]
+    problems: tuple[Problem, ...]
+
+
+def read_settings(folder: RunFolder) -> Settings:
+    """The settings of a run; where its config cannot be read, what its tables tell."""
+    text = None
+    try:
+        text = read_config_text(folder)
+        config = read_config(folder)
+    except (CheckpointError, ConfigError, StorageError) as error:
+        problem = {"where": folder.config_path.name, "message": describe(error, folder)}
+        return _from_tables(folder, text, problem)
+    return Settings(_from_config(config, text), _readers(config), ())
+
+
+def _from_config(config: Config, text: str) -> dict[str, Any]:
+    reward, rollout = config.reward, config.rollout
+    kinds = {name: term["kind"] for name, term in reward.model_dump()["terms"].items()}
+    return {
+        "reward": {
+            "combine": reward.combine,
+            "terms": [
+                _term(name, kinds[name], term.weight, term.std_floor)
+                for name, term in reward.terms.items()
+            ],
+            "watch": list(reward.watch),
+        },
+        "advantage": config.advantage.model_dump(),
+        "group_size": rollout.group_size,
+        "picture": {"width": rollout.width, "height": rollout.height},
+        "steps_planned": config.train.steps,
+        "canary_margin": reward.canary_margin,
+        "config": text,
+    }
+
+
+def _readers(config: Config) -> dict[str, bool]:
+    return {
+        name: term.case_sensitive
+        for name, term in config.reward.terms.items()
+        if isinstance(term, OcrConfig)
+    }
+
+
+def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Settings:
+    weighing = _first_weighing(folder)
+    # A term that is used once bears the name of its kind.
+    terms = [
+        _term(name, name, _decimal(weight), _decimal(weighing.std_floors[name]))
+        for name, weight in weighing.weights.items()
+    ]
+    values = {
+        "reward": {"combine": weighing.combine, "terms": terms, "watch": []},
+        "advantage": None,
+        "group_size": None,
+        "picture": None,
+        "steps_planned": None,
+        "canary_margin": None,
+        "config": text,
+    }
+    readers = {_OCR: False} if _OCR in weighing.weights else {}
+    return Settings(values, readers, (problem,))
+
+
+def _first_weighing(folder: RunFolder) -> Weighing:
+    """How the first table that can be read was weighed; no terms without one."""
+    for directory in (folder.rollouts_dir, folder.evaluations_dir):
+        for path in sorted(directory.glob("step-*.parquet")):
+            try:
+                return read_weighing(path)
+            except StorageError:
+                continue
+    return Weighing({}, {}, "weighted_sum")
+
+
+def _term(name: str, kind: str, weight: float, std_floor: float) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "weight": weight, "std_floor": std_floor}
+
+
+def _decimal(value: float) -> float:
+    """The shortest decimal that gives a 32-bit number back, as it stood in the config."""
+    return float(str(np.float32(value)))
+
+
+Mark = tuple[str, bool]
+"""A piece of a reading, and whether its letters are right."""
+
+
+def mark_reading(
+    read: str, wanted: Sequence[str], *, is_case_sensitive: bool = False
+) -> list[Mark]:
+    """Tell the right letters of a reading from the wrong ones.
+
+    Right are the letters that a wanted text shares, by the fewest edits, with the words that
+    `match_texts` gives to it; all else is wrong: other letters, and words that no text took. What
+    is no difference there (compatibility form, white space, case if so) is none here.
+
+    Args:
+        read: What was read.
+        wanted: The texts that should appear.
+        is_case_sensitive: Whether case is a difference.
+
+    Returns:
+        Pieces, right and wrong in turn, that joined give `read`; white space goes with what stands
+        before it. Empty where nothing was read.
+    """
+    is_right = _right_letters(read, wanted, is_case_sensitive=is_case_sensitive)
+    marks: list[Mark] = []
+    blank, place = "", 0
+    for cluster in _clusters(read):
+        letters = len(fold_text(cluster, is_case_sensitive=is_case_sensitive))
+        if letters == 0 and not marks:
+            blank += cluster
+            continue
+        judgement = all(is_right[place : place + letters]) if letters else marks[-1][1]
+        marks.append((blank + cluster, judgement))
+        blank, place = "", place + letters
+    if blank:
+        marks.append((blank, False))
+    return [
+        ("".join(piece for piece, _ in pieces), judgement)
+        for judgement, pieces in itertools.groupby(marks, key=lambda mark: mark[1])
+    ]
+
+
+def _right_letters(read: str, wanted: Sequence[str], *, is_case_sensitive: bool) -> list[bool]:
+    """Of each letter of the folded reading, whether a wanted text has it."""
+    words = split_words(read, is_case_sensitive=is_case_sensitive)
+    texts = [fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted]
+    starts = [0, *itertools.accumulate(map(len, words))]
+    is_right = [False] * starts[-1]
+    for span in take_words(words, texts):
+        joined = "".join(words[span.start : span.stop])
+        for block in Levenshtein.opcodes(joined, span.text):
+            if block.tag == "equal":
+                for letter in range(block.src_start, block.src_end):
+                    is_right[starts[span.start] + letter] = True
+    return is_right
+
+
+def _clusters(text: str) -> list[str]:
+    """Split where the compatibility form of the whole is that of the parts, joined."""
+    clusters: list[str] = []
+    for character in text:
+        if clusters and _is_joined(clusters[-1], character):
+            clusters[-1] += character
+        else:
+            clusters.append(character)
+    return clusters
+
+
+def _is_joined(before: str, character: str) -> bool:
+    """Whether a character, a mark or half a syllable, changes or belongs to those before it."""
+    apart = unicodedata.normalize("NFKC", before) + unicodedata.normalize("NFKC", character)
+    is_mark = unicodedata.combining(character) != 0
+    return is_mark or unicodedata.normalize("NFKC", before + character) != apart
+
+
+Group = dict[str, Any]
+"""One prompt's pictures with all that was stored about them, as JSON has it."""
+
+EVALUATION_COLUMNS = (
+    *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
+    *(RAW, NOTE),
+)
+ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
+_NUMBERS = ("total", "penalty", "advantage")
+
+
+def read_groups(
+    path: Path,
+    columns: Sequence[str],
+    readers: Mapping[str, bool],
+    *,
+    evaluated: RunFolder | None = None,
+) -> tuple[Group, ...]:
+    """The groups of a stored rollout or evaluation, in stored order.
+
+    Numbers are the shortest decimals that give the stored 32-bit ones back.
+
+    Args:
+        path: Of the table.
+        columns: `ROLLOUT_COLUMNS` or `EVALUATION_COLUMNS`.
+        readers: Terms whose notes are what an OCR engine read, and whether case counts there.
+        evaluated: The run, if the table is of an evaluation: its totals are then comparable with
+            those of the others, see `with_comparable_totals`, or as stored where step 0 is lost.
+
+    Raises:
+        StorageError: The table is missing or damaged, or this version did not write it.
+    """
+    table = read_table(path, columns)
+    if evaluated is not None:
+        with contextlib.suppress(StorageError):
+            table = with_comparable_totals(evaluated, path, table)
+    try:
+        return tuple(_groups(table, readers))
+    except ValueError as error:
+        raise StorageError(f"{path} is damaged ({error}). Restore a copy.") from error
+
+
+def pictures_of(groups: Sequence[Group]) -> Iterator[str]:
+    """Paths, relative to `images/`, of all pictures and targets of groups."""
+    for group in groups:
+        yield from group["images"]
+        if group["target"] is not None:
+            yield group["target"]
+
+
+def _groups(table: pyarrow.Table, readers: Mapping[str, bool]) -> Iterator[Group]:
+    columns = {
+        field.name: _floats(column) if field.type == pyarrow.float32() else column.to_pylist()
+        for field, column in zip(table.schema, table.columns, strict=True)
+    }
+    for _, rows in itertools.groupby(range(table.num_rows), columns["prompt_id"].__getitem__):
+        first, *others = rows
+        part = slice(first, first + 1 + len(others))
+        yield _group({name: column[part] for name, column in columns.items()}, readers)
+
+
+def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
+    """A group from the columns of its rows."""
+    prompt_id, texts = columns["prompt_id"][0], columns["texts"][0]
+    raw, notes = {}, {}
+    for name, column in columns.items():
+        if name.startswith(RAW):
+            raw[name.removeprefix(RAW)] = None if np.isnan(column).all() else _decimals(column)
+        elif name.startswith(NOTE) and any(note is not None for note in column):
+            term = name.removeprefix(NOTE)
+            notes[term] = [_note(note or "", texts, readers.get(term)) for note in column]
+    group = {
+        "prompt_id": prompt_id,
+        "prompt": columns["prompt"][0],
+        "texts": texts,
+        "target": None if columns["target"][0] is None else picture_name(columns["target"][0]),
+        # A string: numbers are exact up to 53 bits in JavaScript, and seeds have 64.
+        "decode_seed": str(columns["decode_seed"][0]),
+        "images": [picture_name(name) for name in columns["image"]],
+        "raw": raw,
+        "notes": notes,
+    }
+    group |= {name: _decimals(columns[name]) for name in _NUMBERS if name in columns}
+    if "is_flat" in columns:
+        group["is_flat"] = columns["is_flat"][0]
+    return group
+
+
+def _floats(column: pyarrow.ChunkedArray) -> Float32[np.ndarray, " rows"]:
+    """A column of numbers; NaN where it has none."""
+    return np.asarray(column.to_numpy(), dtype=np.float32)
+
+
+def _decimals(values: Float32[np.ndarray, " rows"]) -> list[float]:
+    """The shortest decimals that give 32-bit numbers back.
+
+    Raises:
+        ValueError: One is not finite.
+    """
+    if not np.isfinite(values).all():
+        raise ValueError("numbers are missing or not finite for some pictures of a prompt")
+    return [float(text) for text in values.astype(str)]
+
+
+def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> Any:
+    """What a term said of a picture: the text, or for OCR terms its letters, right and wrong."""
+    if is_case_sensitive is None:
+        return note
+    # Engines return full-width letters, which score as Latin ones do and which many fonts lack.
+    read = unicodedata.normalize("NFKC", note)
+    marks = mark_reading(read, texts, is_case_sensitive=is_case_sensitive)
+    return {"read": read, "marks": marks}
+
 
 SCHEMA = 1
 """Version of the data files, for the scripts that read them."""

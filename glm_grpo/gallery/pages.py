@@ -13,7 +13,7 @@ _ENVIRONMENT = Environment(
 )
 
 
-def render(template_name: str, **values: object) -> bytes:
+def render_page(template_name: str, **values: object) -> bytes:
     """Fill a template of `templates/`; text among the values stays text, whatever it holds.
 
     Args:

@@ -1,22 +1,19 @@
-"""Writes the gallery of a run: a folder of static files that is opened from disk.
-
-Data files come first and `data/run.js`, which lists them, after them: a page that is opened while
-the run goes on finds what it lists.
-"""
+"""Write the gallery of a run: a folder of static files that is opened from disk."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from glm_grpo.gallery import pages
 from glm_grpo.gallery.before_after import write_before_after
 from glm_grpo.gallery.data import (
     Records,
+    SummaryRow,
     chunk_key,
     evaluation_data,
     evaluation_key,
@@ -25,10 +22,38 @@ from glm_grpo.gallery.data import (
     run_data,
     steps_data,
 )
-from glm_grpo.gallery.script_files import to_script
-from glm_grpo.gallery.summary import SummaryRow
-from glm_grpo.gallery.thumbnails import make_thumbnails
+from glm_grpo.gallery.pages import render_page
+from glm_grpo.gallery.pictures import make_thumbnails
 from glm_grpo.run.folder import RunFolder, remove, step_of, write_atomically
+
+_UNSAFE = re.compile("[<\u2028\u2029\ud800-\udfff]")
+
+
+def to_script(key: str, value: Mapping[str, Any]) -> bytes:
+    """A script that hands a value to the page: one call, `glmGallery.receive(key, value)`.
+
+    No text of the value can end the call or a script element: `<` and the two separators that end
+    a line of a script, U+2028 and U+2029, are escaped. Halves of surrogate pairs, which have no
+    UTF-8 form and which an address refuses, become U+FFFD.
+
+    Args:
+        key: Name by which the page asks for the value.
+        value: Plain values as JSON has them; numbers finite.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    arguments = ", ".join(
+        json.dumps(argument, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        for argument in (key, value)
+    )
+    return f"glmGallery.receive({_UNSAFE.sub(_escape, arguments)});\n".encode()
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return "\ufffd" if "\ud800" <= character <= "\udfff" else f"\\u{ord(character):04x}"
+
 
 _RUN_KEY = "run"
 _KEY = re.compile(r"(?:steps|evaluation)-\d{6,}")
@@ -61,7 +86,7 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
     run = run_data(records)
     _write_script(folder, _RUN_KEY, run)
     write_before_after(folder, summary)
-    write_atomically(folder.gallery_path, pages.render("gallery.html.j2", name=run["name"]))
+    write_atomically(folder.gallery_path, render_page("gallery.html.j2", name=run["name"]))
     # Looked at again: a run that goes on has recorded more since.
     _remove_outdated(read_records(folder))
     return folder.gallery_path

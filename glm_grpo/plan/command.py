@@ -1,19 +1,74 @@
-"""The body of `glm-grpo plan`."""
+"""`glm-grpo plan`: memory by phase and the least time of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 
 from glm_grpo.build import build_planner
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
-from glm_grpo.models.planning import Parallelism
+from glm_grpo.models.planning import PHASES, MemoryPlan, Parallelism
+from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.fit import ConfigPlanner
-from glm_grpo.plan.floors import DeviceSpeed, step_floors
-from glm_grpo.plan.table import floor_lines, memory_lines, memory_table
+from glm_grpo.plan.floors import step_floors
 from glm_grpo.terminal import describe_bytes
+
+
+def memory_table(plan: MemoryPlan, *, title: str) -> Table:
+    """Bytes by item and phase; the phase that takes most is bold."""
+    place = "accelerator" if plan.is_on_accelerator else "CPU memory"
+    table = Table(title=title, caption=f"phases: {place}, 1 GB = 1e9 bytes")
+    table.add_column("")
+    for phase in PHASES:
+        style = "bold" if phase == plan.peak_phase else ""
+        table.add_column(phase, justify="right", style=style)
+    table.add_column("CPU memory", justify="right")
+    for item in plan.items:
+        cells = [_cell(item.by_phase.get(phase, 0)) for phase in PHASES]
+        table.add_row(item.name, *cells, _cell(item.cpu))
+    if plan.overhead:
+        table.add_row("driver and libraries", *[_cell(plan.overhead)] * len(PHASES), "")
+    table.add_section()
+    totals = [_cell(plan.total(phase)) for phase in PHASES]
+    table.add_row("total", *totals, _cell(plan.cpu))
+    return table
+
+
+def memory_lines(plan: MemoryPlan) -> list[str]:
+    """The figures a table has no column for."""
+    lines = [
+        f"peak: {describe_bytes(plan.peak)} in the {plan.peak_phase} phase",
+        f"CPU memory while the models are loaded: {describe_bytes(plan.cpu_at_start)}",
+    ]
+    if plan.moved_in:
+        lines.append(
+            f"offloading copies {describe_bytes(plan.moved_in)} to the accelerator and "
+            f"{describe_bytes(plan.moved_out)} back in a step"
+        )
+    return lines
+
+
+def floor_lines(floors: Mapping[str, float], *, device: str) -> list[str]:
+    """The least time a step takes, and what that figure is; seconds by phase."""
+    phases = ", ".join(f"{name} {describe_seconds(seconds)}" for name, seconds in floors.items())
+    return [
+        f"a step takes at least {describe_seconds(sum(floors.values()))} on {device}, "
+        f"its phases one after the other: {phases}",
+        "(floors, no predictions: published peak figures, nothing lost, reward terms not counted)",
+    ]
+
+
+def describe_seconds(number: float) -> str:
+    """With three digits, in ms below a second."""
+    if number < 1:
+        return f"{number * 1000:.3g} ms"
+    return f"{number:.3g} s" if number < 1000 else f"{number:.0f} s"
+
+
+def _cell(number: int) -> str:
+    return describe_bytes(number) if number else "-"
 
 
 def plan_config(

@@ -1,26 +1,294 @@
-"""Other weights on what a run sampled and scored: no model, no picture."""
+"""Compute what other weights would have made of a run's stored scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float32
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from jaxtyping import Bool, Float32, Int8
 from torch import Tensor
 
-from glm_grpo.config import Config
+from glm_grpo.config import Config, flatten, override_error, validate_config
+from glm_grpo.config.problems import Problem, describe_problems, known_keys
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.rescore.group_order import kendall_taus, winner_changes
-from glm_grpo.rescore.overrides import list_changes, override_weighing
-from glm_grpo.rescore.rescoring import MovedImage, Rescoring, TermChange
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
 from rewards.audit.audit import describe_rare_terms
-from rewards.reweigh import advantage_shares, combine, is_flat
+from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
+from rewards.terms_config import KINDS
 from rewards.types import RewardError, RewardTable
+
+
+def winner_changes(
+    before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
+) -> Bool[Tensor, " P"]:
+    """Whether none of a group's best images is among its best any more.
+
+    Totals within `FLAT_TOLERANCE` of the highest count as best: a flat group has no winner to lose.
+    """
+    return ~(_is_best(before) & _is_best(after)).any(dim=1)
+
+
+def kendall_taus(
+    before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
+) -> Float32[Tensor, " P"]:
+    """Kendall's tau-b of each group; NaN where a group is flat before or after.
+
+    With C pairs in the same order, D in the opposite one, N all pairs and T those tied:
+
+        tau_b = (C - D) / sqrt((N - T_before) (N - T_after))
+
+    Source: Kendall, The treatment of ties in ranking problems, Biometrika 33 (1945). Totals that
+    differ by no more than `FLAT_TOLERANCE` of the group's largest are tied, as in the report's
+    comparing.js; for scipy's `kendalltau` only equal ones are.
+    """
+    order_before, order_after = _pair_orders(before), _pair_orders(after)
+    agreement = (order_before * order_after).sum(dim=1, dtype=torch.float64)
+    untied = order_before.abs().sum(dim=1, dtype=torch.float64)
+    untied *= order_after.abs().sum(dim=1, dtype=torch.float64)
+    return (agreement / untied.sqrt()).float()
+
+
+def _is_best(totals: Float32[Tensor, "P G"]) -> Bool[Tensor, "P G"]:
+    return totals >= totals.amax(dim=1, keepdim=True) - _tolerance(totals)
+
+
+def _pair_orders(totals: Float32[Tensor, "P G"]) -> Int8[Tensor, "P pairs"]:
+    """1, -1 or 0 for every pair of a group: which of the two is higher, or neither."""
+    first, second = torch.triu_indices(totals.shape[1], totals.shape[1], offset=1)
+    differences = totals[:, first] - totals[:, second]
+    is_tied = differences.abs() <= _tolerance(totals)
+    return differences.sign().to(torch.int8).masked_fill(is_tied, 0)
+
+
+def _tolerance(totals: Float32[Tensor, "P G"]) -> Float32[Tensor, "P 1"]:
+    return FLAT_TOLERANCE * totals.abs().amax(dim=1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class SettingChange:
+    """One key that was set to something else.
+
+    Attributes:
+        key: Dotted, as in the config.
+        before: As the run was trained.
+        after: As it was rescored.
+    """
+
+    key: str
+    before: object
+    after: object
+
+
+@dataclass(frozen=True)
+class TermChange:
+    """One term under the run's weights and under the others.
+
+    Attributes:
+        name: Of the term.
+        weight_before: In the run.
+        weight_after: In the rescoring.
+        share_before: Of the variance inside groups, see `rewards.reweigh.advantage_shares`.
+        share_after: The same in the rescoring.
+    """
+
+    name: str
+    weight_before: float
+    weight_after: float
+    share_before: float
+    share_after: float
+
+
+@dataclass(frozen=True)
+class MovedImage:
+    """One image and what the other weights would have made of it.
+
+    Attributes:
+        step: In which it was sampled.
+        prompt_id: Of its prompt.
+        prompt: The caption.
+        sample: Its number in the group.
+        image: Path relative to the run folder.
+        advantage_before: As stored.
+        advantage_after: As rescored.
+    """
+
+    step: int
+    prompt_id: str
+    prompt: str
+    sample: int
+    image: str
+    advantage_before: float
+    advantage_after: float
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """A run's rollouts under other weights, beside what they were.
+
+    Attributes:
+        changes: What was set to something else; empty for the run's own weights.
+        steps: Number of steps with a rollout.
+        groups: Number of groups, one a step and prompt.
+        images: Number of images.
+        changed_winners: Groups in which none of the best images is among the best any more.
+        rank_correlation: Kendall's tau-b of the totals, mean over the groups that are flat neither
+            before nor after; None where there is no such group.
+        ranked_groups: The number of those groups.
+        flat_before: Groups whose images all had the same total, and so taught nothing.
+        flat_after: The same in the rescoring.
+        terms: One a term, in the order of the R axis.
+        gaining: Images that gain most advantage, the most first.
+        losing: Images that lose most advantage, the most first.
+        rare_terms: Lines on terms that apply to few of the prompts.
+    """
+
+    changes: tuple[SettingChange, ...]
+    steps: int
+    groups: int
+    images: int
+    changed_winners: int
+    rank_correlation: float | None
+    ranked_groups: int
+    flat_before: int
+    flat_after: int
+    terms: tuple[TermChange, ...]
+    gaining: tuple[MovedImage, ...]
+    losing: tuple[MovedImage, ...]
+    rare_terms: tuple[str, ...] = ()
+
+
+_TERM_OPTIONS = ("weight", "std_floor")
+_CHANGEABLE = re.compile(
+    r"reward\.combine|advantage\.\w+"
+    rf"|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
+)
+_CHANGEABLE_IN_WORDS = "reward.terms.<name>.weight and .std_floor, reward.combine, advantage.*"
+_LEAST_SIMILARITY = 0.75
+"""Of two keys, by difflib, below which one is no misspelling of the other; most of a key is the
+sections it stands in, which many keys share."""
+
+
+def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
+    """The config of a run with other weights, another combination or other advantages.
+
+    Args:
+        config: Of the run.
+        overrides: `key=value` with the keys `reward.terms.<name>.weight`,
+            `reward.terms.<name>.std_floor`, `reward.combine` and `advantage.*`, written as for
+            train.py.
+
+    Raises:
+        ConfigError: A key is another one, names a term the run did not score, or a value is
+            refused.
+    """
+    values: dict[str, Any] = config.model_dump(mode="json")
+    # What is only tried out harms no policy: a watched term may be weighed, and one that looks at
+    # the picture alone may stand by itself.
+    values["reward"] |= {"watch": [], "allow_untied": True}
+    problems = []
+    for override in overrides:
+        key, value = _parse_override(override)
+        problem = _find_problem(key, value, config)
+        if problem is not None:
+            problems.append(problem)
+            continue
+        *sections, name = key.split(".")
+        section = values
+        for part in sections:
+            section = section[part]
+        section[name] = value
+    if problems:
+        raise ConfigError(describe_problems(problems))
+    return validate_config(values, is_stored=True)
+
+
+def list_changes(
+    config: Config, other: Config, overrides: Sequence[str]
+) -> tuple[SettingChange, ...]:
+    """What overrides set to something else than the run had.
+
+    Args:
+        config: Of the run.
+        other: The same with the overrides, see `override_weighing`.
+        overrides: `key=value`; a key that keeps its value is left out.
+    """
+    before, after = config.model_dump(mode="json"), other.model_dump(mode="json")
+    keys = dict.fromkeys(_parse_override(override)[0] for override in overrides)
+    changes = (SettingChange(key, _look_up(before, key), _look_up(after, key)) for key in keys)
+    return tuple(change for change in changes if change.before != change.after)
+
+
+def _parse_override(override: str) -> tuple[str, object]:
+    """Key and value, read as train.py reads them."""
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([override])
+    except HydraException as error:
+        raise override_error(error) from error
+    if parsed.is_delete() or parsed.is_sweep_override():
+        raise ConfigError(
+            f"{override!r} gives no value; rescore tries one value a key: write "
+            "reward.terms.ocr.weight=0.5, say"
+        )
+    return parsed.key_or_group, parsed.value()
+
+
+def _find_problem(key: str, value: object, config: Config) -> Problem | None:
+    match = _CHANGEABLE.fullmatch(key)
+    if match is None:
+        rule = (
+            "is not a key that rescore can change: images and raw scores are what the run stored. "
+            f"It can change {_CHANGEABLE_IN_WORDS}"
+        )
+        return Problem(key, value, rule, _remedy_for_other_key(key, value, config))
+    name = match["term"]
+    if name is None or name in config.reward.terms:
+        return None
+    rule = (
+        f"the run did not score {name!r}, so no table holds its scores; it scored "
+        f"{', '.join(config.reward.terms)}"
+    )
+    return Problem(key, value, rule, _remedy_for_other_term(name, config))
+
+
+def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
+    if key in known_keys(Config) or key in flatten(config.model_dump(mode="json")):
+        return f"train a run with it: python train.py {key}={value}"
+    terms = itertools.product(config.reward.terms, _TERM_OPTIONS)
+    keys = [
+        "reward.combine",
+        *(f"reward.terms.{name}.{option}" for name, option in terms),
+        *(f"advantage.{option}" for option in type(config.advantage).model_fields),
+    ]
+    nearest = difflib.get_close_matches(key, keys, n=1, cutoff=_LEAST_SIMILARITY)
+    return f"did you mean {nearest[0]}?" if nearest else f"use one of {_CHANGEABLE_IN_WORDS}"
+
+
+def _remedy_for_other_term(name: str, config: Config) -> str:
+    if name in KINDS:
+        return (
+            f"use one of those, or train a run that scores {name} too, with weight 0 if it is only "
+            f"to be shown: python train.py +reward.terms.{name}.weight=0"
+        )
+    nearest = difflib.get_close_matches(name, config.reward.terms, n=1)
+    return f"did you mean reward.terms.{nearest[0]}?" if nearest else "use one of those"
+
+
+def _look_up(values: Mapping[str, Any], key: str) -> object:
+    found: Any = values
+    for part in key.split("."):
+        found = found[part]
+    return found
+
 
 _MOVED_IMAGES = 8
 """Images shown of those that gain most, and of those that lose most."""

@@ -19,7 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from glm_grpo.errors import HackingError, NonFiniteError
-from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.grpo.update import UpdateReport, UpdateSettings, update_policy
 from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver

@@ -33,8 +33,8 @@ from glm_grpo.training.asynchronous.source import (
     PATIENCE_SECONDS,
     AsynchronousSource,
     Recipe,
+    StaleSettings,
 )
-from glm_grpo.training.asynchronous.stale import StaleSettings
 from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout

@@ -17,7 +17,7 @@ from benchmarks.full_size.models import random_decoder_part, random_language_par
 from benchmarks.full_size.scale import SCALES, Bench
 from benchmarks.full_size.tokens import token_step
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID
-from glm_grpo.plan.floors import DEVICES, DeviceSpeed
+from glm_grpo.plan.devices import DEVICES, DeviceSpeed
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--size", "small", "--device", "cpu"]

@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from glm_grpo.gallery import write_gallery
-from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.run.folder import RunFolder
 from tests.browser.conftest import OpenGallery
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from glm_grpo.compare.charts import Line, Point, draw_lines, draw_points
+from glm_grpo.compare.page import Line, Point, draw_lines, draw_points
 
 LABELS: dict[str, Any] = {"x_label": "step", "y_label": "total", "is_dark": False}
 RISING = Line("rising", (0.0, 10.0), (0.0, 1.0))

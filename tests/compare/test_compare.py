@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 
 from glm_grpo.cli import main
-from glm_grpo.compare.compare import compare
+from glm_grpo.compare.comparison import compare
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import Weighing, weighing_metadata
-from glm_grpo.training.recording.statistics import paired_bootstrap
+from glm_grpo.training.recording.summaries import paired_bootstrap
 
 TERMS = ("lpips", "ssim", "ocr", "aesthetic")
 YARDSTICK = {"lpips": 0.5, "ocr": 0.5}

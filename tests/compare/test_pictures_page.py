@@ -14,8 +14,7 @@ from glm_grpo.compare.comparison import (
     Comparison,
     Gain,
 )
-from glm_grpo.compare.page import write_comparison
-from glm_grpo.compare.pictures_page import spread
+from glm_grpo.compare.page import spread, write_comparison
 
 ReadPage = Callable[[Path], Any]
 HOSTILE = '<script>alert(1)</script> " onload=x {{ 7 * 7 }}'

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glm_grpo.compare.settings import differing_settings, list_settings
+from glm_grpo.compare.comparison import differing_settings, list_settings
 from glm_grpo.config import compose_config
 
 

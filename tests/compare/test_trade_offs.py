@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from glm_grpo.compare.trade_offs import pareto_optimal
+from glm_grpo.compare.comparison import pareto_optimal
 
 
 def test_pareto_optimal_keeps_what_no_other_point_beats() -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms, ImageOps, PngImagePlugin
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.data.targets import load_picture
+from glm_grpo.training.data.entries import load_picture
 from rewards import pictures
 from rewards.pictures import (
     BLOCK,

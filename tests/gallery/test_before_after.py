@@ -13,9 +13,8 @@ import pytest
 from PIL import Image
 
 from glm_grpo.config import compose_config, to_yaml
-from glm_grpo.gallery.before_after import write_before_after
-from glm_grpo.gallery.changed_prompts import choose_cases
-from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.gallery.before_after import choose_cases, write_before_after
+from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import Weighing, weighing_metadata
 

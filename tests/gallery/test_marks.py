@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm_grpo.gallery.marks import mark_reading
+from glm_grpo.gallery.data import mark_reading
 from rewards.terms.text_matching import fold_text, match_texts
 
 TEXTS = st.text(alphabet="abAB é\u0301\ufb01\uff11ß한ᄒ\u1161ｶﾞ \n漢", max_size=12)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from glm_grpo.gallery.script_files import to_script
+from glm_grpo.gallery.write import to_script
 
 
 def value_in(script: bytes) -> object:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from glm_grpo.gallery import update_gallery, write_gallery
-from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.gallery.data import SummaryRow
 
 STATIC = Path(__file__).parents[2] / "glm_grpo" / "gallery" / "static"
 

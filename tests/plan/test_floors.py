@@ -3,14 +3,8 @@ from dataclasses import replace
 import pytest
 
 from glm_grpo.models.planning import LanguageWork
-from glm_grpo.plan.floors import (
-    DEVICES,
-    DeviceSpeed,
-    SequenceSizes,
-    decode_flops,
-    rollout_floor,
-    update_flops,
-)
+from glm_grpo.plan.devices import DEVICES, DeviceSpeed
+from glm_grpo.plan.floors import SequenceSizes, decode_flops, rollout_floor, update_flops
 
 WORK = LanguageWork(
     layer_entries=100, head_entries=10, attention_width=2, read_bytes=1000, cache_bytes=8

@@ -13,8 +13,7 @@ from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan import fit
-from glm_grpo.plan.fit import refuse_for_processes
-from glm_grpo.plan.sizes import batch_sizes, evaluation_sizes
+from glm_grpo.plan.fit import batch_sizes, evaluation_sizes, refuse_for_processes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.probe.charts import Bars, Range, draw_bars, draw_matrix, draw_ranges
+from glm_grpo.probe.page import Bars, Range, draw_bars, draw_matrix, draw_ranges
 
 NAN = float("nan")
 BLUE, VERMILION, GREEN, GREY = (0, 114, 178), (213, 94, 0), (0, 158, 115), (185, 187, 196)

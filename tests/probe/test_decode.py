@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glm_grpo.probe.decode import FullDecode, join_decodes, report_decode
+from glm_grpo.probe.probe import FullDecode, join_decodes, report_decode
 from rewards.types import RewardTable
 
 

@@ -15,14 +15,22 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from glm_grpo.probe.charts import Bars, Range, draw_bars, draw_matrix, draw_ranges
 from glm_grpo.probe.findings import (
     ProbedDecode,
     ProbedTerm,
     ProbeReport,
     list_findings,
 )
-from glm_grpo.probe.page import ProbedPrompt, probe_tables, write_probe
+from glm_grpo.probe.page import (
+    Bars,
+    ProbedPrompt,
+    Range,
+    draw_bars,
+    draw_matrix,
+    draw_ranges,
+    probe_tables,
+    write_probe,
+)
 from rewards.audit.audit import Conflict, RewardAudit, TermAudit
 from rewards.types import Prompt
 
@@ -251,7 +259,12 @@ def test_tables_show_every_figure_of_a_term() -> None:
             make_term(
                 **{"name": "psnr", "weight": 0.1, "advantage_share": 0.875, "mean": 23.46},
                 **{"std": 4.0, "std_within": 2.0, "flat_fraction": 0.25, "headroom": 2.5},
-                **{"reconstruction": 30.0, "room": 6.54, "saturation": 0.25, "decoder_fraction": 1.25},
+                **{
+                    "reconstruction": 30.0,
+                    "room": 6.54,
+                    "saturation": 0.25,
+                    "decoder_fraction": 1.25,
+                },
             ),
         )
     )

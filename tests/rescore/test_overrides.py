@@ -6,8 +6,7 @@ import pytest
 
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.rescore.overrides import list_changes, override_weighing
-from glm_grpo.rescore.rescoring import SettingChange
+from glm_grpo.rescore.rescore import SettingChange, list_changes, override_weighing
 
 
 @pytest.fixture(scope="module")

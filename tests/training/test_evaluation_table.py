@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy
 
-from glm_grpo.training.recording.evaluation_table import (
+from glm_grpo.training.recording.trackers import (
     MAX_PROMPTS,
     MAX_SAMPLES,
     MAX_SIDE,

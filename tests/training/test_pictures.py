@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.data.targets import load_picture, verify_picture
+from glm_grpo.training.data.entries import load_picture, verify_picture
 from rewards import pictures
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)

@@ -9,8 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.data.files import read_rows
-from glm_grpo.training.data.rows import Row
+from glm_grpo.training.data.files import Row, read_rows
 
 
 def written(path: Path, content: str | bytes) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_grpo.training.monitors.rank_agreement import compare_ranks, spearman_correlations
+from glm_grpo.training.monitors.recheck import compare_ranks, spearman_correlations
 from rewards.types import RewardTable
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
-from glm_grpo.models.glm_image.picture_tokens import picture_tokens
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image.prompt_inputs import picture_tokens
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny import world

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
-from glm_grpo.models.glm_image.picture_tokens import picture_tokens
+from glm_grpo.models.glm_image.prompt_inputs import picture_tokens
 from glm_grpo.tiny import world
 from tools.tiny.stage import Schedule, train_stage
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from glm_grpo.errors import CheckpointError
 from glm_grpo.grpo.update import Replay
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
-from glm_grpo.models.glm_image.picture_tokens import picture_tokens
-from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
 from glm_grpo.models.glm_image.sampling import UNTRUNCATED, Truncation, sample_rollout
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.types import PromptBatch, Rollout

@@ -1,8 +1,4 @@
-"""Experience from collectors that work while the learner learns.
-
-The learner takes steps in order, each once; a thread of its own keeps the collectors busy. Weights
-are pushed to them every so many updates, and the ledger bounds how old they may be.
-"""
+"""Experience from collectors that work while the learner learns, and its off-policy correction."""
 
 from __future__ import annotations
 
@@ -10,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from glm_grpo.errors import CollectorError
+from glm_grpo.grpo.losses import StaleTreatment, importance_weights
 from glm_grpo.training.asynchronous.collector_pool import (
     Collected,
     CollectorPool,
@@ -27,10 +25,72 @@ from glm_grpo.training.asynchronous.collector_pool import (
     Unusable,
 )
 from glm_grpo.training.asynchronous.ledger import Assignment, Ledger, Steps
-from glm_grpo.training.asynchronous.stale import StaleSettings, correct_stale
 from glm_grpo.training.collect import CollectSettings
-from glm_grpo.training.phase import Models, PhaseClock
-from glm_grpo.types import Experience, PromptBatch
+from glm_grpo.training.phase import Models, PhaseClock, replay_size
+from glm_grpo.types import Experience, OffPolicyCorrection, PromptBatch
+
+
+@dataclass(frozen=True)
+class StaleSettings:
+    """How stale experience counts.
+
+    Attributes:
+        treatment: Of tokens that have become much more likely since they were sampled.
+        max_importance_ratio: From which ratio on a token is such a one, >= 1.
+        min_importance_ratio: Below which `mask` leaves a token out, too, in [0, 1].
+        micro_batch_size: Sequences scored at once.
+    """
+
+    treatment: StaleTreatment
+    max_importance_ratio: float
+    min_importance_ratio: float
+    micro_batch_size: int
+
+
+@torch.no_grad()
+def correct_stale(
+    models: Models, experience: Experience, settings: StaleSettings, clock: PhaseClock
+) -> tuple[Experience, dict[str, float]]:
+    """Weighs the tokens of an older policy, by one more forward pass of the present one.
+
+    Args:
+        models: Their policy has the weights that are about to learn.
+        experience: Sampled by older ones.
+        settings: Plain values.
+        clock: Gets the time of the forward pass, as phase `proximal`.
+
+    Returns:
+        The experience with its correction, and figures of it: `async/importance_ratio`, the mean
+        over tokens, and `async/truncated_fraction`, the share of those outside the limits.
+
+    Raises:
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    old_log_probs = experience.rollout.log_probs
+    shape = old_log_probs.shape[:2]
+    size = replay_size(experience.prompts, models.policy, settings.micro_batch_size)
+    with models.phase("update", size, clock, timed_as="proximal"):
+        rows = torch.arange(shape.numel()).split(settings.micro_batch_size)
+        parts = [
+            models.policy.replay(experience.prompts, experience.rollout, part).log_probs.cpu()
+            for part in rows
+        ]
+    log_probs = torch.cat(parts).unflatten(0, shape)
+    weights = importance_weights(
+        log_probs,
+        old_log_probs,
+        largest=settings.max_importance_ratio,
+        treatment=settings.treatment,
+        smallest=settings.min_importance_ratio,
+    )
+    ratios = (log_probs - old_log_probs).exp()
+    is_above = ratios > settings.max_importance_ratio
+    is_outside = is_above | (ratios < settings.min_importance_ratio)
+    return replace(experience, correction=OffPolicyCorrection(log_probs, weights)), {
+        "async/importance_ratio": ratios.mean().item(),
+        "async/truncated_fraction": is_outside.float().mean().item(),
+    }
+
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,14 @@ import torch
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.seeds import derive_seed
-from glm_grpo.training.data.entries import PromptEntry, ReservedTexts, make_entry
+from glm_grpo.training.data.entries import (
+    PromptEntry,
+    ReservedTexts,
+    load_picture,
+    make_entry,
+    verify_picture,
+)
 from glm_grpo.training.data.files import read_rows
-from glm_grpo.training.data.targets import load_picture, verify_picture
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 

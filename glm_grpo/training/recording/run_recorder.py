@@ -20,7 +20,7 @@ from glm_grpo.errors import (
     StorageError,
 )
 from glm_grpo.gallery import update_gallery, write_gallery
-from glm_grpo.gallery.summary import SummaryRow
+from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_untrained

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from glm_grpo.errors import ModelError
 from glm_grpo.models.glm_image.loading import check_model, load_pipeline
-from glm_grpo.models.glm_image.picture_tokens import picture_tokens
+from glm_grpo.models.glm_image.prompt_inputs import picture_tokens
 
 
 def test_load_pipeline_loads_a_folder_in_the_dtype_asked_for(random_pipeline_folder):

@@ -1,0 +1,38 @@
+"""Published peak figures of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """Published peak figures of a device.
+
+    Attributes:
+        name: As its maker writes it.
+        bandwidth: Of its memory, bytes a second.
+        flops: Operations a second in bf16 on dense matrices, sums in fp32.
+        link: From CPU memory and back, bytes a second in each direction.
+    """
+
+    name: str
+    bandwidth: float
+    flops: float
+    link: float
+
+
+DEVICES: Mapping[str, DeviceSpeed] = {
+    "a100": DeviceSpeed("A100 80GB SXM", bandwidth=2.039e12, flops=312e12, link=32e9),
+    "h100": DeviceSpeed("H100 SXM", bandwidth=3.35e12, flops=989.5e12, link=64e9),
+    "h200": DeviceSpeed("H200 SXM", bandwidth=4.8e12, flops=989.5e12, link=64e9),
+    "l40s": DeviceSpeed("L40S", bandwidth=864e9, flops=362.05e12, link=32e9),
+    "rtx4090": DeviceSpeed("RTX 4090", bandwidth=1.008e12, flops=165.2e12, link=32e9),
+}
+"""Half of the figure where the maker's counts zeros (sparsity), or both directions of PCIe.
+
+Source: nvidia.com/en-us/data-center/ a100, h100, h200 and l40s; RTX 4090: NVIDIA Ada GPU
+Architecture, appendix A (images.nvidia.com/aem-dam/Solutions/geforce/ada/
+nvidia-ada-gpu-architecture.pdf).
+"""
