@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
 from diffusers import GlmImagePipeline
 from rich.console import Console
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
@@ -20,6 +22,7 @@ from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import DTYPES, Policy, Quantization, ReservedTokens
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
 from glm_grpo.models.glm_image.loading import check_model, load_pipeline
 from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
@@ -27,7 +30,7 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload, OptimizerPart
 from glm_grpo.models.planning import Planner
-from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.folder import RunFolder, storage_errors
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny.prompts import tiny_prompts
@@ -220,12 +223,72 @@ def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: b
         )
 
 
+def export_model(
+    config: Config,
+    tensors: Mapping[str, Tensor],
+    directory: Path,
+    *,
+    kind: Literal["adapter", "pipeline"],
+    note: Callable[[int], str],
+) -> Path:
+    """Writes trained weights as other programs load them.
+
+    Args:
+        config: Of the run.
+        tensors: Of the policy, from a checkpoint.
+        directory: New or empty.
+        kind: A folder that peft loads, or one that `GlmImagePipeline.from_pretrained` loads.
+        note: What users should mind, given the tokens of an image.
+
+    Returns:
+        A README that shows how to draw a picture with it.
+
+    Raises:
+        ModelError: The model the run began with cannot be loaded.
+        CheckpointError: The tensors do not fit it.
+        StorageError: The folder cannot be written.
+    """
+    base = model_path(config.model.path)
+    pipeline = load_pipeline(base, dtype=DTYPES[config.model.dtype])
+    policy = build_policy(config, pipeline, needs_reference=False)
+    policy.load_state_tensors(tensors)
+    height, width = config.rollout.height, config.rollout.width
+    settings = StockSettings(
+        base=base,
+        dtype=config.model.dtype,
+        height=height,
+        width=width,
+        temperature=config.rollout.temperature,
+        top_k=config.rollout.top_k,
+        top_p=config.rollout.top_p,
+        decode_steps=config.decode.steps,
+        guidance_scale=config.decode.guidance_scale,
+        outside_codebook=note(policy.tokens_per_image(height, width)),
+    )
+    with storage_errors("write", directory):
+        if policy.adapted_model is not None and kind == "adapter":
+            export_adapter(policy.adapted_model, settings, directory)
+        else:
+            export_pipeline(policy, pipeline, settings, directory)
+    return directory / README
+
+
 @dataclass(frozen=True)
 class Prompts:
     """The two prompt sets of a run."""
 
     training: PromptSource
     held_out: PromptSource
+
+
+def build_held_out(config: Config) -> PromptSource:
+    """Checks the model's files, then loads and checks the held-out prompts alone.
+
+    Raises:
+        ModelError, DataError: As `build_prompts`.
+    """
+    reserved = check_model(model_path(config.model.path))
+    return build_prompt_set(config.data.eval_path, config, reserved)
 
 
 def build_prompts(config: Config) -> Prompts:

@@ -24,17 +24,12 @@ from glm_grpo.plan.devices import DEVICES
 from glm_grpo.terminal import (
     errors_explained,
     guard_output,
-    printable,
     refuse_stripped_docstrings,
 )
-from rewards.keys import hide_secrets
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config
-    from glm_grpo.gallery.data import SummaryRow
-    from glm_grpo.run.folder import RunFolder
 
-_SHEET_COLUMNS = 8
 _PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any that is free")
 
 
@@ -246,7 +241,7 @@ def _compose(options: argparse.Namespace) -> Config:
 
 def _check(options: argparse.Namespace) -> None:
     config = _compose(options)
-    from glm_grpo.commands.before import check_config
+    from glm_grpo.commands.check import check_config
 
     for line in check_config(config):
         _print(f"ok  {line}")
@@ -274,7 +269,7 @@ def _plan(options: argparse.Namespace) -> None:
 def _probe(options: argparse.Namespace) -> None:
     shares = types.parse_weights(options.share, option="--share")
     config = _compose(options)
-    from glm_grpo.commands.before import probe_config
+    from glm_grpo.probe.command import probe_config
 
     tables, page = probe_config(
         config,
@@ -288,7 +283,7 @@ def _probe(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from glm_grpo.commands.runs import evaluate_run, summary_table
+    from glm_grpo.commands.evaluate import evaluate_run, summary_table
 
     step, rows = evaluate_run(options.run)
     console = Console()
@@ -296,87 +291,39 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _gallery(options: argparse.Namespace) -> None:
-    from glm_grpo.gallery import write_gallery
-    from glm_grpo.gallery.archive import write_archive
-    from glm_grpo.gallery.pictures import write_contact_sheet
+    from glm_grpo.commands.gallery import rewrite_gallery
     from glm_grpo.gallery.server import serve_gallery
     from glm_grpo.run.folder import RunFolder
 
-    folder = RunFolder(options.run)
-    _refuse_no_run(folder)
-    _print(str(write_gallery(folder, _summarise(folder))))
-    if options.sheet is not None:
-        write_contact_sheet(folder, options.sheet, columns=_SHEET_COLUMNS)
-        _print(str(options.sheet))
-    if options.zip is not None:
-        write_archive(folder, options.zip)
-        _print(str(options.zip))
+    for written in rewrite_gallery(options.run, sheet=options.sheet, archive=options.zip):
+        _print(str(written))
     if options.serve:
-        serve_gallery(folder, port=options.port, announce=_announce)
-
-
-def _refuse_no_run(folder: RunFolder) -> None:
-    from glm_grpo.errors import CheckpointError
-
-    # Not its config.yaml alone: the gallery of a run that lost it shows the rest.
-    signs = (folder.config_path, folder.metrics_path, folder.rollouts_dir, folder.evaluations_dir)
-    if not any(path.exists() for path in signs):
-        raise CheckpointError(
-            f"{folder.path} holds no run (neither config.yaml nor metrics.jsonl, rollouts/ or "
-            "evaluations/); give the folder of a run, such as outputs/<date>/<time>"
-        )
-
-
-def _summarise(folder: RunFolder) -> list[SummaryRow]:
-    """Before against after; without, where an evaluation is damaged, of which the pages tell."""
-    from glm_grpo.errors import StorageError
-    from glm_grpo.training.recording.summaries import summarise
-
-    try:
-        return summarise(folder)
-    except StorageError as error:
-        sys.stderr.write(f"no before and after: {printable(hide_secrets(str(error)))}\n")
-        return []
+        serve_gallery(RunFolder(options.run), port=options.port, announce=_announce)
 
 
 def _rescore(options: argparse.Namespace) -> None:
-    from glm_grpo.errors import ConfigError
-    from glm_grpo.rescore.page import print_rescoring, write_rescoring_sheet
-    from glm_grpo.rescore.rescore import rescore
-    from glm_grpo.run.folder import RunFolder
+    from glm_grpo.rescore.command import rescore_run
 
-    folder = RunFolder(options.run)
-    rescoring = rescore(folder, options.overrides)
-    if not rescoring.changes:
-        weights = " ".join(
-            f"reward.terms.{term.name}.weight={term.weight_before:g}" for term in rescoring.terms
-        )
-        raise ConfigError(
-            f"{' '.join(options.overrides) or 'no key=value'}: the run was weighed like that, so "
-            f"nothing would change; write other values ({weights} is what it had, "
-            f"reward.combine and advantage.* can be changed too)"
-        )
-    print_rescoring(Console(), folder, rescoring)
-    sheet = write_rescoring_sheet(folder, rescoring)
+    sheet = rescore_run(options.run, options.overrides)
     if sheet is not None:
         _print(str(sheet))
 
 
 def _compare(options: argparse.Namespace) -> None:
-    yardstick = None
+    weights = None
     if options.yardstick is not None:
-        yardstick = types.parse_weights(options.yardstick, option="--yardstick")
+        weights = types.parse_weights(options.yardstick, option="--yardstick")
     from glm_grpo.compare.comparison import compare
     from glm_grpo.compare.page import comparison_tables, write_comparison
 
-    comparison = compare(options.runs, yardstick)
+    comparison = compare(options.runs, weights)
     _print_tables(comparison_tables(comparison))
     _print(str(write_comparison(comparison, options.output, has_samples=options.html)))
 
 
 def _serve_reward(options: argparse.Namespace) -> None:
     config = _compose(options)
-    from glm_grpo.commands.runs import serve_term
+    from glm_grpo.commands.serve_reward import serve_term
 
     serve_term(config, options.name, host=options.host, port=options.port, announce=_announce)
 
@@ -393,7 +340,7 @@ def _print_tables(tables: Sequence[Table]) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from glm_grpo.commands.runs import export_run
+    from glm_grpo.commands.export import export_run
 
     _print(export_run(options.run, options.directory, kind=options.format))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glm_grpo.build import build_planner, build_prompts, model_path
-from glm_grpo.commands.before import check_config, probe_config
+from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import MemoryLimitError, ModelError
@@ -20,6 +20,7 @@ from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner
+from glm_grpo.probe.command import probe_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.files import newest_checkpoint
 from glm_grpo.training.data.prompts import PromptSource

@@ -21,7 +21,7 @@ from glm_grpo.build import (
     find_planner,
     load_models,
 )
-from glm_grpo.commands.runs import summary_table
+from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism

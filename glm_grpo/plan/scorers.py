@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import open_clip
+import torch
 
-from glm_grpo.models.glm_image.meta import META, module_bytes
 from glm_grpo.models.planning import ScorerSizes
 from rewards.terms.clip_loading import find_architecture
 from rewards.terms_config import (
@@ -99,11 +99,13 @@ def _clip_bytes(clip_model: str, *, is_image_only: bool) -> int:
     # It warns that there are no weights, which is meant.
     logging.root.setLevel(logging.ERROR)
     try:
-        with META:
+        with torch.device("meta"):
             clip = open_clip.create_model(architecture, load_weights=False, device="meta")
     finally:
         logging.root.setLevel(level)
-    return module_bytes([clip.visual if is_image_only else clip])
+    network = clip.visual if is_image_only else clip
+    tensors = [*network.parameters(), *network.buffers()]
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def _rapidocr_bytes() -> int:

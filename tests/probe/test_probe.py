@@ -10,9 +10,9 @@ import torch
 from accelerate import Accelerator
 
 from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
-from glm_grpo.commands.before import _probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.errors import MemoryLimitError
+from glm_grpo.probe.command import _probed_batches
 from glm_grpo.probe.probe import report_probe, sample_probe
 from glm_grpo.training.data.prompts import part_of_batch
 from rewards.terms.ssim import SsimReward

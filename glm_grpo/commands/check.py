@@ -1,13 +1,8 @@
-"""Before a run: what can be checked, planned and measured without training."""
+"""`glm-grpo check`: everything that can be checked before a run."""
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-
-from rich.table import Table
+from collections.abc import Iterator
 
 from glm_grpo.build import (
     Prompts,
@@ -22,20 +17,16 @@ from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
-from glm_grpo.probe.page import probe_tables, write_probe
-from glm_grpo.probe.probe import probed_prompts, report_probe, sample_probe
 from glm_grpo.training.asynchronous.ray_cluster import require_ray
 from glm_grpo.training.collect import collect
-from glm_grpo.training.data.prompts import PromptSource, evaluation_batches, part_of_batch
+from glm_grpo.training.data.prompts import evaluation_batches
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.recording.trackers import check_trackers
 from glm_grpo.training.replay_check import check_replay
-from glm_grpo.types import Evaluation, PromptBatch
+from glm_grpo.types import Evaluation
 from rewards.types import RewardTable
-
-logger = logging.getLogger(__name__)
 
 
 def check_config(config: Config) -> Iterator[str]:
@@ -112,74 +103,3 @@ def _described_processes(config: Config) -> str:
         return f"a single one is refused by train.py: {error}"
     is_asynchronous = config.train.mode == "async"
     return "1" if is_asynchronous else f"1 to {config.rollout.prompts_per_step}"
-
-
-def probe_config(
-    config: Config,
-    *,
-    num_prompts: int,
-    noises: int,
-    shares: Mapping[str, float],
-    directory: Path,
-) -> tuple[list[Table], Path]:
-    """Samples the untrained model and says what each reward term measures there.
-
-    Args:
-        config: Of the run to come; its training prompts are used, a step's worth at a time.
-        num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
-        noises: Noises one sample of each prompt is decoded under besides, >= 2.
-        shares: Of the advantage, by term, if weights are to be proposed; empty for none.
-        directory: Of the page.
-
-    Returns:
-        Tables for the terminal, and the path of the page.
-
-    Raises:
-        ConfigError: A number is out of range, or no weights give the shares.
-        GlmGrpoError, RewardError: As in a run.
-    """
-    _check_shares(shares, tuple(config.reward.terms))
-    config = effective_config(config).config
-    prompts = build_prompts(config)
-    batches = _probed_batches(config, prompts.training, num_prompts)
-    models = load_models(config, make_accelerator().device, needs_reference=False)
-    training = (prompts.training[index] for index in range(len(prompts.training)))
-    for line in models.scorer.check_prompts(training, of="training prompts"):
-        logger.warning("%s", line)
-    samples = sample_probe(models, batches, collect_settings(config), noises=noises)
-    try:
-        report = report_probe(
-            samples,
-            mode=config.reward.combine,
-            shares=shares or None,
-            min_rank_correlation=config.decode.min_rank_correlation,
-        )
-    except ValueError as error:
-        raise ConfigError(f"--share: {error}") from error
-    pictures = probed_prompts(samples, mode=config.reward.combine)
-    return probe_tables(report), write_probe(report, pictures, directory)
-
-
-def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:
-    """The first steps' prompts as training would sample them, without those that are too many."""
-    at_once = config.rollout.prompts_per_step
-    if num_prompts > len(prompts):
-        logger.info("--prompts %d: there are %d, and all are sampled", num_prompts, len(prompts))
-        num_prompts = len(prompts)
-    batches = [
-        build_batch(config, prompts, step) for step in range(math.ceil(num_prompts / at_once))
-    ]
-    rest = num_prompts - at_once * (len(batches) - 1)
-    return [*batches[:-1], part_of_batch(batches[-1], range(rest))]
-
-
-def _check_shares(shares: Mapping[str, float], names: Sequence[str]) -> None:
-    """Before anything is sampled: `weights_for_shares` would find out at the end."""
-    unknown = sorted(shares.keys() - set(names))
-    if unknown:
-        raise ConfigError(
-            f"--share names {', '.join(unknown)}; the config has the terms {', '.join(names)}"
-        )
-    total = sum(shares.values())
-    if shares and (min(shares.values()) < 0 or not math.isclose(total, 1.0, abs_tol=1e-6)):
-        raise ConfigError(f"--share adds up to {total:g}; shares are 0 or more and add up to 1")

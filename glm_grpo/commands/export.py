@@ -1,0 +1,59 @@
+"""`glm-grpo export`: write trained weights for other programs."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from glm_grpo.build import (
+    export_model,
+)
+from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.checkpoint.resume import FoundCheckpoint, find_checkpoint, read_config_at
+from glm_grpo.training.metrics import outside_codebook_note
+
+
+def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline"] | None) -> str:
+    """Writes the weights of a run's newest checkpoint, or of the one the path names.
+
+    Returns:
+        What was written, how to load it, and what to mind.
+
+    Raises:
+        ConfigError: An adapter is asked for where none was trained.
+        CheckpointError: The path holds no run or no whole checkpoint.
+        StorageError: The folder is not empty, or cannot be written.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise StorageError(
+            f"{directory} is not an empty folder; nothing is overwritten; name another"
+        )
+    config = read_config_at(run)
+    kind = kind or ("pipeline" if config.model.adapter is None else "adapter")
+    if kind == "adapter" and config.model.adapter is None:
+        raise ConfigError(
+            "the run trained the language model in full (model.adapter is absent), so there is no "
+            "adapter to export; use --format pipeline"
+        )
+    found = find_checkpoint(run)
+    readme = export_model(
+        config,
+        found.checkpoint.tensors["policy"],
+        directory,
+        kind=kind,
+        note=partial(_outside_codebook_note, found),
+    )
+    step = found.checkpoint.step
+    return f"{directory}: step {step}; {readme} shows how to draw a picture with it"
+
+
+def _outside_codebook_note(found: FoundCheckpoint, tokens: int) -> str:
+    """Nothing where the run's metrics do not have it."""
+    try:
+        rows = read_metrics(found.folder)
+    except StorageError:
+        # The weights are whole, whatever became of the metrics.
+        return ""
+    return outside_codebook_note(rows, step=found.checkpoint.step, tokens=tokens)

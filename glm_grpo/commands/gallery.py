@@ -1,0 +1,56 @@
+"""`glm-grpo gallery`: write a run's gallery again from its tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from glm_grpo.errors import CheckpointError, StorageError
+from glm_grpo.gallery import write_gallery
+from glm_grpo.gallery.archive import write_archive
+from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.gallery.pictures import write_contact_sheet
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.terminal import printable
+from glm_grpo.training.recording.summaries import summarise
+from rewards.keys import hide_secrets
+
+_SHEET_COLUMNS = 8
+
+
+def rewrite_gallery(run: Path, *, sheet: Path | None, archive: Path | None) -> Iterator[Path]:
+    """Writes the gallery, and where asked for one picture of the run and a ZIP; yields the paths.
+
+    Raises:
+        CheckpointError: The folder holds no run.
+        StorageError: It cannot be read or written.
+    """
+    folder = RunFolder(run)
+    _refuse_no_run(folder)
+    yield write_gallery(folder, _summarise(folder))
+    if sheet is not None:
+        write_contact_sheet(folder, sheet, columns=_SHEET_COLUMNS)
+        yield sheet
+    if archive is not None:
+        write_archive(folder, archive)
+        yield archive
+
+
+def _refuse_no_run(folder: RunFolder) -> None:
+    # Not its config.yaml alone: the gallery of a run that lost it shows the rest.
+    signs = (folder.config_path, folder.metrics_path, folder.rollouts_dir, folder.evaluations_dir)
+    if not any(path.exists() for path in signs):
+        raise CheckpointError(
+            f"{folder.path} holds no run (neither config.yaml nor metrics.jsonl, rollouts/ or "
+            "evaluations/); give the folder of a run, such as outputs/<date>/<time>"
+        )
+
+
+def _summarise(folder: RunFolder) -> list[SummaryRow]:
+    """Before against after; without, where an evaluation is damaged, of which the pages tell."""
+    try:
+        return summarise(folder)
+    except StorageError as error:
+        sys.stderr.write(f"no before and after: {printable(hide_secrets(str(error)))}\n")
+        return []

@@ -1,0 +1,31 @@
+"""`glm-grpo serve-reward`: serve a term over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from glm_grpo.config import Config
+from glm_grpo.errors import ConfigError
+from glm_grpo.training.distributed.strategy import make_accelerator
+from rewards.build import build_reward
+from rewards.remote.serve import serve
+
+
+def serve_term(
+    config: Config, name: str, *, host: str, port: int, announce: Callable[[str], None]
+) -> None:
+    """Serves one term of the config over HTTP until Ctrl-C or SIGTERM.
+
+    Raises:
+        ConfigError: The config has no such term.
+        RewardError: It cannot be built, or the address cannot be listened at.
+    """
+    terms = config.reward.terms
+    if name not in terms:
+        raise ConfigError(
+            f"{name!r} is not a term of this config ({', '.join(terms)}); name one of them, or add "
+            f"it: +reward.terms.{name}.weight=1"
+        )
+    build = partial(build_reward, terms[name], make_accelerator().device)
+    serve(build, name=name, needs=terms[name].needs(), host=host, port=port, announce=announce)
