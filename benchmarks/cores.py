@@ -1,4 +1,4 @@
-"""What threads gain on a product as small as a token's: how near each other the cores are just now.
+"""Gain of threads on a product as small as a token's, which tells how near the cores are.
 
 A virtual machine's cores may be moved apart on their host, where each hands results on to the other
 more slowly. A large product hardly notices, a token step of small products does: then two threads

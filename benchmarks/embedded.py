@@ -1,4 +1,4 @@
-"""What the benchmarks run on: configs/tiny.yaml and the model shipped with the package."""
+"""Config and model of the benchmarks: configs/tiny.yaml and the model shipped with the package."""
 
 from __future__ import annotations
 

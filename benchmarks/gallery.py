@@ -1,4 +1,4 @@
-"""How long the gallery of a run of 20,000 images takes to write, to open and to scroll.
+"""Time that the gallery of a run of 20,000 images takes to write, to open and to scroll.
 
 python benchmarks/gallery.py [--images 20000] [--folder DIR] [--chromium PATH] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""How speed and memory grow: rollout with the group and the image, update with image and codebook.
+"""Growth of speed and memory: rollout with the group and the image, update with image and codebook.
 
 python -m benchmarks.growth [--repeats 3] [--picture docs/images/growth.png] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Hundreds of steps of a real run: whether memory, disk and step time stay flat.
+"""Hundreds of steps of a real run: memory, disk and step time must stay flat.
 
 python -m benchmarks.soak [--steps 500] [--json FILE] [key=value ...]
 

@@ -1,4 +1,4 @@
-"""How a program writes and ends: errors as a few lines on stderr, output that nobody takes dropped.
+"""Output and exit of a program: errors as a few lines on stderr, output nobody takes dropped.
 
 The traceback of a defect goes to a file; HYDRA_FULL_ERROR=1 prints it in its place.
 """

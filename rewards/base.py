@@ -1,4 +1,4 @@
-"""What a reward term is, and what most of them need."""
+"""Protocol of a reward term, and helpers that most terms need."""
 
 from __future__ import annotations
 

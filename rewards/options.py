@@ -1,4 +1,4 @@
-"""What all sections of the config share: strictness, and errors with a remedy."""
+"""Base of all sections of the config: strictness, and errors with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which errors say that memory ran out: torch, numpy and Python each have their own."""
+"""Errors that say that memory ran out: torch, numpy and Python each have their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps libraries from unpickling: a pickle is a program, and files of weights come from anyone.
+"""Keep libraries from unpickling: a pickle is a program, and files of weights come from anyone.
 
 What this package loads itself it loads as tensors alone; this is for what others load for it.
 """

@@ -1,4 +1,4 @@
-"""How large everything is: the published model on an accelerator, or the embedded one's sizes."""
+"""Sizes of the full-size benchmark: the published model's on an accelerator, or the embedded one's."""
 
 from __future__ import annotations
 

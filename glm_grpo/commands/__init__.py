@@ -1,1 +1,1 @@
-"""What the commands do, from a validated config to an exit code; building is left to `build`."""
+"""Commands, from a validated config to an exit code; `build` constructs what they use."""

@@ -1,4 +1,4 @@
-"""What is wrong with a config, one problem a key: the value, the rule it breaks, and the remedy."""
+"""Problems of a config, one a key: the value, the rule it breaks, and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What matplotlib drawings share: sizes, colours for light and dark ground, the way to a PNG."""
+"""Common style of matplotlib drawings: sizes, colours for light and dark ground, PNG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of a run show, as plain values: settings, steps, evaluations, pictures."""
+"""Content of the pages of a run, as plain values: settings, steps, evaluations, pictures."""
 
 from __future__ import annotations
 

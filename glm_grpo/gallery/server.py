@@ -1,4 +1,4 @@
-"""Serves a run's gallery to browsers on this machine, for where no page can be opened from disk.
+"""Serve a run's gallery to browsers on this machine, where no page can be opened from disk.
 
 What is not covered: other machines. There is no password, so no address but the loopback listens.
 """

@@ -1,4 +1,4 @@
-"""How the processes that train one policy are joined: the protocol, and the case of one."""
+"""Strategy that joins the processes of a run: the protocol, and the case of one process."""
 
 from __future__ import annotations
 

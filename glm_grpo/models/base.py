@@ -1,4 +1,4 @@
-"""What a trainer needs of a model: the protocols of an AR policy and of the decoder of its tokens.
+"""Protocols of the models: an AR policy, and the decoder of its tokens.
 
 `glm_grpo.models.glm_image` has the ones of GLM-Image. A second model is a second folder beside it,
 and a line in `glm_grpo.build`.

@@ -1,4 +1,4 @@
-"""Which modules are on the accelerator in which phase; the rest waits in CPU memory."""
+"""Offload: modules are on the accelerator in the phases that use them, else in CPU memory."""
 
 from __future__ import annotations
 

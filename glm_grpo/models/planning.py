@@ -1,4 +1,4 @@
-"""What a run takes in memory and in operations: the figures, and the protocol that finds them."""
+"""Memory and operations of a run: the figures, and the protocol that finds them."""
 
 from __future__ import annotations
 

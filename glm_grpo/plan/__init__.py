@@ -1,1 +1,1 @@
-"""What a run takes before it is started: memory by phase, and the least time of a step."""
+"""Memory by phase and the least time of a step, before a run is started."""

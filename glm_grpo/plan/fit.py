@@ -1,4 +1,4 @@
-"""Whether a config fits the memory and the processes at hand, and which keys make it fit."""
+"""Fit of a config to the memory and the processes at hand, and keys that make it fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe found, and what of it stands out."""
+"""Findings of a probe: figures of each term, and those that stand out."""
 
 from __future__ import annotations
 

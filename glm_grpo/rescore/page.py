@@ -1,4 +1,4 @@
-"""What other weights would have done: for the terminal, and as a contact sheet."""
+"""The change by other weights, for the terminal and as a contact sheet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the config that a run folder stored."""
+"""Read the config that a run folder stored."""
 
 from __future__ import annotations
 

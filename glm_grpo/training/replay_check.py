@@ -1,4 +1,4 @@
-"""Refuses to train on a model whose sampling and replay disagree.
+"""Self-check: refuse to train on a model whose sampling and replay disagree.
 
 Three facts are measured on a real rollout before the first update: every grid is full and inside
 the codebook; replayed log-probs equal the sampled ones; so the ratios on-policy are 1.

@@ -1,4 +1,4 @@
-"""Where the experience of a step comes from: made on the spot, or by collectors elsewhere."""
+"""Sources of experience: made on the spot, or by collectors elsewhere."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the scores say about a reward: shares of the advantage, correlations, canaries."""
+"""Audit of a reward by its scores: shares of the advantage, correlations, canaries."""

@@ -1,4 +1,4 @@
-"""What each term of a reward measures, and how the terms go together, from a table of raw scores.
+"""Audit of the terms of a reward, each alone and together, from a table of raw scores.
 
 Inside a group means: among the G images of one prompt, which is all that an advantage compares.
 Prompts to which a term does not apply take no part in any figure of that term; NaN stands for what

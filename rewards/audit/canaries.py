@@ -1,4 +1,4 @@
-"""Measures that no one trains on, and whether they leave the band of the untrained model.
+"""Canaries: measures that no one trains on, with the bands of the untrained model.
 
 A policy that games its reward changes its pictures in ways that were not asked for: they become
 flat, bright, noisy, or all the same. What is not covered: changes that keep all of these measures,

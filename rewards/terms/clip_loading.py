@@ -1,4 +1,4 @@
-"""Finds and loads CLIP models of open_clip, and embeds pictures and prompts with them."""
+"""Find and load CLIP models of open_clip; embed pictures and prompts with them."""
 
 from __future__ import annotations
 

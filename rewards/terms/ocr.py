@@ -1,4 +1,4 @@
-"""Whether the texts that a prompt asks for can be read in the picture."""
+"""Legibility of the texts that a prompt asks for."""
 
 from __future__ import annotations
 

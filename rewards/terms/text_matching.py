@@ -1,4 +1,4 @@
-"""How much of the wanted texts is among the words that were read."""
+"""Share of the wanted texts among the words that were read."""
 
 from __future__ import annotations
 

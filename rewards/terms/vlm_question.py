@@ -1,4 +1,4 @@
-"""What a vision-language model is asked about a picture, and how its answer is read."""
+"""Question to a vision-language model about a picture, and the reading of its answer."""
 
 from __future__ import annotations
 

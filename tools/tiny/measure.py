@@ -1,4 +1,4 @@
-"""Measures what the embedded model's card states: `python -m tools.tiny.measure [FOLDER]`."""
+"""Measure what the embedded model's card states: `python -m tools.tiny.measure [FOLDER]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains the embedded model from scratch: `python -m tools.tiny.pretrain --work FOLDER`.
+"""Train the embedded model from scratch: `python -m tools.tiny.pretrain --work FOLDER`.
 
 Stages, each resumable, from fixed seeds: tokenizer (vision tower and VQ), vae, decoder (DiT and
 glyph encoder), policy (language model), quality (CLIP and quality head), assemble. `--stage` runs

@@ -1,4 +1,4 @@
-"""Writes trained weights in the forms other programs load, with a README that draws a picture."""
+"""Write trained weights in the forms other programs load, with a README that draws a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads a GLM-Image pipeline as published: a folder in the diffusers layout, or a hub id."""
+"""Load a GLM-Image pipeline as published: a folder in the diffusers layout, or a hub id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples token grids and records the log-probability of every token.
+"""Sample token grids and record the log-probability of every token.
 
 Each distinct prompt is prefilled once; its G samples share the prefilled keys and values. Only the
 codebook can be drawn, so an image can never end early and every grid is full.

@@ -1,4 +1,4 @@
-"""Which batch is with whom: steps given out in order, none twice, none lost, none grown too old.
+"""Ledger of batches: steps given out in order, none twice, none lost, none grown too old.
 
 The learner takes steps in order, and each brings the same number of updates. So the age that an
 experience will have when it is learnt from is known when its batch is given out, and a batch that

@@ -1,4 +1,4 @@
-"""Which run folder a run writes to, and where it goes on from."""
+"""Choice of the run folder, and of the checkpoint a run goes on from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run stands."""
+"""State of a run that is not tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves a run: when it is due, when it is asked to stop, and what was learnt before a failure."""
+"""Save a run: when it is due, when it is asked to stop, and before a failure ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches for a policy that games its reward, by measures that no one trains on.
+"""Reward-hacking monitor: measures that no one trains on.
 
 At the start the untrained model's held-out pictures give each canary a band; a step whose pictures
 leave it is reported. Canaries are measures of the pictures (`rewards.audit.canaries`), the entropy

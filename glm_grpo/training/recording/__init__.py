@@ -1,1 +1,1 @@
-"""What a run writes and shows: tables, trackers, summaries, the terminal."""
+"""Records of a run: tables, trackers, summaries, the terminal."""

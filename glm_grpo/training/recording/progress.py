@@ -1,4 +1,4 @@
-"""What a run tells the terminal: a bar with the phase at hand, or plain lines in a log."""
+"""Progress in the terminal: a bar with the phase at hand, or plain lines in a log."""
 
 from __future__ import annotations
 

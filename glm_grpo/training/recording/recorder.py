@@ -1,4 +1,4 @@
-"""Writes what a run did into its folder: metrics, rollouts, evaluations and pictures.
+"""Write what a run did into its folder: metrics, rollouts, evaluations and pictures.
 
 `glm_grpo.run.tables` reads it back. One process of a run records; every write is whole or not at
 all.

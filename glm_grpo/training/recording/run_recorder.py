@@ -1,4 +1,4 @@
-"""Records a run: metrics, tables, pictures, canaries, the gallery.
+"""Recorder of a run: metrics, tables, pictures, canaries, the gallery.
 
 The main process writes; every process calls the recorder alike and gets the same answers.
 """
