@@ -12,10 +12,15 @@ from torch import Tensor, nn
 
 from benchmarks.embedded import CPU
 from glm_grpo.config import Config
-from rewards.base import Reward
+from rewards.base import Reward, TermConfig
 from rewards.build import build_reward
-from rewards.terms.ocr import OcrReward, join_in_reading_order, text_box, to_bgr_arrays
-from rewards.terms_config import RapidOcrConfig, TermConfig
+from rewards.terms.ocr import (
+    OcrReward,
+    RapidOcrConfig,
+    join_in_reading_order,
+    text_box,
+    to_bgr_arrays,
+)
 from rewards.types import Prompt
 
 Score = Callable[[Sequence[Prompt], UInt8[Tensor, "N 3 H W"]], Float32[Tensor, "N R"]]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float32, UInt8
+from pydantic import Field
 from torch import Tensor, nn
 
-from rewards.terms_config import Need
+from rewards.options import LONGEST_WAIT, Options
 from rewards.types import Prompt, RewardError, Scores
+
+Need = Literal["prompt", "text", "target"]
+"""What a term compares a picture with."""
+
+FLOAT32_BYTES = 4
 
 
 class InvalidScoresError(RewardError):
@@ -49,6 +56,53 @@ class Reward(Protocol):
     def modules(self) -> tuple[nn.Module, ...]:
         """Networks that may be moved between devices while the term is idle; may be empty."""
         ...
+
+
+class TermConfig(Options):
+    """Options of a term: what every term has. A kind of term is a subclass, in its own file."""
+
+    compares_with: ClassVar[tuple[Need, ...]]
+    """What of a prompt the term looks at; empty for a term that looks at the picture alone."""
+
+    is_users_program: ClassVar[bool] = False
+    """Whether building it runs a program of the user's own, which may load what it likes."""
+    is_on_cpu: ClassVar[bool] = False
+    """Whether it runs on the CPU wherever the other terms are."""
+
+    weight: float
+    """Factor of the term's score in the reward; negative to push the score down. At 0 the score is
+    shown and not rewarded; `reward.watch` makes such a term a canary."""
+    std_floor: float = Field(default=1e-4, gt=0.0)
+    """Smallest divisor when scores are standardised inside a group (`normalize_then_sum`), in units
+    of the score: the spread below which differences are noise."""
+    timeout_seconds: float = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
+    """Seconds to score one group of pictures; after that the run stops, with everything saved."""
+    run_in: Literal["thread", "process"] = "thread"
+    """`process`: score in a process of its own (`glm-grpo serve-reward` on this machine; needs the
+    extra `serve`), which a crash or a leak of the term's libraries cannot harm."""
+
+    def needs(self) -> tuple[Need, ...]:
+        """What of a prompt this term looks at."""
+        return self.compares_with
+
+    @abstractmethod
+    def build(self, device: torch.device) -> Reward:
+        """The term; what it needs is imported here, since most configs name a few terms.
+
+        Args:
+            device: Where its networks are put.
+
+        Raises:
+            RewardError: Its weights are missing or do not fit.
+        """
+
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Of its weights, in fp32; 0 where they are elsewhere or no one can know them.
+
+        Raises:
+            RewardError: It names a network that does not exist.
+        """
 
 
 @runtime_checkable

@@ -20,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
+from rewards.base import TermConfig
 from rewards.options import Options, problem_at
-from rewards.terms_config import KINDS, OCR_ENGINES, OcrConfig, TermConfig
+from rewards.terms import KINDS
+from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
 

@@ -1,4 +1,4 @@
-"""Sizes of the full-size benchmark: the published model's on an accelerator, or the embedded one's."""
+"""Sizes of the full-size benchmark: of the published model, or of the embedded one."""
 
 from __future__ import annotations
 

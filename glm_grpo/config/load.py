@@ -31,7 +31,7 @@ from glm_grpo.config.problems import (
 )
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
-from rewards.terms_config import KINDS
+from rewards.terms import KINDS
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 """What Hydra raises over a file or an override that it cannot make a config of."""

@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails
 
 from rewards.config import RewardConfig
 from rewards.options import RELATION
-from rewards.terms_config import KINDS, OCR_ENGINES, OcrConfig
+from rewards.terms import KINDS
+from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 
 NOT_GIVEN = "(not given)"
 

@@ -17,7 +17,9 @@ from glm_grpo.gallery.pages import render_page
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import RAW, evaluation_steps, picture_name, read_evaluation
-from rewards.terms_config import AestheticConfig, LpipsConfig, TermConfig
+from rewards.base import TermConfig
+from rewards.terms.aesthetic import AestheticConfig
+from rewards.terms.lpips import LpipsConfig
 
 _COLUMNS = ("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image", RAW)
 

@@ -33,8 +33,8 @@ from glm_grpo.run.tables import (
     stored_steps,
     with_comparable_totals,
 )
+from rewards.terms.ocr import OcrConfig
 from rewards.terms.text_matching import fold_text, split_words, take_words
-from rewards.terms_config import OcrConfig
 
 Problem = dict[str, str]
 """`where`: the file; `message`: what, and the remedy."""

@@ -24,7 +24,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
 from rewards.audit.audit import describe_rare_terms
 from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
-from rewards.terms_config import KINDS
+from rewards.terms import KINDS
 from rewards.types import RewardError, RewardTable
 
 

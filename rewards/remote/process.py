@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
+from rewards.base import Need
 from rewards.keys import TOKEN_VARIABLE
 from rewards.remote.term import LostScorerError, RemoteReward
-from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError, Scores
 
 READY_SECONDS = 600.0

@@ -28,12 +28,11 @@ from functools import partial
 import torch
 from pydantic import ValidationError
 
-from rewards.base import Reward
+from rewards.base import Need, Reward, TermConfig
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.keys import TOKEN_VARIABLE, hide_secrets
 from rewards.remote.wire import PROTOCOL, ScorerInfo
-from rewards.terms_config import Need, TermConfig
 from rewards.types import RewardError
 
 LOOPBACK = "127.0.0.1"

@@ -15,8 +15,8 @@ from jaxtyping import UInt8
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from rewards.base import Need
 from rewards.pictures import PictureError, decode_png, encode_png, read_png_size
-from rewards.terms_config import Need
 from rewards.types import Prompt, Scores
 
 PROTOCOL: Final = 1

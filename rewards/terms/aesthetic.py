@@ -6,19 +6,58 @@ import pickle
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-import open_clip
 import torch
 from jaxtyping import Float, Float32, UInt8
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rewards.terms.clip_loading import PictureEmbedder, find_architecture, load_clip, resolve_path
+from rewards.base import Reward, TermConfig
+from rewards.options import PathText
+from rewards.terms.clip_loading import (
+    PictureEmbedder,
+    clip_bytes,
+    embedding_width,
+    find_architecture,
+    load_clip,
+    resolve_path,
+)
 from rewards.types import Prompt, RewardError
 from rewards.unpickling import describe_refusal
 
 _LOWEST_RATING, _HIGHEST_RATING = 1.0, 10.0
+
+
+class AestheticConfig(TermConfig):
+    """Predicted aesthetic rating: a CLIP image embedding and a small head."""
+
+    compares_with = ()
+    kind: Literal["aesthetic"]
+    """Class that scores."""
+    clip_model: PathText = "ViT-L-14-quickgelu"
+    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    clip_weights: PathText = "openai"
+    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
+    head: PathText
+    """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
+    `weight` [1, D] and `bias` [1]. All paths may be written pkg://package/relative/path."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        return AestheticReward(
+            clip_model=self.clip_model,
+            clip_weights=self.clip_weights,
+            head=self.head,
+            device=device,
+        )
+
+    def memory_bytes(self) -> int:
+        """Of the image tower."""
+        return clip_bytes(self.clip_model, is_image_only=True)
+
+
 _LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
 
 
@@ -49,7 +88,7 @@ class AestheticReward:
         self, *, clip_model: str, clip_weights: str, head: str, device: torch.device
     ) -> None:
         architecture = find_architecture(clip_model, key="aesthetic.clip_model")
-        width = open_clip.get_model_config(architecture)["embed_dim"]
+        width = embedding_width(architecture)
         # The head first: it is small, and tells of a mistake before gigabytes are loaded.
         self._head = load_head(resolve_path(head), width=width).to(device)
         clip = load_clip(architecture, clip_weights, key="aesthetic.clip_weights")

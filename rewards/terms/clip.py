@@ -3,20 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.base import stack_targets
+from rewards.base import Reward, TermConfig, stack_targets
+from rewards.options import PathText
 from rewards.terms.clip_loading import (
     PictureEmbedder,
     PromptEmbedder,
+    clip_bytes,
     find_architecture,
     load_clip,
     pair_cosine,
 )
 from rewards.types import Prompt
+
+
+class ClipScoreConfig(TermConfig):
+    """Cosine of the CLIP embeddings of prompt and picture."""
+
+    compares_with = ("prompt",)
+    kind: Literal["clip_score"]
+    """Class that scores."""
+    clip_model: PathText = "ViT-L-14-quickgelu"
+    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    clip_weights: PathText = "openai"
+    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        return ClipScoreReward(
+            clip_model=self.clip_model, clip_weights=self.clip_weights, device=device
+        )
+
+    def memory_bytes(self) -> int:
+        """Of both towers."""
+        return clip_bytes(self.clip_model, is_image_only=False)
+
+
+class ClipImageConfig(TermConfig):
+    """Cosine of the CLIP embeddings of target picture and picture."""
+
+    compares_with = ("target",)
+    kind: Literal["clip_image"]
+    """Class that scores."""
+    clip_model: PathText = "ViT-L-14-quickgelu"
+    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    clip_weights: PathText = "openai"
+    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        return ClipImageReward(
+            clip_model=self.clip_model, clip_weights=self.clip_weights, device=device
+        )
+
+    def memory_bytes(self) -> int:
+        """Of the image tower."""
+        return clip_bytes(self.clip_model, is_image_only=True)
 
 
 class ClipScoreReward:

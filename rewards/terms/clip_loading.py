@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import pickle
@@ -11,20 +12,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-import open_clip
 import torch
 from jaxtyping import Float32, Int64, UInt8
-from open_clip.pretrained import get_pretrained_cfg
-from open_clip.tokenizer import SimpleTokenizer
-from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from transformers import AutoConfig
 
 from rewards.types import RewardError
 from rewards.unpickling import describe_refusal
+
+# open_clip and transformers are imported in functions: a config without CLIP need not wait.
 
 ResizeMode = Literal["shortest", "longest"]
 
@@ -48,6 +46,8 @@ class PictureEmbedder:
     """
 
     def __init__(self, clip: Any, *, resize_mode: ResizeMode | None = None) -> None:
+        from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
+
         self.tower: nn.Module = clip.visual
         options = dict(clip.visual.preprocess_cfg)
         if resize_mode is not None:
@@ -149,6 +149,8 @@ def find_architecture(clip_model: str, *, key: str) -> str:
         RewardError: There is no such architecture or file, the file is no model config or has the
             name of another one, or the model is a CoCa.
     """
+    import open_clip  # noqa: PLC0415
+
     architecture = _register(clip_model, key) if clip_model.endswith(".json") else clip_model
     if architecture not in open_clip.list_models():
         raise RewardError(
@@ -162,6 +164,37 @@ def find_architecture(clip_model: str, *, key: str) -> str:
             "use a CLIP or SigLIP architecture, such as ViT-L-14-quickgelu"
         )
     return architecture
+
+
+def embedding_width(architecture: str) -> int:
+    """Of the embeddings of an architecture that `find_architecture` returned."""
+    import open_clip  # noqa: PLC0415
+
+    width: int = open_clip.get_model_config(architecture)["embed_dim"]
+    return width
+
+
+@functools.cache
+def clip_bytes(clip_model: str, *, is_image_only: bool) -> int:
+    """Of the weights in fp32, without loading them.
+
+    Raises:
+        RewardError: See `find_architecture`.
+    """
+    import open_clip  # noqa: PLC0415
+
+    architecture = find_architecture(clip_model, key="clip_model")
+    level = logging.root.level
+    # It warns that there are no weights, which is meant.
+    logging.root.setLevel(logging.ERROR)
+    try:
+        with torch.device("meta"):
+            clip = open_clip.create_model(architecture, load_weights=False, device="meta")
+    finally:
+        logging.root.setLevel(level)
+    network = clip.visual if is_image_only else clip
+    tensors = [*network.parameters(), *network.buffers()]
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
@@ -181,6 +214,9 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
     Raises:
         RewardError: The weights are missing, cannot be downloaded, or are of another model.
     """
+    import open_clip  # noqa: PLC0415
+    from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
+
     if not get_pretrained_cfg(architecture, clip_weights):
         clip_weights = str(resolve_path(clip_weights))
     try:
@@ -208,12 +244,17 @@ def _refuse_hub_code(architecture: str) -> None:
 
     open_clip does not say so to transformers, which then asks on the terminal.
     """
+    import open_clip  # noqa: PLC0415
+    from transformers import AutoConfig  # noqa: PLC0415
+
     name = open_clip.get_model_config(architecture)["text_cfg"].get("hf_model_name")
     if name is not None:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def _register(clip_model: str, key: str) -> str:
+    import open_clip  # noqa: PLC0415
+
     path = resolve_path(clip_model)
     if not path.is_file():
         raise RewardError(f"{key} {path}: no such file; write the path of a config")
@@ -235,6 +276,9 @@ def _register(clip_model: str, key: str) -> str:
 def _unusable_weights(
     architecture: str, clip_weights: str, key: str, error: Exception
 ) -> RewardError:
+    import open_clip  # noqa: PLC0415
+    from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
+
     cause = textwrap.shorten(describe_refusal(error), _LONGEST_CAUSE)
     problem = f"{key} {clip_weights!r} of model {architecture!r} cannot be loaded ({cause}). "
     tag = get_pretrained_cfg(architecture, clip_weights)
@@ -253,6 +297,9 @@ def _unusable_weights(
 
 
 def _load_tokenizer(architecture: str, *, key: str) -> Any:
+    import open_clip  # noqa: PLC0415
+    from open_clip.tokenizer import SimpleTokenizer  # noqa: PLC0415
+
     text_config = open_clip.get_model_config(architecture)["text_cfg"]
     # For transformers, which asks on the terminal unless told; the config at hand may say yes.
     options = {"trust_remote_code": False} if text_config.get("hf_tokenizer_name") else {}

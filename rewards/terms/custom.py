@@ -10,15 +10,44 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import UInt8
+from pydantic import Field
 from torch import Tensor, nn
 
-from rewards.base import has_needs
-from rewards.terms_config import Need
+from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.types import Prompt, RewardError
+
+
+class CustomConfig(TermConfig):
+    """A function of the user's own."""
+
+    is_users_program = True
+
+    kind: Literal["custom"]
+    """Class that scores."""
+    function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`module:function`, importable from the folder the run starts in. It gets a list of N prompts
+    and pictures UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N]."""
+    needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
+    """What of a prompt the function looks at: some of prompt, text, target. It is not called for
+    prompts that lack it."""
+
+    def needs(self) -> tuple[Need, ...]:
+        """As the user stated."""
+        return self.needs_of_prompt
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        del device
+        return CustomReward(self.function, needs=self.needs())
+
+    def memory_bytes(self) -> int:
+        """Nothing: no one can know what the function loads."""
+        return 0
+
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
 """Gets N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""

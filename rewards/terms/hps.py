@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
+from rewards.base import Reward, TermConfig
+from rewards.options import PathText
 from rewards.terms.clip_loading import (
     PictureEmbedder,
     PromptEmbedder,
+    clip_bytes,
     find_architecture,
     load_clip,
     pair_cosine,
     resolve_path,
 )
 from rewards.types import Prompt, RewardError
+
+
+class HpsConfig(TermConfig):
+    """Human preference for the picture given the prompt, as HPS v2 predicts it."""
+
+    compares_with = ("prompt",)
+    kind: Literal["hps"]
+    """Class that scores."""
+    clip_model: PathText = "ViT-H-14"
+    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    checkpoint: PathText = "HPS_v2.1_compressed.pt"
+    """The published checkpoint, a file from huggingface.co/xswu/HPSv2."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        return HpsReward(clip_model=self.clip_model, checkpoint=self.checkpoint, device=device)
+
+    def memory_bytes(self) -> int:
+        """Of both towers."""
+        return clip_bytes(self.clip_model, is_image_only=False)
+
 
 _CHECKPOINT_URL = "https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compressed.pt"
 

@@ -8,22 +8,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import lpips
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
-from torchvision.models import AlexNet_Weights, SqueezeNet1_1_Weights, VGG16_Weights
 
-from rewards.base import stack_targets, to_unit_range
+from rewards.base import FLOAT32_BYTES, Reward, TermConfig, stack_targets, to_unit_range
 from rewards.types import Prompt, RewardError
+
+
+class LpipsConfig(TermConfig):
+    """LPIPS to the prompt's target picture, as 1 - distance."""
+
+    compares_with = ("target",)
+    kind: Literal["lpips"]
+    """Class that scores."""
+    network: Literal["alex", "vgg", "squeeze"] = "alex"
+    """Backbone. Its weights are downloaded once by torchvision into TORCH_HOME/hub/checkpoints."""
+    pretrained: bool = True
+    """False: untrained features from a fixed seed. Needs no download; no measure of perception."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        return LpipsReward(self.network, pretrained=self.pretrained, device=device)
+
+    def memory_bytes(self) -> int:
+        """Of backbone and linear layers, from the package."""
+        parameters = {"alex": 2_470_848, "vgg": 14_716_160, "squeeze": 724_736}
+        return parameters[self.network] * FLOAT32_BYTES
+
 
 Network = Literal["alex", "vgg", "squeeze"]
 
-_BACKBONE_WEIGHTS = {
-    "alex": AlexNet_Weights.IMAGENET1K_V1,
-    "vgg": VGG16_Weights.IMAGENET1K_V1,
-    "squeeze": SqueezeNet1_1_Weights.IMAGENET1K_V1,
-}
 _UNTRAINED_SEED = 0
 
 _logger = logging.getLogger(__name__)
@@ -85,7 +100,7 @@ def _load_pretrained(network: Network) -> Any:
     try:
         return _construct(network, is_trained=True)
     except (OSError, RuntimeError) as error:
-        url = _BACKBONE_WEIGHTS[network].url
+        url = _weights_url(network)
         place = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
         raise RewardError(
             f"lpips: the weights of backbone {network!r} cannot be loaded ({error}). They are "
@@ -93,6 +108,22 @@ def _load_pretrained(network: Network) -> Any:
             "has it under hub/checkpoints, choose another lpips.network, or set "
             "lpips.pretrained=false for untrained features"
         ) from error
+
+
+def _weights_url(network: Network) -> str:
+    from torchvision.models import (  # noqa: PLC0415
+        AlexNet_Weights,
+        SqueezeNet1_1_Weights,
+        VGG16_Weights,
+    )
+
+    weights = {
+        "alex": AlexNet_Weights.IMAGENET1K_V1,
+        "vgg": VGG16_Weights.IMAGENET1K_V1,
+        "squeeze": SqueezeNet1_1_Weights.IMAGENET1K_V1,
+    }
+    url: str = weights[network].url
+    return url
 
 
 def _make_untrained(network: Network) -> Any:
@@ -109,6 +140,9 @@ def _make_untrained(network: Network) -> Any:
 
 
 def _construct(network: Network, *, is_trained: bool) -> Any:
+    # With torchvision it takes seconds, which a config without it need not wait for.
+    import lpips  # noqa: PLC0415
+
     with warnings.catch_warnings():
         # The package passes torchvision an argument name that torchvision has deprecated.
         warnings.filterwarnings("ignore", category=UserWarning, module="torchvision")

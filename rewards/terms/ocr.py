@@ -2,17 +2,98 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, UInt8
+from pydantic import Field
 from torch import Tensor, nn
 
+from rewards.base import FLOAT32_BYTES, Reward, TermConfig
 from rewards.terms.text_matching import fold_text, match_texts
 from rewards.types import Prompt, RewardError, Scores
+
+
+class OcrConfig(TermConfig):
+    """Whether the prompt's texts can be read."""
+
+    compares_with = ("text",)
+    kind: Literal["ocr"]
+    """Class that scores."""
+    case_sensitive: bool = False
+    """Whether OPEN read for Open is a mistake."""
+    extra_text_penalty: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Taken from the score in proportion to the share of what was read that no one asked for."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        return OcrReward(
+            self.build_reader(device),
+            is_case_sensitive=self.case_sensitive,
+            extra_text_penalty=self.extra_text_penalty,
+        )
+
+    @abstractmethod
+    def build_reader(self, device: torch.device) -> TextReader:
+        """The engine."""
+
+
+class EasyOcrConfig(OcrConfig):
+    """Whether the prompt's texts can be read, by EasyOCR."""
+
+    engine: Literal["easyocr"]
+    """PyTorch, on the accelerator; downloads its weights once into EASYOCR_MODULE_PATH/model."""
+    languages: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("en",)
+    """EasyOCR's language codes; one script beside English."""
+
+    def build_reader(self, device: torch.device) -> TextReader:
+        """See `OcrConfig`."""
+        from rewards.terms.ocr_easyocr import EasyOcrReader  # noqa: PLC0415
+
+        return EasyOcrReader(self.languages, device=device)
+
+    def memory_bytes(self) -> int:
+        """Of the CRAFT detector and the English recogniser, rounded up from their files' sizes."""
+        return 24_600_000 * FLOAT32_BYTES
+
+
+class RapidOcrConfig(OcrConfig):
+    """Whether the prompt's texts can be read, by RapidOCR."""
+
+    is_on_cpu = True
+
+    engine: Literal["rapidocr"]
+    """ONNX on the CPU, models in the wheel (Latin and Chinese script); needs no download."""
+    threads: int = Field(default=2, ge=1, le=1024)
+    """Pictures read at the same time, one CPU thread each."""
+    detection_side: int = Field(default=256, ge=64, le=16_384, multiple_of=32)
+    """Pixels; pictures with a shorter side below it are enlarged before text is searched. Time
+    grows with its square; larger pictures are not touched."""
+
+    def build_reader(self, device: torch.device) -> TextReader:
+        """See `OcrConfig`."""
+        from rewards.terms.ocr_rapidocr import RapidOcrReader  # noqa: PLC0415
+
+        del device
+        return RapidOcrReader(threads=self.threads, detection_side=self.detection_side)
+
+    def memory_bytes(self) -> int:
+        """Of the ONNX models in its wheel, which threads share."""
+        models = Path(str(files("rapidocr") / "models"))
+        return sum(path.stat().st_size for path in models.glob("*.onnx"))
+
+
+OCR_ENGINES: dict[str, type[EasyOcrConfig] | type[RapidOcrConfig]] = {
+    "easyocr": EasyOcrConfig,
+    "rapidocr": RapidOcrConfig,
+}
+"""The two forms of `OcrConfig`."""
 
 
 @runtime_checkable

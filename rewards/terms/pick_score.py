@@ -7,18 +7,38 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from huggingface_hub import snapshot_download
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoProcessor, CLIPModel
-from transformers.processing_utils import ProcessorMixin
 
+from rewards.base import FLOAT32_BYTES, Reward, TermConfig
+from rewards.options import PathText
 from rewards.types import Prompt, RewardError
+
+
+class PickScoreConfig(TermConfig):
+    """Human preference for the picture given the prompt, as PickScore predicts it."""
+
+    compares_with = ("prompt",)
+    kind: Literal["pick_score"]
+    """Class that scores."""
+    model: PathText = "yuvalkirstain/PickScore_v1"
+    """A hub id, or a folder that holds the model."""
+    processor: PathText = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    """A hub id, or a folder that holds tokenizer and image processor."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        return PickScoreReward(model=self.model, processor=self.processor, device=device)
+
+    def memory_bytes(self) -> int:
+        """Of CLIP ViT-H/14, both towers."""
+        return 986_000_000 * FLOAT32_BYTES
+
 
 _PUBLISHED_SCALE = 100.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -128,6 +148,8 @@ class PickScoreReward:
 
 
 def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
+    import huggingface_hub  # noqa: PLC0415
+
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
@@ -138,7 +160,7 @@ def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
         )
     try:
         # One request, where loading by hub id would ask for each file and try each again.
-        return Path(snapshot_download(source, allow_patterns=list(patterns)))
+        return Path(huggingface_hub.snapshot_download(source, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:
         cause = _shorten(f"{type(error).__name__}: {error}")
         raise RewardError(
@@ -150,6 +172,9 @@ def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
 
 
 def _load_processor(folder: Path) -> Any:
+    from transformers import AutoProcessor  # noqa: PLC0415
+    from transformers.processing_utils import ProcessorMixin  # noqa: PLC0415
+
     try:
         # Pillow, as the scores were published; the other backend rounds differently.
         processor = AutoProcessor.from_pretrained(
@@ -167,6 +192,8 @@ def _load_processor(folder: Path) -> Any:
 
 
 def _load_model(folder: Path) -> Any:
+    from transformers import CLIPModel  # noqa: PLC0415
+
     try:
         # Weights that a file lacks are drawn; fork_rng puts the generator back.
         with torch.random.fork_rng(devices=[]):

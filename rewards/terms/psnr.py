@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
-from torchmetrics.functional.image import peak_signal_noise_ratio
 
-from rewards.base import stack_targets, to_unit_range
+from rewards.base import Reward, TermConfig, stack_targets, to_unit_range
 from rewards.types import Prompt
+
+
+class PsnrConfig(TermConfig):
+    """Peak signal-to-noise ratio to the prompt's target picture."""
+
+    compares_with = ("target",)
+    kind: Literal["psnr"]
+    """Class that scores."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        del device
+        return PsnrReward()
+
+    def memory_bytes(self) -> int:
+        """Windows and differences, without weights."""
+        return 0
+
 
 BEST_DECIBELS = 50.0
 """PSNR from which on pictures count as equal. Rounding to 8 bits alone leaves 59 dB, JPEG of good
@@ -39,6 +57,8 @@ class PsnrReward:
         Raises:
             ValueError: A target is missing or of another size.
         """
+        from torchmetrics.functional.image import peak_signal_noise_ratio  # noqa: PLC0415
+
         targets = to_unit_range(stack_targets(prompts, pixels), pixels.device)
         pictures = to_unit_range(pixels, pixels.device)
         decibels = peak_signal_noise_ratio(

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
-from torchmetrics.functional.image import structural_similarity_index_measure
 
-from rewards.base import stack_targets, to_unit_range
+from rewards.base import Reward, TermConfig, stack_targets, to_unit_range
 from rewards.types import Prompt
+
+
+class SsimConfig(TermConfig):
+    """Structural similarity to the prompt's target picture."""
+
+    compares_with = ("target",)
+    kind: Literal["ssim"]
+    """Class that scores."""
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        del device
+        return SsimReward()
+
+    def memory_bytes(self) -> int:
+        """Windows and differences, without weights."""
+        return 0
 
 
 class SsimReward:
@@ -35,6 +51,8 @@ class SsimReward:
         Raises:
             ValueError: A target is missing or of another size.
         """
+        from torchmetrics.functional.image import structural_similarity_index_measure  # noqa: PLC0415
+
         targets = to_unit_range(stack_targets(prompts, pixels), pixels.device)
         pictures = to_unit_range(pixels, pixels.device)
         # One by one: on the CPU, oneDNN's convolution by channel takes twice as long a picture for

@@ -6,19 +6,86 @@ import asyncio
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import httpx
 import torch
 from jaxtyping import Float32, UInt8
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
-from rewards.base import has_needs
+from rewards.base import Need, Reward, TermConfig, has_needs
+from rewards.options import LONGEST_WAIT, Url, Variable, problem_at
 from rewards.pictures import encode_png
 from rewards.remote.client import RetryRules, ask, describe, hide, open_client, read_key
 from rewards.remote.wire import EXCERPT
 from rewards.terms.vlm_question import Question
 from rewards.types import Prompt, RewardError, Scores
+
+
+class VlmJudgeConfig(TermConfig):
+    """A vision-language model behind an OpenAI-compatible endpoint gives the score."""
+
+    kind: Literal["vlm_judge"]
+    """Class that scores."""
+    url: Url
+    """Base of the endpoint, such as http://127.0.0.1:8000/v1; /chat/completions is added."""
+    model: str = Field(min_length=1)
+    """Name of the model, as the endpoint knows it."""
+    question: str = Field(
+        default=(
+            "How well does the picture show this: {prompt}\n"
+            "Answer with one whole number from {lowest} (not at all) to {highest} (perfectly) and "
+            "nothing else."
+        ),
+        min_length=1,
+    )
+    """Question about one picture; {prompt}, {text} (the texts that are asked for, in quotation
+    marks), {lowest} and {highest} are filled in. Braces that are meant are doubled."""
+    lowest: int = Field(default=0, ge=-(10**6), le=10**6)
+    """Lowest score the model may answer; becomes 0."""
+    highest: int = Field(default=10, ge=-(10**6), le=10**6)
+    """Highest score the model may answer; becomes 1."""
+    api_key_variable: Variable | None = None
+    """Environment variable that holds the key; absent: none is sent."""
+    request_timeout_seconds: float = Field(default=60.0, gt=0.0, le=LONGEST_WAIT)
+    """Seconds one request may take before it is tried again."""
+    retries: int = Field(default=3, ge=0, le=1000)
+    """Further tries after a time-out, a broken connection, or an answer of status 429 or 5xx."""
+    requests_at_once: int = Field(default=8, ge=1, le=1024)
+    """Requests in flight at a time."""
+
+    @model_validator(mode="after")
+    def _check_range(self) -> VlmJudgeConfig:
+        if self.lowest >= self.highest:
+            rule = f"must be below highest = {self.highest}: scores between them become 0 to 1"
+            remedy = f"set lowest={self.highest - 1} or less, or a higher highest"
+            raise problem_at(("lowest",), self.lowest, rule, remedy)
+        return self
+
+    def needs(self) -> tuple[Need, ...]:
+        """What the question is about."""
+        question = self.question.replace("{{", "")
+        return tuple(need for need in ("prompt", "text") if f"{{{need}}}" in question)
+
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        del device
+        endpoint = Endpoint(
+            url=self.url,
+            model=self.model,
+            api_key_variable=self.api_key_variable,
+            request_timeout_seconds=self.request_timeout_seconds,
+            retries=self.retries,
+            requests_at_once=self.requests_at_once,
+        )
+        question = Question(self.question, lowest=self.lowest, highest=self.highest)
+        return VlmJudgeReward(endpoint, question)
+
+    def memory_bytes(self) -> int:
+        """Its network is behind an endpoint, in the memory of another process."""
+        return 0
+
 
 _PROBE_SECONDS = 10.0
 _ONCE = RetryRules(retries=0, statuses=frozenset(), errors=())

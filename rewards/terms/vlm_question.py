@@ -6,7 +6,7 @@ import re
 import string
 from dataclasses import dataclass
 
-from rewards.terms_config import Need
+from rewards.base import Need
 from rewards.types import Prompt, RewardError
 
 _PLACEHOLDERS = ("prompt", "text", "lowest", "highest")

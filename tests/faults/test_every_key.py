@@ -52,7 +52,8 @@ from glm_grpo.errors import ConfigError, DataError
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.training.data.entries import PromptEntry
 from glm_grpo.training.data.prompts import PromptSet
-from rewards.terms_config import KINDS, OCR_ENGINES
+from rewards.terms import KINDS
+from rewards.terms.ocr import OCR_ENGINES
 from tests.faults.generated import GENERATED
 
 EXAMPLES = int(os.environ.get("GLM_GRPO_SWEEP_EXAMPLES", "0"))

@@ -1,8 +1,10 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
 
 from glm_grpo.build import build_planner, model_path
 from glm_grpo.cli import main
@@ -12,7 +14,13 @@ from glm_grpo.plan.command import describe_seconds
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.plan.scorers import scorer_sizes
 from glm_grpo.terminal import describe_bytes
-from rewards.terms_config import KINDS, OCR_ENGINES, LpipsConfig, TermConfig
+from rewards.base import TermConfig
+from rewards.build import build_scorer
+from rewards.config import RewardConfig
+from rewards.terms import KINDS
+from rewards.terms.lpips import LpipsConfig
+from rewards.terms.ocr import OCR_ENGINES
+from rewards.types import Prompt
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -227,12 +235,53 @@ def test_scorer_sizes_know_every_kind_of_term(kind):
     assert (sizes.movable + sizes.on_cpu == 0) == (kind in _WITHOUT_WEIGHTS)
 
 
-def test_scorer_sizes_refuse_a_kind_they_do_not_know():
+class MeanConfig(TermConfig):
+    """A kind of term in one file: mean brightness of a picture."""
+
+    compares_with = ("prompt",)
+    kind: Literal["mean"]
+    divisor: float = 255.0
+
+    def build(self, device):
+        return MeanReward(self.divisor)
+
+    def memory_bytes(self):
+        return 123
+
+
+class MeanReward:
+    def __init__(self, divisor):
+        self._divisor = divisor
+
+    def applies_to(self, prompt):
+        return True
+
+    def score(self, prompts, pixels):
+        return pixels.float().mean(dim=(1, 2, 3)) / self._divisor
+
+    def modules(self):
+        return ()
+
+
+def test_a_kind_of_term_is_one_file_and_a_line_in_the_registry(monkeypatch):
+    monkeypatch.setitem(KINDS, "mean", MeanConfig)
+    section = {"terms": {"mean": {"weight": 1.0, "divisor": 510.0}}}
+    config = RewardConfig.model_validate(section)
+    scorer = build_scorer(config, torch.device("cpu"))
+    pixels = torch.full((1, 2, 3, 4, 4), 255, dtype=torch.uint8)
+    assert scorer.score([Prompt("a", "white")], pixels).raw.tolist() == [[[0.5], [0.5]]]
+    assert scorer_sizes(config.terms.values()).movable == 123
+
+
+def test_a_kind_of_term_says_what_it_takes_of_memory():
     class NewConfig(TermConfig):
         kind: str = "new"
 
-    with pytest.raises(TypeError, match="NewConfig: what a term of this kind holds"):
-        scorer_sizes([NewConfig(weight=1.0)])
+        def build(self, device):
+            return MeanReward(1.0)
+
+    with pytest.raises(TypeError, match="abstract method.* memory_bytes"):
+        NewConfig(weight=1.0)
 
 
 def test_plan_command_prints_phases_and_refuses_what_does_not_fit(capsys, shallow_folder):

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rewards.base import InvalidScoresError, has_needs, score_with_notes
-from rewards.terms_config import Need
+from rewards.base import InvalidScoresError, Need, has_needs, score_with_notes
 from rewards.types import Prompt, Scores
 
 TARGET = torch.zeros(3, 2, 2, dtype=torch.uint8)

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from rewards.config import RewardConfig
-from rewards.terms_config import KINDS, EasyOcrConfig, RapidOcrConfig
+from rewards.terms import KINDS
+from rewards.terms.ocr import EasyOcrConfig, RapidOcrConfig
 
 FULL: dict[str, Any] = {
     "combine": "weighted_sum",

@@ -71,7 +71,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(repository)
         raise LocalEntryNotFoundError("no network")
 
-    monkeypatch.setattr("rewards.terms.pick_score.snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     return asked
 
 
@@ -197,7 +197,7 @@ def test_pick_score_downloads_no_more_than_it_needs(
         asked[repository] = allow_patterns
         return str(folder)
 
-    monkeypatch.setattr("rewards.terms.pick_score.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     make_reward(folder, model="owner/model", processor="owner/clip")
     assert asked == {
         "owner/model": ["*.json", "*.safetensors"],

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rewards.terms_config import KINDS, OCR_ENGINES, TermConfig
+from rewards.base import TermConfig
+from rewards.terms import KINDS
+from rewards.terms.ocr import OCR_ENGINES
 
 LEAST: dict[str, dict[str, Any]] = {
     "lpips": {},
     "ssim": {},
-    "ocr": {},
     "aesthetic": {"head": "head.pth"},
     "psnr": {},
     "clip_score": {},
@@ -25,7 +26,10 @@ LEAST: dict[str, dict[str, Any]] = {
 }
 """What must be written of each kind, or engine of OCR, beside kind and weight."""
 
-ALL: dict[str, type[TermConfig]] = {**KINDS, **OCR_ENGINES}
+# What is constructed for OCR is one of its engines.
+ALL: dict[str, type[TermConfig]] = {
+    name: kind for name, kind in {**KINDS, **OCR_ENGINES}.items() if name != "ocr"
+}
 
 
 def read(name: str, options: dict[str, Any]) -> TermConfig:

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from rewards.base import Need
 from rewards.remote.server import RewardServer
 from rewards.remote.term import LostScorerError, RemoteReward
 from rewards.remote.wire import ScorerInfo
-from rewards.terms_config import Need
 from rewards.types import Prompt, RewardError, Scores
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "remote_rewards.md"
