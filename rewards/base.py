@@ -78,8 +78,8 @@ class TermConfig(Options):
     timeout_seconds: float = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
     """Seconds to score one group of pictures; after that the run stops, with everything saved."""
     run_in: Literal["thread", "process"] = "thread"
-    """`process`: score in a process of its own (`glm-grpo serve-reward` on this machine; needs the
-    extra `serve`), which a crash or a leak of the term's libraries cannot harm."""
+    """`process`: score in a process of its own on this machine, which a crash or a leak of the
+    term's libraries cannot harm."""
 
     def needs(self) -> tuple[Need, ...]:
         """What of a prompt this term looks at."""

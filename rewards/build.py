@@ -45,15 +45,9 @@ def _build_where_asked(
 ) -> Reward:
     if options.run_in == "thread":
         return build_reward(options, device)
-    from rewards.remote.process import ProcessReward  # noqa: PLC0415
+    from rewards.process import ProcessReward  # noqa: PLC0415 (imports this file)
 
-    return ProcessReward(
-        options.model_dump(mode="json"),
-        name=name,
-        needs=options.needs(),
-        device=process_device,
-        timeout_seconds=options.timeout_seconds,
-    )
+    return ProcessReward(options, name=name, device=process_device)
 
 
 def build_reward(options: TermConfig, device: torch.device) -> Reward:

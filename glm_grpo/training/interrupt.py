@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +25,17 @@ _interrupts: list[int] = []
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Handler of SIGINT before the first step: raise KeyboardInterrupt, and remember it.
 
-    Libraries that try an import or call back from C may catch it, and go on as if nothing was.
+    Libraries that try an import may catch it, and Python itself drops what is raised in a
+    destructor or a callback; `stop_on_signal` then ends the program.
     """
     _interrupts.append(number)
+    sys.unraisablehook = _report_unless_interrupt
     signal.default_int_handler(number, frame)
+
+
+def _report_unless_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
 
 
 class StopRequest:

@@ -18,10 +18,7 @@ import logging
 import os
 import re
 import secrets
-import select
-import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -37,10 +34,6 @@ from rewards.types import RewardError
 
 LOOPBACK = "127.0.0.1"
 """The address that only this machine can reach."""
-
-_STDIN = 0
-_BLOCK_BYTES = 2**10
-_POLL_SECONDS = 1.0
 
 _USABLE_TOKEN = re.compile("[!-~]{16,}")
 
@@ -111,12 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Build the term of the command line, and serve it; exit code 1 where it cannot be built."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     options = _parser().parse_args(arguments)
-    if options.end_with_stdin:
-        # A signal to the whole group of processes (Ctrl-C, a scheduler's notice) asks the run to
-        # end after its step, for which it needs this scorer; the run says when it is done.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         term = _read_term(options.name, options.options_json)
         serve(
@@ -140,11 +127,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default=LOOPBACK, help="address to listen at")
     parser.add_argument("--port", type=int, default=0, help="0: any that is free")
     parser.add_argument("--device", default="cpu", help="where networks are put, such as cuda:0")
-    parser.add_argument(
-        "--end-with-stdin",
-        action="store_true",
-        help="end when standard input is closed, and at no signal: for a parent process",
-    )
     return parser
 
 
@@ -157,8 +139,7 @@ def _read_term(name: str, text: str) -> TermConfig:
         ) from error
     if not isinstance(options, Mapping):
         raise RewardError(f"--options-json is {text!r}; it must be an object, as {{}}")
-    # The term is scored here and weighed elsewhere: any weight that is allowed will do, and no
-    # third process is wanted.
+    # The term is scored here and weighed elsewhere: any weight that is allowed will do.
     section = {name: {**options, "weight": 1.0, "run_in": "thread"}}
     return RewardConfig.model_validate({"terms": section, "allow_untied": True}).terms[name]
 
@@ -183,17 +164,6 @@ def _announce(url: str) -> None:
             f"standard output, where the address {url} is told, cannot be written ({error}); "
             "leave it open, or write it to a file"
         ) from error
-
-
-def _end_with_stdin() -> None:
-    # Not through sys.stdin, whose lock this thread would hold when the interpreter shuts down.
-    parent, is_open = os.getppid(), True
-    # The parent is asked for too: what it forked may outlive it, and keeps the pipe open.
-    while is_open and os.getppid() == parent:
-        readable, _, _ = select.select([_STDIN], [], [], _POLL_SECONDS)
-        is_open = not readable or os.read(_STDIN, _BLOCK_BYTES) != b""
-    # At once: whoever would have read an answer is gone, and there is nothing to save.
-    os._exit(0)
 
 
 if __name__ == "__main__":

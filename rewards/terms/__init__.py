@@ -7,7 +7,6 @@ must be written where the term has a name of its own, so that one kind can be us
 from __future__ import annotations
 
 from rewards.base import TermConfig
-from rewards.remote.term import RemoteConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.clip import ClipImageConfig, ClipScoreConfig
 from rewards.terms.custom import CustomConfig
@@ -16,6 +15,7 @@ from rewards.terms.lpips import LpipsConfig
 from rewards.terms.ocr import OcrConfig
 from rewards.terms.pick_score import PickScoreConfig
 from rewards.terms.psnr import PsnrConfig
+from rewards.terms.remote import RemoteConfig
 from rewards.terms.ssim import SsimConfig
 from rewards.terms.vlm_judge import VlmJudgeConfig
 

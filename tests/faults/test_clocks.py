@@ -24,9 +24,10 @@ from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import save_checkpoint
 from glm_grpo.training.checkpoint.resume import open_run
 from glm_grpo.training.phase import PhaseClock
+from rewards.process import ProcessReward
 from rewards.remote.client import RetryRules
-from rewards.remote.process import ProcessReward
 from rewards.score import Scorer, Term
+from rewards.terms.custom import CustomConfig
 from rewards.types import Prompt, RewardError
 
 ROOT = Path(__file__).parents[2]
@@ -137,11 +138,9 @@ def test_a_scorer_process_is_waited_for_under_a_clock_that_jumps(
     )
     monkeypatch.chdir(tmp_path)
     reward = ProcessReward(
-        {"kind": "custom", "function": "functions:slow"},
+        CustomConfig(kind="custom", weight=1.0, function="functions:slow", timeout_seconds=1.0),
         name="mine",
-        needs=("prompt",),
         device=torch.device("cpu"),
-        timeout_seconds=1.0,
     )
     pixels = torch.full((1, 3, 2, 2), 7, dtype=torch.uint8)
     assert reward.score([Prompt("dog", "a dog")], pixels).tolist() == [7.0]

@@ -30,13 +30,13 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import newest_checkpoint
 from glm_grpo.training.phase import process_bytes
+from rewards.process import ProcessReward
 from rewards.remote.client import MAX_ANSWER_BYTES
-from rewards.remote.process import ProcessReward
+from rewards.remote.reward import LostScorerError, RemoteReward
 from rewards.remote.server import RewardServer
-from rewards.remote.term import LostScorerError, RemoteReward
 from rewards.remote.wire import ScorerInfo
 from rewards.score import Scorer, Term
-from rewards.terms.custom import CustomReward
+from rewards.terms.custom import CustomConfig, CustomReward
 from rewards.types import Prompt, RewardError
 
 ROOT = Path(__file__).parents[2]
@@ -113,11 +113,11 @@ def train(function: str, *overrides: str) -> subprocess.CompletedProcess[str]:
 
 def start(function: str) -> ProcessReward:
     return ProcessReward(
-        {"kind": "custom", "weight": 0.0, "function": f"functions:{function}"},
+        CustomConfig(
+            kind="custom", weight=0.0, function=f"functions:{function}", timeout_seconds=SOON
+        ),
         name="mine",
-        needs=("prompt",),
         device=torch.device("cpu"),
-        timeout_seconds=SOON,
     )
 
 
@@ -367,11 +367,10 @@ def test_a_term_that_forks_and_lets_the_copy_return_leaves_none_behind() -> None
 
 FORKED_AND_KILLED = """
 import os, signal, time, torch
-from rewards.remote.process import ProcessReward
-options = {"kind": "custom", "function": "functions:bright"}
-reward = ProcessReward(
-    options, name="mine", needs=("prompt",), device=torch.device("cpu"), timeout_seconds=30.0
-)
+from rewards.process import ProcessReward
+from rewards.terms.custom import CustomConfig
+config = CustomConfig(kind="custom", weight=1.0, function="functions:bright")
+reward = ProcessReward(config, name="mine", device=torch.device("cpu"))
 forked = os.fork()
 if forked == 0:
     os.close(1), os.close(2)
@@ -382,13 +381,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_scorer_ends_with_a_run_that_is_killed_though_a_fork_of_it_lives(folder: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", FORKED_AND_KILLED],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    scorer, forked = map(int, ended.stdout.split())
+    said = folder / "said"
+    with said.open("w") as file:
+        # Not a pipe, which the fork would hold open.
+        subprocess.run(
+            [sys.executable, "-c", FORKED_AND_KILLED],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=file,
+        )
+    scorer, forked = map(int, said.read_text().split())
     # The fork holds the other end of the pipe by which the scorer is told.
     assert is_alive(forked)
     assert wait_until(lambda: not is_alive(scorer))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rewards.remote.process import ProcessReward
+from rewards.process import ProcessReward
 from rewards.score import Scorer, Term
+from rewards.terms.custom import CustomConfig
+from rewards.terms.ocr import RapidOcrConfig
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")
@@ -56,15 +59,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def start(
     function: str = "functions:obey", *, timeout_seconds: float = 30.0, ready_seconds: float = 120.0
 ) -> ProcessReward:
-    options = {"kind": "custom", "weight": 0.0, "function": function, "run_in": "process"}
-    return ProcessReward(
-        options,
-        name="mine",
-        needs=("prompt",),
-        device=CPU,
-        timeout_seconds=timeout_seconds,
-        ready_seconds=ready_seconds,
+    config = CustomConfig(
+        kind="custom", weight=0.0, function=function, timeout_seconds=timeout_seconds
     )
+    return ProcessReward(config, name="mine", device=CPU, ready_seconds=ready_seconds)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +82,6 @@ def is_alive(process_id: int) -> bool:
         return False
     # A killed process stays in the table until its parent, here init, has asked for it.
     return ") Z " not in Path(f"/proc/{process_id}/stat").read_text()
-
-
-def command_of(process_id: str) -> str:
-    return Path(f"/proc/{process_id}/cmdline").read_text()
 
 
 def test_process_scores_in_a_process_of_its_own(reward: ProcessReward) -> None:
@@ -110,11 +104,7 @@ def test_process_brings_what_the_term_notes_of_each_picture(
     # The plain colour has no text to be read, which is a note too: an empty one.
     pixels = torch.stack([draw_word("OPEN"), torch.full((3, 128, 128), 90, dtype=torch.uint8)])
     reward = ProcessReward(
-        {"kind": "ocr", "engine": "rapidocr", "weight": 0.3, "run_in": "process"},
-        name="ocr",
-        needs=("text",),
-        device=CPU,
-        timeout_seconds=60.0,
+        RapidOcrConfig(kind="ocr", engine="rapidocr", weight=0.3), name="ocr", device=CPU
     )
     table = Scorer([Term("ocr", reward, 1.0)]).score(
         [Prompt("sign", "a sign", texts=("OPEN",))], pixels[None]
@@ -125,7 +115,7 @@ def test_process_brings_what_the_term_notes_of_each_picture(
 
 
 def test_process_passes_on_why_the_term_failed_and_lives_on(reward: ProcessReward) -> None:
-    with pytest.raises(RewardError, match="400.*: ValueError: cannot look at this"):
+    with pytest.raises(RewardError, match="^ValueError: cannot look at this$"):
         reward.score([Prompt("a", "raise")], PIXELS[:1])
     assert reward.score([Prompt("a", "a")], PIXELS[:1]).tolist() == [0.0]
 
@@ -165,7 +155,7 @@ def test_process_that_is_killed_ends_the_step_and_is_not_asked_what_it_applies_t
 
 def test_process_that_hangs_is_ended_with_its_last_words(folder: Path) -> None:
     reward = start(timeout_seconds=1.0)
-    error = r"gave no answer and was ended .*within 1 seconds.*last words:\ncounting sheep"
+    error = r"gave no answer within 1 seconds and was ended; .*last words:\ncounting sheep"
     with pytest.raises(RewardError, match=error):
         reward.score([Prompt("dog", "hang")], PIXELS[:1])
     assert not is_alive(reward.process_id)
@@ -182,24 +172,23 @@ def test_process_that_cannot_build_its_term_says_why(folder: Path) -> None:
 
 
 def test_process_that_is_never_ready_is_ended(folder: Path) -> None:
+    others = set(multiprocessing.active_children())
     started = time.monotonic()
     error = "mine was not ready within 0.5 seconds: it downloads"
     # Kept, and with it whatever the traceback holds: the child must not wait for that to go.
     with pytest.raises(RewardError, match=error) as caught:
         start("never_ready:score", ready_seconds=0.5)
     assert time.monotonic() - started < 5
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert not [child for child in children if "never_ready" in command_of(child)], caught
+    assert set(multiprocessing.active_children()) == others, caught
 
 
 def test_process_ends_when_the_run_is_killed(folder: Path) -> None:
     code = """
 import os, signal, torch
-from rewards.remote.process import ProcessReward
-options = {"kind": "custom", "function": "functions:obey"}
-reward = ProcessReward(
-    options, name="mine", needs=("prompt",), device=torch.device("cpu"), timeout_seconds=30.0
-)
+from rewards.process import ProcessReward
+from rewards.terms.custom import CustomConfig
+config = CustomConfig(kind="custom", weight=1.0, function="functions:obey")
+reward = ProcessReward(config, name="mine", device=torch.device("cpu"))
 print(reward.process_id, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

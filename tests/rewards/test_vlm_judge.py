@@ -22,8 +22,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rewards.terms.vlm_judge import Endpoint, VlmJudgeReward
-from rewards.terms.vlm_question import Question
+from rewards.remote.judge import Endpoint, VlmJudgeReward
+from rewards.terms.vlm_judge import Question
 from rewards.types import Prompt, RewardError
 
 DOG = Prompt("dog", "a dog")

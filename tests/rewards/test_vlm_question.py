@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.terms.vlm_judge import VlmJudgeConfig
-from rewards.terms.vlm_question import Question
+from rewards.terms.vlm_judge import Question, VlmJudgeConfig
 from rewards.types import RewardError
 
 QUESTION = Question("{prompt}?", lowest=0, highest=10)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -169,18 +168,6 @@ def test_serve_command_refuses_a_token_that_is_none_without_repeating_it(
     error = str(caught.value.code)
     assert f"GLM_GRPO_REWARD_TOKEN holds {len(token)} characters" in error
     assert not token or token not in error
-
-
-def test_serve_command_ends_when_standard_input_is_closed_and_at_no_signal(tmp_path: Path) -> None:
-    with started(tmp_path, "--end-with-stdin") as process:
-        line = process.stdout.readline()
-        assert line.startswith("listening"), process.stderr.read()
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.8)  # the server looks twice a second whether it should end
-        assert post(line.removeprefix("listening on ").strip()).status_code == 200
-        process.stdin.close()
-        assert process.wait(5) == 0
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from rewards.remote import server as server_module
 from rewards.remote import wire
+from rewards.remote.reward import RemoteReward
 from rewards.remote.server import Limits, RewardServer
-from rewards.remote.term import RemoteReward
 from rewards.remote.wire import ScorerInfo
 from rewards.types import Prompt, RewardError, Scores
 

@@ -19,8 +19,8 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from rewards.base import Need
+from rewards.remote.reward import LostScorerError, RemoteReward
 from rewards.remote.server import RewardServer
-from rewards.remote.term import LostScorerError, RemoteReward
 from rewards.remote.wire import ScorerInfo
 from rewards.types import Prompt, RewardError, Scores
 

@@ -1,30 +1,25 @@
-"""A scorer in another process, on another machine or in another Python environment, over HTTP."""
+"""Client of one scorer: sends pictures, reads scores, explains failures."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
 import httpx
-import torch
 from jaxtyping import Float32, UInt8
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rewards.base import Need, Reward, TermConfig, has_needs
+from rewards.base import Need, has_needs
 from rewards.keys import TOKEN_VARIABLE
-from rewards.options import Url, Variable, problem_at
 from rewards.remote.client import (
     RetryRules,
     ask,
     describe,
     hide,
     open_client,
-    read_key,
     uses_environment,
 )
 from rewards.remote.wire import (
@@ -36,49 +31,6 @@ from rewards.remote.wire import (
     encode_request,
 )
 from rewards.types import Prompt, RewardError, Scores
-
-
-class RemoteConfig(TermConfig):
-    """A scorer on another machine or in another Python environment, over HTTP."""
-
-    kind: Literal["remote"]
-    """Class that scores."""
-    url: Url
-    """Where `glm-grpo serve-reward` listens, such as http://scores.example:8700."""
-    token_variable: Variable | None = TOKEN_VARIABLE
-    """Environment variable that holds the scorer's token; null, or not set: none is sent."""
-    needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """What of a prompt the scorer looks at: some of prompt, text, target, as the scorer says it
-    does. It is not asked about prompts that lack it."""
-    retries: int = Field(default=3, ge=0, le=1000)
-    """Further tries after a broken connection or an answer of status 502, 503 or 504."""
-
-    @model_validator(mode="after")
-    def _check_place(self) -> RemoteConfig:
-        if self.run_in == "process":
-            rule = "a remote scorer is in a process of its own already"
-            raise problem_at(("run_in",), self.run_in, rule, "remove run_in")
-        return self
-
-    def needs(self) -> tuple[Need, ...]:
-        """As the user stated."""
-        return self.needs_of_prompt
-
-    def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
-        del device
-        return RemoteReward(
-            self.url,
-            needs=self.needs(),
-            retries=self.retries,
-            timeout_seconds=self.timeout_seconds,
-            token=_read_token(self.token_variable),
-        )
-
-    def memory_bytes(self) -> int:
-        """Its network is behind an endpoint, in the memory of another process."""
-        return 0
-
 
 _INFO_SECONDS = 30.0
 
@@ -257,11 +209,3 @@ class RemoteReward:
 
 def _list(needs: Sequence[Need] | frozenset[Need]) -> str:
     return " and ".join(sorted(needs)) or "the picture alone"
-
-
-def _read_token(variable: str | None) -> str:
-    # A scorer of someone else's may want none, and one that does says so.
-    if variable is None or not os.environ.get(variable):
-        return ""
-    remedy = "set the term's token_variable=null where none is wanted"
-    return read_key(variable, option="token_variable", remedy=remedy)
