@@ -116,8 +116,13 @@ def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem
     parent, _, name = key.rpartition(".")
     siblings = [known.rpartition(".")[2] for known in keys if known.rpartition(".")[0] == parent]
     nearest = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
-    # A right name in the wrong section: `learning_rate` for `optim.learning_rate`.
-    elsewhere = [known for known in keys if known.rpartition(".")[2] == name]
+    # A right name in the wrong section: `learning_rate` for `optim.learning_rate`; or cut at the
+    # wrong place: `eval.every` for `train.eval_every`.
+    sections = {known.rpartition(".")[0] for known in keys}
+    names = {name, key.replace(".", "_")}
+    elsewhere = [
+        known for known in keys if known.rpartition(".")[2] in names and known not in sections
+    ]
     elsewhere = difflib.get_close_matches(key, elsewhere, n=_MOST_NAMED, cutoff=0.0)
     if nearest:
         remedy = f"did you mean {f'{parent}.' if parent else ''}{nearest[0]}?"

@@ -79,6 +79,8 @@ BAD_VALUES = [
     ("run_dir", "", "at least 1 character", "correct run_dir"),
     ("optim.learning_rte", 0.1, "is not a key of optim", "did you mean optim.learning_rate?"),
     ("learning_rate", 0.1, "is not a key of the config", "did you mean optim.learning_rate?"),
+    ("eval.every", 0, "is not a key of eval", "did you mean train.eval_every?"),
+    ("data.train", "p", "is not a key of data", "use one of path, "),
     ("data.shuffle", True, "is not a key of data", "use one of path, eval_path"),
     ("rollouts", {}, "is not a key of the config", "did you mean rollout?"),
     ("weight", 0.1, "is not a key of the config", "did you mean reward.terms."),
