@@ -110,7 +110,7 @@ def _tokens_per_second(groups: Sequence[int], repeats: int) -> Points:
     works = {
         str(group): partial(
             policy.sample,
-            # The config refuses groups of one, which nothing is learnt from.
+            # The config refuses groups of one, which nothing is trained on.
             dataclasses.replace(batch, group_size=group),
             policy_step=0,
         )

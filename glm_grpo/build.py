@@ -616,7 +616,7 @@ def build_asynchronous_source(
         batch_for_step: The prompts of a step, from 0.
         recheck: Says how the pictures of a step are decoded.
         cluster: In which the collectors run.
-        first_step: The next to be learnt, from 1.
+        first_step: The next to be learned, from 1.
     """
     # Ray need not be installed for anything else, and the cluster has set it up by now.
     from glm_grpo.training.asynchronous.ray_pool import RayPool  # noqa: PLC0415

@@ -177,12 +177,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     rescore.set_defaults(command=_rescore)
 
-    compare = commands.add_parser("compare", help="judge runs by one yardstick")
+    compare = commands.add_parser("compare", help="judge runs by one reward")
     compare.add_argument(
         "runs", type=types.path, nargs="+", metavar="RUN", help="run folders, or that of a sweep"
     )
     compare.add_argument(
-        "--yardstick",
+        "--weights",
         type=types.word,
         nargs="+",
         metavar="TERM=WEIGHT",
@@ -311,8 +311,8 @@ def _rescore(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     weights = None
-    if options.yardstick is not None:
-        weights = types.parse_weights(options.yardstick, option="--yardstick")
+    if options.weights is not None:
+        weights = types.parse_weights(options.weights, option="--weights")
     from glm_grpo.compare.comparison import compare
     from glm_grpo.compare.page import comparison_tables, write_comparison
 

@@ -124,7 +124,7 @@ class _GuardedFile(io.FileIO):
 
 def _guarded(stream: TextIO | None, descriptor: int, lost: Callable[[OSError], None]) -> TextIO:
     if stream is None:
-        # Closed by whoever started the program; the next file opened must not take its place.
+        # Closed by the program that started this one; the next file opened must not take its place.
         while (nowhere := os.open(os.devnull, os.O_RDWR)) < descriptor:
             pass
         return os.fdopen(nowhere, "w", encoding="utf-8", errors="backslashreplace")

@@ -106,7 +106,7 @@ class OffPolicyCorrection:
 
 @dataclass(frozen=True)
 class Experience:
-    """All of one batch: what is learnt from, stored and replayed.
+    """All of one batch: what is trained on, stored and replayed.
 
     Attributes:
         prompts: What was asked for.

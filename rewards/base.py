@@ -26,7 +26,7 @@ class InvalidScoresError(RewardError):
 
 @runtime_checkable
 class Reward(Protocol):
-    """One term: looks at pictures, returns one score each, higher is better.
+    """One term: takes pictures, returns one score each, higher is better.
 
     A term raises where it cannot score; it never returns a number in place of a failure.
     """
@@ -62,7 +62,7 @@ class TermConfig(Options):
     """Options of a term: what every term has. A kind of term is a subclass, in its own file."""
 
     compares_with: ClassVar[tuple[Need, ...]]
-    """What of a prompt the term looks at; empty for a term that looks at the picture alone."""
+    """What of a prompt the term uses; empty for a term that uses the picture alone."""
 
     is_users_program: ClassVar[bool] = False
     """Whether building it runs a program of the user's own, which may load what it likes."""
@@ -82,7 +82,7 @@ class TermConfig(Options):
     term's libraries cannot harm."""
 
     def needs(self) -> tuple[Need, ...]:
-        """What of a prompt this term looks at."""
+        """What of a prompt this term uses."""
         return self.compares_with
 
     @abstractmethod
@@ -143,7 +143,7 @@ def score_with_notes(
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
-    """Whether a prompt has all that a scorer looks at: a text that is not blank, a target."""
+    """Whether a prompt has all that a scorer uses: a text that is not blank, a target."""
     has = {
         "prompt": True,
         "text": any(text.strip() for text in prompt.texts),

@@ -122,7 +122,7 @@ class RewardConfig(Options):
     terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
     """The terms in use by name; absent or null means not used."""
     allow_untied: bool = False
-    """Allow a reward that looks at nothing but the picture: any one picture that pleases it can
+    """Allow a reward that uses the picture alone: any one picture that pleases it can
     then answer every prompt."""
     overlap: bool = True
     """Score a group while the next one is being decoded."""
@@ -151,7 +151,7 @@ class RewardConfig(Options):
         if not tied and not self.allow_untied:
             weighed = ", ".join(name for name, weight in weights.items() if weight)
             rule = (
-                f"no term with a weight looks at the prompt or its target ({weighed} look at the "
+                f"no term with a weight uses the prompt or its target ({weighed} use the "
                 "picture alone): one picture that pleases them would answer every prompt"
             )
             remedy = (

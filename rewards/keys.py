@@ -18,7 +18,7 @@ _SHORTEST = 8
 """Characters; shorter values, such as `1`, stand in texts that have nothing to do with them."""
 _WORD = re.compile("[a-z_]+")
 _BASE64 = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z\d+/]{32,}=*")
-"""What a secret with slashes looks like, those of AWS among them; paths have dots, dashes or fewer
+"""Form of a secret with slashes, those of AWS among them; paths have dots, dashes or fewer
 characters."""
 _KNOWN_FORMS = re.compile(
     r"(?<![\w./-])"
@@ -40,7 +40,7 @@ def hide_secrets(text: str) -> str:
 
     Left out are the values of environment variables whose names end in KEY, TOKEN, SECRET or
     PASSWORD, of eight characters or more, that are neither a plain lower-case word nor a path; what
-    looks like a key of a service that is known here; what is assigned to a name that ends like one
+    has the form of a key of a known service; what is assigned to a name that ends like one
     of a key (`api_key='...'`); and user and password of an address. A secret of another form, under
     another name, is not recognised.
     """

@@ -1,4 +1,4 @@
-"""Pictures: the one place that opens a file as one, and their form on the wire, PNG.
+"""Pictures: the one place that opens a file as one, and their form in messages, PNG.
 
 Decoders trust what a file says of itself. So sizes are counted before a decoder takes memory for
 them, and whatever a decoder raises is a `PictureError`.
@@ -47,7 +47,7 @@ JPEG_SEGMENT = re.compile(rb"\xff(?:\xd9|([\xc0-\xcf\xda-\xfe])(..))", re.DOTALL
 or are passed over by decoders. Source: ITU-T T.81, annex B."""
 
 BLOCK = 2**20
-"""Bytes that are looked through at a time."""
+"""Bytes that are searched at a time."""
 
 PNG_MARKER = b"\x89PNG\r\n\x1a\n"
 TIFF_MARKERS = (b"II", b"MM")

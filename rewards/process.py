@@ -89,7 +89,7 @@ class ProcessReward:
         return self._process.pid
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has what the term looks at; the child is not asked."""
+        """Whether the prompt has what the term uses; the child is not asked."""
         return has_needs(prompt, self._config.needs())
 
     def score(

@@ -70,7 +70,7 @@ class Scorer:
         return tuple(term.name for term in self._terms)
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """Networks of all terms, for whoever moves them between devices."""
+        """Networks of all terms, to be moved between devices."""
         return tuple(module for term in self._terms for module in term.reward.modules())
 
     def check_prompts(self, prompts: Iterable[Prompt], *, of: str = "prompts") -> list[str]:
@@ -263,7 +263,7 @@ class _Worker:
             prompt, pixels, future = self._jobs.get()
             try:
                 future.set_result(_score_group(self._term, prompt, pixels))
-            # Handed to whoever waits for the group.
+            # Handed to the thread that waits for the group.
             except Exception as error:
                 future.set_exception(error)
             if os.getpid() != process_id:

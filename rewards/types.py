@@ -16,7 +16,7 @@ class RewardError(RuntimeError):
     """A term could not score: names term, prompt and image. Never turned into a number.
 
     Attributes:
-        pictures: What it could not score, for whoever looks into it; None where nothing was drawn.
+        pictures: What it could not score; None where nothing was drawn.
     """
 
     def __init__(self, message: str, *, pictures: UInt8[Tensor, "G 3 H W"] | None = None) -> None:

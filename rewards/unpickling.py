@@ -26,7 +26,7 @@ def loads_tensors_alone() -> Iterator[None]:
     process, so nothing else should load anything meanwhile.
 
     Raises:
-        RewardError: A file was refused, and whoever loaded it had nothing to say of that.
+        RewardError: A file was refused, and the loader did not explain why.
     """
     before = {name: os.environ.pop(name, None) for name in (_FORCE, _FORBID)}
     os.environ[_FORCE] = "1"

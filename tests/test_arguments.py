@@ -170,7 +170,7 @@ def test_memory_size_refuses_what_is_not_a_size(text: str) -> None:
 
 def test_parse_weights_reads_terms_and_numbers() -> None:
     words = ["lpips=0.4", "ocr=-1e-1"]
-    assert parse_weights(words, option="--yardstick") == {"lpips": 0.4, "ocr": -0.1}
+    assert parse_weights(words, option="--weights") == {"lpips": 0.4, "ocr": -0.1}
     assert parse_weights([], option="--share") == {}
 
 

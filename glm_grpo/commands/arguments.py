@@ -142,7 +142,7 @@ def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
 
     Args:
         words: As given behind the option.
-        option: Such as `--yardstick`, for the error.
+        option: Such as `--weights`, for the error.
 
     Raises:
         ConfigError: A word is of another form, names a term twice, or is no finite number.

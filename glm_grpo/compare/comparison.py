@@ -134,14 +134,14 @@ def sort_terms(runs: Sequence[EvaluatedRun]) -> tuple[tuple[str, ...], tuple[str
     return comparable, tuple(name for name in names if name not in comparable)
 
 
-def check_yardstick(
+def check_weights(
     runs: Sequence[EvaluatedRun], weights: Mapping[str, float], comparable: Sequence[str]
 ) -> None:
-    """Refuse a yardstick that does not measure all runs alike.
+    """Refuse weights that do not measure all runs alike.
 
     Args:
         runs: All that are compared.
-        weights: Of the yardstick, without those that are 0.
+        weights: By name of the term, none of them 0.
         comparable: Terms that every run scored in the same way, see `sort_terms`.
 
     Raises:
@@ -149,22 +149,22 @@ def check_yardstick(
     """
     if not weights:
         raise ConfigError(
-            "the yardstick has no weight other than 0, so every run has total 0; give a term one, "
-            "such as --yardstick ocr=1"
+            "no weight is other than 0, so every run has total 0; give a term one, "
+            "such as --weights ocr=1"
         )
     for name in weights:
         for run in runs:
             if name not in run.config.reward.terms:
                 raise ConfigError(
-                    f"yardstick term {name!r}: {run.name} did not score it (it scored "
+                    f"term {name!r}: {run.name} did not score it (it scored "
                     f"{', '.join(run.config.reward.terms)}); judge by terms that all runs scored "
-                    f"({', '.join(comparable) or 'there is none'}), such as --yardstick "
+                    f"({', '.join(comparable) or 'there is none'}), such as --weights "
                     f"{comparable[0] if comparable else 'ocr'}=1, or score it with weight 0 when "
                     "training"
                 )
         if name not in comparable:
             raise ConfigError(
-                f"yardstick term {name!r} was scored in different ways: "
+                f"term {name!r} was scored in different ways: "
                 f"{_list_options(runs, name)}, so its scores are no common measure; judge by "
                 f"terms that all runs scored alike ({', '.join(comparable) or 'there is none'})"
             )
@@ -173,7 +173,7 @@ def check_yardstick(
 def check_every_prompt_has_a_total(
     evaluation: StoredEvaluation, weights: Mapping[str, float]
 ) -> None:
-    """Refuse a yardstick that says nothing of some prompt.
+    """Refuse weights under which a prompt has no total.
 
     Raises:
         ConfigError: None of its terms applies to a prompt; names the first such prompt.
@@ -181,7 +181,7 @@ def check_every_prompt_has_a_total(
     has_total = torch.stack([evaluation.applies(name) for name in weights]).any(dim=0)
     for row in (~has_total).nonzero().flatten()[:1].tolist():
         raise ConfigError(
-            f"yardstick {', '.join(weights)}: none of its terms applies to held-out prompt "
+            f"weights of {', '.join(weights)}: none of its terms applies to held-out prompt "
             f"{evaluation.groups.prompt_ids[row]}; add a term that applies to every prompt"
         )
 
@@ -243,7 +243,7 @@ def find_trade_offs(
         runs: After training.
         untrained: Mean raw score by term; its order gives the order of the pairs, of which the
             first six are taken.
-        weights: Of the yardstick; a term of negative weight is better where it is lower.
+        weights: By name of the term; one of negative weight is better where it is lower.
     """
     pairs = itertools.islice(itertools.combinations(untrained, 2), _MOST_TRADE_OFFS)
     found = []
@@ -288,8 +288,8 @@ class ComparedRun:
         name: The shortest end of its path that no other run's path has.
         settings: What of its config differs between the runs, by dotted key, as text.
         steps: Policy steps of its evaluations, in order, at least two.
-        totals: Mean total by the yardstick at each of `steps`.
-        gain: Of the yardstick total, from the first evaluation to the last.
+        totals: Mean total at each of `steps`.
+        gain: Of the total, from the first evaluation to the last.
         over_first: The last total less that of the first run; None for the first run itself.
         terms: Mean raw score of each term at the last evaluation.
     """
@@ -325,7 +325,7 @@ class ComparedPicture:
 
     Attributes:
         path: Of the file, which may be gone.
-        total: By the yardstick.
+        total: Of the image.
         scores: Raw score by term; None where the term does not apply.
     """
 
@@ -356,10 +356,10 @@ class ComparedPrompt:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs judged by one yardstick on the same held-out prompts.
+    """Runs judged by one reward on the same held-out prompts.
 
     Attributes:
-        yardstick: Weight by name of the term.
+        weights: By name of the term.
         prompts: Number of held-out prompts.
         samples_per_prompt: Images of each.
         runs: In the order they were named.
@@ -371,7 +371,7 @@ class Comparison:
             spread of the first evaluation of the first run.
     """
 
-    yardstick: Mapping[str, float]
+    weights: Mapping[str, float]
     prompts: int
     samples_per_prompt: int
     runs: tuple[ComparedRun, ...]
@@ -399,58 +399,58 @@ _SWEEP_FILE = "multirun.yaml"
 """Hydra's, beside the runs of a sweep."""
 
 
-def compare(run_dirs: Sequence[Path], yardstick: Mapping[str, float] | None) -> Comparison:
+def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Comparison:
     """Judge runs by one total, at every evaluation they stored.
 
     Args:
         run_dirs: At least two runs; the others are held against the first. The folder of a sweep
             stands for its runs, and its multirun.yaml, which a shell's star names too, for nothing.
-        yardstick: Weight by name of the term, of a weighted sum of raw scores; None for the reward
+        weights: By name of the term, of a weighted sum of raw scores; None for the reward
             that the first run was trained with, under `normalize_then_sum` in units of the spread
             of its first evaluation.
 
     Raises:
         ConfigError: The runs cannot be compared: other prompts, seeds, sizes or models, a term of
-            the yardstick that was not scored, or was scored in another way.
+            those weighed that was not scored, or was scored in another way.
         CheckpointError: A folder holds no run.
         StorageError: A run has fewer than two evaluations, or a table is damaged.
     """
     runs = _read_runs(run_dirs)
     reward = runs[0].config.reward
-    given = reward.weights() if yardstick is None else yardstick
-    weights = {name: weight for name, weight in given.items() if weight != 0}
+    given = reward.weights() if weights is None else weights
+    chosen = {name: weight for name, weight in given.items() if weight != 0}
     comparable, left_out = sort_terms(runs)
-    check_yardstick(runs, weights, comparable)
+    check_weights(runs, chosen, comparable)
     first = runs[0].evaluations[0]
     for run in runs:
         check_same_prompts(runs[0], run, comparable)
-    check_every_prompt_has_a_total(first, weights)
-    # Those of the yardstick first; one that applies to no held-out prompt has no mean.
-    names = [name for name in (*weights, *comparable) if first.applies(name).any()]
+    check_every_prompt_has_a_total(first, chosen)
+    # Those weighed first; one that applies to no held-out prompt has no mean.
+    names = [name for name in (*chosen, *comparable) if first.applies(name).any()]
     terms = tuple(dict.fromkeys(names))
     untrained = first.term_means(terms)
-    judge = Yardstick(
-        weights,
-        {name: reward.terms[name].std_floor for name in weights},
-        reward.combine if yardstick is None else "weighted_sum",
+    common = CommonReward(
+        chosen,
+        {name: reward.terms[name].std_floor for name in chosen},
+        reward.combine if weights is None else "weighted_sum",
         first,
     )
     differing = differing_settings([run.config for run in runs])
-    reference = _prompt_totals(runs[0].evaluations[-1], judge)
+    reference = _prompt_totals(runs[0].evaluations[-1], common)
     compared = tuple(
-        _judge(run, settings, judge, terms, None if run is runs[0] else reference)
+        _compare_run(run, settings, common, terms, None if run is runs[0] else reference)
         for run, settings in zip(runs, differing, strict=True)
     )
     return Comparison(
-        yardstick=weights,
+        weights=chosen,
         prompts=len(first.groups.prompt_ids),
         samples_per_prompt=runs[0].config.eval.samples_per_prompt,
         runs=compared,
         untrained=untrained,
-        trade_offs=find_trade_offs(compared, untrained, weights),
+        trade_offs=find_trade_offs(compared, untrained, chosen),
         left_out=left_out,
-        side_by_side=place_side_by_side(runs, judge, terms),
-        combine=judge.combine,
+        side_by_side=place_side_by_side(runs, common, terms),
+        combine=common.combine,
     )
 
 
@@ -499,14 +499,14 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
         length += 1
 
 
-def _judge(
+def _compare_run(
     run: EvaluatedRun,
     settings: Mapping[str, str],
-    yardstick: Yardstick,
+    reward: CommonReward,
     terms: Sequence[str],
     reference: Float32[Tensor, " P"] | None,
 ) -> ComparedRun:
-    totals = [_prompt_totals(evaluation, yardstick) for evaluation in run.evaluations]
+    totals = [_prompt_totals(evaluation, reward) for evaluation in run.evaluations]
     return ComparedRun(
         name=run.name,
         settings=settings,
@@ -523,13 +523,13 @@ def _gain(before: Float32[Tensor, " P"], after: Float32[Tensor, " P"]) -> Gain:
     return Gain(interval.mean_difference, interval.low, interval.high)
 
 
-def _prompt_totals(evaluation: StoredEvaluation, yardstick: Yardstick) -> Float32[Tensor, " P"]:
-    """The yardstick total of each prompt, mean over its samples."""
-    return yardstick.totals(evaluation).mean(dim=1)
+def _prompt_totals(evaluation: StoredEvaluation, reward: CommonReward) -> Float32[Tensor, " P"]:
+    """The total of each prompt, mean over its samples."""
+    return reward.totals(evaluation).mean(dim=1)
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class CommonReward:
     """What all runs are judged by.
 
     Attributes:
@@ -554,14 +554,14 @@ class Yardstick:
 
 
 def place_side_by_side(
-    runs: Sequence[EvaluatedRun], yardstick: Yardstick, terms: Sequence[str]
+    runs: Sequence[EvaluatedRun], reward: CommonReward, terms: Sequence[str]
 ) -> tuple[ComparedPrompt, ...]:
     """Each held-out prompt with the pictures of the untrained model and of every run.
 
     Args:
         runs: Of the same prompts in the same order, sampled with the same seeds; the untrained
             model's pictures are those of the first.
-        yardstick: Of the totals.
+        reward: Makes the totals.
         terms: Whose scores are given.
 
     Returns:
@@ -571,7 +571,7 @@ def place_side_by_side(
     ends = [run.evaluations[-1] for run in runs]
     folders = [runs[0].folder, *(run.folder for run in runs)]
     columns = [
-        _pictures(evaluation, folder, yardstick, terms)
+        _pictures(evaluation, folder, reward, terms)
         for evaluation, folder in zip((first, *ends), folders, strict=True)
     ]
     groups, (rows, samples) = first.groups, first.groups.raw.shape[:2]
@@ -595,12 +595,12 @@ def place_side_by_side(
 def _pictures(
     evaluation: StoredEvaluation,
     folder: RunFolder,
-    yardstick: Yardstick,
+    reward: CommonReward,
     terms: Sequence[str],
 ) -> list[ComparedPicture]:
     """All pictures of an evaluation, in stored order."""
     groups = evaluation.groups
-    totals = yardstick.totals(evaluation).flatten().tolist()
+    totals = reward.totals(evaluation).flatten().tolist()
     samples = groups.raw.shape[1]
     scores = {name: groups.raw[:, :, groups.names.index(name)].flatten().tolist() for name in terms}
     applies = {name: evaluation.applies(name).tolist() for name in terms}

@@ -307,7 +307,7 @@ class _Picture:
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """What there is to say of runs, for the terminal: settings, yardstick and terms."""
+    """What there is to say of runs, for the terminal: settings, weights and terms."""
     return [_settings_table(comparison), _totals_table(comparison), _terms_table(comparison)]
 
 
@@ -335,7 +335,7 @@ def write_comparison(comparison: Comparison, directory: Path, *, has_samples: bo
     page = render_page(
         "compare.html.j2",
         comparison=comparison,
-        yardstick=_describe_yardstick(comparison),
+        weights=_describe_weights(comparison),
         pictures=pictures,
         labels=comparison.labels(),
         side_by_side=write_side_by_side(comparison, directory) if has_samples else (),
@@ -353,13 +353,13 @@ def _write_curves(comparison: Comparison, directory: Path) -> _Picture:
     ]
     name = "curves"
     for is_dark in (False, True):
-        content = draw_lines(lines, x_label="step", y_label="yardstick total", is_dark=is_dark)
+        content = draw_lines(lines, x_label="step", y_label="total", is_dark=is_dark)
         write_atomically(directory / _file_name(name, is_dark=is_dark), content)
     figures = [
         f"{label} from {run.totals[0]:.3f} to {run.totals[-1]:.3f}"
         for label, run in zip(labels, comparison.runs, strict=True)
     ]
-    return _Picture(name, "Yardstick total against step", "; ".join(figures))
+    return _Picture(name, "Total against step", "; ".join(figures))
 
 
 def _write_trade_off(comparison: Comparison, trade_off: TradeOff, directory: Path) -> _Picture:
@@ -394,11 +394,11 @@ def _file_name(name: str, *, is_dark: bool) -> str:
 
 
 def _axis(comparison: Comparison, term: str) -> str:
-    return f"{term} (lower is better)" if comparison.yardstick.get(term, 0.0) < 0 else term
+    return f"{term} (lower is better)" if comparison.weights.get(term, 0.0) < 0 else term
 
 
-def _describe_yardstick(comparison: Comparison) -> str:
-    weights = comparison.yardstick.items()
+def _describe_weights(comparison: Comparison) -> str:
+    weights = comparison.weights.items()
     listed = ", ".join(f"{printable(name)} {weight:g}" for name, weight in weights)
     return listed if comparison.combine == "weighted_sum" else f"{listed}; {IN_SPREADS}"
 
@@ -422,7 +422,7 @@ def _text(text: str) -> Text:
 
 def _totals_table(comparison: Comparison) -> Table:
     table = Table(
-        title=f"yardstick: {_describe_yardstick(comparison)}",
+        title=f"weights: {_describe_weights(comparison)}",
         caption=f"{comparison.prompts} held-out prompts, {comparison.samples_per_prompt} images "
         "each; 95 % intervals, paired by prompt",
     )

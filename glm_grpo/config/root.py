@@ -195,7 +195,7 @@ def _decode_problems(decode: DecodeSection) -> list[Problem]:
     steps, cheap = decode.steps, decode.rollout_steps
     if cheap is None or cheap <= steps:
         return []
-    # Not brought to decode.steps: which pictures are learnt from is no matter of speed alone.
+    # Not brought to decode.steps: which pictures are trained on is no matter of speed alone.
     rule = f"must not exceed decode.steps = {steps}: evaluations are to be the careful ones"
     remedy = f"set decode.rollout_steps={steps} or less, or leave it out"
     return [Problem("decode.rollout_steps", cheap, rule, remedy)]

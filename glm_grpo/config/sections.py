@@ -87,7 +87,7 @@ class DecodeSection(Options):
     guidance_scale: float = Field(ge=1.0, le=1e3)
     """Classifier-free guidance; above 1 every denoising step runs twice."""
     rollout_steps: int | None = Field(default=None, ge=1)
-    """Denoising steps per image that is learnt from, at most `decode.steps`; evaluations take all
+    """Denoising steps per image that is trained on, at most `decode.steps`; evaluations take all
     of `decode.steps`. Absent: rollouts too."""
     recheck_every: int = Field(default=10, ge=1)
     """Training steps between rechecks, from step 1 on: some groups are decoded in full too, to see
@@ -130,7 +130,7 @@ class TrainSection(Options):
 
     mode: Literal["sync", "async"] = "sync"
     """Collect and learn in turns, or at the same time: collectors make the next batches through
-    Ray while this one is learnt from."""
+    Ray while this one is trained on."""
     steps: int = Field(ge=1, le=_MOST_STEPS)
     """Training steps: one rollout and its updates each."""
     seed: int = Field(ge=0, le=LARGEST_INT)

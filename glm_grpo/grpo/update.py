@@ -63,7 +63,7 @@ class LearningRateSchedule(Protocol):
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """How one rollout is learnt from.
+    """How one rollout is trained on.
 
     Attributes:
         loss: What is minimised.

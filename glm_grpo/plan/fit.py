@@ -97,7 +97,7 @@ _Remedy = Mapping[str, Any]
 
 
 def _remedies(config: Config) -> Iterator[_Remedy]:
-    """Those that change least of what is learnt first; before 8 bits nothing but time changes.
+    """Those that change least of what is learned first; before 8 bits nothing but time changes.
 
     One that does not apply is refused or saves nothing, and is passed over.
     """

@@ -134,7 +134,9 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
     """
     findings = []
     if all(term.audit.advantage_share == 0 for term in report.terms):
-        what = "all totals of every group are equal: no image is better, so nothing would be learnt"
+        what = (
+            "all totals of every group are equal: no image is better, so nothing would be learned"
+        )
         remedy = "weigh a term that tells the images apart, or raise rollout.temperature"
         findings.append(Finding("", what, remedy))
     for term, weight_share in zip(report.terms, report.weight_shares(), strict=True):
@@ -219,16 +221,16 @@ def _examine_share(term: ProbedTerm, weight_share: float, report: ProbeReport) -
 def _examine_headroom(term: ProbedTerm, group_size: int) -> Iterator[Finding]:
     audit = term.audit
     # NaN compares as False.
-    yardstick, named = (
+    scale, named = (
         (term.room, "the room to the targets' own tokens")
         if term.room > 0
         else (audit.std, "its std over all images")
     )
     # Where most groups are flat, that is what has been said.
-    if audit.flat_fraction <= MOSTLY_FLAT and audit.headroom < LITTLE_HEADROOM * yardstick:
+    if audit.flat_fraction <= MOSTLY_FLAT and audit.headroom < LITTLE_HEADROOM * scale:
         what = (
             f"has no headroom: the best of {group_size} is {render(audit.headroom)} above the "
-            f"mean, {audit.headroom / yardstick:.1%} of {named}"
+            f"mean, {audit.headroom / scale:.1%} of {named}"
         )
         remedy = (
             "raise rollout.group_size or rollout.temperature, or start from a model that sometimes "

@@ -192,7 +192,7 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
             refused.
     """
     values: dict[str, Any] = config.model_dump(mode="json")
-    # What is only tried out harms no policy: a watched term may be weighed, and one that looks at
+    # What is only tried out harms no policy: a watched term may be weighed, and one that uses
     # the picture alone may stand by itself.
     values["reward"] |= {"watch": [], "allow_untied": True}
     problems = []

@@ -199,7 +199,7 @@ class RunFolder:
         return self.inside(f"{_IMAGES}/train-targets")
 
     def rollout_path(self, step: int) -> Path:
-        """The table of what was sampled, scored and learnt from in `step`."""
+        """The table of what was sampled, scored and trained on in `step`."""
         return self.inside(f"rollouts/step-{step:06d}.parquet")
 
     def image_dir(self, step: int) -> Path:

@@ -422,7 +422,7 @@ def _typed(table: pyarrow.Table) -> pyarrow.Table:
         may_lack = name == "target" or name.startswith((RAW, NOTE)) or name not in _COLUMNS
         fields.append(pyarrow.field(name, kind, nullable=may_lack))
     typed = table.cast(pyarrow.schema(fields, table.schema.metadata))
-    # Text is not looked at before: bytes that are no UTF-8 would fail wherever it is used.
+    # Text is not read before: bytes that are no UTF-8 would fail wherever it is used.
     typed.validate(full=True)
     return typed
 

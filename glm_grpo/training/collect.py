@@ -34,7 +34,7 @@ class CollectSettings:
         advantage: Of rewards into advantages.
         loss: Whether a KL to the reference is weighed, and whether in the reward.
         micro_batch_size: Sequences the reference scores at once.
-        decode_steps: Denoising steps of what is learnt from, >= 1.
+        decode_steps: Denoising steps of what is trained on, >= 1.
     """
 
     combine: Mode

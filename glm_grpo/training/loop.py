@@ -51,7 +51,7 @@ class LoopSettings:
         steps: Training steps in all.
         eval_every: Steps between evaluations; one before the first and one after the last besides.
         checkpoint_every: Steps between checkpoints.
-        update: How experience is learnt from.
+        update: Trains the policy on an experience.
         is_stopping_on_hacking: Whether a canary that leaves its band ends the run.
     """
 
@@ -177,7 +177,7 @@ class Trainer:
         self._stop_on_hacking(record.departures)
 
     def _check_replay(self, experience: Experience) -> None:
-        """Sampling and replay must agree before anything is learnt."""
+        """Sampling and replay must agree before anything is learned."""
         rows, policy = self._settings.update.micro_batch_size, self._models.policy
         with (
             self._strategy.full_parameters(),

@@ -32,7 +32,7 @@ def step_metrics(
     has no value, such as the mean of a term that applied to no prompt of the batch.
 
     Args:
-        experience: What the step learnt from.
+        experience: What the step trained on.
         reports: One for each update of the step, in order, at least one.
         times: Seconds by phase: `rollout`, `decode`, `reward`, `update`, and `step` for the whole.
         peak_memory_bytes: Most memory held on the accelerator during the step; 0 without one.

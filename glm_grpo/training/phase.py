@@ -177,7 +177,7 @@ def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, _EXPLAINED) or not is_out_of_memory(error):
             raise
-        # What the failed frames hold is given back: whoever saves what was learnt needs the room.
+        # What the failed frames hold is given back: saving what was learned needs the room.
         traceback.clear_frames(error.__traceback__)
         asked = asked_bytes(error)
         more = "" if asked is None else f"; {describe_bytes(asked)} more were asked for"

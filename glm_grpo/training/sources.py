@@ -27,7 +27,7 @@ class ExperienceSource(Protocol):
             clock: Gets the seconds of every phase, wherever it ran.
 
         Returns:
-            What is learnt from, and metrics of the source by name.
+            What is trained on, and metrics of the source by name.
 
         Raises:
             RewardError: A term failed; names term, prompt and image.

@@ -127,7 +127,7 @@ class Departure:
     high: float
 
     def describe(self) -> str:
-        """One line for whoever watches the run."""
+        """One line for the log."""
         side = "above" if self.mean > self.high else "below"
         return (
             f"{self.name} {self.mean:.4g} is {side} {self.low:.4g}..{self.high:.4g}, the band of "

@@ -1,1 +1,1 @@
-"""Scorers behind HTTP: their wire format, the server of a term, and the term that asks one."""
+"""Scorers behind HTTP: their messages, the server of a term, and the term that asks one."""

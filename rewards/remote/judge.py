@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rewards.base import has_needs
 from rewards.pictures import encode_png
 from rewards.remote.client import RetryRules, ask, describe, hide, open_client, read_key
-from rewards.remote.wire import EXCERPT
+from rewards.remote.messages import EXCERPT
 from rewards.terms.vlm_judge import Question
 from rewards.types import Prompt, RewardError, Scores
 

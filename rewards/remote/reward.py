@@ -22,9 +22,9 @@ from rewards.remote.client import (
     open_client,
     uses_environment,
 )
-from rewards.remote.wire import (
+from rewards.remote.messages import (
+    MessageError,
     ScorerInfo,
-    WireError,
     decode_failure,
     decode_info,
     decode_scores,
@@ -42,21 +42,21 @@ class LostScorerError(RewardError):
 
 
 class RemoteReward:
-    """The scores of a scorer that speaks the format of `rewards.remote.wire`, as it returns them.
+    """The scores of a scorer that speaks the format of `rewards.remote.messages`.
 
     Range, device, memory and licence are those of the scorer behind it. Where the environment
     names a proxy it is used, except for this machine's own addresses.
 
     Args:
         url: Where the scorer listens.
-        needs: What of a prompt it looks at, as the user expects; the scorer must say the same.
+        needs: What of a prompt it uses, as the user expects; the scorer must say the same.
         retries: Further tries after a broken connection or status 502, 503 or 504.
         timeout_seconds: Longest wait for the scores of one call, further tries included.
         token: Is sent with every request, and repeated in no note or error; "" for none.
 
     Raises:
         RewardError: Nothing listens there, what does wants another token, is no scorer or of
-            another version, or it looks at something else of a prompt.
+            another version, or it uses something else of a prompt.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RemoteReward:
         self._name = self._read_info().name
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has what the scorer looks at; the scorer is not asked."""
+        """Whether the prompt has what the scorer uses; the scorer is not asked."""
         return has_needs(prompt, self._needs)
 
     def score(
@@ -107,7 +107,7 @@ class RemoteReward:
         answer = self._send("POST", "/score", body, seconds=self._timeout_seconds)
         try:
             scores = self._decode(partial(decode_scores, count=len(prompts)), answer)
-        except WireError as error:
+        except MessageError as error:
             raise RewardError(
                 f"the scorer {self._name} at {self._url} answered what are no scores: {error}. "
                 "Correct the scorer; a failure is never counted as a score"
@@ -122,7 +122,7 @@ class RemoteReward:
         answer = self._send("GET", "/info", None, seconds=min(_INFO_SECONDS, self._timeout_seconds))
         try:
             info = self._decode(decode_info, answer)
-        except WireError as error:
+        except MessageError as error:
             raise RewardError(
                 f"{self._url}/info is not that of a scorer: {error}. Set the term's url to the "
                 "address that `glm-grpo serve-reward` prints"
@@ -130,7 +130,7 @@ class RemoteReward:
         info = info.model_copy(update={"name": hide(info.name, self._token)})
         if frozenset(info.needs) != self._needs:
             raise RewardError(
-                f"the scorer {info.name} at {self._url} looks at {_list(info.needs)}, and the "
+                f"the scorer {info.name} at {self._url} uses {_list(info.needs)}, and the "
                 f"config says {_list(self._needs)}; set the term's needs_of_prompt="
                 f"[{','.join(info.needs)}]"
             )
@@ -139,7 +139,7 @@ class RemoteReward:
     def _decode(self, decode: Callable[[bytes], _Message], answer: bytes) -> _Message:
         try:
             return decode(answer)
-        except WireError:
+        except MessageError:
             # It quotes the answer, cut, and the cut could leave a part of the token over.
             hidden = hide(answer.decode(errors="replace"), self._token)
         return decode(hidden.encode())
@@ -193,7 +193,7 @@ class RemoteReward:
             )
         try:
             failure = hide(decode_failure(answer.content), self._token)
-        except WireError:
+        except MessageError:
             return RewardError(
                 f"{self._url} answered {self._describe(answer)}; that is no scorer's answer. Set "
                 "the term's url to the address that `glm-grpo serve-reward` prints"

@@ -29,7 +29,7 @@ from rewards.base import Need, Reward, TermConfig
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.keys import TOKEN_VARIABLE, hide_secrets
-from rewards.remote.wire import PROTOCOL, ScorerInfo
+from rewards.remote.messages import PROTOCOL, ScorerInfo
 from rewards.types import RewardError
 
 LOOPBACK = "127.0.0.1"
@@ -54,7 +54,7 @@ def serve(
     Args:
         build: Makes what scores, once nothing else is missing.
         name: For errors and people.
-        needs: What of a prompt it looks at.
+        needs: What of a prompt it uses.
         host: Address to listen at; one that others can reach wants a token in the environment.
         port: 0 for any that is free.
         announce: Is told the URL once requests are answered.
@@ -152,7 +152,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _announce(url: str) -> None:
-    if sys.stdout is None:  # closed by whoever started this, and so of use to no one
+    if sys.stdout is None:  # closed by the program that started this
         return
     try:
         sys.stdout.write(f"listening on {url}\n")

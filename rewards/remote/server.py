@@ -29,10 +29,10 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rewards.base import Reward, score_with_notes
-from rewards.remote.wire import (
+from rewards.remote.messages import (
     MAX_REQUEST_PIXELS,
+    MessageError,
     ScorerInfo,
-    WireError,
     decode_request,
     encode_failure,
     encode_info,
@@ -80,7 +80,7 @@ class RewardServer(uvicorn.Server):
 
     Args:
         reward: Scores.
-        info: What it is, for whoever asks.
+        info: Answer to GET /info.
         address: Host and port to listen at; port 0 for any that is free.
         token: Must stand in each request, as `Authorization: Bearer TOKEN`; not empty.
         limits: What is more is refused, or asked to come back.
@@ -286,13 +286,13 @@ class RewardServer(uvicorn.Server):
             prompts, pixels = decode_request(body, most_pixels=self.limits.request_pixels)
             for prompt in {id(prompt): prompt for prompt in prompts}.values():
                 if not self._reward.applies_to(prompt):
-                    raise WireError(
+                    raise MessageError(
                         f"has prompt {prompt.prompt_id}, which lacks what {self._info.name} "
                         f"compares a picture with ({', '.join(self._info.needs)}); leave its "
                         "pictures out"
                     )
             scores = encode_scores(score_with_notes(self._reward, prompts, pixels))
-        except WireError as error:
+        except MessageError as error:
             return _json(HTTPStatus.BAD_REQUEST, encode_failure(f"the request {error}"))
         except RewardError as error:
             return _json(HTTPStatus.INTERNAL_SERVER_ERROR, encode_failure(str(error)))
@@ -301,7 +301,7 @@ class RewardServer(uvicorn.Server):
             text = f"{type(error).__name__}: {error}"
             return _json(HTTPStatus.BAD_REQUEST, encode_failure(text))
         # Terms wrap libraries that raise whatever they like, or exit, which would end this thread
-        # alone; whoever asked is told.
+        # alone; the client is told.
         except BaseException as error:
             _logger.exception("%s could not score", self._info.name)
             text = f"{type(error).__name__}: {error}"
@@ -324,7 +324,7 @@ class _Connection(H11Protocol):
         if len(self.connections) <= limits.connections:
             self.loop.call_later(limits.header_seconds, self._end_without_header)
             return
-        # What was not read when it closes breaks the connection, which whoever asked takes as a
+        # What was not read when it closes breaks the connection, which the client takes as a
         # reason to ask again.
         body = encode_failure(f"all {limits.connections} connections are taken")
         answer = (

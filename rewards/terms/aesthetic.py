@@ -97,14 +97,14 @@ class AestheticReward:
         self._pictures.tower.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Applies to every prompt: nothing but the picture is looked at."""
+        """Applies to every prompt: it uses the picture alone."""
         return True
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Rate each picture; the prompts are not looked at."""
+        """Rate each picture; prompts are not used."""
         rating: Tensor = self._head(self._pictures.embed(pixels))
         return to_unit_score(rating.reshape(len(prompts)))
 

@@ -71,7 +71,7 @@ class ClipScoreReward:
 
     With OpenAI's models it is about 0.2 to 0.3 where they agree: small differences count. It is
     neither scaled nor cut off at 0, as the metric CLIPScore is. The end of a prompt that is longer
-    than the model reads, 77 tokens for most, is not looked at.
+    than the model reads, 77 tokens for most, is not read.
 
     Needs the prompt. ViT-L-14-quickgelu with the tag `openai`: 428 million parameters, 1.7 GB of
     memory in float32 beside the activations, MIT, https://github.com/openai/CLIP.

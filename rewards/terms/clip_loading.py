@@ -100,7 +100,7 @@ class PromptEmbedder:
         for row in (tokens != roomier).any(dim=1).nonzero().flatten().tolist():
             self._has_told_of_cut = True
             _logger.warning(
-                "%s: the model reads %d tokens; of longer prompts the end is not looked at, "
+                "%s: the model reads %d tokens; of longer prompts the end is not read, "
                 "such as %r (said once)",
                 self._key,
                 places,

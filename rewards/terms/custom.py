@@ -32,7 +32,7 @@ class CustomConfig(TermConfig):
     """`module:function`, importable from the folder the run starts in. It gets a list of N prompts
     and pictures UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N]."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """What of a prompt the function looks at: some of prompt, text, target. It is not called for
+    """What of a prompt the function uses: some of prompt, text, target. It is not called for
     prompts that lack it."""
 
     def needs(self) -> tuple[Need, ...]:
@@ -57,9 +57,9 @@ class CustomReward:
     """What the user's function returns, higher is better; range, device and memory are its own.
 
     Args:
-        function: `module:function`. The module is looked for in the current folder first, then
-            where Python looks for modules.
-        needs: What of a prompt the function looks at; it is not called for prompts that lack it.
+        function: `module:function`. The module is searched for in the current folder first, then
+            where Python finds modules.
+        needs: What of a prompt the function uses; it is not called for prompts that lack it.
 
     Raises:
         RewardError: The module cannot be imported, or has no such function.
@@ -70,7 +70,7 @@ class CustomReward:
         self._needs = tuple(needs)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has what the function looks at."""
+        """Whether the prompt has what the function uses."""
         return has_needs(prompt, self._needs)
 
     @torch.no_grad()

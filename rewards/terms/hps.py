@@ -52,7 +52,7 @@ class HpsReward:
     HPS v2 is a CLIP ViT-H-14 that was fine-tuned on human choices between pictures. Scores of
     generated pictures are about 0.2 to 0.3 (the published tables show them times 100), and can be
     compared between pictures of one prompt. The end of a prompt of more than 77 tokens is not
-    looked at.
+    read.
 
     As upstream, a picture that is not square is fitted into the square by its longest edge and
     filled up with black, not cropped. Unlike upstream, pictures are resized by Pillow in 8 bits,

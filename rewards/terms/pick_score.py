@@ -56,7 +56,7 @@ class PickScoreReward:
     ViT-H-14 that was fine-tuned on human choices between pictures. Published scores are about 20;
     divided by 100 they are about 0.2, beside the cosines of `clip_score` and `hps`. The range is
     -s..s with s = exp(logit_scale) / 100: 1 where the scale is 100, the largest in CLIP's
-    training. The end of a prompt of more than 77 tokens is not looked at. Pictures are prepared by
+    training. The end of a prompt of more than 77 tokens is not read. Pictures are prepared by
     the model's own image processor, through Pillow.
 
     Needs the prompt. 986 million parameters, 3.9 GB of memory in float32 beside the activations.
@@ -140,7 +140,7 @@ class PickScoreReward:
                 self._has_told_of_cut = True
                 _logger.warning(
                     "pick_score.model: the model reads %d tokens; of longer prompts the end is "
-                    "not looked at, such as %r (said once)",
+                    "not read, such as %r (said once)",
                     self._places,
                     textwrap.shorten(text, 120),
                 )

@@ -41,7 +41,7 @@ def given_out(ledger: Ledger[str]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("age", "each", "expected"),
     [
-        # With weights of 0 updates, step s is learnt from after (s - 1) * each updates.
+        # With weights of 0 updates, step s is trained on after (s - 1) * each updates.
         (0, 1, [1]),
         (2, 1, [1, 2, 3]),
         (0, 2, [1]),
@@ -142,7 +142,7 @@ def test_each_step_is_taken_once_in_order_and_never_too_old(
 ) -> None:
     """A learner and collectors that take turns at random, and may die at any moment."""
     draws = random.Random(seed)
-    last, learnt = 12, 0
+    last, learned = 12, 0
     push_every = min(push_every, (age // each + 1) * each)  # as the config asks for
     has_changed = False
 
@@ -154,7 +154,7 @@ def test_each_step_is_taken_once_in_order_and_never_too_old(
     busy: dict[int, Assignment] = {}
     pushes = [0]
     deaths = 0
-    while learnt < last:
+    while learned < last:
         moves = ["learn", *(f"{verb} {index}" for index in busy for verb in ("end", "die"))]
         moves += [f"begin {index}" for index in range(collectors) if index not in busy]
         verb, _, index = draws.choice(moves).partition(" ")
@@ -166,18 +166,18 @@ def test_each_step_is_taken_once_in_order_and_never_too_old(
         elif verb == "die" and deaths < 5:
             deaths += 1
             ledger.lose(busy.pop(int(index)).number)
-        elif verb == "learn" and (entry := ledger.take(learnt + 1)) is not None:
+        elif verb == "learn" and (entry := ledger.take(learned + 1)) is not None:
             assignment, made_for = entry
             assert made_for is assignment
-            assert assignment.settings == settings(learnt + 1)
-            assert 0 <= ledger.age(assignment) == learnt * each - assignment.policy_step <= age
+            assert assignment.settings == settings(learned + 1)
+            assert 0 <= ledger.age(assignment) == learned * each - assignment.policy_step <= age
             if steps.are_weights_settled:
-                new_enough = [push for push in pushes if learnt * each - push <= age]
+                new_enough = [push for push in pushes if learned * each - push <= age]
                 assert assignment.policy_step == new_enough[0]
-            learnt += 1
-            has_changed = has_changed or learnt + 1 == change_at
-            if learnt * each - pushes[-1] >= push_every:
-                pushes.append(learnt * each)
+            learned += 1
+            has_changed = has_changed or learned + 1 == change_at
+            if learned * each - pushes[-1] >= push_every:
+                pushes.append(learned * each)
             ledger.push(pushes[-1])
             ledger.withdraw_outdated()
     assert ledger.give_out() is None

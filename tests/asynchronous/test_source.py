@@ -401,7 +401,7 @@ def test_an_error_is_raised_where_its_step_is_taken_with_its_pictures(
     error = RewardError("term only, prompt prompt-1: gone", pictures=pictures)
     it = run(fate=failing(2, error))
 
-    # The step before it is learnt from, though the error is known by then.
+    # The step before it is trained on, though the error is known by then.
     it.learn(1)
     with pytest.raises(RewardError) as caught:
         it.learn(2)

@@ -23,7 +23,7 @@ from glm_grpo.run.tables import Weighing, weighing_metadata
 from glm_grpo.training.recording.summaries import paired_bootstrap
 
 TERMS = ("lpips", "ssim", "ocr", "aesthetic")
-YARDSTICK = {"lpips": 0.5, "ocr": 0.5}
+WEIGHTS = {"lpips": 0.5, "ocr": 0.5}
 
 Group = Mapping[str, list[float | None]]
 MakeRun = Callable[..., Path]
@@ -104,9 +104,9 @@ SECOND = {
 }
 
 
-def test_compare_judges_every_evaluation_by_the_yardstick(make_run: MakeRun) -> None:
+def test_compare_judges_every_evaluation_by_the_weights(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND)]
-    comparison = compare(runs, YARDSTICK)
+    comparison = compare(runs, WEIGHTS)
     first, second = comparison.runs
     # 0.5 lpips + 0.5 ocr: (0.25 + 0.375) / 2 before; (0.5 + 0.625) / 2 and so on after.
     assert (first.steps, first.totals) == ((0, 20), (0.3125, 0.5625))
@@ -145,7 +145,7 @@ def test_compare_judges_by_the_first_runs_reward_in_units_of_the_untrained_sprea
     (*_, last) = comparison.side_by_side[0].samples
     assert [picture.total for picture in last] == pytest.approx([0, 0, 0.25 / std], abs=1e-6)
     # Weights that are given judge raw scores, as ever: 0.5 * 0.875 + 0.5 * 0.5.
-    raw = compare(runs, YARDSTICK)
+    raw = compare(runs, WEIGHTS)
     assert raw.combine == "weighted_sum"
     assert raw.runs[1].totals == (0.5, 0.6875)
 
@@ -182,7 +182,7 @@ def test_command_shows_pictures_where_they_are_asked_for(
 
 def test_compare_pairs_gains_by_prompt(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND)]
-    first, second = compare(runs, YARDSTICK).runs
+    first, second = compare(runs, WEIGHTS).runs
     # By prompt, before 0.25 and 0.375, after 0.5 and 0.625: 0.25 more for either, no luck in it.
     assert (first.gain.difference, first.gain.low, first.gain.high) == (0.25, 0.25, 0.25)
     assert first.over_first is None
@@ -190,7 +190,7 @@ def test_compare_pairs_gains_by_prompt(make_run: MakeRun) -> None:
     # 0.5 and 0.625 again.
     assert (second.over_first.difference, second.over_first.low) == (0.0, 0.0)
     third = make_run("c", {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.75), (0.25, 0.5))})
-    over_first = compare([*runs, third], YARDSTICK).runs[2].over_first
+    over_first = compare([*runs, third], WEIGHTS).runs[2].over_first
     assert over_first is not None
     # 0.75 - 0.5 and 0.375 - 0.625: means of two drawn from 0.25 and -0.25.
     assert (over_first.difference, over_first.low, over_first.high) == (0.0, -0.25, 0.25)
@@ -212,14 +212,14 @@ def test_compare_resamples_prompts_not_images(make_run: MakeRun) -> None:
     )
 
 
-def test_compare_takes_the_weights_of_the_first_run_where_no_yardstick_is_given(
+def test_compare_takes_the_weights_of_the_first_run_where_no_weights_are_given(
     make_run: MakeRun,
 ) -> None:
     weights = ("reward.terms.lpips.weight=0.25", "reward.terms.ocr.weight=0.75")
     others = ("reward.terms.ssim.weight=0", "reward.terms.aesthetic.weight=0")
     runs = [make_run("a", FIRST, *weights, *others), make_run("b", SECOND)]
     comparison = compare(runs, None)
-    assert comparison.yardstick == {"lpips": 0.25, "ocr": 0.75}
+    assert comparison.weights == {"lpips": 0.25, "ocr": 0.75}
     # 0.25 * 0.25 + 0.75 * 0.875.
     assert comparison.runs[1].totals[-1] == 0.71875
 
@@ -237,7 +237,7 @@ def test_compare_moves_the_weight_of_a_term_that_does_not_apply(make_run: MakeRu
 def test_compare_lists_only_what_differs(make_run: MakeRun) -> None:
     keys = ("reward.terms.ocr.weight=0.6", "train.steps=80", "advantage.clip=null")
     runs = [make_run("a", FIRST), make_run("b", SECOND, *keys)]
-    first, second = compare(runs, YARDSTICK).runs
+    first, second = compare(runs, WEIGHTS).runs
     assert first.settings == {
         **{"reward.terms.ocr.weight": "0.3", "advantage.clip": "5.0", "train.steps": "40"}
     }
@@ -249,15 +249,15 @@ def test_compare_lists_only_what_differs(make_run: MakeRun) -> None:
 def test_compare_lists_sections_that_one_run_does_not_have(make_run: MakeRun) -> None:
     adapter = "model.adapter={rank: 4, alpha: 8.0}"
     runs = [make_run("a", FIRST, "model.adapter=null"), make_run("b", SECOND, adapter)]
-    first, second = compare(runs, YARDSTICK).runs
+    first, second = compare(runs, WEIGHTS).runs
     assert first.settings["model.adapter.rank"] == "(not given)"
     assert second.settings["model.adapter.rank"] == "4"
 
 
 def test_compare_names_runs_by_the_shortest_end_of_their_paths(make_run: MakeRun) -> None:
     runs = [make_run("monday/0", FIRST), make_run("tuesday/0", SECOND), make_run("sweep/1", FIRST)]
-    assert [run.name for run in compare(runs[1:], YARDSTICK).runs] == ["0", "1"]
-    names = [run.name for run in compare(runs, YARDSTICK).runs]
+    assert [run.name for run in compare(runs[1:], WEIGHTS).runs] == ["0", "1"]
+    names = [run.name for run in compare(runs, WEIGHTS).runs]
     assert names == ["monday/0", "tuesday/0", "sweep/1"]
 
 
@@ -276,7 +276,7 @@ def test_compare_refuses_pictures_made_in_another_way(
 ) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND, override)]
     with pytest.raises(ConfigError, match=re.escape(message)):
-        compare(runs, YARDSTICK)
+        compare(runs, WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -288,21 +288,21 @@ def test_compare_refuses_other_prompts_by_table(columns: dict[str, Any], make_ru
     store_evaluation(RunFolder(runs[1]).evaluation_path(20), 20, one[20], **columns)
     rule = r"b/evaluations/step-000020.parquet holds other held-out prompts .* of a;"
     with pytest.raises(ConfigError, match=rule):
-        compare(runs, YARDSTICK)
+        compare(runs, WEIGHTS)
 
 
 def test_compare_refuses_prompts_in_another_order(make_run: MakeRun) -> None:
     turned = {step: dict(reversed(groups.items())) for step, groups in SECOND.items()}
     runs = [make_run("a", FIRST), make_run("b", turned)]
     with pytest.raises(ConfigError, match="holds other held-out prompts"):
-        compare(runs, YARDSTICK)
+        compare(runs, WEIGHTS)
 
 
 def test_compare_refuses_a_target_that_one_run_does_not_have(make_run: MakeRun) -> None:
     bare = {0: UNTRAINED, 20: {"p0": {"lpips": [None, None]}, "p1": {"lpips": [0.5, 0.5]}}}
     runs = [make_run("a", FIRST), make_run("b", bare)]
     with pytest.raises(ConfigError, match=r"000020.parquet: lpips was scored for other prompts"):
-        compare(runs, YARDSTICK)
+        compare(runs, WEIGHTS)
 
 
 def test_compare_shows_no_picture_from_outside_a_run(make_run: MakeRun, tmp_path: Path) -> None:
@@ -310,12 +310,12 @@ def test_compare_shows_no_picture_from_outside_a_run(make_run: MakeRun, tmp_path
     for image in ("/etc/x.png", "../x.png"):
         b = make_run("b", SECOND, image=image)
         with pytest.raises(StorageError, match=f"picture '{image}' is not below images/"):
-            compare([a, b], YARDSTICK)
+            compare([a, b], WEIGHTS)
     b = make_run("c", SECOND)
     (tmp_path / "private").mkdir()
     (b / "images").symlink_to(tmp_path / "private")
     with pytest.raises(StorageError, match="c/images is a link that leads out of the run folder"):
-        compare([a, b], YARDSTICK)
+        compare([a, b], WEIGHTS)
 
 
 def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
@@ -325,12 +325,12 @@ def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
         place.parent.mkdir(parents=True)
         Image.new("RGB", (4, 4), (brightness, 0, 0)).save(place)
     with pytest.raises(ConfigError, match=r"b/images/targets/p1.png is another target picture"):
-        compare(runs, YARDSTICK)
+        compare(runs, WEIGHTS)
     # Equal pictures are none, and one run may have lost its file.
     Image.new("RGB", (4, 4), (0, 0, 0)).save(runs[1] / "images" / "targets" / "p1.png")
-    assert len(compare(runs, YARDSTICK).runs) == 2
+    assert len(compare(runs, WEIGHTS).runs) == 2
     (runs[0] / "images" / "targets" / "p1.png").unlink()
-    assert len(compare(runs, YARDSTICK).runs) == 2
+    assert len(compare(runs, WEIGHTS).runs) == 2
 
 
 @pytest.mark.parametrize("step", [None, 0])
@@ -338,37 +338,37 @@ def test_compare_refuses_a_run_without_two_evaluations(step: int | None, make_ru
     evaluations = {} if step is None else {step: UNTRAINED}
     runs = [make_run("a", FIRST), make_run("b", evaluations)]
     with pytest.raises(StorageError, match=rf"b holds {len(evaluations)} evaluations"):
-        compare(runs, YARDSTICK)
+        compare(runs, WEIGHTS)
 
 
-def test_compare_refuses_a_yardstick_term_that_a_run_did_not_score(make_run: MakeRun) -> None:
+def test_compare_refuses_a_term_that_a_run_did_not_score(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND, "reward.terms.ocr=null")]
-    rule = r"term 'ocr': b did not score it .*lpips, ssim, aesthetic.*--yardstick lpips=1"
+    rule = r"term 'ocr': b did not score it .*lpips, ssim, aesthetic.*--weights lpips=1"
     with pytest.raises(ConfigError, match=rule):
-        compare(runs, YARDSTICK)
+        compare(runs, WEIGHTS)
     comparison = compare(runs, {"lpips": 1.0})
     assert comparison.left_out == ("ocr",)
     assert "ocr" not in comparison.runs[0].terms
 
 
-def test_compare_refuses_a_yardstick_term_that_was_scored_in_different_ways(
+def test_compare_refuses_a_term_that_was_scored_in_different_ways(
     make_run: MakeRun,
 ) -> None:
     # Weights, floors and threads leave the scores as they are.
     same = ("reward.terms.lpips.weight=0.1", "reward.terms.ocr.threads=1")
     runs = [make_run("a", FIRST), make_run("b", SECOND, *same)]
-    assert compare(runs, YARDSTICK).left_out == ()
+    assert compare(runs, WEIGHTS).left_out == ()
     runs[1] = make_run("b", SECOND, *same, "reward.terms.lpips.network=vgg")
     rule = r"'lpips' was scored in different ways: network 'alex' in a; network 'vgg' in b"
     with pytest.raises(ConfigError, match=rule):
-        compare(runs, YARDSTICK)
+        compare(runs, WEIGHTS)
     assert compare(runs, {"ocr": 1.0}).left_out == ("lpips",)
 
 
-def test_compare_refuses_a_yardstick_under_which_a_prompt_has_no_total(make_run: MakeRun) -> None:
+def test_compare_refuses_weights_under_which_a_prompt_has_no_total(make_run: MakeRun) -> None:
     groups = {"p0": {"lpips": [0.5, 0.5]}, "p1": {"lpips": [None, None]}}
     runs = [make_run(name, {0: groups, 5: groups}) for name in "ab"]
-    with pytest.raises(ConfigError, match="yardstick lpips: none of its terms applies .* p1;"):
+    with pytest.raises(ConfigError, match="weights of lpips: none of its terms applies .* p1;"):
         compare(runs, {"lpips": 1.0, "ocr": 0.0})
 
 
@@ -376,9 +376,9 @@ def test_compare_refuses_fewer_than_two_runs(make_run: MakeRun, tmp_path: Path) 
     run = make_run("a", FIRST)
     for runs in ([], [run], [run, run / ".." / "a"]):
         with pytest.raises(ConfigError, match="at least two, each named once"):
-            compare(runs, YARDSTICK)
+            compare(runs, WEIGHTS)
     with pytest.raises(CheckpointError, match="nowhere holds no run"):
-        compare([run, tmp_path / "nowhere"], YARDSTICK)
+        compare([run, tmp_path / "nowhere"], WEIGHTS)
 
 
 def test_compare_takes_a_sweep_by_its_folder_and_by_a_shells_star(
@@ -390,12 +390,12 @@ def test_compare_takes_a_sweep_by_its_folder_and_by_a_shells_star(
     (sweep / "multirun.yaml").touch()
     # A run that failed before it wrote its config.
     (sweep / "1").mkdir()
-    assert [run.name for run in compare([sweep], YARDSTICK).runs] == ["0", "9", "10"]
+    assert [run.name for run in compare([sweep], WEIGHTS).runs] == ["0", "9", "10"]
     (sweep / "1").rmdir()
-    starred = compare(sorted(sweep.iterdir()), YARDSTICK).runs
+    starred = compare(sorted(sweep.iterdir()), WEIGHTS).runs
     assert [run.name for run in starred] == ["0", "10", "9"]
     other = make_run("other", SECOND)
-    assert len(compare([other, sweep], YARDSTICK).runs) == 4
+    assert len(compare([other, sweep], WEIGHTS).runs) == 4
 
 
 def test_compare_steps_over_no_other_file_and_no_sweep_without_runs(
@@ -404,17 +404,17 @@ def test_compare_steps_over_no_other_file_and_no_sweep_without_runs(
     run = make_run("a", FIRST)
     (tmp_path / "notes.yaml").touch()
     with pytest.raises(CheckpointError, match=r"notes\.yaml holds no run"):
-        compare([run, tmp_path / "notes.yaml"], YARDSTICK)
+        compare([run, tmp_path / "notes.yaml"], WEIGHTS)
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "multirun.yaml").touch()
     with pytest.raises(CheckpointError, match="empty is the folder of a sweep of which no run"):
-        compare([run, empty], YARDSTICK)
+        compare([run, empty], WEIGHTS)
 
 
-def test_compare_refuses_a_yardstick_of_nothing(make_run: MakeRun) -> None:
+def test_compare_refuses_weights_of_nothing(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND)]
-    with pytest.raises(ConfigError, match="no weight other than 0"):
+    with pytest.raises(ConfigError, match="no weight is other than 0"):
         compare(runs, {"ocr": 0.0})
 
 
@@ -422,9 +422,9 @@ def test_compare_marks_optimal_runs_of_every_pair(make_run: MakeRun) -> None:
     # lpips, ocr: untrained (0.375, 0.25); a (0.75, 0.375), b (0.25, 0.875) and c (0.25, 0.25).
     third = {0: UNTRAINED, 20: lpips_and_ocr((0.25, 0.25), (0.25, 0.25))}
     runs = [make_run("a", FIRST), make_run("b", SECOND), make_run("c", third)]
-    trade_offs = compare(runs, YARDSTICK).trade_offs
+    trade_offs = compare(runs, WEIGHTS).trade_offs
     names = [(trade_off.x, trade_off.y) for trade_off in trade_offs]
-    # Terms of the yardstick first; six pairs of four.
+    # Terms that are weighed first; six pairs of four.
     assert names[0] == ("lpips", "ocr")
     assert len(names) == len(set(names)) == 6
     assert trade_offs[0].is_optimal == (True, True, False)
@@ -438,4 +438,4 @@ def test_compare_does_not_call_a_run_optimal_that_the_untrained_model_beats(
 ) -> None:
     worse = {0: UNTRAINED, 20: lpips_and_ocr((0.25, 0.125), (0.25, 0.125))}
     runs = [make_run("a", worse), make_run("b", worse)]
-    assert compare(runs, YARDSTICK).trade_offs[0].is_optimal == (False, False)
+    assert compare(runs, WEIGHTS).trade_offs[0].is_optimal == (False, False)

@@ -35,7 +35,7 @@ SECOND = ComparedRun(
     terms={"ocr": 0.875, "lpips": 0.25},
 )
 COMPARISON = Comparison(
-    yardstick={"ocr": 0.5, "lpips": -0.5},
+    weights={"ocr": 0.5, "lpips": -0.5},
     prompts=2,
     samples_per_prompt=4,
     runs=(FIRST, SECOND),
@@ -80,7 +80,7 @@ def test_page_shows_every_figure(page: Any) -> None:
     assert "ocr 0.5, lpips -0.5" in page.texts
     assert "reward.terms.ocr.weight = 0.6" in page.texts
     assert any("2 held-out prompts, 4 images each" in text for text in page.texts)
-    # By the yardstick: run, last step, before, after, gain with interval, and that over run 1.
+    # By the weights: run, last step, before, after, gain with interval, and that over run 1.
     start = page.texts.index("20") - 1
     assert page.texts[start : start + 14] == [
         *("1", "20", "0.312", "0.562", "+0.250", "+0.125 to +0.375"),
@@ -100,7 +100,7 @@ def test_page_colours_gains_whose_interval_leaves_out_zero(page: Any) -> None:
 
 def test_page_shows_and_describes_each_picture(path: Path, page: Any) -> None:
     assert page.alternatives() == {
-        "curves.png": "Yardstick total against step. 1: ocr.weight=0.3 from 0.312 to 0.562; "
+        "curves.png": "Total against step. 1: ocr.weight=0.3 from 0.312 to 0.562; "
         "2: ocr.weight=0.6 from 0.312 to 0.188",
         "tradeoff-ocr-lpips.png": "lpips against ocr. untrained at 0.250, 0.500; "
         "1: ocr.weight=0.3 at 0.375, 0.750; 2: ocr.weight=0.6 at 0.875, 0.250, optimal",
@@ -162,7 +162,7 @@ def test_tables_say_what_was_found() -> None:
     text = " ".join(print_tables(COMPARISON).split())
     for words in (
         "reward.terms.ocr.weight",
-        "yardstick: ocr 0.5, lpips -0.5",
+        "weights: ocr 0.5, lpips -0.5",
         "2 held-out prompts, 4 images each",
         "[+0.125, +0.375]",
         "[-0.750, +0.000]",

@@ -47,7 +47,7 @@ def make_prompt(
 
 def compare(*prompts: ComparedPrompt) -> Comparison:
     return Comparison(
-        yardstick={"ocr": 1.0},
+        weights={"ocr": 1.0},
         prompts=len(prompts),
         samples_per_prompt=1,
         runs=(make_run("a"), make_run("b")),

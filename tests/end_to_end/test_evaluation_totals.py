@@ -27,7 +27,7 @@ RUN = (
     "rollout.prompts_per_step=2",
     "rollout.group_size=2",
     "train.micro_batch_size=4",
-    # Scores change by GAINS, not by what is learnt.
+    # Scores change by GAINS, not by what is learned.
     "optim.learning_rate=1.0e-12",
 )
 GAINS = (0.0, 0.1, 0.3, 0.2, 0.25)

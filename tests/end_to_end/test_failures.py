@@ -151,7 +151,7 @@ def test_a_term_that_hangs_stops_the_run_at_its_time_limit(make_run):
     )
     assert re.match(pattern + re.escape(str(place)), explain(caught.value))
     assert len(pictures_in(place)) == 2
-    # Nothing was learnt yet, so nothing is saved, and the run can begin again.
+    # Nothing was learned yet, so nothing is saved, and the run can begin again.
     assert newest_checkpoint(RunFolder(run_dir)) is None
     make_run(Brightness(), "train.resume=auto")
 

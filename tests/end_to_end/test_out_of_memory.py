@@ -1,4 +1,4 @@
-"""Memory that runs out in a step: what was learnt before it is kept, and only that."""
+"""Memory that runs out in a step: what was learned before it is kept, and only that."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_memory_that_runs_out_while_sampling_names_the_rollout(make_run):
     message = explain(caught.value)
     assert "in the rollout phase: 2 prompts x 2 images of 128 x 128 pixels, 272 tokens" in message
     assert "rollout.prompts_per_step, then rollout.group_size" in message
-    assert message.endswith("Nothing was learnt yet")
+    assert message.endswith("Nothing was learned yet")
     assert newest_checkpoint(folder) is None
 
 

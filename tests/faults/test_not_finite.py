@@ -171,7 +171,7 @@ def test_logits_that_are_not_finite_end_an_evaluation(make_run):
     message = fail(trainer, NonFiniteError)
 
     assert message.startswith("step 0: evaluation: the log-probability of token 0 of prompt")
-    assert message.endswith("Nothing was learnt yet")
+    assert message.endswith("Nothing was learned yet")
     assert read_metrics(folder) == []
 
 
@@ -276,7 +276,7 @@ def test_finite_scores_whose_sum_overflows_name_the_picture(make_run, brightness
     assert read_metrics(folder) == []
 
 
-def test_scores_as_far_apart_as_floats_go_are_learnt_from(make_run, brightness):
+def test_scores_as_far_apart_as_floats_go_are_learned_from(make_run, brightness):
     def spread(scores, prompt):
         return torch.tensor([-3e38, 3e38])[: len(scores)]
 

@@ -32,9 +32,9 @@ from glm_grpo.training.checkpoint.files import newest_checkpoint
 from glm_grpo.training.phase import process_bytes
 from rewards.process import ProcessReward
 from rewards.remote.client import MAX_ANSWER_BYTES
+from rewards.remote.messages import ScorerInfo
 from rewards.remote.reward import LostScorerError, RemoteReward
 from rewards.remote.server import RewardServer
-from rewards.remote.wire import ScorerInfo
 from rewards.score import Scorer, Term
 from rewards.terms.custom import CustomConfig, CustomReward
 from rewards.types import Prompt, RewardError

@@ -153,7 +153,7 @@ def test_step_holds_every_field_of_its_groups(run: Any) -> None:
     }
 
 
-def test_evaluation_holds_what_was_not_learnt_from(run: Any) -> None:
+def test_evaluation_holds_what_was_not_learned_from(run: Any) -> None:
     run.record_evaluation(10)
     data = written(run, "evaluation-000010")
     assert data["step"] == 10

@@ -18,22 +18,22 @@ VALUES = {
 
 
 def test_render_keeps_markup_among_the_values_as_text() -> None:
-    page = render_page("compare.html.j2", yardstick="<b> & {{ 7 * 7 }}", **VALUES).decode()
+    page = render_page("compare.html.j2", weights="<b> & {{ 7 * 7 }}", **VALUES).decode()
     assert "<strong>&lt;b&gt; &amp; {{ 7 * 7 }}</strong>" in page
 
 
 def test_render_replaces_what_utf8_cannot_hold() -> None:
-    page = render_page("compare.html.j2", yardstick="שלום \udcff", **VALUES).decode()
+    page = render_page("compare.html.j2", weights="שלום \udcff", **VALUES).decode()
     assert "<strong>שלום ?</strong>" in page
 
 
 def test_render_refuses_a_value_that_is_missing() -> None:
-    with pytest.raises(jinja2.UndefinedError, match="'yardstick' is undefined"):
+    with pytest.raises(jinja2.UndefinedError, match="'weights' is undefined"):
         render_page("compare.html.j2", **VALUES)
 
 
 def test_render_leaves_no_lines_of_blocks_and_defines_every_colour_for_both_grounds() -> None:
-    page = render_page("compare.html.j2", yardstick="ocr 1", **VALUES).decode()
+    page = render_page("compare.html.j2", weights="ocr 1", **VALUES).decode()
     assert page.startswith("<!DOCTYPE html>\n<html")
     # The rows of a table follow each other without the lines that the loop stood on.
     assert '<tbody>\n<tr><th scope="row">1</th>' in page

@@ -131,7 +131,7 @@ def test_advise_takes_micro_batches_that_divide_nothing(planner):
     assert planner.advise(config, half).overrides == (_micro(4),)
 
 
-def test_advise_changes_what_is_learnt_last(planner):
+def test_advise_changes_what_is_learned_last(planner):
     recheck = "decode.rollout_steps=1"
     strongest = (
         *("offload=modules_and_optimizer", "train.micro_batch_size=1", "decode.batch_size=1"),

@@ -196,7 +196,7 @@ def test_findings_say_what_is_beyond_a_threshold_and_what_to_do(
     assert list_findings(with_other(**at)) == ()
 
 
-def test_findings_say_that_nothing_would_be_learnt() -> None:
+def test_findings_say_that_nothing_would_be_learned() -> None:
     flat = {
         **{"advantage_share": 0.0, "flat_fraction": 1.0, "saturation": 1.0, "headroom": 0.0},
         **{"std_within": 0.0, "decoder_fraction": NAN},

@@ -225,7 +225,7 @@ AESTHETIC = {"weight": 1.0, "head": "head.pth"}
 def test_config_refuses_a_reward_that_looks_at_the_picture_alone() -> None:
     place, rule, remedy = problem_of_terms({"aesthetic": AESTHETIC})
     assert place == "terms"
-    assert "(aesthetic look at the picture alone)" in rule
+    assert "(aesthetic use the picture alone)" in rule
     assert remedy == (
         "add a tied term (ocr, clip_score, lpips, ...), or set reward.allow_untied=true"
     )
@@ -234,7 +234,7 @@ def test_config_refuses_a_reward_that_looks_at_the_picture_alone() -> None:
 def test_config_does_not_count_a_tied_term_of_weight_zero() -> None:
     place, rule, _ = problem_of_terms({"aesthetic": AESTHETIC, "ssim": {"weight": 0.0}})
     assert place == "terms"
-    assert "(aesthetic look at" in rule
+    assert "(aesthetic use" in rule
 
 
 def test_config_counts_what_a_users_own_term_needs() -> None:

@@ -167,7 +167,9 @@ def test_scorer_keeps_no_gradient_of_a_term() -> None:
         with torch.enable_grad():
             return brightness(pixels) * scale
 
-    table = make_scorer([FakeReward("learnt", scaled)], [1.0]).score([WITHOUT_TEXT], grey([0, 255]))
+    table = make_scorer([FakeReward("learned", scaled)], [1.0]).score(
+        [WITHOUT_TEXT], grey([0, 255])
+    )
     assert not table.raw.requires_grad
     assert table.raw.tolist() == [[[0.0], [1.0]]]
     assert seen == [False]

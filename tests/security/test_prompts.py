@@ -247,7 +247,7 @@ def test_compare_prints_names_and_settings_without_what_steers_a_terminal(text: 
         terms={text: 0.5},
     )
     comparison = Comparison(
-        yardstick={text: 1.0},
+        weights={text: 1.0},
         prompts=1,
         samples_per_prompt=1,
         runs=(run,),

@@ -19,10 +19,10 @@ from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.process import ProcessReward
 from rewards.remote import serve as serve_module
+from rewards.remote.messages import ScorerInfo
 from rewards.remote.reward import RemoteReward
 from rewards.remote.serve import serve
 from rewards.remote.server import RewardServer
-from rewards.remote.wire import ScorerInfo
 from rewards.terms.psnr import PsnrConfig
 from rewards.types import Prompt, RewardError
 

@@ -86,7 +86,7 @@ def test_what_the_failed_phase_held_is_given_back_before_the_error_is_handled():
         held.append(weakref.ref(activations))
         torch.empty(FAR_TOO_MUCH)
 
-    # The error is alive here, as where what was learnt is saved.
+    # The error is alive here, as where what was learned is saved.
     with pytest.raises(MemoryLimitError) as caught, out_of_memory_explained("update", "images"):
         fill_memory()
     gc.collect()

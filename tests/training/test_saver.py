@@ -80,7 +80,7 @@ def test_the_finished_step_is_saved_where_memory_runs_out(run):
 
 def test_nothing_is_saved_before_the_first_step(run):
     run.at.step = 0
-    assert _fail_in(run, 1).endswith("Nothing was learnt yet")
+    assert _fail_in(run, 1).endswith("Nothing was learned yet")
     assert newest_checkpoint(run.folder) is None
 
 

@@ -1,7 +1,7 @@
 """Stage `policy`: the language model, from captions to tokens.
 
 First blind: most of the tokens it would see of the picture so far are hidden, so that every token,
-not one in sixteen, must be found in the caption, and copying the letters is learnt early (LOG.md).
+not one in sixteen, must be found in the caption, and copying the letters is learned early (LOG.md).
 Then as it will be used, with true captions. Last with careless captions, as web data has: that
 leaves the wanted imperfection, which GRPO then removes.
 """

@@ -40,7 +40,7 @@
       <p class="lead">
         Every sampled image in one table: filter it, sort it by a column's name, and open an image in its group.
         Best: of the highest total in its group, ties included. Flat: all totals of its group are equal, so nothing is
-        learnt from it and none is best. Masked: a term does not apply to its prompt. Canary: in its step a measure of
+        trained on it and none is best. Masked: a term does not apply to its prompt. Canary: in its step a measure of
         the pictures, such as their brightness, left the band of the untrained model, a hint that the policy games its
         reward.
       </p>

@@ -68,7 +68,7 @@
       ${
         group.is_flat &&
         html`<p>
-        Flat group: all its rewards are equal, so every advantage is 0 and nothing is learnt from
+        Flat group: all its rewards are equal, so every advantage is 0 and nothing is trained on
         it.
       </p>`
       }

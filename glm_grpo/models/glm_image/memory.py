@@ -561,7 +561,7 @@ class GlmImagePlanner:
         try:
             return longest_prompt_tokens(str(self._folder), captions, height=height, width=width)
         except (OSError, ValueError):
-            # Whoever loads the model says what is wrong with its files.
+            # Loading the model names what is wrong with its files.
             return None
 
     def language_work(self, model: ModelSettings) -> LanguageWork:
@@ -644,7 +644,7 @@ class GlmImagePlanner:
 
 
 def _without_update(model: ModelSettings) -> ModelSettings:
-    """How the policy is held where nothing is learnt, so that it is measured once for all plans."""
+    """Settings of a policy that is not trained, so that it is measured once for all plans."""
     return replace(model, is_checkpointing=False, needs_reference=False, is_on_accelerator=False)
 
 

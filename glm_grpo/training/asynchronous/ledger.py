@@ -1,7 +1,7 @@
 """Ledger of batches: steps given out in order, none twice, none lost, none grown too old.
 
 The learner takes steps in order, and each brings the same number of updates. So the age that an
-experience will have when it is learnt from is known when its batch is given out, and a batch that
+experience will have when it is trained on is known when its batch is given out, and a batch that
 would come out too old is not given out yet.
 """
 
@@ -38,7 +38,7 @@ class Steps:
     """Which steps are given out, and how far ahead.
 
     Attributes:
-        first: The next to be learnt, from 1.
+        first: The next to be learned, from 1.
         last: Of the run.
         updates_each: Updates a step brings, >= 1.
         max_age: Updates between the weights that sample and those that learn, at most, >= 0.
@@ -68,7 +68,7 @@ class Ledger(Generic[T]):
         steps: Which, and how far ahead.
         policy_step: Updates of the weights the collectors have.
         settings_for_step: How the experience of a step, from 1, is made; the answer may change
-            until the step before it is learnt.
+            until the step before it is learned.
     """
 
     def __init__(

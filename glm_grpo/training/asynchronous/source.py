@@ -230,7 +230,7 @@ class AsynchronousSource:
                         self._handle(event)
                     self._give_out()
                     self._changed.notify_all()
-        # Handed to whoever takes: this thread's end alone would leave the learner waiting.
+        # Handed to the thread that takes: this thread's end alone would leave the learner waiting.
         except Exception as error:
             self._fail(error)
 

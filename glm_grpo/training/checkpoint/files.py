@@ -244,7 +244,7 @@ def newest_checkpoint(folder: RunFolder, *, before: int | None = None) -> Path |
         before: Only those of earlier steps than this; None: all.
 
     Raises:
-        CheckpointError: Another version wrote it: beginning anew would remove what was learnt.
+        CheckpointError: Another version wrote it: beginning anew would remove what was learned.
     """
     for path in reversed(_checkpoints(folder)):
         if before is not None and (step_of(path) or 0) >= before:

@@ -31,7 +31,7 @@ from glm_grpo.training.distributed.processes import ALONE, Processes
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""Value of `train.resume` that looks for the run itself."""
+"""Value of `train.resume` that finds the run by itself."""
 
 _OF_HYDRA = frozenset({".hydra", "train.log"})
 """What Hydra writes into its own folder, which may be the run's, before it calls us."""
@@ -64,7 +64,7 @@ class _Found:
 def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
     """Finds or makes the run folder as `train.resume` asks.
 
-    The main process looks, with its own config: names that hold the time of day differ between
+    The main process searches, with its own config: names that hold the time of day differ between
     processes. It verifies the checkpoint; every process then reads it.
 
     Absent: a new folder. `auto`: the run in `run_dir`, or else the newest unfinished run beside it

@@ -111,7 +111,7 @@ class CheckpointSaver:
 
     @contextmanager
     def saved_on_failure(self, step: int) -> Iterator[None]:
-        """Where a term, the decoder, memory or the policy fails inside, saves what was learnt.
+        """Where a term, the decoder, memory or the policy fails inside, saves what was learned.
 
         The error goes on with notes of what that is.
 
@@ -143,7 +143,7 @@ class CheckpointSaver:
             raise
 
     def _save_after(self, error: Exception) -> str:
-        """Saves what was learnt where that is worth it and can be done; says what is there."""
+        """Saves what was learned where that is worth it and can be done; says what is there."""
         kind = type(error).__name__
         if self._processes.count > 1:
             if self._processes.failure is None:
@@ -160,7 +160,7 @@ class CheckpointSaver:
         done = self._state.step
         go_on = f"go on with train.resume={self._folder.path}"
         if done == 0:
-            return "Nothing was learnt yet"
+            return "Nothing was learned yet"
         if not self.is_saved():
             if self._is_writing or self._learning_rate.updates != self._updates:
                 newest = newest_checkpoint(self._folder)
@@ -173,7 +173,7 @@ class CheckpointSaver:
     def _name_newest(self, before: int | None) -> str:
         """Names the newest checkpoint, or the newest whose weights are not those at hand."""
         if self._state.step == 0:
-            return "Nothing was learnt yet"
+            return "Nothing was learned yet"
         newest = newest_checkpoint(self._folder, before=before)
         if newest is None:
             return f"There is no checkpoint from before step {self._state.step}"

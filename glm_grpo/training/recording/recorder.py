@@ -91,7 +91,7 @@ class Recorder:
         self._trackers.log(step, metrics)
 
     def record_rollout(self, experience: Experience, step: int) -> None:
-        """Store all that was sampled, scored and learnt from in `step`, one row an image.
+        """Store all that was sampled, scored and trained on in `step`, one row an image.
 
         Target pictures are stored if not yet there.
 
@@ -208,7 +208,7 @@ class Recorder:
 
 
 def store_failure(folder: RunFolder, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
-    """Keep pictures that could not be scored, for whoever looks into it; returns their folder.
+    """Store pictures that could not be scored; returns their folder.
 
     Raises:
         StorageError: The disk is full, read-only or otherwise refuses.

@@ -1,4 +1,4 @@
-"""Replay, reference, adapters: the links between what is sampled and what is learnt."""
+"""Replay, reference, adapters: the links between what is sampled and what is learned."""
 
 from __future__ import annotations
 

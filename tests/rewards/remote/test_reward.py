@@ -19,9 +19,9 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from rewards.base import Need
+from rewards.remote.messages import ScorerInfo
 from rewards.remote.reward import LostScorerError, RemoteReward
 from rewards.remote.server import RewardServer
-from rewards.remote.wire import ScorerInfo
 from rewards.types import Prompt, RewardError, Scores
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "remote_rewards.md"
@@ -193,8 +193,8 @@ def test_remote_applies_to_prompts_that_have_what_the_scorer_looks_at() -> None:
 @pytest.mark.parametrize(
     ("needs", "error"),
     [
-        ((), r"level at .* looks at prompt, .* says the picture alone; set .*of_prompt=\[prompt\]"),
-        (("target", "prompt"), r"looks at prompt, .*says prompt and target"),
+        ((), r"level at .* uses prompt, .* says the picture alone; set .*of_prompt=\[prompt\]"),
+        (("target", "prompt"), r"uses prompt, .*says prompt and target"),
     ],
 )
 def test_remote_refuses_a_scorer_that_looks_at_something_else(

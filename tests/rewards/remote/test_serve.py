@@ -16,13 +16,13 @@ import httpx
 import pytest
 import torch
 
-from rewards.remote import wire
+from rewards.remote import messages
 from rewards.remote.serve import main, serve
 from rewards.types import Prompt, RewardError
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
-REQUEST = wire.encode_request([DOG, DOG], PIXELS, has_targets=False)
+REQUEST = messages.encode_request([DOG, DOG], PIXELS, has_targets=False)
 
 
 TOKEN = "of-these-tests-only"

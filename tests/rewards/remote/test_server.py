@@ -17,18 +17,18 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from rewards.remote import messages
 from rewards.remote import server as server_module
-from rewards.remote import wire
+from rewards.remote.messages import ScorerInfo
 from rewards.remote.reward import RemoteReward
 from rewards.remote.server import Limits, RewardServer
-from rewards.remote.wire import ScorerInfo
 from rewards.types import Prompt, RewardError, Scores
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
 TOKEN = "of-these-tests-only"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
-REQUEST = wire.encode_request([DOG, DOG], PIXELS, has_targets=False)
+REQUEST = messages.encode_request([DOG, DOG], PIXELS, has_targets=False)
 
 
 def level(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def test_server_reads_requests_over_its_limit_to_the_end_and_refuses_them() -> N
         connection.request("POST", "/score", b"x" * 2**24, HEADERS)
         answer = connection.getresponse()
         assert answer.status == 413
-        error = wire.decode_failure(answer.read())
+        error = messages.decode_failure(answer.read())
         assert error.startswith(f"the request has {2**24} bytes; at most {2**22} are read")
         connection.close()
         assert post(url).status_code == 200
@@ -281,7 +281,7 @@ def test_server_tells_why_the_scorer_failed_and_goes_on(
 
 def test_server_refuses_prompts_to_which_the_term_does_not_apply(url: str) -> None:
     prompts = [DOG, Prompt("nobody", "a")]
-    answer = post(url, wire.encode_request(prompts, PIXELS, has_targets=False))
+    answer = post(url, messages.encode_request(prompts, PIXELS, has_targets=False))
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error.startswith("the request has prompt nobody, which lacks what level compares")
@@ -399,7 +399,7 @@ def test_server_does_not_wait_for_a_body_without_an_end() -> None:
         connection.endheaders(b"x")
         answer = connection.getresponse()
         assert answer.status == 408
-        assert wire.decode_failure(answer.read()).startswith(
+        assert messages.decode_failure(answer.read()).startswith(
             "the request has not arrived within 0.3"
         )
         connection.close()

@@ -1,4 +1,4 @@
-"""The wire format between a run and a scorer in another process, as docs/remote_rewards.md tells.
+"""Messages between a run and a scorer in another process (docs/remote_rewards.md).
 
 Messages are JSON; pictures are PNG, which keeps every value, in base64. Nothing is ever unpickled.
 """
@@ -34,7 +34,7 @@ _MOST_ITEMS = 2**20
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
-class WireError(ValueError):
+class MessageError(ValueError):
     """A message that is not in the format; says what was found and what must be there."""
 
 
@@ -50,7 +50,7 @@ class ScorerInfo(_Answer):
     Attributes:
         protocol: Version of the format.
         name: Of the scorer, for errors and people.
-        needs: What of a prompt it looks at.
+        needs: What of a prompt it uses.
     """
 
     protocol: Literal[1]
@@ -104,7 +104,7 @@ def decode_info(body: bytes) -> ScorerInfo:
     """Read what a scorer says of itself.
 
     Raises:
-        WireError: It is not that, or of another version.
+        MessageError: It is not that, or of another version.
     """
     return _parse(ScorerInfo, body)
 
@@ -142,15 +142,15 @@ def decode_request(
         most_pixels: Of all pictures and targets together, counted before one is decoded.
 
     Raises:
-        WireError: It is of another version, has keys too many or too few, a picture that is no
+        MessageError: It is of another version, has keys too many or too few, a picture that is no
             8-bit RGB PNG, pictures of several sizes, or more than is allowed.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_ITEMS:
-        raise WireError(f"has more than {_MOST_ITEMS} items; send fewer pictures")
+        raise MessageError(f"has more than {_MOST_ITEMS} items; send fewer pictures")
     request = _parse(_Request, body)
     for number, each in enumerate(request.pictures):
         if each.prompt >= len(request.prompts):
-            raise WireError(
+            raise MessageError(
                 f"pictures.{number}.prompt is {each.prompt}, but there are {len(request.prompts)} "
                 "prompts; it must be the place of one, counted from 0"
             )
@@ -164,14 +164,14 @@ def decode_request(
     sizes = {place: _read(read_png_size, file, place) for place, file in files.items()}
     pixels = sum(width * height for width, height in sizes.values())
     if pixels > most_pixels:
-        raise WireError(
+        raise MessageError(
             f"has pictures of {pixels} pixels together; at most {most_pixels} are read: send fewer "
             "pictures, or smaller ones"
         )
     each_size = sorted({sizes[place] for place in pictures})
     if len(each_size) > 1:
         found = ", ".join(f"{width} x {height}" for width, height in each_size)
-        raise WireError(f"pictures of several sizes ({found}); send one size a request")
+        raise MessageError(f"pictures of several sizes ({found}); send one size a request")
     prompts = [
         Prompt(
             prompt_id=sent.prompt_id,
@@ -202,16 +202,16 @@ def decode_scores(body: bytes, *, count: int) -> Scores:
     """Read the scores of `count` pictures, and the notes where there are any.
 
     Raises:
-        WireError: Not one finite number for each picture, or not one note for each.
+        MessageError: Not one finite number for each picture, or not one note for each.
     """
     answer = _parse(_Scores, body)
     if len(answer.scores) != count:
-        raise WireError(
+        raise MessageError(
             f"{len(answer.scores)} scores for {count} pictures; there must be one number per "
             "picture, in the order of the pictures"
         )
     if len(answer.notes) not in (0, count):
-        raise WireError(
+        raise MessageError(
             f"{len(answer.notes)} notes for {count} pictures; there must be one text per picture, "
             "in the order of the pictures, or no notes at all"
         )
@@ -227,7 +227,7 @@ def decode_failure(body: bytes) -> str:
     """Read why there is no answer.
 
     Raises:
-        WireError: The body does not say.
+        MessageError: The body does not say.
     """
     return _parse(_Failure, body).error
 
@@ -251,14 +251,14 @@ def _decode_base64(text: str, place: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise WireError(f"{place} is no base64 ({error}); send the whole file") from error
+        raise MessageError(f"{place} is no base64 ({error}); send the whole file") from error
 
 
 def _read(read: Callable[[bytes], _Read], file: bytes, place: str) -> _Read:
     try:
         return read(file)
     except PictureError as error:
-        raise WireError(f"{place} {error}") from error
+        raise MessageError(f"{place} {error}") from error
 
 
 def _parse(kind: type[_Message], body: bytes) -> _Message:
@@ -267,13 +267,13 @@ def _parse(kind: type[_Message], body: bytes) -> _Message:
     except ValidationError as error:
         problems = {".".join(map(str, each["loc"])): each for each in error.errors()}
         if "protocol" in problems and problems["protocol"]["type"] == "literal_error":
-            raise WireError(
+            raise MessageError(
                 f"speaks protocol {problems['protocol']['input']!r}, and this side {PROTOCOL}; run "
                 "the same version of glm-grpo on both sides"
             ) from error
         place, problem = next(iter(problems.items()))
         found = problem["input"]
         text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
-        raise WireError(
+        raise MessageError(
             f"{place or 'the message'} is {text[:EXCERPT]!r}: {problem['msg']}"
         ) from error

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rewards.remote import wire
-from rewards.remote.wire import ScorerInfo, WireError
+from rewards.remote import messages
+from rewards.remote.messages import MessageError, ScorerInfo
 from rewards.types import Prompt, Scores
 
 
@@ -45,8 +45,8 @@ def test_request_brings_prompts_and_pictures_to_the_other_side_without_loss() ->
     dog = Prompt("dog", "a dog")
     sign = Prompt("sign", 'says "Ünï"', texts=("Ünï", "24 h"), target=noise(3, 5, 7, seed=1))
     pixels = noise(3, 3, 5, 7)
-    prompts, received = wire.decode_request(
-        wire.encode_request([sign, dog, sign], pixels, has_targets=True)
+    prompts, received = messages.decode_request(
+        messages.encode_request([sign, dog, sign], pixels, has_targets=True)
     )
     assert torch.equal(received, pixels)
     assert [(each.prompt_id, each.prompt, each.texts) for each in prompts] == [
@@ -60,7 +60,7 @@ def test_request_brings_prompts_and_pictures_to_the_other_side_without_loss() ->
 
 def test_request_sends_a_prompt_once_and_looks_as_documented() -> None:
     dog, cat = Prompt("dog", "a dog"), Prompt("cat", "a cat", texts=("MEOW",))
-    body = wire.encode_request([dog, cat, dog, dog], noise(4, 3, 2, 2), has_targets=True)
+    body = messages.encode_request([dog, cat, dog, dog], noise(4, 3, 2, 2), has_targets=True)
     message = json.loads(body)
     assert message.keys() == {"protocol", "prompts", "pictures"}
     assert message["protocol"] == 1
@@ -74,16 +74,16 @@ def test_request_sends_a_prompt_once_and_looks_as_documented() -> None:
 
 def test_request_keeps_prompts_apart_that_differ_in_their_target_alone() -> None:
     first, second = (Prompt("a", "a", target=noise(3, 2, 2, seed=seed)) for seed in (1, 2))
-    body = wire.encode_request([first, second], noise(2, 3, 2, 2), has_targets=True)
-    prompts, _ = wire.decode_request(body)
+    body = messages.encode_request([first, second], noise(2, 3, 2, 2), has_targets=True)
+    prompts, _ = messages.decode_request(body)
     assert torch.equal(prompts[0].target, first.target)
     assert torch.equal(prompts[1].target, second.target)
 
 
 def test_request_leaves_targets_out_where_no_one_looks_at_them() -> None:
     prompt = Prompt("a", "a", target=noise(3, 2, 2))
-    body = wire.encode_request([prompt], noise(1, 3, 2, 2), has_targets=False)
-    assert wire.decode_request(body)[0][0].target is None
+    body = messages.encode_request([prompt], noise(1, 3, 2, 2), has_targets=False)
+    assert messages.decode_request(body)[0][0].target is None
 
 
 @pytest.mark.parametrize(
@@ -110,40 +110,40 @@ def test_request_leaves_targets_out_where_no_one_looks_at_them() -> None:
     ],
 )
 def test_request_is_refused_with_the_place_of_the_fault(body: bytes, problem: str) -> None:
-    with pytest.raises(WireError, match=problem):
-        wire.decode_request(body)
+    with pytest.raises(MessageError, match=problem):
+        messages.decode_request(body)
 
 
 def test_request_with_pictures_of_several_sizes_is_refused() -> None:
     wide = base64_png(Image.new("RGB", (2, 1)))
     body = request(pictures=picture_of(PIXEL) + picture_of(wide))
-    with pytest.raises(WireError, match=r"several sizes \(1 x 1, 2 x 1\)"):
-        wire.decode_request(body)
+    with pytest.raises(MessageError, match=r"several sizes \(1 x 1, 2 x 1\)"):
+        messages.decode_request(body)
 
 
 def test_scores_arrive_as_the_same_float32() -> None:
     scores = torch.tensor([0.1, -1 / 3, 1e-40, 3.4e38, 0.0])
-    received = wire.decode_scores(wire.encode_scores(Scores(scores)), count=5)
+    received = messages.decode_scores(messages.encode_scores(Scores(scores)), count=5)
     assert torch.equal(received.values, scores)
 
 
 def test_scores_may_be_whole_numbers_beside_other_keys() -> None:
-    scores = wire.decode_scores(b'{"scores": [1, 2.5], "seconds": 3}', count=2)
+    scores = messages.decode_scores(b'{"scores": [1, 2.5], "seconds": 3}', count=2)
     assert scores.values.tolist() == [1.0, 2.5]
 
 
 def test_notes_arrive_as_they_were_and_look_as_documented() -> None:
     scores = Scores(torch.tensor([0.5, 0.25]), ('says "Ünï"\n☂', ""))
-    body = wire.encode_scores(scores)
+    body = messages.encode_scores(scores)
     assert json.loads(body) == {"scores": [0.5, 0.25], "notes": ['says "Ünï"\n☂', ""]}
-    assert wire.decode_scores(body, count=2).notes == scores.notes
+    assert messages.decode_scores(body, count=2).notes == scores.notes
 
 
 def test_notes_are_left_out_where_there_are_none() -> None:
-    body = wire.encode_scores(Scores(torch.tensor([0.5])))
+    body = messages.encode_scores(Scores(torch.tensor([0.5])))
     assert json.loads(body) == {"scores": [0.5]}
-    assert wire.decode_scores(body, count=1).notes == ()
-    assert wire.decode_scores(b'{"scores": [1], "notes": []}', count=1).notes == ()
+    assert messages.decode_scores(body, count=1).notes == ()
+    assert messages.decode_scores(b'{"scores": [1], "notes": []}', count=1).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_notes_are_left_out_where_there_are_none() -> None:
     ],
 )
 def test_notes_that_are_not_one_text_per_picture_are_refused(notes: str, problem: str) -> None:
-    with pytest.raises(WireError, match=problem):
-        wire.decode_scores(f'{{"scores": [0, 1], "notes": {notes}}}'.encode(), count=2)
+    with pytest.raises(MessageError, match=problem):
+        messages.decode_scores(f'{{"scores": [0, 1], "notes": {notes}}}'.encode(), count=2)
 
 
 @pytest.mark.parametrize(
@@ -177,25 +177,25 @@ def test_notes_that_are_not_one_text_per_picture_are_refused(notes: str, problem
     ],
 )
 def test_scores_that_are_none_are_refused(scores: str, problem: str) -> None:
-    with pytest.raises(WireError, match=problem):
-        wire.decode_scores(f'{{"scores": {scores}}}'.encode(), count=2)
+    with pytest.raises(MessageError, match=problem):
+        messages.decode_scores(f'{{"scores": {scores}}}'.encode(), count=2)
 
 
 def test_scores_must_be_there() -> None:
-    with pytest.raises(WireError, match="scores is .*Field required"):
-        wire.decode_scores(b'{"score": [1]}', count=1)
+    with pytest.raises(MessageError, match="scores is .*Field required"):
+        messages.decode_scores(b'{"score": [1]}', count=1)
 
 
 def test_scores_that_are_not_finite_are_never_sent() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        wire.encode_scores(Scores(torch.tensor([float("nan")])))
+        messages.encode_scores(Scores(torch.tensor([float("nan")])))
 
 
 def test_info_arrives_and_looks_as_documented() -> None:
     info = ScorerInfo(protocol=1, name="ocr", needs=("text", "target"))
-    body = wire.encode_info(info)
+    body = messages.encode_info(info)
     assert json.loads(body) == {"protocol": 1, "name": "ocr", "needs": ["text", "target"]}
-    assert wire.decode_info(body) == info
+    assert messages.decode_info(body) == info
 
 
 @pytest.mark.parametrize(
@@ -207,16 +207,16 @@ def test_info_arrives_and_looks_as_documented() -> None:
     ],
 )
 def test_info_of_another_kind_is_refused(body: bytes, problem: str) -> None:
-    with pytest.raises(WireError, match=problem):
-        wire.decode_info(body)
+    with pytest.raises(MessageError, match=problem):
+        messages.decode_info(body)
 
 
 def test_info_must_name_its_protocol() -> None:
-    with pytest.raises(WireError, match="protocol is .*Field required"):
-        wire.decode_info(b'{"name": "ocr", "needs": []}')
+    with pytest.raises(MessageError, match="protocol is .*Field required"):
+        messages.decode_info(b'{"name": "ocr", "needs": []}')
 
 
 def test_failure_arrives_and_must_say_something() -> None:
-    assert wire.decode_failure(wire.encode_failure('no "room"\n')) == 'no "room"\n'
-    with pytest.raises(WireError, match="error is ''"):
-        wire.decode_failure(b'{"error": ""}')
+    assert messages.decode_failure(messages.encode_failure('no "room"\n')) == 'no "room"\n'
+    with pytest.raises(MessageError, match="error is ''"):
+        messages.decode_failure(b'{"error": ""}')
