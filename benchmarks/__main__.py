@@ -68,7 +68,6 @@ def run_phase(phase: Sequence[str], *, repeats: int) -> list[Result]:
 
     Args:
         phase: Module and its options.
-        repeats: Of each side.
 
     Raises:
         SystemExit: It failed; what it said is printed.

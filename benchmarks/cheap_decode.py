@@ -40,10 +40,7 @@ class Measured:
     """The decode with some number of steps.
 
     Attributes:
-        steps: Of denoising.
         images_per_second: Drawn, not scored; median.
-        slowest: Of the repeats.
-        fastest: Of the repeats.
         rank_correlations: With the full decode, by term, and `total`; NaN without an order.
     """
 

@@ -39,7 +39,6 @@ class Growth:
         rollout_by_side: Likewise, where the image grows.
         update_by_tokens: Bytes by tokens of an image.
         update_by_entries: Bytes by entries of the codebook.
-        cache_bytes: Of one token and image.
         update_tokens: Of an image in `update_by_entries`.
     """
 

@@ -54,7 +54,6 @@ class Size:
     """What is measured.
 
     Attributes:
-        images: Of one prompt.
         side: Pixels of an image.
         codebook: Entries of the head; otherwise the model has the sizes of the embedded one.
     """

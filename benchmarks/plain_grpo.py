@@ -36,7 +36,6 @@ class Sample:
 
     Attributes:
         prompt: What was asked for.
-        token_ids: Of its grids.
         old_log_probs: Of its tokens, before the update.
     """
 

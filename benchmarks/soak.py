@@ -54,9 +54,7 @@ class Sighting:
 
     Attributes:
         step: From 1.
-        resident_bytes: Of the process.
         descriptors: Open files of the process.
-        threads: Of the process.
         disk_bytes: Of the run folder, gallery and all.
         step_seconds: As the run itself measured them.
     """
@@ -74,7 +72,6 @@ class Growth:
     """What became of one measure.
 
     Attributes:
-        name: Of the measure.
         first: Median over the first tenth of the steps that count.
         last: Median over their last tenth.
         slope: A step.
@@ -132,7 +129,6 @@ def watch_run(directory: Path, steps: int, overrides: Sequence[str]) -> Iterator
 
     Args:
         directory: Empty, for the run and its prompts.
-        steps: Of the run.
         overrides: Further settings.
 
     Raises:

@@ -47,7 +47,6 @@ class OurStep:
     """`collect` and `update_policy`, as the training loop runs them.
 
     Args:
-        config: Of the run.
         models: Its models.
     """
 

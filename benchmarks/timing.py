@@ -28,7 +28,6 @@ class Target:
 
     Attributes:
         kind: Whether the ratio is to reach the bound or to stay below it.
-        bound: Of ours over theirs.
     """
 
     kind: Literal["at least", "at most"]

@@ -121,8 +121,6 @@ def build_models(
     """Loads all models and puts them where they belong.
 
     Args:
-        config: Of the run.
-        device: Of this process.
         needs_reference: Whether a KL to the untrained policy is weighed.
         is_sharded: Whether the engine places the policy's weights, cut over processes.
 
@@ -210,7 +208,6 @@ def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: b
     """What can be said before anything is loaded.
 
     Args:
-        quantization: Of the language model.
         is_on_accelerator: Whether there is one.
 
     Raises:
@@ -234,7 +231,6 @@ def export_model(
     """Writes trained weights as other programs load them.
 
     Args:
-        config: Of the run.
         tensors: Of the policy, from a checkpoint.
         directory: New or empty.
         kind: A folder that peft loads, or one that `GlmImagePipeline.from_pretrained` loads.
@@ -325,8 +321,6 @@ def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> Pro
     """Prompts of a file, a folder, a hub data set, or of the embedded world (`tiny:...`).
 
     Args:
-        path: Of the prompts.
-        config: Of the run.
         reserved: What no prompt may hold.
     """
     height, width = config.rollout.height, config.rollout.width
@@ -397,7 +391,6 @@ class Launch:
     """The processes of a run.
 
     Attributes:
-        accelerator: Of this process.
         processes: What they agree through.
         cluster: In which collectors run; None where this process collects.
     """
@@ -611,7 +604,6 @@ def build_asynchronous_source(
     """Starts the collectors.
 
     Args:
-        config: Of the run.
         models: The learner's.
         batch_for_step: The prompts of a step, from 0.
         recheck: Says how the pictures of a step are decoded.

@@ -47,8 +47,6 @@ class ProcessReward:
     last of what it prints is held for errors.
 
     Args:
-        config: Of the term.
-        name: Of the term.
         device: Where the child puts its networks; they stay there.
         ready_seconds: Longest wait for the child to be ready.
 

@@ -110,9 +110,7 @@ class Bench:
     """What all sections share.
 
     Attributes:
-        scale: Of everything.
         device: Where it runs.
-        speed: Of the device.
     """
 
     scale: Scale

@@ -74,7 +74,6 @@ def check_same_evaluation(names: Sequence[str], configs: Sequence[Config]) -> No
 
     Args:
         names: Of the runs, for the error.
-        configs: Of the same runs.
 
     Raises:
         ConfigError: They differ in model, seed, number or size of the pictures.
@@ -325,7 +324,6 @@ class ComparedPicture:
 
     Attributes:
         path: Of the file, which may be gone.
-        total: Of the image.
         scores: Raw score by term; None where the term does not apply.
     """
 
@@ -339,7 +337,6 @@ class ComparedPrompt:
     """One held-out prompt with the pictures that all runs made of it.
 
     Attributes:
-        prompt_id: As in the tables.
         prompt: The caption.
         texts: The texts that should appear.
         target: File of the target picture, which may be gone; None for a prompt without one.

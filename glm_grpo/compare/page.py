@@ -45,7 +45,6 @@ class Line:
     """One line of a drawing.
 
     Attributes:
-        label: In the legend.
         xs: From left to right.
         ys: One for each of `xs`.
     """
@@ -60,7 +59,6 @@ class Point:
     """One point of a drawing.
 
     Attributes:
-        label: In the legend.
         x: To the right.
         y: Upwards.
         is_marked: Drawn with a ring, and joined to the other marked points.

@@ -43,7 +43,6 @@ def effective_config(
     """Bring keys that concern memory or speed to the nearest value that works.
 
     Args:
-        config: As given.
         processes: That train together.
         is_sharded: Whether they cut up the policy.
     """

@@ -353,7 +353,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
     Args:
         values: The sections.
-        prefix: Of every key.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():

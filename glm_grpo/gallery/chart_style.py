@@ -23,13 +23,10 @@ class Theme:
 
     Attributes:
         ground: Behind everything.
-        ink: Of text.
         grid: Of lines that help to read a figure.
         soft: Of what stands beside the main figures.
         blue: Of the main figures, and of what is high.
         vermilion: Of limits, and of what is low.
-        green: Of a third kind.
-        others: Of further kinds.
     """
 
     ground: str

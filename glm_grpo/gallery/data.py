@@ -263,7 +263,6 @@ def read_groups(
     Numbers are the shortest decimals that give the stored 32-bit ones back.
 
     Args:
-        path: Of the table.
         columns: `ROLLOUT_COLUMNS` or `EVALUATION_COLUMNS`.
         readers: Terms whose notes are what an OCR engine read, and whether case counts there.
         evaluated: The run, if the table is of an evaluation: its totals are then comparable with
@@ -365,7 +364,6 @@ class Records:
 
     Attributes:
         folder: The run.
-        settings: Of the run.
         metrics: By step; step 0 is the evaluation before the first.
         bands: Of the canaries; None without.
         chunks: Key of a data file -> its steps in order, those with a rollout or metrics. Step 0

@@ -47,7 +47,6 @@ class ModelSettings:
     """How the policy is held.
 
     Attributes:
-        dtype: Of weights and activations.
         adapter_rank: Of LoRA; None trains language model and head in full.
         is_checkpointing: Activations are computed again in the backward pass.
         needs_reference: A KL to the reference is weighed.
@@ -72,7 +71,6 @@ class BatchSizes:
         group_size: G.
         height: Pixels.
         width: Pixels.
-        prompt_tokens: Of the longest prompt.
         micro_batch_size: Images a forward and backward pass.
         is_truncated: By top-k or top-p.
         decode_batch_size: Images of a group that are drawn at once; None: all.
@@ -113,7 +111,6 @@ class MemoryItem:
     """One thing that takes memory.
 
     Attributes:
-        name: For people.
         by_phase: Bytes on the accelerator; 0 where a phase is left out.
         cpu: Bytes in CPU memory for the whole run, where it waits there or stays there.
     """

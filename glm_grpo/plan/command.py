@@ -84,7 +84,6 @@ def plan_config(
     Args:
         config: Of the run to come; no model is loaded.
         memory: Bytes there are; None: it is not asked whether they suffice.
-        prompt_tokens: Of the longest prompt.
         device: None: there is no accelerator, and everything is in CPU memory.
         processes: That train together; figures are of the one with the largest part.
 

@@ -11,7 +11,6 @@ class DeviceSpeed:
     """Published peak figures of a device.
 
     Attributes:
-        name: As its maker writes it.
         bandwidth: Of its memory, bytes a second.
         flops: Operations a second in bf16 on dense matrices, sums in fp32.
         link: From CPU memory and back, bytes a second in each direction.

@@ -50,8 +50,6 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
     """What one step works on, in the process that has most of it.
 
     Args:
-        config: Of the run.
-        prompt_tokens: Of the longest prompt.
         processes: That share the prompts.
     """
     rollout = config.rollout
@@ -153,7 +151,6 @@ class ConfigPlanner:
     """Plans configs of one model.
 
     Args:
-        planner: Of the model.
         prompt_tokens: Of the longest prompt, >= 1.
         is_on_accelerator: False: there is none, and everything is in CPU memory.
         processes: That train together; plans are of the one with the largest part.
@@ -341,7 +338,6 @@ def check_fit(
     planned, and a line of the log says so.
 
     Args:
-        config: Of the run.
         planner: Of the model; None where its sizes are not known.
         sources: All prompts.
         device: Where the phases take place.

@@ -22,7 +22,6 @@ class SequenceSizes:
     Attributes:
         prompts: P.
         group_size: G.
-        prompt_tokens: Of each prompt.
         tokens: T, generated.
     """
 
@@ -49,8 +48,6 @@ def step_floors(
     """Seconds by phase; reward terms have no floor, since what they do is their own.
 
     Args:
-        config: Of the run.
-        planner: Of the model.
         prompt_tokens: Of the longest prompt; all are taken to be as long.
         plan: Of the same config: says what offloading moves.
         device: Where it runs.
@@ -127,8 +124,6 @@ def update_flops(
     costs twice as much backward as forward.
 
     Args:
-        work: For a token.
-        sizes: Of the step.
         updates: Of the optimizer on one rollout.
         is_full: Gradients of all matrices; False: they flow through to adapters alone.
         is_checkpointing: Layers are computed again in the backward pass.
@@ -153,7 +148,6 @@ def decode_flops(
         transformer_flops: Of one pass of the diffusion transformer, for one image.
         vae_flops: Of turning the latents of one image into pixels.
         images: How many.
-        steps: Of denoising.
         guidance_scale: Above 1 a step costs two passes.
     """
     passes = 2 if guidance_scale > 1 else 1

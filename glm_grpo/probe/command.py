@@ -41,7 +41,6 @@ def probe_config(
         num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
         shares: Of the advantage, by term, if weights are to be proposed; empty for none.
-        directory: Of the page.
 
     Returns:
         Tables for the terminal, and the path of the page.

@@ -40,7 +40,6 @@ class ProbedTerm:
 
     Attributes:
         audit: Figures of the samples.
-        weight: In the config.
         reconstruction: Mean score of the decoded tokens of the target pictures, what a perfect
             policy would get; NaN without targets.
         room: Mean, over the prompts with a target, of that score less the mean of the prompt's

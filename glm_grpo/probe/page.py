@@ -58,7 +58,6 @@ class Bars:
     """One bar for each term.
 
     Attributes:
-        label: In the legend.
         values: One a term; NaN is drawn as a dash.
     """
 
@@ -71,7 +70,6 @@ class Range:
     """What the samples score by one term, and what they might, in units of that term.
 
     Attributes:
-        name: Of the term.
         mean: Of all samples; NaN where the term applies to none.
         best: Mean over the prompts of the best sample of each; likewise.
         reconstruction: Of the targets' own tokens; NaN without targets.
@@ -168,7 +166,6 @@ def draw_matrix(names: Sequence[str], values: Float64[Tensor, "R R"], *, is_dark
     """Draw correlations as a heat map with its numbers.
 
     Args:
-        names: Of rows and columns.
         values: -1..1; NaN is drawn as a dash on the ground of the page.
         is_dark: For a page of dark ground.
 

@@ -38,7 +38,6 @@ class FullDecode:
         steps: Denoising steps.
         cheap_steps: Of the rollouts, fewer.
         timed_images: So many were drawn both ways with nothing else to do.
-        seconds: For those.
         cheap_seconds: For the same with the steps of the rollouts.
     """
 
@@ -101,7 +100,6 @@ def report_decode(
     """Turns two decodes of the same samples into figures.
 
     Args:
-        full: Of the samples.
         cheap: Raw scores of the samples as rollouts decode them.
         mode: How terms are combined.
         min_rank_correlation: Below which a run would fall back to the full decode.
@@ -246,7 +244,6 @@ def report_probe(
     """Turns samples into figures.
 
     Args:
-        samples: As drawn.
         mode: How terms are combined.
         shares: Of the advantage, by term, if weights are to be proposed that give them.
         min_rank_correlation: Between cheap and full decode, where a run would fall back.
@@ -288,7 +285,6 @@ def probed_prompts(samples: ProbeSamples, *, mode: Mode) -> list[ProbedPrompt]:
     """The pictures of each prompt with their totals.
 
     Args:
-        samples: As drawn.
         mode: How terms are combined. Under `normalize_then_sum` totals are relative to a group, and
             a picture outside it has none.
     """

@@ -31,7 +31,6 @@ def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -
     Args:
         console: Where to.
         folder: The run.
-        rescoring: Of that run.
     """
     console.print(_groups_table(rescoring))
     console.print(_terms_table(rescoring))
@@ -57,7 +56,6 @@ def write_rescoring_sheet(folder: RunFolder, rescoring: Rescoring) -> Path | Non
 
     Args:
         folder: The run.
-        rescoring: Of that run.
 
     Returns:
         The path of the sheet; None where no image gains or loses, and nothing is written.

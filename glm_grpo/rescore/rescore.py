@@ -80,8 +80,6 @@ class SettingChange:
 
     Attributes:
         key: Dotted, as in the config.
-        before: As the run was trained.
-        after: As it was rescored.
     """
 
     key: str
@@ -94,9 +92,6 @@ class TermChange:
     """One term under the run's weights and under the others.
 
     Attributes:
-        name: Of the term.
-        weight_before: In the run.
-        weight_after: In the rescoring.
         share_before: Of the variance inside groups, see `rewards.reweigh.advantage_shares`.
         share_after: The same in the rescoring.
     """
@@ -114,12 +109,9 @@ class MovedImage:
 
     Attributes:
         step: In which it was sampled.
-        prompt_id: Of its prompt.
         prompt: The caption.
         sample: Its number in the group.
         image: Path relative to the run folder.
-        advantage_before: As stored.
-        advantage_after: As rescored.
     """
 
     step: int
@@ -182,7 +174,6 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     """The config of a run with other weights, another combination or other advantages.
 
     Args:
-        config: Of the run.
         overrides: `key=value` with the keys `reward.terms.<name>.weight`,
             `reward.terms.<name>.std_floor`, `reward.combine` and `advantage.*`, written as for
             train.py.
@@ -218,7 +209,6 @@ def list_changes(
     """What overrides set to something else than the run had.
 
     Args:
-        config: Of the run.
         other: The same with the overrides, see `override_weighing`.
         overrides: `key=value`; a key that keeps its value is left out.
     """

@@ -27,7 +27,6 @@ class StoredGroups:
 
     Attributes:
         steps: Of each group, never falling.
-        prompt_ids: Of each group.
         prompts: Caption of each group.
         images: P * G paths relative to the run folder.
         names: Of the terms, the order of the R axis.
@@ -83,7 +82,6 @@ class StoredEvaluation:
     """One evaluation of the held-out prompts.
 
     Attributes:
-        step: Of the policy.
         groups: Pictures and raw scores, one group a prompt.
         texts: The texts that each prompt asks for.
         targets: Path of each prompt's target picture relative to the run folder, or None.
@@ -114,7 +112,6 @@ class EvaluatedRun:
     Attributes:
         folder: The run.
         name: The shortest end of its path that no other run's path has.
-        config: Of the run.
         evaluations: In the order of their steps, at least two.
     """
 
@@ -160,7 +157,6 @@ def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> Evalu
 
     Args:
         folder: The run.
-        config: Of the run.
         name: What to call it.
 
     Raises:

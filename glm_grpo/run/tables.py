@@ -146,7 +146,6 @@ def check_stored(schema: type[Schema], content: str | bytes, place: str) -> Sche
     """What a JSON text of a run folder says, or which field of it does not fit.
 
     Args:
-        schema: Of the text.
         content: The text.
         place: The file, or the line of it, for the error.
 
@@ -240,7 +239,6 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
     paths below `images/`.
 
     Args:
-        path: Of the table.
         columns: Those to be read, `raw/` and `note/` for all whose names begin so; None for all.
 
     Raises:
@@ -321,7 +319,6 @@ def with_comparable_totals(folder: RunFolder, path: Path, table: pyarrow.Table) 
 
     Args:
         folder: The run.
-        path: Of the table.
         table: As `read_table` gives it, with the column `total`.
 
     Raises:

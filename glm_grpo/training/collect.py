@@ -31,7 +31,6 @@ class CollectSettings:
 
     Attributes:
         combine: How the terms become one reward.
-        advantage: Of rewards into advantages.
         loss: Whether a KL to the reference is weighed, and whether in the reward.
         micro_batch_size: Sequences the reference scores at once.
         decode_steps: Denoising steps of what is trained on, >= 1.
@@ -58,7 +57,6 @@ def collect(
     Where several processes each bring a part of a batch, advantages are those of the whole.
 
     Args:
-        models: Of the run.
         batch: Prompts and seeds, of this process.
         settings: Plain values.
         policy_step: Updates the policy has had.

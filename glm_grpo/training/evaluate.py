@@ -17,9 +17,7 @@ def evaluate(models: Models, batches: Sequence[PromptBatch], *, step: int) -> Ev
     """Samples, decodes and scores held-out prompts.
 
     Args:
-        models: Of the run.
         batches: Held-out prompts, in order, at least one batch.
-        step: Of the policy.
     """
     images, tables, entropies = [], [], []
     for batch in batches:

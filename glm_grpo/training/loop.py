@@ -78,7 +78,6 @@ class Trainer:
         saver: Writes its checkpoints.
         progress: Tells the terminal.
         strategy: Joins the gradients of the processes.
-        processes: Of the run.
     """
 
     def __init__(

@@ -141,7 +141,6 @@ class Models:
         """What the phase uses is on the accelerator inside, and nothing else that is offloaded.
 
         Args:
-            phase: Of a step.
             size: What it works on, for the error where memory runs out.
             clock: Gets the seconds, without those of moving models.
             timed_as: Their name; None: the phase's.
@@ -166,7 +165,6 @@ def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
     go through unchanged.
 
     Args:
-        phase: Of the step.
         size: What the phase works on.
 
     Raises:

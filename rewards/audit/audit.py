@@ -27,7 +27,6 @@ class TermAudit:
     """Figures of one term, in units of its raw score where nothing else is said.
 
     Attributes:
-        name: Of the term.
         mean: Over all images.
         std: Over all images, of the population.
         std_within: Root of the mean over groups of the variance (of the population) inside a
@@ -243,7 +242,6 @@ def find_conflicts(
 
     Args:
         audit: Of a reward; an undefined correlation is no conflict.
-        weights: Of its terms.
         threshold: Correlation of the weighed scores, -1..0.
     """
     names = [term.name for term in audit.terms]

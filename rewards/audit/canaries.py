@@ -115,7 +115,6 @@ class Departure:
     """A canary that left its band.
 
     Attributes:
-        name: Of the canary.
         mean: Over the prompts of the step.
         low: Lower end of the band for a mean of that many prompts.
         high: Upper end.

@@ -47,7 +47,6 @@ class RetryRules:
         asks for more than two minutes is not tried again.
 
         Args:
-            outcome: Of the last try.
             tries: How many there were, >= 1.
         """
         if tries > self.retries or not self._is_passing(outcome):
@@ -179,7 +178,6 @@ def describe(outcome: httpx.Response | httpx.RequestError, *, secret: str = "") 
     body, and not its own words for the status.
 
     Args:
-        outcome: Of the request.
         secret: Is left out, wherever it stands; "" for none.
     """
     if isinstance(outcome, httpx.RequestError):

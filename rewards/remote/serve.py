@@ -53,7 +53,6 @@ def serve(
 
     Args:
         build: Makes what scores, once nothing else is missing.
-        name: For errors and people.
         needs: What of a prompt it uses.
         host: Address to listen at; one that others can reach wants a token in the environment.
         port: 0 for any that is free.

@@ -127,7 +127,6 @@ def load_head(path: Path, *, width: int) -> nn.Sequential:
 
     Args:
         path: A .safetensors file, or a .pth file that is loaded as tensors only.
-        width: Of the embedding.
 
     Raises:
         RewardError: The file is missing, is none of these, or is made for another embedding.

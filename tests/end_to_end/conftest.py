@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accelerate import Accelerator
@@ -11,8 +12,10 @@ from rich.console import Console
 
 from glm_grpo.build import Launch, Prompts, build_models, build_prompts, build_trainer
 from glm_grpo.config import compose_config
+from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.resume import open_run
 from glm_grpo.training.distributed.processes import Processes
+from rewards.score import Scorer, Term
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -22,6 +25,23 @@ SMALL = (
     "train.micro_batch_size=16",
     "train.eval_every=1000",
     "train.checkpoint_every=1000",
+    "optim.warmup_steps=0",
+    "optim.schedule=constant",
+    "trackers=[]",
+)
+
+# Three seconds a step on two cores.
+SMALL_RUN = (
+    "rollout.prompts_per_step=2",
+    "rollout.group_size=2",
+    "rollout.height=32",
+    "rollout.width=32",
+    "train.steps=4",
+    "train.micro_batch_size=2",
+    "train.eval_every=1000",
+    "train.checkpoint_every=1",
+    "train.keep_checkpoints=9",
+    "eval.samples_per_prompt=1",
     "optim.warmup_steps=0",
     "optim.schedule=constant",
     "trackers=[]",
@@ -54,3 +74,86 @@ def make_trainer(tmp_path):
         return trainer, models, run_dir
 
     return build
+
+
+class Brightness:
+    """Scores by brightness; `change` is given the scores of each group and its prompt."""
+
+    def __init__(self, change=lambda scores, prompt: scores):
+        self._change = change
+
+    def applies_to(self, prompt):
+        return True
+
+    def score(self, prompts, pixels):
+        return self._change(pixels.float().mean(dim=(1, 2, 3)) / 255, prompts[0])
+
+    def modules(self):
+        return ()
+
+
+@pytest.fixture
+def brightness():
+    """`Brightness`, as a fixture: test folders are no packages."""
+    return Brightness
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Builds a run of the real loop on one term.
+
+    `at_step` is called with the stage and the number of each step before it begins. Another run of
+    the same folder goes on with it.
+    """
+    data = tmp_path / "prompts.txt"
+    data.write_text("a red circle\na blue square\n")
+
+    def build(*overrides, term=None, weight=1.0, at_step=lambda models, step: None, folder="run"):
+        paths = (f"data.path={data}", f"data.eval_path={data}", f"run_dir={tmp_path / folder}")
+        config = compose_config(CONFIG_DIR, "tiny", [*SMALL_RUN, *paths, *overrides])
+        accelerator = Accelerator()
+        models = build_models(config, accelerator.device, needs_reference=True)
+        models = dataclasses.replace(
+            models, scorer=Scorer([Term("brightness", term or Brightness(), weight)])
+        )
+        trainer = build_trainer(
+            config,
+            models,
+            build_prompts(config),
+            open_run(config),
+            Launch(accelerator, Processes()),
+            Console(quiet=True),
+        )
+        batch_for_step = trainer.source.batch_for_step
+
+        def announced(at):
+            at_step(models, at + 1)
+            return batch_for_step(at)
+
+        trainer.source.batch_for_step = announced
+        return trainer, models, RunFolder(tmp_path / folder)
+
+    return build
+
+
+class Payload:
+    """Unpickled, it makes a file: what ran once could have done anything."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.trace,))
+
+    @property
+    def was_run(self) -> bool:
+        return self.trace.exists()
+
+    def as_code(self) -> str:
+        """A module that does the same on import."""
+        return f"from pathlib import Path\nPath({str(self.trace)!r}).touch()\n"
+
+
+@pytest.fixture
+def payload(tmp_path: Path) -> Payload:
+    return Payload(tmp_path / "payload-was-run")

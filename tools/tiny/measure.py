@@ -49,7 +49,6 @@ class Embedded:
 
     Args:
         folder: A pipeline in the diffusers layout.
-        steps: Of denoising.
     """
 
     def __init__(self, folder: Path, *, steps: int) -> None:

@@ -95,7 +95,6 @@ def train_decoder(
         glyph_tokenizer: Bytes.
         tokens_of_cells: The token of every cell.
         steps: Of 24 pictures.
-        folder: Of the snapshots.
         seed: Of the whole pre-training.
     """
     transformer.requires_grad_(True)

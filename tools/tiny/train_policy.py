@@ -51,7 +51,6 @@ def train_policy(
         careless_steps: Steps after those with careless captions.
         letter_rate: Probability that a letter of a careless caption is random.
         other_rate: Probability that its shape, colours or place are.
-        folder: Of the snapshots.
         seed: Of the whole pre-training.
     """
     model.requires_grad_(False)

@@ -35,9 +35,6 @@ class GlmImageDecoder:
         guidance_scale: 1 for no classifier-free guidance; above it a step costs two passes.
         batch_size: Images of a group that are drawn at once, >= 1; None: all. Changes pictures by
             no more than rounding.
-
-    Attributes:
-        steps: Of denoising.
     """
 
     def __init__(

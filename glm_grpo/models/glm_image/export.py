@@ -25,8 +25,6 @@ class StockSettings:
         temperature: Of token sampling, > 0.
         top_k: Of token sampling; None: not truncated.
         top_p: Of token sampling; None: not truncated.
-        decode_steps: Of the diffusion decoder.
-        guidance_scale: Of the diffusion decoder.
         outside_codebook: What stock sampling, which is not restricted to the codebook, may draw
             besides; empty: not measured.
     """

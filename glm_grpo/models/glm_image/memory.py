@@ -72,8 +72,6 @@ def build_meta_policy(
     """The real policy around a model without values.
 
     Args:
-        configs: Of the model.
-        settings: Of the policy.
         layers: None: all there are; a number: so many, and no reference beside them.
     """
     model = build_language_model(configs.language, settings.dtype, layers=layers)
@@ -346,7 +344,6 @@ class ShardBytes:
         frozen: Of weights that are not trained.
         trained: Of those that are; of their gradients as much, of their moments twice.
         whole: Of all weights together, as they are computed with.
-        layer: Of the largest layer.
         root: Of what is in no layer: embedding, head and the last norm.
         upcast: Of all weights in CPU memory before they are cut.
         widening: By which gradients grow on their way to the other processes: 1, or 2 where 16
@@ -367,9 +364,7 @@ class UpdateBytes:
     """What the update phase takes besides weights that are always there.
 
     Attributes:
-        gradients: Of what is trained.
         whole: Of weights and gradients that are together for a moment; 0 without shards.
-        activations: Of replay.
     """
 
     gradients: int
@@ -420,7 +415,6 @@ def update_on_shards(shards: ShardBytes, *, scoring: int, backward: int) -> Upda
     Source: torch.distributed.fsdp._fully_shard._fsdp_param_group, of torch 2.15.
 
     Args:
-        shards: Of the policy.
         scoring: Activations without gradient.
         backward: Activations of a backward pass.
     """
@@ -452,7 +446,6 @@ class GlmImagePlanner:
     """Plans runs of one model; what was measured for one plan serves the next.
 
     Args:
-        configs: Of the model.
         folder: Of its tokenizers; None where they are not at hand.
     """
 

@@ -220,9 +220,6 @@ class PartConfigs:
 
     Attributes:
         language: Of the language model with its vision tower.
-        transformer: Of the diffusion transformer.
-        vae: Of the decoder to pixels.
-        text_encoder: Of the glyph encoder.
     """
 
     language: dict[str, Any]
@@ -293,7 +290,6 @@ def build_language_model(
 
     Args:
         config: As in its config.json.
-        dtype: Of all weights.
         layers: Decoder layers, and one of the vision tower; None: as many as the config says.
     """
     settings = GlmImageConfig.from_dict(config)
@@ -311,8 +307,6 @@ def build_decoder(
     """Transformer, VAE and glyph encoder, in this order.
 
     Args:
-        configs: Of the model.
-        dtype: Of weights and activations.
         is_in_8_bits: The transformer's weights are held in 8 bits.
     """
     logger = logging.getLogger("diffusers.models.modeling_utils")

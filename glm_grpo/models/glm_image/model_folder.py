@@ -134,7 +134,6 @@ def read_config(folder: Path, part: str) -> dict[str, Any]:
     """A part's config.json, whose kind and sizes a model can be built from.
 
     Args:
-        folder: Of the pipeline.
         part: A key of `model_index.json` with weights.
 
     Raises:
@@ -185,7 +184,6 @@ def check_weights(folder: Path, part: str, model: nn.Module) -> None:
     """Compares names and shapes in the headers of a part's files with those of its model.
 
     Args:
-        folder: Of the pipeline.
         part: A key of `model_index.json` with weights.
         model: Of its config, without values.
 
@@ -239,7 +237,6 @@ def check_tokenizers(folder: Path, *, vocabulary: int, glyphs: int) -> ReservedT
     covered: one that loops on some prompts alone, and a tokenizer whose regular expressions do.
 
     Args:
-        folder: Of the pipeline.
         vocabulary: Entries of the language model's embedding.
         glyphs: Of the glyph encoder's.
 

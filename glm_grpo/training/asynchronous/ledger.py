@@ -39,7 +39,6 @@ class Steps:
 
     Attributes:
         first: The next to be learned, from 1.
-        last: Of the run.
         updates_each: Updates a step brings, >= 1.
         max_age: Updates between the weights that sample and those that learn, at most, >= 0.
         collectors: How many there are, >= 1.

@@ -41,7 +41,6 @@ class CheckpointSaver:
     nothing is saved under its number: whether all updates of a rollout or half of one were made.
 
     Args:
-        folder: Of the run.
         state: The last finished step.
         optimizer: Its state is saved; tells when it begins to write.
         learning_rate: Counts updates, also those that leave the weights alone.

@@ -148,9 +148,6 @@ class ReservedTexts:
     Such a token would start an image, or announce one that is not there, in the middle of a prompt.
     What the glyph encoder reserves is refused in quotation marks alone, since it reads nothing
     else. The `text` field reaches no tokenizer of the model.
-
-    Args:
-        tokens: Of the model.
     """
 
     def __init__(self, tokens: ReservedTokens) -> None:
@@ -185,7 +182,6 @@ def make_entry(row: Row, position: int) -> PromptEntry:
     """Check one row.
 
     Args:
-        row: As read.
         position: Of the row in its file, from 0; its name where it has no `id`.
 
     Raises:

@@ -142,7 +142,6 @@ def batch_for_step(
     Args:
         prompt_set: P <= its length.
         step: From 0.
-        seed: Of the run.
         prompts_per_step: P.
         group_size: G.
 
@@ -204,7 +203,6 @@ def evaluation_batches(
         rows: Of those that are evaluated here.
         prompts_per_batch: P of all batches but the last, which may be smaller.
         samples_per_prompt: G.
-        seed: Of the evaluation.
     """
     batches = []
     for start in range(0, len(rows), prompts_per_batch):

@@ -36,9 +36,7 @@ class Failure:
     """The failure of the first process that failed.
 
     Attributes:
-        rank: Of the process.
         kind: Name of the error's class.
-        message: Of the error.
     """
 
     rank: int
@@ -59,7 +57,6 @@ class Processes:
         """A single one unless told otherwise; `current_processes` finds those of a launch.
 
         Args:
-            rank: Of this process.
             count: How many there are.
             group: They talk through; None for a single one.
         """

@@ -94,8 +94,6 @@ class Strategy:
 
     Args:
         policy: Holds its weights; replays through the wrapped network from then on.
-        accelerator: Of this launch.
-        processes: Of this launch.
     """
 
     def __init__(self, policy: Policy, accelerator: Accelerator, processes: Processes) -> None:

@@ -117,7 +117,6 @@ class Progress:
         """Says how the held-out prompts scored, and how that changed since step 0.
 
         Args:
-            step: Of the policy.
             metrics: Of the evaluation; only names that begin with `eval/` are shown.
         """
         self._time_left.begin("")

@@ -55,7 +55,6 @@ class StepRecord:
     """What was recorded of a step.
 
     Attributes:
-        metrics: As stored.
         departures: Canaries that left their band.
     """
 
@@ -67,8 +66,6 @@ class RunRecorder:
     """The records of a run in its folder.
 
     Args:
-        folder: Of the run.
-        processes: Of the run.
         open_files: Called in the main process: what writes, and what watches for a policy that
             games its reward.
         combine: How the terms are combined into totals.
@@ -149,9 +146,7 @@ class RunRecorder:
 
         Args:
             step: From 1.
-            experience: Of this process.
             updates: One for each update.
-            clock: Of the step.
             more: Further metrics.
         """
         gather = self._processes.gather

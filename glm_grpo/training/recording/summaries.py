@@ -58,7 +58,6 @@ def paired_bootstrap(
         after: One score for the same prompts in the same order.
         confidence: Probability that the interval is to cover, in (0, 1).
         resamples: Number of resampled means, >= 1.
-        seed: Of the resampling.
 
     Returns:
         The mean difference and its interval; a single prompt gives an interval of no width.

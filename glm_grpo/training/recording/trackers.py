@@ -180,7 +180,6 @@ class Trackers:
     """Trackers by name, started at the first step that is logged.
 
     Args:
-        names: As accelerate calls them.
         folder: Of the run. A run that resumes goes on in the trackers' own runs, whose names are
             kept there.
         config: The resolved configuration.
@@ -278,7 +277,6 @@ class _Run:
 
     Attributes:
         tracker: Accelerate's name for it.
-        folder: Of the run.
         step: The first that may have been logged before, by a run that was killed.
         id: What the tracker calls the run it is to go on with; None where it is new to it.
     """
@@ -303,7 +301,6 @@ class _Started:
     """A tracker that takes metrics.
 
     Attributes:
-        tracker: Of accelerate.
         run_id: What it calls the run, by which it can go on; None where it cannot.
         show: Is given the evaluation prompts and the step.
     """

@@ -9,7 +9,7 @@ import pytest
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from glm_grpo.training.data.prompts import batch_for_step, load_prompts
-from tests.distributed.conftest import metrics_of
+from tests.end_to_end.distributed.conftest import metrics_of
 
 pytestmark = [pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from tests.distributed.conftest import assert_same_metrics, files_of, metrics_of
+from tests.end_to_end.distributed.conftest import assert_same_metrics, files_of, metrics_of
 
 pytestmark = [pytest.mark.timeout(900)]
 

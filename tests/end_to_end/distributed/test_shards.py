@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm_grpo.training.checkpoint.files import load_checkpoint
-from tests.distributed.conftest import (
+from tests.end_to_end.distributed.conftest import (
     SHARDS,
     Launcher,
     assert_same_metrics,

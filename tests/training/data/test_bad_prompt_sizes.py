@@ -18,7 +18,7 @@ import pytest
 
 from glm_grpo.errors import DataError
 from glm_grpo.training.data.prompts import PromptSet
-from tests.faults.prompt_files import load, written
+from tests.training.data.prompt_files import load, written
 
 MEBIBYTE = 2**20
 

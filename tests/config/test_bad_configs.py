@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from glm_grpo.config import Config, compose_config, from_yaml, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
-from tests.faults.generated import GENERATED
+from tests.generated import GENERATED
 
 MEBIBYTE = 2**20
 ROOT = Path(__file__).resolve().parents[2]

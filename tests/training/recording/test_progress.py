@@ -16,7 +16,7 @@ from rich.console import Console
 
 from glm_grpo.training.recording.progress import Progress
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 RUN = """
 import logging, sys

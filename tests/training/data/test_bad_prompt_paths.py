@@ -14,8 +14,8 @@ from PIL import Image
 
 from glm_grpo.errors import DataError
 from glm_grpo.run.folder import safe_name
-from tests.faults.generated import GENERATED
-from tests.faults.prompt_files import lines, load, written
+from tests.generated import GENERATED
+from tests.training.data.prompt_files import lines, load, written
 
 NAMES_FILES = "names files of the run; use at most 100 printable characters, no slash, no dot"
 BAD_IDS = [

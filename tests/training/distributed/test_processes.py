@@ -14,7 +14,7 @@ from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import out_of_memory_explained
 from rewards.types import Prompt, RewardError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Captions:

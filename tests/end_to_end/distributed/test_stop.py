@@ -8,7 +8,7 @@ import pytest
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
-from tests.distributed.conftest import metrics_of
+from tests.end_to_end.distributed.conftest import metrics_of
 
 pytestmark = [pytest.mark.timeout(900)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 TRAINING = ("GO", "ON", "UP", "IN", "AT", "BY", "SO", "WE")
 HELD_OUT = ("NO", "GO", "ON")

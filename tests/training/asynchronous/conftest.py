@@ -15,7 +15,7 @@ import pytest
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOON = 240.0
 """Seconds after which a test gives up on a run."""
 

@@ -62,7 +62,7 @@ def test_ages_are_bounded_and_every_step_is_there(undisturbed: Any) -> None:
 
 
 def test_metrics_of_collectors_are_documented(undisturbed: Any) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reading_curves.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reading_curves.md").read_text()
     documented = re.findall(r"^\| `(async/[a-z_]+|time/proximal)` \|", text, flags=re.MULTILINE)
     rows = undisturbed.rows()
     written = {name for name in rows[-1] if name.startswith("async/") or name == "time/proximal"}

@@ -20,7 +20,7 @@ from glm_grpo.training.checkpoint.resume import find_checkpoint, open_run
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.recording.recorder import Recorder
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 STATE = {
     "optimizer": {"state": {}, "groups": []},
     "updates": 3,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from glm_grpo.errors import DataError
 from glm_grpo.run.folder import safe_name
 from glm_grpo.training.data.prompts import PromptSet
-from tests.faults.generated import GENERATED
-from tests.faults.prompt_files import lines, load, written
+from tests.generated import GENERATED
+from tests.training.data.prompt_files import lines, load, written
 
 
 def table(**columns: object) -> bytes:

@@ -10,7 +10,7 @@ import torch
 from glm_grpo.errors import ConfigError
 from glm_grpo.terminal import exit_code
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ from glm_grpo.training.data.entries import PromptEntry
 from glm_grpo.training.data.prompts import PromptSet
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES
-from tests.faults.generated import GENERATED
+from tests.generated import GENERATED
 
 EXAMPLES = int(os.environ.get("GLM_GRPO_SWEEP_EXAMPLES", "0"))
 # Far above what any value takes, on a busy machine too: a hang is found, not slowness.

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.distributed.conftest import Launcher, assert_same_metrics, metrics_of
+from tests.end_to_end.distributed.conftest import Launcher, assert_same_metrics, metrics_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
