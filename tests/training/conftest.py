@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 from glm_grpo.types import Evaluation, ImageBatch
 from rewards.types import Prompt, RewardTable
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def build(*, prompts: int = 2, samples: int = 2, height: int = 4, width: int = 8) -> Evaluation:
@@ -54,27 +47,3 @@ def build(*, prompts: int = 2, samples: int = 2, height: int = 4, width: int = 8
 def make_evaluation() -> Callable[..., Evaluation]:
     """Builds an evaluation of so many prompts and samples, of pictures of so many pixels."""
     return build
-
-
-@pytest.fixture(scope="module")
-def found_by_two_processes(tmp_path_factory):
-    """Starts a script of this folder in two processes, each of which writes RANK.json."""
-
-    def start(script):
-        folder = tmp_path_factory.mktemp("found")
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        cpu = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(
-            [sys.executable, *launcher, str(Path(__file__).parent / script), str(folder)],
-            cwd=ROOT,
-            env={**os.environ, **cpu, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        paths = sorted(folder.glob("*.json"))
-        assert len(paths) == 2, ended.stdout + ended.stderr
-        return [json.loads(path.read_text()) for path in paths]
-
-    return start
