@@ -5,7 +5,9 @@ Axes, everywhere outside `glm_image/` and `rewards/`:
 =====  ====================================================================
 P      prompts of one batch
 G      images (token grids) sampled for each prompt
-T      AR tokens of one image: preview grid, then target grid
+T      AR tokens of one image: preview grid, then target grid; of an edit, target grid alone
+N      source pictures of a prompt, 0 for text-to-image
+S      tokens of a target grid or of a source picture
 R      reward terms
 H W    pixels
 =====  ====================================================================
@@ -29,7 +31,7 @@ class PromptBatch:
     """What one step asks for.
 
     Attributes:
-        prompts: The P prompts.
+        prompts: The P prompts, all with N source pictures.
         group_size: G, images per prompt (>= 2 when training).
         height: Pixels, a multiple of 32.
         width: Pixels, a multiple of 32.
@@ -44,6 +46,11 @@ class PromptBatch:
     seed: int
     decode_seeds: tuple[int, ...]
 
+    @property
+    def num_sources(self) -> int:
+        """N."""
+        return len(self.prompts[0].sources)
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -56,12 +63,15 @@ class Rollout:
         sampling_mask: The codebook entries that could be sampled at each token (top-k / top-p), V
             wide; None when nothing was truncated.
         policy_step: Number of optimizer steps of the policy that sampled.
+        source_token_ids: What the policy read of the source pictures: codebook ids, row by row;
+            None for text-to-image. They are encoded once, because rounding may flip a tie.
     """
 
     token_ids: Int64[Tensor, "P G T"]
     log_probs: Float32[Tensor, "P G T"]
     sampling_mask: Bool[Tensor, "P G T V"] | None
     policy_step: int
+    source_token_ids: Int64[Tensor, "P N S"] | None = None
 
 
 @dataclass(frozen=True)

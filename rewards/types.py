@@ -34,12 +34,14 @@ class Prompt:
         texts: The texts that should appear in the picture, in any order; empty where none is asked
             for.
         target: The picture to be matched, already at the size of the rollout, or None.
+        sources: The pictures to be edited, at the size of the rollout; none for text-to-image.
     """
 
     prompt_id: str
     prompt: str
     texts: tuple[str, ...] = ()
     target: UInt8[Tensor, "3 H W"] | None = None
+    sources: tuple[UInt8[Tensor, "3 H W"], ...] = ()
 
 
 @dataclass(frozen=True)

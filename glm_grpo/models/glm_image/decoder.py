@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 
 import torch
 from diffusers import AutoencoderKL, GlmImagePipeline
 from diffusers.image_processor import VaeImageProcessor
-from jaxtyping import Float, Int64, UInt8
+from diffusers.models.transformers.transformer_glm_image import (
+    GlmImageKVCache,
+    GlmImageTransformer2DModel,
+)
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.errors import DecoderError
-from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
+from glm_grpo.models.glm_image.token_grid import (
+    batch_layout,
+    target_token_ids,
+    token_layout,
+    upsample_token_ids,
+)
 from glm_grpo.types import ImageBatch, PromptBatch
+from rewards.types import Prompt
 
 _REMEMBERED_TEXTS = 256
 """Texts whose embeddings are kept in CPU memory; of the published model 3 kB a letter and text."""
@@ -45,6 +56,7 @@ class GlmImageDecoder:
         guidance_scale: float,
         batch_size: int | None = None,
     ) -> None:
+        self._transformer = _SourceReader(pipeline.transformer)
         # A pipeline of its own without the language model: that may be on another device.
         self._pipeline = _RememberingPipeline(
             tokenizer=pipeline.tokenizer,
@@ -52,7 +64,7 @@ class GlmImageDecoder:
             text_encoder=pipeline.text_encoder,
             vision_language_encoder=None,
             vae=_SlicedVae(pipeline.vae),
-            transformer=pipeline.transformer,
+            transformer=self._transformer,
             scheduler=pipeline.scheduler,
         )
         self._pipeline.image_processor = _MarkingImageProcessor(
@@ -74,29 +86,47 @@ class GlmImageDecoder:
     def modules(self) -> tuple[nn.Module, ...]:
         """What decoding needs on the accelerator."""
         parts = self._pipeline
-        return (parts.text_encoder, parts.transformer, self._vae)
+        return (parts.text_encoder, self._transformer.published, self._vae)
 
     @torch.no_grad()
-    def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:
+    def decode(
+        self,
+        batch: PromptBatch,
+        token_ids: Int64[Tensor, "P G T"],
+        source_token_ids: Int64[Tensor, "P N S"] | None = None,
+    ) -> ImageBatch:
         """Draws every grid; the images of a prompt share one initial noise.
 
-        Equals the stock pipeline called with the same `prior_token_ids` and `latents`.
+        Equals the stock pipeline called with the same `prior_token_ids` and `latents`, and of edits
+        with the same `image`, `prior_token_image_ids` and `source_image_grid_thw`.
+
+        Args:
+            batch: P prompts.
+            token_ids: What is drawn.
+            source_token_ids: Of their source pictures, as the rollout has them.
 
         Raises:
             DecoderError: A pixel is not finite; names prompt and sample.
         """
-        pixels = torch.stack([*self.decode_groups(batch, token_ids)])
+        pixels = torch.stack([*self.decode_groups(batch, token_ids, source_token_ids)])
         return ImageBatch(pixels=pixels, decode_seeds=batch.decode_seeds)
 
     @torch.no_grad()
     def decode_groups(
-        self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+        self,
+        batch: PromptBatch,
+        token_ids: Int64[Tensor, "P G T"],
+        source_token_ids: Int64[Tensor, "P N S"] | None = None,
     ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
         """As `decode`, prompt by prompt; each group is on the CPU when it is handed out."""
-        layout = token_layout(batch.height, batch.width)
+        layout = batch_layout(batch)
         prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
-        for prompt, grids, seed in zip(batch.prompts, prior, batch.decode_seeds, strict=True):
-            decoded = self.decode_group(prompt.prompt, grids, seed, batch.height, batch.width)
+        for index, (prompt, grids, seed) in enumerate(
+            zip(batch.prompts, prior, batch.decode_seeds, strict=True)
+        ):
+            # Read by every image of the group, and freed also where one fails.
+            with self._transformer.reading(self._write_sources(prompt, source_token_ids, index)):
+                decoded = self.decode_group(prompt.prompt, grids, seed, batch.height, batch.width)
             _refuse_non_finite(decoded, prompt.prompt_id)
             # As diffusers turns its pictures into 8 bits.
             yield (decoded * 255).round().to(torch.uint8).cpu()
@@ -126,6 +156,41 @@ class GlmImageDecoder:
             for grids in prior.split(min(self._batch_size or len(prior), len(prior)))
         ]
         return torch.cat(decoded)
+
+    def _write_sources(
+        self, prompt: Prompt, source_token_ids: Int64[Tensor, "P N S"] | None, index: int
+    ) -> GlmImageKVCache | None:
+        """Keys and values of a prompt's source pictures in every layer, once for its group.
+
+        Source: `GlmImagePipeline.__call__` (diffusers), step 6.
+        """
+        if source_token_ids is None:
+            return None
+        transformer, vae = self._transformer.published, self._vae
+        device, dtype = transformer.device, transformer.dtype
+        shape = {"device": device, "dtype": dtype}
+        mean = torch.tensor(vae.config.latents_mean, **shape).view(1, -1, 1, 1)
+        std = torch.tensor(vae.config.latents_std, **shape).view(1, -1, 1, 1)
+        cache = GlmImageKVCache(num_layers=transformer.config.num_layers)
+        cache.set_mode("write")
+        for source, ids in zip(prompt.sources, source_token_ids[index], strict=True):
+            layout = token_layout(*source.shape[-2:], has_preview=False)
+            prior = upsample_token_ids(ids[None], layout).to(device)
+            pixels = (2 * (source[None].to(device) / 255) - 1).to(dtype)
+            latents = (vae.encode(pixels).latent_dist.mode() - mean) / std
+            transformer(
+                hidden_states=latents,
+                encoder_hidden_states=torch.empty(
+                    1, 0, transformer.config.text_embed_dim, device=device, dtype=dtype
+                ),
+                prior_token_id=prior,
+                prior_token_drop=torch.zeros_like(prior, dtype=torch.bool),
+                timestep=torch.zeros(1, device=device),
+                target_size=torch.tensor([source.shape[-2:]], device=device),
+                crop_coords=torch.zeros(1, 2, device=device),
+                kv_caches=cache,
+            )
+        return cache
 
     def initial_noise(self, seed: int, *, height: int, width: int) -> Float[Tensor, "1 C h w"]:
         """The noise the stock pipeline draws for one image from a CPU generator of this seed."""
@@ -158,6 +223,51 @@ def decoded_at_once(pictures: int, height: int, width: int) -> int:
     """
     most = max(1, _LARGEST_DECODED // (height * width))
     return max(size for size in range(1, most + 1) if pictures % size == 0)
+
+
+class _SourceReader(nn.Module):
+    """The published transformer, but that its conditional passes read source pictures.
+
+    The pipeline writes them anew for every image of a group; here they are written once.
+    """
+
+    def __init__(self, transformer: GlmImageTransformer2DModel) -> None:
+        super().__init__()
+        self.published = transformer
+        self.config = transformer.config
+        self._sources: GlmImageKVCache | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.published.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return self.published.device
+
+    @contextmanager
+    def reading(self, sources: GlmImageKVCache | None) -> Iterator[None]:
+        """Passes in this context read `sources`, which are freed at its end."""
+        self._sources = sources
+        try:
+            yield
+        finally:
+            self._sources = None
+
+    def forward(
+        self,
+        *,
+        prior_token_drop: Bool[Tensor, "N S4"],
+        kv_caches: GlmImageKVCache,
+        **inputs: object,
+    ) -> tuple[Tensor]:
+        """As upstream. Unconditional passes, which drop the prior, skip the sources."""
+        if self._sources is not None:
+            kv_caches = self._sources
+            kv_caches.set_mode("skip" if prior_token_drop.all() else "read")
+        return self.published(prior_token_drop=prior_token_drop, kv_caches=kv_caches, **inputs)
 
 
 class _SlicedVae(nn.Module):

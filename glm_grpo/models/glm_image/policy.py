@@ -23,7 +23,7 @@ from glm_grpo.grpo.update import Replay
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
 from glm_grpo.models.glm_image.sampling import UNTRUNCATED, Truncation, sample_rollout
-from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
+from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions, token_layout
 from glm_grpo.types import PromptBatch, Rollout
 
 ADAPTED_MODULES = (
@@ -66,7 +66,7 @@ class GlmImagePolicy:
         self.model.requires_grad_(False)
         self._adapted: PeftModel | None = None
         self._reference: PolicyNetwork | None = None
-        self._encoded: tuple[PromptBatch, PromptInputs] | None = None
+        self._encoded: tuple[PromptBatch, Tensor | None, PromptInputs] | None = None
         self.network = PolicyNetwork(
             self.model.model.language_model,
             self.model.lm_head,
@@ -134,23 +134,44 @@ class GlmImagePolicy:
         """The parameters the optimizer moves."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def encode(self, batch: PromptBatch) -> PromptInputs:
-        """Encodes the prompts of a batch, a row each; remembers the last batch."""
-        if self._encoded is None or self._encoded[0] is not batch:
-            prompts = [prompt.prompt for prompt in batch.prompts]
-            inputs = encode_prompts(
-                self.model, self.processor, prompts, height=batch.height, width=batch.width
-            )
-            self._encoded = (batch, inputs)
-        return self._encoded[1]
+    def encode(
+        self, batch: PromptBatch, source_token_ids: Int64[Tensor, "P N S"] | None = None
+    ) -> PromptInputs:
+        """Encodes the prompts of a batch, a row each; remembers the last batch.
 
-    def tokens_per_image(self, height: int, width: int) -> int:
-        """T: preview and target grid."""
-        return token_layout(height, width).num_tokens
+        Args:
+            batch: P prompts.
+            source_token_ids: Of their source pictures; None for text-to-image.
+        """
+        known = self._encoded
+        if known is None or known[0] is not batch or known[1] is not source_token_ids:
+            inputs = encode_prompts(
+                self.model,
+                self.processor,
+                [prompt.prompt for prompt in batch.prompts],
+                height=batch.height,
+                width=batch.width,
+                source_token_ids=source_token_ids,
+            )
+            self._encoded = known = (batch, source_token_ids, inputs)
+        return known[2]
+
+    def encode_sources(self, batch: PromptBatch) -> Int64[Tensor, "P N S"] | None:
+        """Tokens of the source pictures, where the vision tower is; None where there are none."""
+        if batch.num_sources == 0:
+            return None
+        pictures = [source for prompt in batch.prompts for source in prompt.sources]
+        ids = picture_tokens(self.model, self.processor, torch.stack(pictures))
+        return ids.unflatten(0, (len(batch.prompts), batch.num_sources))
+
+    def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
+        """T: preview and target grid; without a preview the target grid alone."""
+        return token_layout(height, width, has_preview=has_preview).num_tokens
 
     def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
         """Samples G token grids for each prompt; see `sample_rollout`."""
-        inputs = self.encode(batch)
+        source_token_ids = self.encode_sources(batch)
+        inputs = self.encode(batch, source_token_ids)
         return sample_rollout(
             self.network,
             inputs,
@@ -158,15 +179,18 @@ class GlmImagePolicy:
             truncation=self._truncation,
             policy_step=policy_step,
             phase=phase,
+            source_token_ids=source_token_ids,
         )
 
-    def tokenize_pictures(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Int64[Tensor, "N T"]:
+    def tokenize_pictures(
+        self, pixels: UInt8[Tensor, "N 3 H W"], *, has_preview: bool = True
+    ) -> Int64[Tensor, "N T"]:
         """Token grids that the decoder turns back into these pictures.
 
-        It reads the target grid alone: the preview is zeros.
+        It reads the target grid alone: the preview, where there is one, is zeros.
         """
         target = picture_tokens(self.model, self.processor, pixels)
-        layout = token_layout(*pixels.shape[-2:])
+        layout = token_layout(*pixels.shape[-2:], has_preview=has_preview)
         return torch.cat([target.new_zeros(len(pixels), layout.num_preview), target], dim=1)
 
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
@@ -236,9 +260,9 @@ class GlmImagePolicy:
         self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> TokenSequences:
         """Prompts and tokens of some rows, as the network takes them."""
-        inputs = self.encode(batch).rows(rows // batch.group_size)
+        inputs = self.encode(batch, rollout.source_token_ids).rows(rows // batch.group_size)
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
-        layout = token_layout(batch.height, batch.width)
+        layout = batch_layout(batch)
         later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
         mask = inputs.attention_mask
         read_mask = mask.new_ones(len(rows), layout.num_tokens - 1)

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64, UInt8
+from PIL import Image
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
+
+from glm_grpo.errors import ModelError
 
 _COUNTED = 32
 """Captions that are tokenized to find the longest."""
@@ -50,8 +53,12 @@ def encode_prompts(
     *,
     height: int,
     width: int,
+    source_token_ids: Int64[Tensor, "P N S"] | None = None,
 ) -> PromptInputs:
     """Encodes captions with the published chat template and grid sizes, on the CPU.
+
+    Source pictures come before the caption, each as its tokens between an image-start and an
+    image-end token.
 
     Positions come from the model's own `get_rope_index`. What that call leaves behind on the module
     (it would be stale at the next call) is removed again.
@@ -62,8 +69,25 @@ def encode_prompts(
         prompts: P captions.
         height: Of the image, pixels.
         width: Of the image, pixels.
+        source_token_ids: Of N source pictures a prompt, as `picture_tokens` gives them.
+
+    Raises:
+        ModelError: The processor makes another number of tokens of a picture of this size.
     """
-    inputs = tokenize_prompts(processor, prompts, height=height, width=width)
+    num_sources = 0 if source_token_ids is None else source_token_ids.shape[1]
+    inputs = tokenize_prompts(
+        processor, prompts, height=height, width=width, num_sources=num_sources
+    )
+    input_ids = inputs["input_ids"]
+    if source_token_ids is not None:
+        is_source = input_ids == processor.image_token_id
+        if int(is_source.sum()) != source_token_ids.numel():
+            raise ModelError(
+                f"the processor makes {int(is_source.sum())} tokens of {num_sources} source "
+                f"pictures of {width} x {height} for {len(prompts)} prompts, and there are "
+                f"{source_token_ids.numel()}; use sides within the bounds of the model's processor"
+            )
+        input_ids = input_ids.masked_scatter(is_source, source_token_ids)
     inner = model.model
     position_ids, _ = inner.get_rope_index(
         inputs["input_ids"],
@@ -75,7 +99,7 @@ def encode_prompts(
     inner._prefill_len = None
     inner._cached_decode_position_ids = None
     return PromptInputs(
-        input_ids=inputs["input_ids"],
+        input_ids=input_ids,
         attention_mask=inputs["attention_mask"],
         position_ids=position_ids,
         next_position=position_ids[0, :, -1] + 1,
@@ -103,14 +127,22 @@ def longest_prompt_tokens(path: str, captions: Sequence[str], *, height: int, wi
 
 
 def tokenize_prompts(
-    processor: GlmImageProcessor, prompts: Sequence[str], *, height: int, width: int
+    processor: GlmImageProcessor,
+    prompts: Sequence[str],
+    *,
+    height: int,
+    width: int,
+    num_sources: int = 0,
 ) -> Any:
     """Token ids, mask and grids of captions, by the published chat template.
 
-    Arguments as in `encode_prompts`.
+    Arguments as in `encode_prompts`. Tokens of source pictures are placeholders.
     """
+    # Its size alone tells how many placeholders there are.
+    blank = {"type": "image", "image": Image.new("RGB", (width, height))}
     messages = [
-        [{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts
+        [{"role": "user", "content": [*[blank] * num_sources, {"type": "text", "text": prompt}]}]
+        for prompt in prompts
     ]
     return processor.apply_chat_template(
         messages,

@@ -18,7 +18,7 @@ from glm_grpo.errors import NonFiniteError
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.network import PolicyNetwork
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
-from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
+from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import PromptBatch, Rollout
 
@@ -56,6 +56,7 @@ def sample_rollout(
     truncation: Truncation,
     policy_step: int,
     phase: str = "rollout",
+    source_token_ids: Int64[Tensor, "P N S"] | None = None,
 ) -> Rollout:
     """Samples G token grids for each prompt.
 
@@ -70,6 +71,7 @@ def sample_rollout(
         truncation: Of the distribution; log-probs are those after it.
         policy_step: Recorded in the rollout.
         phase: Of the run, for errors.
+        source_token_ids: Those in `inputs`, recorded in the rollout.
 
     Raises:
         NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
@@ -89,6 +91,7 @@ def sample_rollout(
         if sampled.sampling_mask
         else None,
         policy_step=policy_step,
+        source_token_ids=source_token_ids,
     )
 
 
@@ -105,7 +108,7 @@ def _sample_grids(
     network: PolicyNetwork, batch: PromptBatch, inputs: PromptInputs, truncation: Truncation
 ) -> _Sampled:
     group, device = batch.group_size, network.lm_head.weight.device
-    layout = token_layout(batch.height, batch.width)
+    layout = batch_layout(batch)
     language_model = network.language_model
     last_hidden, cache = prefill(
         language_model,

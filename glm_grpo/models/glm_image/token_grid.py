@@ -1,7 +1,8 @@
-"""Sizes, order and 3-D positions of the tokens GLM-Image generates (text-to-image). Pure.
+"""Sizes, order and 3-D positions of the tokens GLM-Image generates. Pure.
 
-Two grids are generated one after the other: a preview of about 256 tokens, then the target grid of
-(H / 32) x (W / 32). Only the target tokens reach the decoder, each covering 2 x 2 of its patches.
+Text-to-image generates two grids one after the other: a preview of about 256 tokens, then the
+target grid of (H / 32) x (W / 32). An edit generates the target grid alone. Only the target tokens
+reach the decoder, each covering 2 x 2 of its patches.
 
 Source: `GlmImageProcessor._get_target_shape`, `GlmImageModel.get_rope_index` (transformers) and
 `GlmImagePipeline._upsample_token_ids` (diffusers).
@@ -16,6 +17,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from glm_grpo.types import PromptBatch
+
 PIXELS_PER_TOKEN = 32
 """Side of the square of pixels that one target token stands for."""
 
@@ -28,7 +31,7 @@ class TokenLayout:
     """Grids of one image size, in tokens.
 
     Attributes:
-        preview: (rows, columns) of the grid generated first.
+        preview: (rows, columns) of the grid generated first; (0, 0) for edits, which have none.
         target: (rows, columns) of the grid generated second, the one that is decoded.
     """
 
@@ -51,8 +54,13 @@ class TokenLayout:
         return self.num_preview + self.num_target
 
 
-def token_layout(height: int, width: int) -> TokenLayout:
+def token_layout(height: int, width: int, *, has_preview: bool = True) -> TokenLayout:
     """The grids generated for an image of `height` x `width` pixels.
+
+    Args:
+        height: Pixels, a multiple of 32.
+        width: Pixels, a multiple of 32.
+        has_preview: False for edits.
 
     Raises:
         ValueError: A side is not a positive multiple of 32 pixels.
@@ -64,9 +72,16 @@ def token_layout(height: int, width: int) -> TokenLayout:
                 f"use {max(1, round(side / PIXELS_PER_TOKEN)) * PIXELS_PER_TOKEN}"
             )
     rows, columns = height // PIXELS_PER_TOKEN, width // PIXELS_PER_TOKEN
+    if not has_preview:
+        return TokenLayout(preview=(0, 0), target=(rows, columns))
     ratio = rows / columns
     preview = (int(math.sqrt(ratio) * _PREVIEW_SIDE), int(math.sqrt(1 / ratio) * _PREVIEW_SIDE))
     return TokenLayout(preview=preview, target=(rows, columns))
+
+
+def batch_layout(batch: PromptBatch) -> TokenLayout:
+    """The grids generated for each image of a batch."""
+    return token_layout(batch.height, batch.width, has_preview=batch.num_sources == 0)
 
 
 def generated_positions(layout: TokenLayout, first_position: int) -> Int64[Tensor, "3 T"]:

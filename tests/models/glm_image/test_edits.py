@@ -1,0 +1,270 @@
+"""Edits: prompts with source pictures are sampled, replayed and drawn as the stock classes do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from torchvision.transforms.functional import to_pil_image
+
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image.token_grid import token_layout, upsample_token_ids
+from glm_grpo.tiny import world
+from glm_grpo.types import PromptBatch
+from rewards.types import Prompt
+
+SIZE = world.SIZE
+EMBEDDED = files("glm_grpo.tiny") / "weights" / "pipeline"
+ROWS = torch.arange(6)
+LAYOUT = token_layout(SIZE, SIZE, has_preview=False)
+
+
+@pytest.fixture(scope="module")
+def embedded_folder():
+    return str(EMBEDDED)
+
+
+@pytest.fixture
+def pipeline(embedded_folder):
+    pipeline = GlmImagePipeline.from_pretrained(embedded_folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@pytest.fixture
+def policy(pipeline):
+    return GlmImagePolicy(
+        pipeline,
+        temperature=1.0,
+        adapter_rank=4,
+        adapter_alpha=8.0,
+        is_checkpointing=False,
+        needs_reference=True,
+        seed=0,
+    )
+
+
+def sign(index):
+    words = ("KITE", "MOON", "LAMP", "RIVER", "STAR", "GOLD", "WIND", "PEAR", "BIRD")
+    return world.draw_sign(world.signs_of_words(words, seed=3)[index])
+
+
+@pytest.fixture
+def edits():
+    """Two prompts of different length with a source each, three samples of each."""
+    prompts = (
+        Prompt("word", 'write "OPEN" instead', sources=(sign(0),)),
+        Prompt("colours", "change the colours to red on white, please", sources=(sign(5),)),
+    )
+    return PromptBatch(prompts, 3, SIZE, SIZE, seed=11, decode_seeds=(5, 6))
+
+
+def stock_inputs(policy, batch):
+    """As a user of the stock classes encodes pictures and captions."""
+    messages = [
+        [
+            {
+                "role": "user",
+                "content": [
+                    *({"type": "image", "image": to_pil_image(each)} for each in prompt.sources),
+                    {"type": "text", "text": prompt.prompt},
+                ],
+            }
+        ]
+        for prompt in batch.prompts
+    ]
+    sizes = {"target_h": batch.height, "target_w": batch.width}
+    return policy.processor.apply_chat_template(
+        messages,
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={**sizes, "padding": True, "return_tensors": "pt"},
+    )
+
+
+def stock_log_probs(policy, batch, token_ids):
+    """Log-probabilities of grids, one of each prompt, from `generate` made to draw them."""
+    inputs = stock_inputs(policy, batch)
+    length = inputs["input_ids"].shape[1]
+    generated = policy.model.generate(
+        **inputs,
+        max_new_tokens=token_ids.shape[1],
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        prefix_allowed_tokens_fn=lambda row, ids: [int(token_ids[row, len(ids) - length])],
+    )
+    logits = torch.stack(generated.logits, dim=1)[..., : policy.codebook_size]
+    return logits.float().log_softmax(-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+
+
+def two_sources(batch):
+    """The same prompts with a second source of equal size each."""
+    prompts = [replace(p, sources=(*p.sources, sign(7 + i))) for i, p in enumerate(batch.prompts)]
+    return replace(batch, prompts=tuple(prompts))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_sampled_and_replayed_log_probs_are_those_of_generate(policy, edits, count):
+    batch = edits if count == 1 else two_sources(edits)
+
+    rollout = policy.sample(batch, policy_step=0)
+
+    assert rollout.token_ids.shape == (2, 3, 16)
+    assert rollout.source_token_ids.shape == (2, count, 16)
+    replayed = policy.replay(batch, rollout, ROWS).log_probs.unflatten(0, (2, 3))
+    assert torch.allclose(replayed, rollout.log_probs, atol=1e-5)
+    for sample in range(3):
+        stock = stock_log_probs(policy, batch, rollout.token_ids[:, sample])
+        assert torch.allclose(rollout.log_probs[:, sample], stock, atol=1e-5)
+
+
+def test_positions_are_the_stock_ones(policy, edits):
+    inputs = policy.encode(edits, policy.encode_sources(edits))
+    stock = stock_inputs(policy, edits)
+    names = ("input_ids", "image_grid_thw", "images_per_sample", "attention_mask")
+    positions, _ = policy.model.model.get_rope_index(**{name: stock[name] for name in names})
+    assert torch.equal(inputs.position_ids, positions)
+    assert torch.equal(inputs.attention_mask, stock["attention_mask"])
+    # The placeholders alone differ.
+    differs = inputs.input_ids != stock["input_ids"]
+    assert torch.equal(differs, stock["input_ids"] == policy.processor.image_token_id)
+
+
+def gap(policy, edits, rollout, inputs):
+    """By how much replay on these inputs misses what was sampled, nats a token."""
+    policy._encoded = (edits, rollout.source_token_ids, inputs)
+    replayed = policy.replay(edits, rollout, ROWS).log_probs.unflatten(0, (2, 3))
+    return float((replayed.detach() - rollout.log_probs).abs().mean())
+
+
+def test_wrong_ways_to_read_a_source_are_far_from_what_was_sampled(policy, edits):
+    rollout = policy.sample(edits, policy_step=0)
+    inputs = policy.encode(edits, rollout.source_token_ids)
+    assert gap(policy, edits, rollout, inputs) < 1e-5
+
+    as_text = inputs.attention_mask.cumsum(1).expand_as(inputs.position_ids) - 1
+    text = replace(inputs, position_ids=as_text, next_position=as_text[0, :, -1] + 1)
+    assert gap(policy, edits, rollout, text) > 0.1
+
+    unread = stock_inputs(policy, edits)["input_ids"]
+    assert gap(policy, edits, rollout, replace(inputs, input_ids=unread)) > 0.1
+
+    # A plain forward pass, which takes generated tokens for text as well.
+    rows = inputs.rows(ROWS // 3)
+    token_ids = rollout.token_ids.flatten(0, 1)
+    ids = torch.cat([rows.input_ids, token_ids[:, :-1]], dim=1)
+    mask = torch.cat([rows.attention_mask, torch.ones_like(token_ids[:, :-1])], dim=1)
+    with torch.no_grad():
+        hidden = policy.model.model.language_model(
+            input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).expand(3, -1, -1)
+        ).last_hidden_state[:, -token_ids.shape[1] :]
+        logits = policy.model.lm_head(hidden)[..., : policy.codebook_size]
+    plain = logits.log_softmax(-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    assert float((plain - rollout.log_probs.flatten(0, 1)).abs().mean()) > 0.1
+
+
+def test_reference_of_an_untrained_policy_reads_the_sources_too(policy, edits):
+    rollout = policy.sample(edits, policy_step=0)
+    reference = policy.reference_log_probs(edits, rollout, ROWS).unflatten(0, (2, 3))
+    assert torch.allclose(reference, rollout.log_probs, atol=1e-5)
+
+
+def stock_picture(pipeline, batch, rollout, prompt, sample, guidance_scale):
+    asked = batch.prompts[prompt]
+    prior = upsample_token_ids(rollout.token_ids, LAYOUT)[prompt, sample][None]
+    sources = [upsample_token_ids(ids, LAYOUT) for ids in rollout.source_token_ids[prompt]]
+    rows, columns = (2 * side for side in LAYOUT.target)
+    return pipeline(
+        prompt=[asked.prompt],
+        image=[[to_pil_image(each) for each in asked.sources]],
+        prior_token_ids=prior,
+        prior_token_image_ids=[torch.cat(sources)],
+        source_image_grid_thw=[torch.tensor([[1, rows, columns]] * len(sources))],
+        generator=torch.Generator().manual_seed(batch.decode_seeds[prompt]),
+        height=batch.height,
+        width=batch.width,
+        num_inference_steps=3,
+        guidance_scale=guidance_scale,
+        output_type="pt",
+    ).images[0]
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 1.5])
+@pytest.mark.parametrize("count", [1, 2])
+def test_drawn_group_equals_the_stock_pipeline(pipeline, policy, edits, guidance_scale, count):
+    batch = edits if count == 1 else two_sources(edits)
+    rollout = policy.sample(batch, policy_step=0)
+    decoder = GlmImageDecoder(pipeline, steps=3, guidance_scale=guidance_scale)
+
+    images = decoder.decode(batch, rollout.token_ids, rollout.source_token_ids)
+
+    for prompt in range(2):
+        for sample in range(3):
+            stock = stock_picture(pipeline, batch, rollout, prompt, sample, guidance_scale)
+            ours = images.pixels[prompt, sample].int()
+            assert int((ours - (stock * 255).round().int()).abs().max()) <= 1
+
+
+class Calls:
+    """Counts the passes of the transformer by what they do with sources."""
+
+    def __init__(self, pipeline):
+        self.modes = []
+        pipeline.transformer.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, module, arguments, inputs):
+        self.modes.append(inputs["kv_caches"][0].mode)
+
+
+def test_a_source_is_written_once_a_group_and_skipped_by_unconditional_passes(
+    pipeline, policy, edits
+):
+    rollout = policy.sample(edits, policy_step=0)
+    calls = Calls(pipeline)
+    decoder = GlmImageDecoder(pipeline, steps=2, guidance_scale=1.5, batch_size=2)
+
+    decoder.decode(edits, rollout.token_ids, rollout.source_token_ids)
+
+    # Three images in parts of two and one, two steps each.
+    assert calls.modes == ["write", *["read", "skip"] * 4] * 2
+    decoder.decode(replace_sources(edits), with_preview(rollout.token_ids))
+    assert {*calls.modes[18:]} == {None}
+
+
+def replace_sources(batch):
+    return replace(batch, prompts=tuple(replace(p, sources=()) for p in batch.prompts))
+
+
+def with_preview(token_ids):
+    return torch.cat([token_ids.new_zeros(2, 3, 256), token_ids], dim=2)
+
+
+def test_sources_are_freed_after_an_error(pipeline, policy, edits):
+    rollout = policy.sample(edits, policy_step=0)
+    decoder = GlmImageDecoder(pipeline, steps=2, guidance_scale=1.0)
+
+    def fail(*arguments):
+        raise RuntimeError("out of memory")
+
+    handle = pipeline.vae.decoder.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        decoder.decode(edits, rollout.token_ids, rollout.source_token_ids)
+    handle.remove()
+    assert decoder._transformer._sources is None
+
+
+def test_a_picture_changes_with_its_source(pipeline, policy, edits):
+    rollout = policy.sample(edits, policy_step=0)
+    decoder = GlmImageDecoder(pipeline, steps=2, guidance_scale=1.0)
+    first, second = edits.prompts
+    swapped = (replace(first, sources=second.sources), replace(second, sources=first.sources))
+    drawn = decoder.decode(edits, rollout.token_ids, rollout.source_token_ids)
+    other = decoder.decode(
+        replace(edits, prompts=swapped), rollout.token_ids, rollout.source_token_ids.flip(0)
+    )
+    assert not torch.equal(drawn.pixels, other.pixels)
