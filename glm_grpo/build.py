@@ -23,7 +23,7 @@ from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import DTYPES, Policy, Quantization, ReservedTokens
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
-from glm_grpo.models.glm_image.loading import check_model, load_pipeline
+from glm_grpo.models.glm_image.loading import check_model, check_source_size, load_pipeline
 from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
@@ -294,7 +294,11 @@ def build_prompts(config: Config) -> Prompts:
         ModelError: The model's files cannot be used.
         DataError: A prompt cannot.
     """
-    reserved = check_model(model_path(config.model.path))
+    path = model_path(config.model.path)
+    reserved = check_model(path)
+    if config.data.sources > 0:
+        height, width = config.rollout.height, config.rollout.width
+        check_source_size(path, height=height, width=width)
     return Prompts(
         training=build_prompt_set(config.data.path, config, reserved),
         held_out=build_prompt_set(config.data.eval_path, config, reserved),
@@ -326,7 +330,9 @@ def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> Pro
     height, width = config.rollout.height, config.rollout.width
     if path.startswith(f"{TINY}:"):
         return tiny_prompts(path.removeprefix(f"{TINY}:"), height=height, width=width)
-    return load_prompts(path, height=height, width=width, reserved=reserved)
+    return load_prompts(
+        path, height=height, width=width, reserved=reserved, sources=config.data.sources
+    )
 
 
 def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch:

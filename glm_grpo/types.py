@@ -37,6 +37,9 @@ class PromptBatch:
         width: Pixels, a multiple of 32.
         seed: Of sampling; tokens are a function of (seed, prompt position, policy).
         decode_seeds: P seeds, one initial noise per prompt, shared by its G images.
+        source_token_ids: What policy and decoder read of the source pictures: codebook ids, row by
+            row. Encoded once, since rounding may flip a tie; None before that, and for
+            text-to-image.
     """
 
     prompts: tuple[Prompt, ...]
@@ -45,6 +48,7 @@ class PromptBatch:
     width: int
     seed: int
     decode_seeds: tuple[int, ...]
+    source_token_ids: Int64[Tensor, "P N S"] | None = None
 
     @property
     def num_sources(self) -> int:
@@ -63,15 +67,12 @@ class Rollout:
         sampling_mask: The codebook entries that could be sampled at each token (top-k / top-p), V
             wide; None when nothing was truncated.
         policy_step: Number of optimizer steps of the policy that sampled.
-        source_token_ids: What the policy read of the source pictures: codebook ids, row by row;
-            None for text-to-image. They are encoded once, because rounding may flip a tie.
     """
 
     token_ids: Int64[Tensor, "P G T"]
     log_probs: Float32[Tensor, "P G T"]
     sampling_mask: Bool[Tensor, "P G T V"] | None
     policy_step: int
-    source_token_ids: Int64[Tensor, "P N S"] | None = None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class DataSection(Options):
     """Training prompts: a .txt, .jsonl, .csv or .parquet file, a folder, a hub id, `tiny:train`."""
     eval_path: PathText
     """Held-out prompts, in any of the same forms, or `tiny:heldout`."""
+    sources: int = Field(default=0, ge=0, le=8)
+    """Source pictures of every prompt of both files (`source`, `sources`); 0 for text-to-image."""
 
 
 class RolloutSection(Options):

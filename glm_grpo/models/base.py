@@ -41,8 +41,12 @@ class Policy(PolicyForUpdate, Protocol):
         """Of the weights."""
         ...
 
-    def tokens_per_image(self, height: int, width: int) -> int:
-        """T of an image of `height` x `width` pixels."""
+    def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
+        """T of an image of `height` x `width` pixels; edits are generated without a preview."""
+        ...
+
+    def encode_sources(self, batch: PromptBatch) -> PromptBatch:
+        """The batch with the tokens of its source pictures; the same where it has none."""
         ...
 
     def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
@@ -58,7 +62,9 @@ class Policy(PolicyForUpdate, Protocol):
         """
         ...
 
-    def tokenize_pictures(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Int64[Tensor, "N T"]:
+    def tokenize_pictures(
+        self, pixels: UInt8[Tensor, "N 3 H W"], *, has_preview: bool = True
+    ) -> Int64[Tensor, "N T"]:
         """Token grids that the decoder turns back into these pictures."""
         ...
 

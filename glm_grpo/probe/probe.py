@@ -13,7 +13,14 @@ from torch import Tensor
 from glm_grpo.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
 from glm_grpo.probe.page import ProbedPrompt
 from glm_grpo.seeds import derive_seed
-from glm_grpo.training.collect import CollectSettings, decode_and_score, join_tables, sample
+from glm_grpo.training.collect import (
+    CollectSettings,
+    decode_and_score,
+    encode_sources,
+    join_tables,
+    sample,
+)
+from glm_grpo.training.data.prompts import part_of_batch
 from glm_grpo.training.monitors.recheck import compare_ranks
 from glm_grpo.training.phase import (
     Models,
@@ -65,7 +72,7 @@ def decode_in_full(
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
     _, table = decode_and_score(models, batch, token_ids)
-    single = replace(batch, prompts=batch.prompts[:1], decode_seeds=batch.decode_seeds[:1])
+    single = part_of_batch(batch, range(1))
     # Both are warm, and no term is scoring meanwhile.
     clock = PhaseClock()
     with models.phase("decode", decoding_size(single)):
@@ -178,6 +185,7 @@ def sample_probe(
 def _probe_batch(
     models: Models, batch: PromptBatch, settings: CollectSettings, noises: int
 ) -> ProbeSamples:
+    batch = encode_sources(models, batch)
     rollout = sample(models, batch, policy_step=0)
     full, cheap_steps = None, settings.decode_steps
     if cheap_steps != models.decoder.steps:
@@ -223,11 +231,14 @@ def _decode_targets(
         return scores, torch.zeros(0, 3, batch.height, batch.width, dtype=torch.uint8)
     targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
     with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
-        token_ids = models.policy.tokenize_pictures(torch.stack(targets))
+        token_ids = models.policy.tokenize_pictures(
+            torch.stack(targets), has_preview=batch.num_sources == 0
+        )
     some = replace(
         batch,
         prompts=tuple(batch.prompts[row] for row in rows),
         decode_seeds=tuple(batch.decode_seeds[row] for row in rows),
+        source_token_ids=None if batch.source_token_ids is None else batch.source_token_ids[rows],
     )
     images, table = _draw(models, some, token_ids.unsqueeze(1))
     scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)

@@ -198,6 +198,16 @@ class RunFolder:
         """Target pictures of the prompts trained on, whose ids may be those of others."""
         return self.inside(f"{_IMAGES}/train-targets")
 
+    @property
+    def sources_dir(self) -> Path:
+        """Source pictures of the evaluation prompts."""
+        return self.inside(f"{_IMAGES}/sources")
+
+    @property
+    def train_sources_dir(self) -> Path:
+        """Source pictures of the prompts trained on."""
+        return self.inside(f"{_IMAGES}/train-sources")
+
     def rollout_path(self, step: int) -> Path:
         """The table of what was sampled, scored and trained on in `step`."""
         return self.inside(f"rollouts/step-{step:06d}.parquet")

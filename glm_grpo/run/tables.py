@@ -63,6 +63,8 @@ _COLUMNS = {
     "sample": pyarrow.int32(),
     "decode_seed": pyarrow.int64(),
     "target": pyarrow.string(),
+    "sources": _list_of(pyarrow.string()),
+    "source_token_ids": _list_of(pyarrow.int32()),
     "token_ids": _list_of(pyarrow.int32()),
     "log_probs": _list_of(pyarrow.float32()),
     "total": pyarrow.float32(),
@@ -71,9 +73,9 @@ _COLUMNS = {
     "is_flat": pyarrow.bool_(),
     "image": pyarrow.string(),
 }
-"""What the recorder writes, and its types."""
+"""What the recorder writes, and its types; those of sources where the run has some."""
 
-_PICTURES = ("image", "target")
+_PICTURES = ("image", "target", "sources")
 _IMAGES = "images"
 _LONGEST_NAME = 250
 """Characters; the longest that a run writes has 110, and a file system takes 255 bytes."""

@@ -70,6 +70,7 @@ def collect(
     """
     kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
     with processes.together():
+        batch = encode_sources(models, batch, clock)
         rollout = sample(models, batch, policy_step=policy_step, clock=clock)
 
         @cache
@@ -99,6 +100,28 @@ def collect(
         advantages=_advantages(totals - penalties, settings.advantage, processes),
         reference_log_probs=reference() if is_early or kl_coef_in_reward > 0 else None,
     )
+
+
+def encode_sources(
+    models: Models,
+    batch: PromptBatch,
+    clock: PhaseClock | None = None,
+    *,
+    is_evaluation: bool = False,
+) -> PromptBatch:
+    """The batch with the tokens of its source pictures, which it does nothing for without any.
+
+    Raises:
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    if batch.num_sources == 0:
+        return batch
+    size = (
+        f"{len(batch.prompts) * batch.num_sources} source pictures of {batch.height} x "
+        f"{batch.width} pixels"
+    )
+    with models.phase("rollout", size, clock, timed_as="sources", is_evaluation=is_evaluation):
+        return models.policy.encode_sources(batch)
 
 
 def sample(
@@ -202,6 +225,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
             first.prompts,
             prompts=tuple(prompt for part in parts for prompt in part.prompts.prompts),
             decode_seeds=tuple(seed for part in parts for seed in part.prompts.decode_seeds),
+            source_token_ids=_join_sources([part.prompts for part in parts]),
         ),
         rollout=replace(
             first.rollout,
@@ -217,6 +241,11 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
             torch.cat([part.advantages.is_flat for part in parts]),
         ),
     )
+
+
+def _join_sources(batches: Sequence[PromptBatch]) -> Int64[Tensor, "P N S"] | None:
+    ids = [batch.source_token_ids for batch in batches if batch.source_token_ids is not None]
+    return torch.cat(ids) if ids else None
 
 
 def without_replay_data(experience: Experience) -> Experience:

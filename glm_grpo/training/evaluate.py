@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from glm_grpo.training.collect import decode_and_score, join_images, join_tables, sample
+from glm_grpo.training.collect import (
+    decode_and_score,
+    encode_sources,
+    join_images,
+    join_tables,
+    sample,
+)
 from glm_grpo.training.phase import Models
 from glm_grpo.types import Evaluation, EvaluationPart, PromptBatch
 from rewards.reweigh import Mode, combine
@@ -20,7 +26,8 @@ def evaluate(models: Models, batches: Sequence[PromptBatch], *, step: int) -> Ev
         batches: Held-out prompts, in order, at least one batch.
     """
     images, tables, entropies = [], [], []
-    for batch in batches:
+    for each in batches:
+        batch = encode_sources(models, each, is_evaluation=True)
         rollout = sample(models, batch, policy_step=step, is_evaluation=True)
         entropies.append(-rollout.log_probs.mean(dim=(1, 2)))
         pixels, scores = decode_and_score(models, batch, rollout.token_ids, is_evaluation=True)

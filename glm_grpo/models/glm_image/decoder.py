@@ -25,7 +25,6 @@ from glm_grpo.models.glm_image.token_grid import (
     upsample_token_ids,
 )
 from glm_grpo.types import ImageBatch, PromptBatch
-from rewards.types import Prompt
 
 _REMEMBERED_TEXTS = 256
 """Texts whose embeddings are kept in CPU memory; of the published model 3 kB a letter and text."""
@@ -89,34 +88,21 @@ class GlmImageDecoder:
         return (parts.text_encoder, self._transformer.published, self._vae)
 
     @torch.no_grad()
-    def decode(
-        self,
-        batch: PromptBatch,
-        token_ids: Int64[Tensor, "P G T"],
-        source_token_ids: Int64[Tensor, "P N S"] | None = None,
-    ) -> ImageBatch:
+    def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:
         """Draws every grid; the images of a prompt share one initial noise.
 
         Equals the stock pipeline called with the same `prior_token_ids` and `latents`, and of edits
         with the same `image`, `prior_token_image_ids` and `source_image_grid_thw`.
 
-        Args:
-            batch: P prompts.
-            token_ids: What is drawn.
-            source_token_ids: Of their source pictures, as the rollout has them.
-
         Raises:
             DecoderError: A pixel is not finite; names prompt and sample.
         """
-        pixels = torch.stack([*self.decode_groups(batch, token_ids, source_token_ids)])
+        pixels = torch.stack([*self.decode_groups(batch, token_ids)])
         return ImageBatch(pixels=pixels, decode_seeds=batch.decode_seeds)
 
     @torch.no_grad()
     def decode_groups(
-        self,
-        batch: PromptBatch,
-        token_ids: Int64[Tensor, "P G T"],
-        source_token_ids: Int64[Tensor, "P N S"] | None = None,
+        self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
     ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
         """As `decode`, prompt by prompt; each group is on the CPU when it is handed out."""
         layout = batch_layout(batch)
@@ -125,7 +111,7 @@ class GlmImageDecoder:
             zip(batch.prompts, prior, batch.decode_seeds, strict=True)
         ):
             # Read by every image of the group, and freed also where one fails.
-            with self._transformer.reading(self._write_sources(prompt, source_token_ids, index)):
+            with self._transformer.reading(self._write_sources(batch, index)):
                 decoded = self.decode_group(prompt.prompt, grids, seed, batch.height, batch.width)
             _refuse_non_finite(decoded, prompt.prompt_id)
             # As diffusers turns its pictures into 8 bits.
@@ -157,15 +143,14 @@ class GlmImageDecoder:
         ]
         return torch.cat(decoded)
 
-    def _write_sources(
-        self, prompt: Prompt, source_token_ids: Int64[Tensor, "P N S"] | None, index: int
-    ) -> GlmImageKVCache | None:
+    def _write_sources(self, batch: PromptBatch, index: int) -> GlmImageKVCache | None:
         """Keys and values of a prompt's source pictures in every layer, once for its group.
 
         Source: `GlmImagePipeline.__call__` (diffusers), step 6.
         """
-        if source_token_ids is None:
+        if batch.source_token_ids is None:
             return None
+        sources = batch.prompts[index].sources
         transformer, vae = self._transformer.published, self._vae
         device, dtype = transformer.device, transformer.dtype
         shape = {"device": device, "dtype": dtype}
@@ -173,7 +158,7 @@ class GlmImageDecoder:
         std = torch.tensor(vae.config.latents_std, **shape).view(1, -1, 1, 1)
         cache = GlmImageKVCache(num_layers=transformer.config.num_layers)
         cache.set_mode("write")
-        for source, ids in zip(prompt.sources, source_token_ids[index], strict=True):
+        for source, ids in zip(sources, batch.source_token_ids[index], strict=True):
             layout = token_layout(*source.shape[-2:], has_preview=False)
             prior = upsample_token_ids(ids[None], layout).to(device)
             pixels = (2 * (source[None].to(device) / 255) - 1).to(dtype)

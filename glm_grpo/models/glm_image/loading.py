@@ -11,7 +11,7 @@ from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DMode
 from huggingface_hub import snapshot_download
 from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
-from glm_grpo.errors import ModelError
+from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.base import AS_PUBLISHED, Quantization, ReservedTokens
 from glm_grpo.models.glm_image.meta import build_part, read_part_configs
 from glm_grpo.models.glm_image.model_folder import (
@@ -22,7 +22,9 @@ from glm_grpo.models.glm_image.model_folder import (
     read_object,
     refuse_missing,
 )
+from glm_grpo.models.glm_image.prompt_inputs import source_tokens
 from glm_grpo.models.glm_image.quantization import hold_in_8_bits, options_for_4_bits
+from glm_grpo.models.glm_image.token_grid import token_layout
 
 _PARTS: dict[str, Any] = {
     "text_encoder": T5EncoderModel,
@@ -55,6 +57,37 @@ def check_model(path: str) -> ReservedTokens:
         path, lambda: snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
     )
     return _check_folder(folder, has_weights=Path(path).is_dir())
+
+
+def check_source_size(path: str, *, height: int, width: int) -> None:
+    """Refuse sizes at which the model cannot read source pictures.
+
+    Its processor enlarges or shrinks a picture whose sides are out of its bounds; tokens and
+    latents of the picture are then of different sizes.
+
+    Args:
+        path: As in `load_pipeline`.
+        height: Of the rollout, pixels, to which sources are brought.
+        width: Likewise.
+
+    Raises:
+        ConfigError: Names size, rule and remedy.
+    """
+    folder = _find_folder(
+        path, lambda: snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
+    )
+    try:
+        found = str(source_tokens(str(folder), height=height, width=width))
+    except ValueError as error:
+        found = f"none ({error})"
+    wanted = token_layout(height, width, has_preview=False).num_target
+    if found != str(wanted):
+        raise ConfigError(
+            f"data.sources needs pictures of a size that the model's processor takes as it is; of "
+            f"rollout.height={height}, rollout.width={width} it makes {found} tokens instead of "
+            f"{wanted}. Use sides within its bounds (preprocessor settings in {folder}/processor), "
+            "for the published model 512 to 2048 pixels, the longer at most 4 times the shorter"
+        )
 
 
 def load_pipeline(

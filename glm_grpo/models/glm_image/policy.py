@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from diffusers import GlmImagePipeline
@@ -66,7 +67,7 @@ class GlmImagePolicy:
         self.model.requires_grad_(False)
         self._adapted: PeftModel | None = None
         self._reference: PolicyNetwork | None = None
-        self._encoded: tuple[PromptBatch, Tensor | None, PromptInputs] | None = None
+        self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         self.network = PolicyNetwork(
             self.model.model.language_model,
             self.model.lm_head,
@@ -134,35 +135,34 @@ class GlmImagePolicy:
         """The parameters the optimizer moves."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def encode(
-        self, batch: PromptBatch, source_token_ids: Int64[Tensor, "P N S"] | None = None
-    ) -> PromptInputs:
+    def encode(self, batch: PromptBatch) -> PromptInputs:
         """Encodes the prompts of a batch, a row each; remembers the last batch.
 
-        Args:
-            batch: P prompts.
-            source_token_ids: Of their source pictures; None for text-to-image.
+        Raises:
+            ValueError: Its source pictures have no tokens yet.
         """
-        known = self._encoded
-        if known is None or known[0] is not batch or known[1] is not source_token_ids:
+        if batch.num_sources > 0 and batch.source_token_ids is None:
+            raise ValueError("the source pictures have no tokens; call encode_sources first")
+        if self._encoded is None or self._encoded[0] is not batch:
             inputs = encode_prompts(
                 self.model,
                 self.processor,
                 [prompt.prompt for prompt in batch.prompts],
                 height=batch.height,
                 width=batch.width,
-                source_token_ids=source_token_ids,
+                source_token_ids=batch.source_token_ids,
             )
-            self._encoded = known = (batch, source_token_ids, inputs)
-        return known[2]
+            self._encoded = (batch, inputs)
+        return self._encoded[1]
 
-    def encode_sources(self, batch: PromptBatch) -> Int64[Tensor, "P N S"] | None:
-        """Tokens of the source pictures, where the vision tower is; None where there are none."""
+    def encode_sources(self, batch: PromptBatch) -> PromptBatch:
+        """The batch with the tokens of its source pictures, made where the vision tower is."""
         if batch.num_sources == 0:
-            return None
+            return batch
         pictures = [source for prompt in batch.prompts for source in prompt.sources]
         ids = picture_tokens(self.model, self.processor, torch.stack(pictures))
-        return ids.unflatten(0, (len(batch.prompts), batch.num_sources))
+        shape = (len(batch.prompts), batch.num_sources)
+        return replace(batch, source_token_ids=ids.unflatten(0, shape))
 
     def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
         """T: preview and target grid; without a preview the target grid alone."""
@@ -170,8 +170,7 @@ class GlmImagePolicy:
 
     def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
         """Samples G token grids for each prompt; see `sample_rollout`."""
-        source_token_ids = self.encode_sources(batch)
-        inputs = self.encode(batch, source_token_ids)
+        inputs = self.encode(batch)
         return sample_rollout(
             self.network,
             inputs,
@@ -179,7 +178,6 @@ class GlmImagePolicy:
             truncation=self._truncation,
             policy_step=policy_step,
             phase=phase,
-            source_token_ids=source_token_ids,
         )
 
     def tokenize_pictures(
@@ -260,7 +258,7 @@ class GlmImagePolicy:
         self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> TokenSequences:
         """Prompts and tokens of some rows, as the network takes them."""
-        inputs = self.encode(batch, rollout.source_token_ids).rows(rows // batch.group_size)
+        inputs = self.encode(batch).rows(rows // batch.group_size)
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
         layout = batch_layout(batch)
         later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)

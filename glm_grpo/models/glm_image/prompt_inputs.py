@@ -126,6 +126,22 @@ def longest_prompt_tokens(path: str, captions: Sequence[str], *, height: int, wi
     return int(inputs["input_ids"].shape[1])
 
 
+def source_tokens(path: str, *, height: int, width: int) -> int:
+    """Tokens that the model's processor makes of a source picture of this size.
+
+    Args:
+        path: Folder of the model; its processor alone is loaded.
+        height: Pixels.
+        width: Pixels.
+
+    Raises:
+        ValueError: The processor takes no picture of this size.
+    """
+    processor = GlmImageProcessor.from_pretrained(path, subfolder="processor")
+    inputs = tokenize_prompts(processor, ["-"], height=height, width=width, num_sources=1)
+    return int((inputs["input_ids"] == processor.image_token_id).sum())
+
+
 def tokenize_prompts(
     processor: GlmImageProcessor,
     prompts: Sequence[str],

@@ -56,7 +56,6 @@ def sample_rollout(
     truncation: Truncation,
     policy_step: int,
     phase: str = "rollout",
-    source_token_ids: Int64[Tensor, "P N S"] | None = None,
 ) -> Rollout:
     """Samples G token grids for each prompt.
 
@@ -71,7 +70,6 @@ def sample_rollout(
         truncation: Of the distribution; log-probs are those after it.
         policy_step: Recorded in the rollout.
         phase: Of the run, for errors.
-        source_token_ids: Those in `inputs`, recorded in the rollout.
 
     Raises:
         NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
@@ -91,7 +89,6 @@ def sample_rollout(
         if sampled.sampling_mask
         else None,
         policy_step=policy_step,
-        source_token_ids=source_token_ids,
     )
 
 

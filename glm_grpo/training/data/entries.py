@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import unicodedata
@@ -18,7 +19,13 @@ from torch import Tensor
 
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
-from glm_grpo.training.data.files import EMBEDDED_TARGET_FIELD, TARGET_FIELDS, Row, shorten
+from glm_grpo.training.data.files import (
+    EMBEDDED_TARGET_FIELD,
+    SOURCE_FIELDS,
+    TARGET_FIELDS,
+    Row,
+    shorten,
+)
 from rewards.pictures import PictureError, PictureSource, open_rgb
 
 
@@ -33,6 +40,21 @@ def verify_picture(source: PictureSource, origin: str) -> None:
         DataError: It is missing, no picture, torn, too large or of an unknown range of values.
     """
     _open(source, origin)
+
+
+def verify_source(source: PictureSource, origin: str) -> None:
+    """As `verify_picture`, and refuse a picture so long that most of it would be cut.
+
+    Raises:
+        DataError: As `verify_picture`, or its sides differ by more than a factor of 4.
+    """
+    width, height = _open(source, origin).size
+    if max(width, height) > LARGEST_ASPECT * min(width, height):
+        name = "the embedded source" if isinstance(source, bytes) else f"source {source}"
+        raise DataError(
+            f"{origin}: {name} is {width} x {height}; the longer side must be at most "
+            f"{LARGEST_ASPECT} times the shorter: crop it"
+        )
 
 
 def load_picture(
@@ -71,6 +93,9 @@ def _open(source: PictureSource, origin: str) -> Image.Image:
         name = "the embedded picture" if isinstance(source, bytes) else f"picture {source}"
         raise DataError(f"{origin}: {name} {error}") from error
 
+
+LARGEST_ASPECT = 4
+"""Of a source picture. Source: `smart_resize` of GLM-Image's image processor (transformers)."""
 
 LONGEST_TEXT = 20_000
 """Characters of a prompt, or of its texts: more than any of the models reads."""
@@ -133,6 +158,7 @@ class PromptEntry:
         prompt: As in `Prompt`.
         texts: As in `Prompt`.
         target: The picture to be matched, or None.
+        sources: The pictures to be edited.
     """
 
     origin: str
@@ -140,6 +166,7 @@ class PromptEntry:
     prompt: str
     texts: tuple[str, ...]
     target: PictureSource | None
+    sources: tuple[PictureSource, ...] = ()
 
 
 class ReservedTexts:
@@ -178,11 +205,13 @@ def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
-def make_entry(row: Row, position: int) -> PromptEntry:
+def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
     """Check one row.
 
     Args:
         position: Of the row in its file, from 0; its name where it has no `id`.
+        sources: Source pictures that every prompt has; at 0 their fields are not read, since a
+            column of that name may hold anything.
 
     Raises:
         DataError: A field cannot be used; the message names file, line, rule and remedy.
@@ -196,6 +225,7 @@ def make_entry(row: Row, position: int) -> PromptEntry:
         prompt=prompt.strip(),
         texts=_read_texts(row, prompt),
         target=_read_target(row),
+        sources=_read_sources(row, sources),
     )
 
 
@@ -264,7 +294,45 @@ def _read_target(row: Row) -> PictureSource | None:
     if len(given) > 1:
         raise DataError(f"{row.origin}: {' and '.join(given)} both name a picture; keep one")
     (field,) = given
-    value = named[field]
+    return _read_picture(row, field, named[field])
+
+
+def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
+    if count == 0:
+        return ()
+    given = [name for name in SOURCE_FIELDS if row.fields.get(name) not in (None, "", [])]
+    if len(given) > 1:
+        raise DataError(f"{row.origin}: {' and '.join(given)} both name pictures; keep one")
+    found: tuple[PictureSource, ...] = ()
+    for field in given:
+        value = row.fields[field]
+        if isinstance(value, str) and field == "sources":
+            value = _read_list(row, value)
+        values = value if isinstance(value, list | tuple) else [value]
+        found = tuple(_read_picture(row, field, each) for each in values)
+    if len(found) != count:
+        raise DataError(
+            f"{row.origin}: {len(found)} source pictures, and data.sources is {count}, the number "
+            "that every prompt of both files has; correct 'source' or 'sources' of this row, or "
+            "data.sources"
+        )
+    return found
+
+
+def _read_list(row: Row, value: str) -> object:
+    """A cell of a table of text holds a list as JSON."""
+    if not value.lstrip().startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{row.origin}: 'sources' is {shorten(value)}, no list ({error}); write "
+            '["a.png", "b.png"]'
+        ) from error
+
+
+def _read_picture(row: Row, field: str, value: object) -> PictureSource:
     # The form in which Hugging Face datasets stores a picture: its content, or else its path.
     if isinstance(value, dict):
         content = value.get("bytes")

@@ -36,7 +36,10 @@ TARGET_FIELDS = ("target", "target_image", "file_name")
 EMBEDDED_TARGET_FIELD = "image"
 """Where Hugging Face datasets puts the picture that `file_name` names."""
 
-READ_FIELDS = frozenset((*PROMPT_FIELDS, *TARGET_FIELDS, EMBEDDED_TARGET_FIELD))
+SOURCE_FIELDS = ("source", "sources")
+"""Pictures to be edited: one, or a list."""
+
+READ_FIELDS = frozenset((*PROMPT_FIELDS, *TARGET_FIELDS, EMBEDDED_TARGET_FIELD, *SOURCE_FIELDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +323,10 @@ def _number_pictures(folder: Path) -> dict[int, Path]:
     return by_number
 
 
+def _is_list_of_pictures(feature: object) -> bool:
+    return isinstance(feature, datasets.List) and isinstance(feature.feature, datasets.Image)
+
+
 def _read_hub(name: str) -> Iterator[Row]:
     try:
         table = datasets.load_dataset(name, split=HUB_SPLIT)
@@ -331,5 +338,8 @@ def _read_hub(name: str) -> Iterator[Row]:
     for column, feature in table.features.items():
         if isinstance(feature, datasets.Image):
             table = table.cast_column(column, datasets.Image(decode=False))
+        elif _is_list_of_pictures(feature):
+            undecoded = datasets.List(datasets.Image(decode=False))
+            table = table.cast_column(column, undecoded)
     for number, fields in enumerate(table, start=1):
         yield Row(f"{name}, row {number}", dict(fields), None)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import UInt8
+from torch import Tensor
 
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
@@ -17,9 +19,11 @@ from glm_grpo.training.data.entries import (
     load_picture,
     make_entry,
     verify_picture,
+    verify_source,
 )
 from glm_grpo.training.data.files import read_rows
 from glm_grpo.types import PromptBatch
+from rewards.pictures import PictureSource
 from rewards.types import Prompt
 
 
@@ -76,14 +80,26 @@ class PromptSet:
 
     def __getitem__(self, index: int) -> Prompt:
         entry = self.entries[index]
-        target = None
-        if entry.target is not None:
-            target = load_picture(entry.target, entry.origin, height=self.height, width=self.width)
-        return Prompt(entry.prompt_id, entry.prompt, texts=entry.texts, target=target)
+
+        def load(picture: PictureSource) -> UInt8[Tensor, "3 H W"]:
+            return load_picture(picture, entry.origin, height=self.height, width=self.width)
+
+        return Prompt(
+            entry.prompt_id,
+            entry.prompt,
+            texts=entry.texts,
+            target=None if entry.target is None else load(entry.target),
+            sources=tuple(map(load, entry.sources)),
+        )
 
 
 def load_prompts(
-    path: str, *, height: int, width: int, reserved: ReservedTokens | None = None
+    path: str,
+    *,
+    height: int,
+    width: int,
+    reserved: ReservedTokens | None = None,
+    sources: int = 0,
 ) -> PromptSet:
     """Read and check every prompt, decoding every picture once.
 
@@ -94,6 +110,7 @@ def load_prompts(
     - `target`, `target_image` or `file_name`: path of the picture to be matched, which must not
       climb out of the folder of the file, while links in that folder are followed; in tables with
       embedded pictures also `image`;
+    - `source` or `sources`: path of the picture to be edited, or a list of them, as for `target`;
     - `text`: what the picture should say, a text or a list of texts. Without the field, or with
       null, it is what the prompt quotes (`find_quoted_texts`); blank says that there is none;
     - `id`: names the prompt in tables and files; without it the row's position, such as `00012`.
@@ -104,6 +121,7 @@ def load_prompts(
         width: Pixels.
         reserved: What the model's tokenizers read as a token of its own, which no prompt may hold;
             None for a model without any.
+        sources: Source pictures of every prompt; 0 for text-to-image.
 
     Raises:
         DataError: Something cannot be used; the message names file, line, rule and remedy.
@@ -113,7 +131,7 @@ def load_prompts(
     verified: set[Path] = set()
     refused = ReservedTexts(reserved or ReservedTokens())
     for position, row in enumerate(read_rows(path)):
-        entry = make_entry(row, position)
+        entry = make_entry(row, position, sources=sources)
         refused.check(entry)
         if entry.prompt_id in origins:
             raise DataError(
@@ -126,6 +144,8 @@ def load_prompts(
         elif entry.target is not None and entry.target not in verified:
             verify_picture(entry.target, row.origin)
             verified.add(entry.target)
+        for source in entry.sources:
+            verify_source(source, row.origin)
         entries.append(entry)
     return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
 
@@ -177,7 +197,13 @@ def batch_for_step(
 def part_of_batch(batch: PromptBatch, rows: range) -> PromptBatch:
     """Some prompts of a batch, with the samples and noise they have in the whole."""
     part = slice(rows.start, rows.stop)
-    return replace(batch, prompts=batch.prompts[part], decode_seeds=batch.decode_seeds[part])
+    ids = batch.source_token_ids
+    return replace(
+        batch,
+        prompts=batch.prompts[part],
+        decode_seeds=batch.decode_seeds[part],
+        source_token_ids=None if ids is None else ids[part],
+    )
 
 
 def evaluated_at_once(images: int, samples_per_prompt: int) -> int:

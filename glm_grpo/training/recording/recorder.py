@@ -106,6 +106,11 @@ class Recorder:
         columns = _identity_columns(step, prompts, experience.images.decode_seeds, size)
         targets = self._write_targets(self._folder.train_targets_dir, prompts)
         columns["target"] = _string_column(targets, size)
+        columns |= self._source_columns(self._folder.train_sources_dir, prompts, size)
+        ids = experience.prompts.source_token_ids
+        if ids is not None:
+            rows = _repeat(ids.flatten(1).tolist(), size)
+            columns["source_token_ids"] = pyarrow.array(rows, pyarrow.list_(pyarrow.int32()))
         columns["token_ids"] = pyarrow.array(list(tokens), pyarrow.list_(pyarrow.int32()))
         columns["log_probs"] = pyarrow.array(list(log_probs), pyarrow.list_(pyarrow.float32()))
         columns |= _score_columns(experience.rewards)
@@ -129,6 +134,7 @@ class Recorder:
         columns = _identity_columns(evaluation.step, prompts, evaluation.images.decode_seeds, size)
         targets = self._write_targets(self._folder.targets_dir, prompts)
         columns["target"] = _string_column(targets, size)
+        columns |= self._source_columns(self._folder.sources_dir, prompts, size)
         columns |= _score_columns(evaluation.rewards)
         columns["total"] = _float_column(evaluation.totals)
         columns["image"] = pyarrow.array(images, pyarrow.string())
@@ -189,6 +195,23 @@ class Recorder:
                 write_atomically(path, _png(prompt.target))
             paths.append(None if prompt.target is None else self._relative(path))
         return paths
+
+    def _source_columns(
+        self, directory: Path, prompts: tuple[Prompt, ...], size: int
+    ) -> dict[str, pyarrow.Array]:
+        """Write the source pictures that are not there yet; a column of their paths, if any."""
+        if not prompts[0].sources:
+            return {}
+        rows: list[list[str]] = []
+        for prompt in prompts:
+            rows.append([])
+            for number, source in enumerate(prompt.sources):
+                path = directory / f"{safe_name(prompt.prompt_id)}-{number}.png"
+                if not path.exists():
+                    write_atomically(path, _png(source))
+                rows[-1].append(self._relative(path))
+        paths = pyarrow.array(_repeat(rows, size), pyarrow.list_(pyarrow.string()))
+        return {"sources": paths}
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._folder.path).as_posix()

@@ -54,13 +54,14 @@ def sign(index):
 
 
 @pytest.fixture
-def edits():
+def edits(policy):
     """Two prompts of different length with a source each, three samples of each."""
     prompts = (
         Prompt("word", 'write "OPEN" instead', sources=(sign(0),)),
         Prompt("colours", "change the colours to red on white, please", sources=(sign(5),)),
     )
-    return PromptBatch(prompts, 3, SIZE, SIZE, seed=11, decode_seeds=(5, 6))
+    batch = PromptBatch(prompts, 3, SIZE, SIZE, seed=11, decode_seeds=(5, 6))
+    return policy.encode_sources(batch)
 
 
 def stock_inputs(policy, batch):
@@ -102,20 +103,20 @@ def stock_log_probs(policy, batch, token_ids):
     return logits.float().log_softmax(-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
-def two_sources(batch):
+def two_sources(policy, batch):
     """The same prompts with a second source of equal size each."""
     prompts = [replace(p, sources=(*p.sources, sign(7 + i))) for i, p in enumerate(batch.prompts)]
-    return replace(batch, prompts=tuple(prompts))
+    return policy.encode_sources(replace(batch, prompts=tuple(prompts)))
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_sampled_and_replayed_log_probs_are_those_of_generate(policy, edits, count):
-    batch = edits if count == 1 else two_sources(edits)
+    batch = edits if count == 1 else two_sources(policy, edits)
 
     rollout = policy.sample(batch, policy_step=0)
 
     assert rollout.token_ids.shape == (2, 3, 16)
-    assert rollout.source_token_ids.shape == (2, count, 16)
+    assert batch.source_token_ids.shape == (2, count, 16)
     replayed = policy.replay(batch, rollout, ROWS).log_probs.unflatten(0, (2, 3))
     assert torch.allclose(replayed, rollout.log_probs, atol=1e-5)
     for sample in range(3):
@@ -124,7 +125,7 @@ def test_sampled_and_replayed_log_probs_are_those_of_generate(policy, edits, cou
 
 
 def test_positions_are_the_stock_ones(policy, edits):
-    inputs = policy.encode(edits, policy.encode_sources(edits))
+    inputs = policy.encode(edits)
     stock = stock_inputs(policy, edits)
     names = ("input_ids", "image_grid_thw", "images_per_sample", "attention_mask")
     positions, _ = policy.model.model.get_rope_index(**{name: stock[name] for name in names})
@@ -137,14 +138,14 @@ def test_positions_are_the_stock_ones(policy, edits):
 
 def gap(policy, edits, rollout, inputs):
     """By how much replay on these inputs misses what was sampled, nats a token."""
-    policy._encoded = (edits, rollout.source_token_ids, inputs)
+    policy._encoded = (edits, inputs)
     replayed = policy.replay(edits, rollout, ROWS).log_probs.unflatten(0, (2, 3))
     return float((replayed.detach() - rollout.log_probs).abs().mean())
 
 
 def test_wrong_ways_to_read_a_source_are_far_from_what_was_sampled(policy, edits):
     rollout = policy.sample(edits, policy_step=0)
-    inputs = policy.encode(edits, rollout.source_token_ids)
+    inputs = policy.encode(edits)
     assert gap(policy, edits, rollout, inputs) < 1e-5
 
     as_text = inputs.attention_mask.cumsum(1).expand_as(inputs.position_ids) - 1
@@ -177,7 +178,7 @@ def test_reference_of_an_untrained_policy_reads_the_sources_too(policy, edits):
 def stock_picture(pipeline, batch, rollout, prompt, sample, guidance_scale):
     asked = batch.prompts[prompt]
     prior = upsample_token_ids(rollout.token_ids, LAYOUT)[prompt, sample][None]
-    sources = [upsample_token_ids(ids, LAYOUT) for ids in rollout.source_token_ids[prompt]]
+    sources = [upsample_token_ids(ids, LAYOUT) for ids in batch.source_token_ids[prompt]]
     rows, columns = (2 * side for side in LAYOUT.target)
     return pipeline(
         prompt=[asked.prompt],
@@ -197,11 +198,11 @@ def stock_picture(pipeline, batch, rollout, prompt, sample, guidance_scale):
 @pytest.mark.parametrize("guidance_scale", [1.0, 1.5])
 @pytest.mark.parametrize("count", [1, 2])
 def test_drawn_group_equals_the_stock_pipeline(pipeline, policy, edits, guidance_scale, count):
-    batch = edits if count == 1 else two_sources(edits)
+    batch = edits if count == 1 else two_sources(policy, edits)
     rollout = policy.sample(batch, policy_step=0)
     decoder = GlmImageDecoder(pipeline, steps=3, guidance_scale=guidance_scale)
 
-    images = decoder.decode(batch, rollout.token_ids, rollout.source_token_ids)
+    images = decoder.decode(batch, rollout.token_ids)
 
     for prompt in range(2):
         for sample in range(3):
@@ -228,7 +229,7 @@ def test_a_source_is_written_once_a_group_and_skipped_by_unconditional_passes(
     calls = Calls(pipeline)
     decoder = GlmImageDecoder(pipeline, steps=2, guidance_scale=1.5, batch_size=2)
 
-    decoder.decode(edits, rollout.token_ids, rollout.source_token_ids)
+    decoder.decode(edits, rollout.token_ids)
 
     # Three images in parts of two and one, two steps each.
     assert calls.modes == ["write", *["read", "skip"] * 4] * 2
@@ -237,7 +238,8 @@ def test_a_source_is_written_once_a_group_and_skipped_by_unconditional_passes(
 
 
 def replace_sources(batch):
-    return replace(batch, prompts=tuple(replace(p, sources=()) for p in batch.prompts))
+    prompts = tuple(replace(p, sources=()) for p in batch.prompts)
+    return replace(batch, prompts=prompts, source_token_ids=None)
 
 
 def with_preview(token_ids):
@@ -253,7 +255,7 @@ def test_sources_are_freed_after_an_error(pipeline, policy, edits):
 
     handle = pipeline.vae.decoder.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        decoder.decode(edits, rollout.token_ids, rollout.source_token_ids)
+        decoder.decode(edits, rollout.token_ids)
     handle.remove()
     assert decoder._transformer._sources is None
 
@@ -263,8 +265,14 @@ def test_a_picture_changes_with_its_source(pipeline, policy, edits):
     decoder = GlmImageDecoder(pipeline, steps=2, guidance_scale=1.0)
     first, second = edits.prompts
     swapped = (replace(first, sources=second.sources), replace(second, sources=first.sources))
-    drawn = decoder.decode(edits, rollout.token_ids, rollout.source_token_ids)
+    drawn = decoder.decode(edits, rollout.token_ids)
     other = decoder.decode(
-        replace(edits, prompts=swapped), rollout.token_ids, rollout.source_token_ids.flip(0)
+        replace(edits, prompts=swapped, source_token_ids=edits.source_token_ids.flip(0)),
+        rollout.token_ids,
     )
     assert not torch.equal(drawn.pixels, other.pixels)
+
+
+def test_sources_without_tokens_are_refused(policy, edits):
+    with pytest.raises(ValueError, match="call encode_sources first"):
+        policy.sample(replace(edits, source_token_ids=None), policy_step=0)

@@ -1,0 +1,143 @@
+"""A run on prompts with source pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from rich.console import Console
+
+from glm_grpo.build import Launch, build_models, build_prompts, build_trainer
+from glm_grpo.config import compose_config
+from glm_grpo.errors import ConfigError
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics, read_table
+from glm_grpo.tiny import world
+from glm_grpo.training.checkpoint.resume import open_run
+from glm_grpo.training.distributed.processes import Processes
+from tests.end_to_end.conftest import CONFIG_DIR, SMALL
+
+SETTINGS = (
+    "data.sources=1",
+    "rollout.prompts_per_step=2",
+    "rollout.group_size=2",
+    "train.micro_batch_size=2",
+    "train.steps=2",
+    "train.eval_every=2",
+    "train.checkpoint_every=1",
+    "eval.samples_per_prompt=1",
+    # The adapter moves: the order of sampling and learning is not hidden by a rate of zero.
+    "optim.learning_rate=1e-3",
+)
+
+
+def save(path, pixels):
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
+
+
+@pytest.fixture
+def edits(tmp_path):
+    """A file of three edits: another word on a sign."""
+    rows = []
+    for before, after in zip(
+        world.signs_of_words(("KITE", "MOON", "LAMP"), seed=3),
+        world.signs_of_words(("OPEN", "SALE", "EXIT"), seed=3),
+        strict=True,
+    ):
+        name = before.word.lower()
+        save(tmp_path / f"{name}.png", world.draw_sign(before))
+        save(tmp_path / f"{name}-after.png", world.draw_sign(after))
+        rows.append(
+            {
+                "id": name,
+                "prompt": f'write "{after.word}" instead',
+                "source": f"{name}.png",
+                "target": f"{name}-after.png",
+            }
+        )
+    path = tmp_path / "edits.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture
+def make_edit_run(edits, tmp_path):
+    """Builds a run on the file of edits; Ctrl-C comes as the batch of `stop_at` is asked for."""
+
+    def build(*overrides, folder="run", stop_at=None):
+        paths = (f"data.path={edits}", f"data.eval_path={edits}", f"run_dir={tmp_path / folder}")
+        config = compose_config(CONFIG_DIR, "tiny", [*SMALL, *SETTINGS, *paths, *overrides])
+        models = build_models(config, Accelerator().device, needs_reference=True)
+        launch = Launch(Accelerator(), Processes())
+        prompts = build_prompts(config)
+        console = Console(quiet=True)
+        trainer = build_trainer(config, models, prompts, open_run(config), launch, console)
+        batch_for_step = trainer.source.batch_for_step
+
+        def asked(at):
+            if at == stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return batch_for_step(at)
+
+        trainer.source.batch_for_step = asked
+        return trainer, models, RunFolder(tmp_path / folder)
+
+    return build
+
+
+def comparable(folder):
+    rows = read_metrics(folder)
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/"))}
+        for row in rows
+    ]
+
+
+def test_an_edit_run_stores_its_sources_and_resumes_where_it_stopped(make_edit_run, edits):
+    trainer, _, folder = make_edit_run()
+    trainer.run()
+
+    table = read_table(folder.rollout_path(1))
+    # The target grid alone: an edit has no preview.
+    assert {len(ids) for ids in table["token_ids"].to_pylist()} == {16}
+    assert {len(ids) for ids in table["source_token_ids"].to_pylist()} == {16}
+    ids = table["prompt_id"].to_pylist()
+    assert table["sources"].to_pylist() == [[f"images/train-sources/{name}-0.png"] for name in ids]
+    stored = Image.open(folder.path / table["sources"][0].as_py()[0])
+    assert stored.tobytes() == Image.open(edits.parent / f"{ids[0]}.png").tobytes()
+    assert "sources" in read_table(folder.evaluation_path(2)).column_names
+    assert read_metrics(folder)[-1]["ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+
+    stopped, _, other = make_edit_run(folder="other", stop_at=0)
+    assert stopped.run() is None
+    resumed, _, _ = make_edit_run("train.resume=auto", folder="other")
+    assert resumed.run() is not None
+    assert comparable(other) == comparable(folder)
+
+
+def test_token_ids_of_the_table_are_those_that_the_policy_read(make_edit_run):
+    trainer, models, folder = make_edit_run("train.steps=1", "train.eval_every=1")
+    trainer.run()
+    table = read_table(folder.rollout_path(1))
+    pictures = {path: Image.open(folder.path / path) for (path,) in table["sources"].to_pylist()}
+    for (path,), ids in zip(
+        table["sources"].to_pylist(), table["source_token_ids"].to_pylist(), strict=True
+    ):
+        pixels = torch.frombuffer(bytearray(pictures[path].tobytes()), dtype=torch.uint8)
+        pixels = pixels.view(1, 128, 128, 3).permute(0, 3, 1, 2).contiguous()
+        expected = models.policy.tokenize_pictures(pixels, has_preview=False)
+        assert ids == expected[0].tolist()
+
+
+def test_a_size_that_the_processor_would_change_is_refused_before_the_model_is_loaded(edits):
+    overrides = ["data.sources=1", f"data.path={edits}", f"data.eval_path={edits}"]
+    sides = ["rollout.height=32", "rollout.width=32"]
+    config = compose_config(CONFIG_DIR, "tiny", [*overrides, *sides])
+    with pytest.raises(ConfigError, match=r"rollout.height=32, .* makes 4 tokens instead of 1\."):
+        build_prompts(config)
+    assert RunFolder(edits.parent / "run").path.exists() is False
