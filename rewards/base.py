@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from rewards.options import LONGEST_WAIT, Options
 from rewards.types import Prompt, RewardError, Scores
 
-Need = Literal["prompt", "text", "target"]
+Need = Literal["prompt", "text", "target", "source"]
 """What a term compares a picture with."""
+
+Against = Literal["target", "source"]
+"""Pictures of a prompt that a term can compare with: its target, or its first source."""
 
 FLOAT32_BYTES = 4
 
@@ -105,6 +108,18 @@ class TermConfig(Options):
         """
 
 
+class ComparingConfig(TermConfig):
+    """Options of a term that compares a picture with another one."""
+
+    against: Against = "target"
+    """Picture of the prompt to compare with: `target`, or `source` (the first one), which rewards
+    an edit for what it leaves as it was. Give that little weight: the best copy is no edit."""
+
+    def needs(self) -> tuple[Need, ...]:
+        """As asked for."""
+        return (self.against,)
+
+
 @runtime_checkable
 class NotingReward(Reward, Protocol):
     """A term that can also say what it found in each picture."""
@@ -143,37 +158,46 @@ def score_with_notes(
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
-    """Whether a prompt has all that a scorer uses: a text that is not blank, a target."""
+    """Whether a prompt has all that a scorer uses: a text that is not blank, a target, a source."""
     has = {
         "prompt": True,
         "text": any(text.strip() for text in prompt.texts),
         "target": prompt.target is not None,
+        "source": bool(prompt.sources),
     }
     return all(has[need] for need in needs)
 
 
-def stack_targets(
-    prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+def compared_picture(prompt: Prompt, against: Against) -> UInt8[Tensor, "3 H W"] | None:
+    """The picture of a prompt that others are compared with; None where it has none."""
+    if against == "target":
+        return prompt.target
+    return prompt.sources[0] if prompt.sources else None
+
+
+def stack_compared(
+    prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"], against: Against = "target"
 ) -> UInt8[Tensor, "N 3 H W"]:
-    """Stack the prompts' target pictures.
+    """Stack the prompts' target pictures, or their first sources.
 
     Raises:
-        ValueError: A prompt has no target, or one of another size than the pictures.
+        ValueError: A prompt has no such picture, or one of another size than the pictures.
     """
-    targets = []
+    compared = []
     for prompt in prompts:
-        if prompt.target is None:
+        picture = compared_picture(prompt, against)
+        if picture is None:
             raise ValueError(
-                f"prompt {prompt.prompt_id} has no target picture to compare with; "
+                f"prompt {prompt.prompt_id} has no {against} picture to compare with; "
                 "score only prompts to which the term applies"
             )
-        if prompt.target.shape != pixels.shape[1:]:
+        if picture.shape != pixels.shape[1:]:
             raise ValueError(
-                f"target of prompt {prompt.prompt_id} is {_size(prompt.target)}, the picture "
-                f"{_size(pixels)}: both must have one size; resize targets when loading them"
+                f"{against} of prompt {prompt.prompt_id} is {_size(picture)}, the picture "
+                f"{_size(pixels)}: both must have one size; resize {against}s when loading them"
             )
-        targets.append(prompt.target)
-    return torch.stack(targets)
+        compared.append(picture)
+    return torch.stack(compared)
 
 
 def to_unit_range(

@@ -30,7 +30,12 @@ from rewards.types import Prompt, RewardError, Scores
 READY_SECONDS = 600.0
 """Longest wait for a child to load its libraries and weights, downloads included."""
 
-_Packed = tuple[list[Prompt], dict[str, NDArray[np.uint8]], NDArray[np.uint8]]
+_Packed = tuple[
+    list[Prompt],
+    dict[str, NDArray[np.uint8]],
+    dict[str, list[NDArray[np.uint8]]],
+    NDArray[np.uint8],
+]
 
 _EXIT_SECONDS = 1.0
 _POLL_SECONDS = 1.0
@@ -219,17 +224,26 @@ def _pack(prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> _Packe
         for prompt in prompts
         if prompt.target is not None
     }
-    texts = [replace(prompt, target=None) for prompt in prompts]
-    return texts, targets, pixels.numpy(force=True)
+    sources = {
+        prompt.prompt_id: [source.numpy(force=True) for source in prompt.sources]
+        for prompt in prompts
+    }
+    texts = [replace(prompt, target=None, sources=()) for prompt in prompts]
+    return texts, targets, sources, pixels.numpy(force=True)
 
 
 def _unpack(
     texts: Sequence[Prompt],
     targets: Mapping[str, NDArray[np.uint8]],
+    sources: Mapping[str, Sequence[NDArray[np.uint8]]],
     pixels: NDArray[np.uint8],
 ) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]:
     tensors = {prompt_id: torch.from_numpy(target) for prompt_id, target in targets.items()}
-    prompts = [replace(prompt, target=tensors.get(prompt.prompt_id)) for prompt in texts]
+    read = {prompt_id: tuple(map(torch.from_numpy, each)) for prompt_id, each in sources.items()}
+    prompts = [
+        replace(prompt, target=tensors.get(prompt.prompt_id), sources=read[prompt.prompt_id])
+        for prompt in texts
+    ]
     return prompts, torch.from_numpy(pixels)
 
 

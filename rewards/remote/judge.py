@@ -146,11 +146,11 @@ class VlmJudgeReward:
             return await asyncio.gather(*map(ask_about, range(len(prompts))))
 
     def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
-        data = base64.b64encode(encode_png(picture)).decode("ascii")
-        content = [
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
-            {"type": "text", "text": self._question.ask(prompt)},
-        ]
+        content = [_as_content(picture), _as_text(self._question.ask(prompt))]
+        if prompt.sources:
+            # Of an edit the judge sees what there was before, and which picture is which.
+            sources = map(_as_content, prompt.sources)
+            content = [_as_text("Source:"), *sources, _as_text("Result of the edit:"), *content]
         return {
             "model": self._endpoint.model,
             "messages": [{"role": "user", "content": content}],
@@ -203,3 +203,12 @@ class VlmJudgeReward:
     def _describe(self, outcome: httpx.Response | httpx.RequestError) -> str:
         # An endpoint may repeat what it was sent.
         return describe(outcome, secret=self._key)
+
+
+def _as_content(picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
+    data = base64.b64encode(encode_png(picture)).decode("ascii")
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def _as_text(text: str) -> dict[str, object]:
+    return {"type": "text", "text": text}

@@ -26,7 +26,7 @@ EXCERPT = 200
 """Characters of a foreign text that are quoted in an error."""
 
 MAX_REQUEST_PIXELS = 2**28
-"""Most pixels of a request's pictures and targets together: 256 pictures of 1024 x 1024."""
+"""Most pixels of a request's pictures, targets and sources: 256 pictures of 1024 x 1024."""
 
 _MOST_ITEMS = 2**20
 """Each item of a message takes some hundred bytes, and the file two."""
@@ -78,6 +78,7 @@ class _SentPrompt(_Section):
     prompt: str
     texts: tuple[str, ...] = ()
     target: str | None = None
+    sources: tuple[str, ...] = ()
 
 
 class _SentPicture(_Section):
@@ -110,7 +111,11 @@ def decode_info(body: bytes) -> ScorerInfo:
 
 
 def encode_request(
-    prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"], *, has_targets: bool
+    prompts: Sequence[Prompt],
+    pixels: UInt8[Tensor, "N 3 H W"],
+    *,
+    has_targets: bool,
+    has_sources: bool = False,
 ) -> bytes:
     """N pictures with their prompts; a prompt that occurs often is sent once.
 
@@ -118,16 +123,26 @@ def encode_request(
         prompts: One per picture.
         pixels: RGB, 0..255, on any device.
         has_targets: Whether the prompts' target pictures are sent too.
+        has_sources: Whether their source pictures are.
     """
     sent: list[dict[str, object]] = []
     places: dict[tuple[object, ...], int] = {}
     pictures = []
     for prompt, picture in zip(prompts, pixels.cpu(), strict=True):
         # Tensors have no cheap equality; two objects that are equal are sent twice, which is right.
-        key = (prompt.prompt_id, prompt.prompt, prompt.texts, id(prompt.target))
+        key = (
+            prompt.prompt_id,
+            prompt.prompt,
+            prompt.texts,
+            id(prompt.target),
+            *map(id, prompt.sources),
+        )
         if key not in places:
             places[key] = len(sent)
-            sent.append(_describe_prompt(prompt, has_target=has_targets))
+            described = _describe_prompt(prompt, has_target=has_targets)
+            if has_sources and prompt.sources:
+                described["sources"] = [_encode_base64(source) for source in prompt.sources]
+            sent.append(described)
         pictures.append({"prompt": places[key], "png": _encode_base64(picture)})
     return json.dumps({"protocol": PROTOCOL, "prompts": sent, "pictures": pictures}).encode()
 
@@ -139,7 +154,7 @@ def decode_request(
 
     Args:
         body: The message.
-        most_pixels: Of all pictures and targets together, counted before one is decoded.
+        most_pixels: Of all pictures, targets and sources together, counted before one is decoded.
 
     Raises:
         MessageError: It is of another version, has keys too many or too few, a picture that is no
@@ -160,7 +175,13 @@ def decode_request(
         for number, each in enumerate(request.prompts)
         if each.target is not None
     }
-    files = {place: _decode_base64(text, place) for place, text in (pictures | targets).items()}
+    sources = {
+        f"prompts.{number}.sources.{place}": text
+        for number, each in enumerate(request.prompts)
+        for place, text in enumerate(each.sources)
+    }
+    texts = pictures | targets | sources
+    files = {place: _decode_base64(text, place) for place, text in texts.items()}
     sizes = {place: _read(read_png_size, file, place) for place, file in files.items()}
     pixels = sum(width * height for width, height in sizes.values())
     if pixels > most_pixels:
@@ -178,6 +199,10 @@ def decode_request(
             prompt=sent.prompt,
             texts=sent.texts,
             target=None if sent.target is None else _read(decode_png, files[place], place),
+            sources=tuple(
+                _read(decode_png, files[f"prompts.{number}.sources.{index}"], place)
+                for index in range(len(sent.sources))
+            ),
         )
         for number, sent in enumerate(request.prompts)
         for place in (f"prompts.{number}.target",)

@@ -103,7 +103,12 @@ class RemoteReward:
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
         """As `score`; the notes are the scorer's, without the token."""
-        body = encode_request(prompts, pixels, has_targets="target" in self._needs)
+        body = encode_request(
+            prompts,
+            pixels,
+            has_targets="target" in self._needs,
+            has_sources="source" in self._needs,
+        )
         answer = self._send("POST", "/score", body, seconds=self._timeout_seconds)
         try:
             scores = self._decode(partial(decode_scores, count=len(prompts)), answer)

@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.base import Reward, TermConfig, stack_targets
+from rewards.base import (
+    Against,
+    ComparingConfig,
+    Reward,
+    TermConfig,
+    compared_picture,
+    stack_compared,
+)
 from rewards.options import PathText
 from rewards.terms.clip_loading import (
     PictureEmbedder,
@@ -44,10 +51,9 @@ class ClipScoreConfig(TermConfig):
         return clip_bytes(self.clip_model, is_image_only=False)
 
 
-class ClipImageConfig(TermConfig):
-    """Cosine of the CLIP embeddings of target picture and picture."""
+class ClipImageConfig(ComparingConfig):
+    """Cosine of the CLIP embeddings of the prompt's target or source picture and the picture."""
 
-    compares_with = ("target",)
     kind: Literal["clip_image"]
     """Class that scores."""
     clip_model: PathText = "ViT-L-14-quickgelu"
@@ -58,7 +64,10 @@ class ClipImageConfig(TermConfig):
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         return ClipImageReward(
-            clip_model=self.clip_model, clip_weights=self.clip_weights, device=device
+            clip_model=self.clip_model,
+            clip_weights=self.clip_weights,
+            device=device,
+            against=self.against,
         )
 
     def memory_bytes(self) -> int:
@@ -113,13 +122,13 @@ class ClipScoreReward:
 
 
 class ClipImageReward:
-    """Cosine of the CLIP embeddings of target picture and picture: -1..1, higher is better.
+    """Cosine of the CLIP embeddings of two pictures, one of the prompt: -1..1, higher is better.
 
     1 for equal pictures; pictures that have little in common are still well above 0. It compares
     what is shown, where `lpips`, `ssim` and `psnr` compare place by place.
 
-    Needs a target picture. ViT-L-14-quickgelu with the tag `openai`: 304 million parameters (the
-    image tower), 1.2 GB of memory in float32 beside the activations, MIT,
+    Needs a target or source picture. ViT-L-14-quickgelu with the tag `openai`: 304 million
+    parameters (the image tower), 1.2 GB of memory in float32 beside the activations, MIT,
     https://github.com/openai/CLIP.
     Source: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
     ICML 2021.
@@ -128,12 +137,21 @@ class ClipImageReward:
         clip_model: An architecture of open_clip, or the path of a model config in its JSON format.
         clip_weights: A pretrained tag of open_clip, or a local file.
         device: Where the image tower is put.
+        against: Picture of the prompt to compare with.
 
     Raises:
         RewardError: The model or its weights are missing, cannot be downloaded or do not fit.
     """
 
-    def __init__(self, *, clip_model: str, clip_weights: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        clip_model: str,
+        clip_weights: str,
+        device: torch.device,
+        against: Against = "target",
+    ) -> None:
+        self._against: Against = against
         architecture = find_architecture(clip_model, key="clip_image.clip_model")
         clip = load_clip(architecture, clip_weights, key="clip_image.clip_weights")
         # The text tower is not kept.
@@ -141,24 +159,25 @@ class ClipImageReward:
         self._pictures.tower.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has a target picture."""
-        return prompt.target is not None
+        """Whether the prompt has the picture to compare with."""
+        return compared_picture(prompt, self._against) is not None
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with its prompt's target, on the device of the image tower.
+        """Compare each picture with that of its prompt, on the device of the image tower.
 
         Raises:
-            ValueError: A target is missing or of another size.
+            ValueError: It is missing or of another size.
         """
-        targets = stack_targets(prompts, pixels)
-        # A group shares its target, which then goes through the tower once.
-        rows = {id(prompt.target): row for row, prompt in enumerate(prompts)}
+        targets = stack_compared(prompts, pixels, self._against)
+        # A group shares its picture, which then goes through the tower once.
+        ids = [id(compared_picture(prompt, self._against)) for prompt in prompts]
+        rows = {each: row for row, each in enumerate(ids)}
         distinct = list(rows)
         embeddings = self._pictures.embed(targets[list(rows.values())])
-        wanted = embeddings[[distinct.index(id(prompt.target)) for prompt in prompts]]
+        wanted = embeddings[[distinct.index(each) for each in ids]]
         return pair_cosine(wanted, self._pictures.embed(pixels))
 
     def modules(self) -> tuple[nn.Module, ...]:

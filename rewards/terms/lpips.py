@@ -12,14 +12,21 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.base import FLOAT32_BYTES, Reward, TermConfig, stack_targets, to_unit_range
+from rewards.base import (
+    FLOAT32_BYTES,
+    Against,
+    ComparingConfig,
+    Reward,
+    compared_picture,
+    stack_compared,
+    to_unit_range,
+)
 from rewards.types import Prompt, RewardError
 
 
-class LpipsConfig(TermConfig):
-    """LPIPS to the prompt's target picture, as 1 - distance."""
+class LpipsConfig(ComparingConfig):
+    """LPIPS to the prompt's target or source picture, as 1 - distance."""
 
-    compares_with = ("target",)
     kind: Literal["lpips"]
     """Class that scores."""
     network: Literal["alex", "vgg", "squeeze"] = "alex"
@@ -29,7 +36,9 @@ class LpipsConfig(TermConfig):
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
-        return LpipsReward(self.network, pretrained=self.pretrained, device=device)
+        return LpipsReward(
+            self.network, pretrained=self.pretrained, device=device, against=self.against
+        )
 
     def memory_bytes(self) -> int:
         """Of backbone and linear layers, from the package."""
@@ -58,34 +67,45 @@ class LpipsReward:
             in the paper: a layer's is at most 2, so scores stay in -1..1 beside those of other
             terms.
         device: Where the network is put.
+        against: Picture of the prompt to compare with.
 
     Raises:
         RewardError: The backbone's weights are neither at hand nor can they be downloaded.
     """
 
-    def __init__(self, network: Network, *, pretrained: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        network: Network,
+        *,
+        pretrained: bool,
+        device: torch.device,
+        against: Against = "target",
+    ) -> None:
+        self._against: Against = against
         model = _load_pretrained(network) if pretrained else _make_untrained(network)
         self._divisor: int = 1 if pretrained else model.L  # the package's name for its layers
         self._model: nn.Module = model.to(device).eval().requires_grad_(False)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has a target picture."""
-        return prompt.target is not None
+        """Whether the prompt has the picture to compare with."""
+        return compared_picture(prompt, self._against) is not None
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with its prompt's target.
+        """Compare each picture with that of its prompt.
 
         Raises:
-            ValueError: A target is missing or of another size.
+            ValueError: It is missing or of another size.
         """
         device = next(self._model.parameters()).device
         # A group shares its target, which then goes through the network once.
-        is_shared = all(prompt.target is prompts[0].target for prompt in prompts)
+        first = compared_picture(prompts[0], self._against)
+        is_shared = all(compared_picture(each, self._against) is first for each in prompts)
         compared = prompts[:1] if is_shared else prompts
-        targets = to_unit_range(stack_targets(compared, pixels[: len(compared)]), device)
+        stacked = stack_compared(compared, pixels[: len(compared)], self._against)
+        targets = to_unit_range(stacked, device)
         pictures = to_unit_range(pixels, device)
         # normalize=True: the package scales 0..1 to the -1..1 that it works on.
         distance: Tensor = self._model(pictures, targets, normalize=True)

@@ -9,21 +9,27 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.base import Reward, TermConfig, stack_targets, to_unit_range
+from rewards.base import (
+    Against,
+    ComparingConfig,
+    Reward,
+    compared_picture,
+    stack_compared,
+    to_unit_range,
+)
 from rewards.types import Prompt
 
 
-class PsnrConfig(TermConfig):
-    """Peak signal-to-noise ratio to the prompt's target picture."""
+class PsnrConfig(ComparingConfig):
+    """Peak signal-to-noise ratio to the prompt's target or source picture."""
 
-    compares_with = ("target",)
     kind: Literal["psnr"]
     """Class that scores."""
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         del device
-        return PsnrReward()
+        return PsnrReward(self.against)
 
     def memory_bytes(self) -> int:
         """Windows and differences, without weights."""
@@ -44,22 +50,25 @@ class PsnrReward:
     Needs a target picture; no model, no memory to speak of. torchmetrics' definition, Apache-2.0.
     """
 
+    def __init__(self, against: Against = "target") -> None:
+        self._against: Against = against
+
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has a target picture."""
-        return prompt.target is not None
+        """Whether the prompt has the picture to compare with."""
+        return compared_picture(prompt, self._against) is not None
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with its prompt's target, on the device of the pictures.
+        """Compare each picture with that of its prompt, on the device of the pictures.
 
         Raises:
-            ValueError: A target is missing or of another size.
+            ValueError: It is missing or of another size.
         """
         from torchmetrics.functional.image import peak_signal_noise_ratio  # noqa: PLC0415
 
-        targets = to_unit_range(stack_targets(prompts, pixels), pixels.device)
+        targets = to_unit_range(stack_compared(prompts, pixels, self._against), pixels.device)
         pictures = to_unit_range(pixels, pixels.device)
         decibels = peak_signal_noise_ratio(
             pictures, targets, data_range=1.0, reduction="none", dim=(1, 2, 3)

@@ -9,21 +9,27 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.base import Reward, TermConfig, stack_targets, to_unit_range
+from rewards.base import (
+    Against,
+    ComparingConfig,
+    Reward,
+    compared_picture,
+    stack_compared,
+    to_unit_range,
+)
 from rewards.types import Prompt
 
 
-class SsimConfig(TermConfig):
-    """Structural similarity to the prompt's target picture."""
+class SsimConfig(ComparingConfig):
+    """Structural similarity to the prompt's target or source picture."""
 
-    compares_with = ("target",)
     kind: Literal["ssim"]
     """Class that scores."""
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         del device
-        return SsimReward()
+        return SsimReward(self.against)
 
     def memory_bytes(self) -> int:
         """Windows and differences, without weights."""
@@ -38,22 +44,25 @@ class SsimReward:
     IEEE Transactions on Image Processing 13(4), 2004.
     """
 
+    def __init__(self, against: Against = "target") -> None:
+        self._against: Against = against
+
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has a target picture."""
-        return prompt.target is not None
+        """Whether the prompt has the picture to compare with."""
+        return compared_picture(prompt, self._against) is not None
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with its prompt's target, on the device of the pictures.
+        """Compare each picture with that of its prompt, on the device of the pictures.
 
         Raises:
-            ValueError: A target is missing or of another size.
+            ValueError: It is missing or of another size.
         """
         from torchmetrics.functional.image import structural_similarity_index_measure  # noqa: PLC0415
 
-        targets = to_unit_range(stack_targets(prompts, pixels), pixels.device)
+        targets = to_unit_range(stack_compared(prompts, pixels, self._against), pixels.device)
         pictures = to_unit_range(pixels, pixels.device)
         # One by one: on the CPU, oneDNN's convolution by channel takes twice as long a picture for
         # a group, and the scores are the same to the bit.

@@ -208,7 +208,7 @@ def test_config_refuses_options_that_the_engine_does_not_have(option: str, remed
     ("kind", "option", "remedy"),
     [
         ("ssim", "wieght", "did you mean weight?"),
-        ("ssim", "zebra", "use some of weight, std_floor, timeout_seconds, run_in, kind"),
+        ("ssim", "zebra", "use some of weight, std_floor, timeout_seconds, run_in, against, kind"),
         ("lpips", "netwrk", "did you mean network?"),
     ],
 )

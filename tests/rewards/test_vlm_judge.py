@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from rewards.pictures import decode_png
 from rewards.remote.judge import Endpoint, VlmJudgeReward
 from rewards.terms.vlm_judge import Question
 from rewards.types import Prompt, RewardError
@@ -163,6 +164,24 @@ def test_judge_is_asked_in_openais_format() -> None:
     assert message["content"][1]["text"] == 'Is "OPEN", "24 h" in: a {sign}? 1-5'
     assert np.array_equal(request.picture, pixels[0].permute(1, 2, 0).numpy())
     assert "Authorization" not in request.headers
+
+
+def test_judge_of_an_edit_sees_source_and_result_in_this_order() -> None:
+    question = Question("Was this done: {prompt}?", lowest=0, highest=1)
+    source = torch.full((3, 4, 6), 9, dtype=torch.uint8)
+    prompt = Prompt("edit", "make it red", sources=(source,))
+    with judging(lambda request: says("1")) as judge:
+        connect(judge, question).score([prompt], torch.zeros(1, 3, 4, 6, dtype=torch.uint8))
+    content = judge.requests[0].payload["messages"][0]["content"]
+    kinds = ["text", "image_url", "text", "image_url", "text"]
+    assert [part["type"] for part in content] == kinds
+    assert content[0]["text"] == "Source:"
+    assert content[2]["text"] == "Result of the edit:"
+    pictures = [
+        decode_png(base64.b64decode(content[place]["image_url"]["url"].partition(",")[2]))
+        for place in (1, 3)
+    ]
+    assert [int(picture.max()) for picture in pictures] == [9, 0]
 
 
 def test_judge_scores_in_the_order_of_the_pictures_with_a_bound_on_requests_in_flight() -> None:
