@@ -329,7 +329,8 @@ def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> Pro
     """
     height, width = config.rollout.height, config.rollout.width
     if path.startswith(f"{TINY}:"):
-        return tiny_prompts(path.removeprefix(f"{TINY}:"), height=height, width=width)
+        name = path.removeprefix(f"{TINY}:")
+        return tiny_prompts(name, height=height, width=width, sources=config.data.sources)
     return load_prompts(
         path, height=height, width=width, reserved=reserved, sources=config.data.sources
     )
