@@ -16,12 +16,15 @@ from glm_grpo.gallery.data import SummaryRow, describe
 from glm_grpo.gallery.pages import render_page
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder, write_atomically
-from glm_grpo.run.tables import RAW, evaluation_steps, picture_name, read_evaluation
+from glm_grpo.run.tables import RAW, SOURCES, evaluation_steps, picture_name, read_evaluation
 from rewards.base import TermConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.lpips import LpipsConfig
 
-_COLUMNS = ("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image", RAW)
+_COLUMNS = (
+    *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
+    *(RAW, SOURCES),
+)
 
 _Row = dict[str, Any]
 
@@ -52,6 +55,7 @@ class Case:
         change: Mean total of the last evaluation less that of the first.
         decode_seed: Of the noise from which the decoder began all pictures of the prompt.
         target: None for a prompt without one.
+        sources: Of an edit.
         before: One for each sample of the first evaluation.
         after: The same samples, in the last evaluation.
     """
@@ -62,6 +66,7 @@ class Case:
     change: float
     decode_seed: int
     target: Picture | None
+    sources: tuple[Picture, ...]
     before: tuple[Picture, ...]
     after: tuple[Picture, ...]
 
@@ -112,7 +117,7 @@ def read_cases(folder: RunFolder, steps: Sequence[int]) -> tuple[tuple[Case, ...
 def _rows_by_prompt(folder: RunFolder, step: int) -> dict[str, list[_Row]]:
     groups: dict[str, list[_Row]] = {}
     for row in read_evaluation(folder, step, _COLUMNS).to_pylist():
-        for picture in (row["image"], row["target"]):
+        for picture in (row["image"], row["target"], *row.get(SOURCES, ())):
             if picture is not None:
                 folder.picture(picture)
         groups.setdefault(row["prompt_id"], []).append(row)
@@ -133,6 +138,7 @@ def _case(folder: RunFolder, heading: str, before: Sequence[_Row], after: Sequen
         change=_mean_total(after) - _mean_total(before),
         decode_seed=first["decode_seed"],
         target=None if target is None else Picture(*_paths(folder, target), {}),
+        sources=tuple(Picture(*_paths(folder, name), {}) for name in first.get(SOURCES, ())),
         before=tuple(_picture(folder, row) for row in before),
         after=tuple(_picture(folder, row) for row in after),
     )

@@ -22,6 +22,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import (
     NOTE,
     RAW,
+    SOURCES,
     MetricsRow,
     Weighing,
     evaluation_steps,
@@ -245,7 +246,7 @@ Group = dict[str, Any]
 
 EVALUATION_COLUMNS = (
     *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
-    *(RAW, NOTE),
+    *(RAW, NOTE, SOURCES),
 )
 ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
 _NUMBERS = ("total", "penalty", "advantage")
@@ -282,11 +283,12 @@ def read_groups(
 
 
 def pictures_of(groups: Sequence[Group]) -> Iterator[str]:
-    """Paths, relative to `images/`, of all pictures and targets of groups."""
+    """Paths, relative to `images/`, of all pictures, targets and sources of groups."""
     for group in groups:
         yield from group["images"]
         if group["target"] is not None:
             yield group["target"]
+        yield from group.get("sources", ())
 
 
 def _groups(table: pyarrow.Table, readers: Mapping[str, bool]) -> Iterator[Group]:
@@ -321,6 +323,8 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
         "raw": raw,
         "notes": notes,
     }
+    if SOURCES in columns:
+        group["sources"] = [picture_name(name) for name in columns[SOURCES][0]]
     group |= {name: _decimals(columns[name]) for name in _NUMBERS if name in columns}
     if "is_flat" in columns:
         group["is_flat"] = columns["is_flat"][0]

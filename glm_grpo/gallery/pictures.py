@@ -13,7 +13,7 @@ from PIL import Image
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, read_picture, storage_errors, write_atomically
-from glm_grpo.run.tables import evaluation_steps, read_evaluation
+from glm_grpo.run.tables import SOURCES, evaluation_steps, read_evaluation
 
 LONGER_SIDE = 384
 """Pixels of the longer side of a thumbnail, at most."""
@@ -96,8 +96,8 @@ _GAP = 4
 def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
     """Writes a PNG: a column for each of the first held-out prompts, in their order.
 
-    Rows are the target (where the prompts have one), the first sample of the first evaluation and
-    the first sample of the last, drawn with the same seeds.
+    Rows are sources and target (where the prompts have them), the first sample of the first
+    evaluation and the first sample of the last, drawn with the same seeds.
 
     Args:
         folder: A run with at least one evaluation.
@@ -112,8 +112,11 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
         raise StorageError(f"{folder.path} holds no evaluation yet; let the run reach its first")
     rows: list[list[str]] = []
     for index, step in enumerate((steps[0], steps[-1])):
-        table = read_evaluation(folder, step, ("step", "sample", "target", "image")).to_pandas()
+        table = read_evaluation(folder, step, ("step", "sample", "target", "image", SOURCES))
+        table = table.to_pandas()
         first = table[table["sample"] == 0].head(columns)
+        if index == 0 and SOURCES in first:
+            rows += [list(each) for each in zip(*first[SOURCES], strict=True)]
         if index == 0 and first["target"].notna().all():
             rows.append(list(first["target"]))
         rows.append(list(first["image"]))

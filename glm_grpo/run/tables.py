@@ -48,6 +48,8 @@ RAW = "raw/"
 """Columns of the terms' scores; null where a term does not apply."""
 NOTE = "note/"
 """Columns of what terms said of a picture; null where they said nothing."""
+SOURCES = "sources"
+"""Column of the source pictures' paths; only runs on edits have it."""
 
 
 def _list_of(kind: pyarrow.DataType) -> pyarrow.DataType:
@@ -63,7 +65,7 @@ _COLUMNS = {
     "sample": pyarrow.int32(),
     "decode_seed": pyarrow.int64(),
     "target": pyarrow.string(),
-    "sources": _list_of(pyarrow.string()),
+    SOURCES: _list_of(pyarrow.string()),
     "source_token_ids": _list_of(pyarrow.int32()),
     "token_ids": _list_of(pyarrow.int32()),
     "log_probs": _list_of(pyarrow.float32()),
@@ -75,7 +77,7 @@ _COLUMNS = {
 }
 """What the recorder writes, and its types; those of sources where the run has some."""
 
-_PICTURES = ("image", "target", "sources")
+_PICTURES = ("image", "target", SOURCES)
 _IMAGES = "images"
 _LONGEST_NAME = 250
 """Characters; the longest that a run writes has 110, and a file system takes 255 bytes."""
@@ -241,7 +243,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
     paths below `images/`.
 
     Args:
-        columns: Those to be read, `raw/` and `note/` for all whose names begin so; None for all.
+        columns: Those to be read, `raw/` and `note/` for all whose names begin so, `sources` where
+            there is one; None for all.
 
     Raises:
         StorageError: The file is missing, is not a whole Parquet file, was not written by this
@@ -396,7 +399,7 @@ def _choose(stored: Sequence[str], columns: Sequence[str] | None, path: Path) ->
     """The names of the columns that are asked for."""
     if columns is None:
         return list(stored)
-    prefixes = tuple(name for name in columns if name in (RAW, NOTE))
+    prefixes = tuple(name for name in columns if name in (RAW, NOTE, SOURCES))
     named = [name for name in columns if name not in prefixes]
     missing = [name for name in named if name not in stored]
     if missing:

@@ -94,7 +94,12 @@
   }
 
   function Target({ group }) {
+    const sources = group.sources || [];
     return html`<div class="target">
+      ${sources.map(
+        (image, index) => html`<h4>Source</h4>
+          <${Picture} key=${index} image=${image} alt=${`Source of ${clip(group.prompt_id)}`} />`,
+      )}
       <h4>Target</h4>
       ${
         group.target

@@ -144,6 +144,7 @@
     const items = places.map(({ arranged, sample }) => ({
       image: arranged.group.images[sample],
       target: arranged.group.target,
+      sources: arranged.group.sources,
       alt: sampleTitle(arranged, sample),
       title: `Step ${step}: ${sampleTitle(arranged, sample)}`,
       body: () => html`<${ViewerBody} arranged=${arranged} sample=${sample} reach=${reach} />`,

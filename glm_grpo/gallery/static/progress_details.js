@@ -81,6 +81,7 @@
     const items = shown.map((step) => ({
       image: row.bySteps[step].images[sample],
       target: row.bySteps[step].target,
+      sources: row.bySteps[step].sources,
       alt: describe({ ...place, step }),
       title: describe({ ...place, step }),
       body: () => html`<${ViewerBody} place=${{ ...place, step }} />`,

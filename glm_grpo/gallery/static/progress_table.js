@@ -187,9 +187,13 @@
 
   /* One for all samples of a row: it goes with whichever of them is active. */
   function Target({ row, attributes }) {
-    const { target } = row.group;
-    if (!target) return html`<span class="soft" ...${attributes}>no target</span>`;
-    return html`<${Picture} image=${target} alt=${`Target of ${clip(row.id)}`}
+    const { target, sources } = row.group;
+    const shown = (sources || []).map(
+      (image, index) =>
+        html`<${Picture} key=${index} image=${image} alt=${`Source of ${clip(row.id)}`} />`,
+    );
+    if (!target) return html`${shown}<span class="soft" ...${attributes}>no target</span>`;
+    return html`${shown}<${Picture} image=${target} alt=${`Target of ${clip(row.id)}`}
       attributes=${attributes} />`;
   }
 

@@ -7,10 +7,11 @@
   const { useEffect, useRef } = preactHooks;
 
   /**
-   * A picture large, beside its target and the difference between them, with all its figures.
+   * A picture large, beside its sources, its target and the differences to them, with all its
+   * figures.
    *
-   * @param items What can be paged through: [{image, target, alt, title, body}]; body() gives what
-   *     stands below the pictures.
+   * @param items What can be paged through: [{image, target, sources, alt, title, body}]; body()
+   *     gives what stands below the pictures.
    * @param index Of the item shown.
    * @param onIndex Called with the index to show next.
    * @param onClose Called when the viewer was left; what had the focus before has it again.
@@ -22,6 +23,7 @@
       { isInDialog: true },
     );
     const { image, target, alt, title, body } = items[index];
+    const sources = items[index].sources || [];
     const step = (name, next) =>
       html`<button type="button" disabled=${!items[next]} onClick=${() => show(next)}>
         ${name}
@@ -29,12 +31,21 @@
     const buttons = [step("Previous", index - 1), step("Next", index + 1)];
     return html`<${Dialog} className="viewer" title=${title} buttons=${buttons} onClose=${onClose}>
       <div class="viewer-pictures">
+        ${sources.map(
+          (source, number) =>
+            html`<${Plate} key=${number} caption="Source" image=${source} alt="Source" />`,
+        )}
         ${target && html`<${Plate} caption="Target" image=${target} alt="Target" />`}
         <${Plate} caption="Sample" image=${image} alt=${alt} />
         ${
           target &&
           html`<${Plate} caption="Difference, brightened" image=${image}
           target=${target} alt=${alt} isDiff />`
+        }
+        ${
+          sources[0] &&
+          html`<${Plate} caption="Difference to the source, brightened" image=${image}
+          target=${sources[0]} alt=${alt} isDiff />`
         }
       </div>
       ${body()}
