@@ -74,6 +74,7 @@ class BatchSizes:
         micro_batch_size: Images a forward and backward pass.
         is_truncated: By top-k or top-p.
         decode_batch_size: Images of a group that are drawn at once; None: all.
+        num_sources: Source pictures of a prompt, whose tokens are not in `prompt_tokens`.
     """
 
     prompts: int
@@ -84,6 +85,7 @@ class BatchSizes:
     micro_batch_size: int
     is_truncated: bool
     decode_batch_size: int | None = None
+    num_sources: int = 0
 
     @property
     def images(self) -> int:
@@ -212,8 +214,8 @@ class Planner(Protocol):
         """
         ...
 
-    def tokens_per_image(self, height: int, width: int) -> int:
-        """T of an image of `height` x `width` pixels."""
+    def sequence_tokens(self, sizes: BatchSizes) -> tuple[int, int]:
+        """Tokens of the longest prompt with its source pictures, and T of an image."""
         ...
 
     def longest_prompt_tokens(

@@ -64,6 +64,7 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
         is_truncated=rollout.top_k is not None
         or (rollout.top_p is not None and rollout.top_p < 1.0),
         decode_batch_size=config.decode.batch_size,
+        num_sources=config.data.sources,
     )
 
 

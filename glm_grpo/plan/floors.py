@@ -56,11 +56,9 @@ def step_floors(
     """
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
     language = planner.language_work(model_settings(config, is_on_accelerator=True))
+    read, generated = planner.sequence_tokens(sizes)
     sequences = SequenceSizes(
-        prompts=sizes.prompts,
-        group_size=sizes.group_size,
-        prompt_tokens=prompt_tokens,
-        tokens=planner.tokens_per_image(sizes.height, sizes.width),
+        prompts=sizes.prompts, group_size=sizes.group_size, prompt_tokens=read, tokens=generated
     )
     decoding = decode_flops(
         *planner.decoder_flops(sizes.height, sizes.width),

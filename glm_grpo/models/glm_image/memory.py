@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from diffusers import GlmImagePipeline
+from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils.flop_counter import FlopCounterMode
@@ -175,22 +176,37 @@ def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSize
 def denoise_on_meta(
     transformer: Any, vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int
 ) -> None:
-    """One pass of the diffusion transformer; `prompt_tokens` of glyphs."""
+    """One pass of the diffusion transformer, after a write of each source picture.
+
+    `prompt_tokens` are those of glyphs.
+    """
     height, width = _latent_sides(vae, sizes)
     num_patches = height * width // transformer.config.patch_size**2
     latents: dict[str, Any] = {"dtype": dtype, "device": META}
-    transformer(
-        hidden_states=torch.empty(images, transformer.config.in_channels, height, width, **latents),
-        encoder_hidden_states=torch.empty(
-            images, sizes.prompt_tokens, transformer.config.text_embed_dim, **latents
-        ),
-        prior_token_id=_zeros(images, num_patches),
-        prior_token_drop=_zeros(images, num_patches).bool(),
-        timestep=_zeros(images),
-        target_size=_zeros(images, 2).to(dtype),
-        crop_coords=_zeros(images, 2).to(dtype),
-        return_dict=False,
-    )
+    cache = GlmImageKVCache(num_layers=transformer.config.num_layers)
+
+    def run(rows: int, glyphs: int) -> None:
+        transformer(
+            hidden_states=torch.empty(
+                rows, transformer.config.in_channels, height, width, **latents
+            ),
+            encoder_hidden_states=torch.empty(
+                rows, glyphs, transformer.config.text_embed_dim, **latents
+            ),
+            prior_token_id=_zeros(rows, num_patches),
+            prior_token_drop=_zeros(rows, num_patches).bool(),
+            timestep=_zeros(rows),
+            target_size=_zeros(rows, 2).to(dtype),
+            crop_coords=_zeros(rows, 2).to(dtype),
+            kv_caches=cache,
+            return_dict=False,
+        )
+
+    cache.set_mode("write")
+    for _ in range(sizes.num_sources):
+        run(1, 0)
+    cache.set_mode("read" if sizes.num_sources else None)
+    run(images, sizes.prompt_tokens)
 
 
 def decode_latents_on_meta(vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int) -> None:
@@ -225,7 +241,7 @@ def _rollout(
     model, policy = build_meta_policy(configs, settings, layers=layers)
     language_model = model.model.language_model
     read = min(sizes.prompts, PREFILLED_AT_ONCE)
-    shape = (read, sizes.prompt_tokens)
+    shape = (read, _read_tokens(sizes))
     joining = 0
     with measured_on_meta() as memory, torch.no_grad():
         # A mask would be looked into for padding, and there are no values here.
@@ -238,7 +254,7 @@ def _rollout(
             # waits, and is copied in the end. Where the last part is smaller this is a bit much.
             rest = memory.live_bytes * (sizes.prompts - read) // read
             reading += rest
-            a_cache = sizes.prompt_tokens * cache_token_bytes(model, settings.dtype)
+            a_cache = _read_tokens(sizes) * cache_token_bytes(model, settings.dtype)
             joining = memory.live_bytes + rest + sizes.prompts * a_cache
             held, cache = held.new_empty(sizes.prompts, held.shape[-1]), _widened(cache, sizes)
         memory.peak_bytes = memory.live_bytes
@@ -257,7 +273,7 @@ def _rollout(
     heads = model.config.text_config.num_attention_heads
     # At the last token: scores for prompt and generated tokens, the two joined, their softmax in
     # fp32, in the model's type, and taken apart again.
-    scores = sizes.images * heads * (sizes.prompt_tokens + _tokens(sizes))
+    scores = sizes.images * heads * (_read_tokens(sizes) + _tokens(sizes))
     return reading, joining, memory.peak_bytes + scores * (4 * settings.dtype.itemsize + 4)
 
 
@@ -305,7 +321,7 @@ def _update(
 def _replay(policy: GlmImagePolicy, sizes: BatchSizes) -> Tensor:
     """As `Policy.replay`, which reads values of its inputs that there are none of here."""
     language_model, head = policy.modules()
-    rows, length = sizes.micro_batch_size, sizes.prompt_tokens + _tokens(sizes) - 1
+    rows, length = sizes.micro_batch_size, _read_tokens(sizes) + _tokens(sizes) - 1
     # A micro-batch that can hold prompts of different lengths needs a mask.
     is_padded = sizes.prompts > 1 and sizes.group_size % rows != 0
     language_model.train()
@@ -541,9 +557,9 @@ class GlmImagePlanner:
             moved_out=sum(part.trained for part in moving) + is_state_moved * state,
         )
 
-    def tokens_per_image(self, height: int, width: int) -> int:
-        """T of an image: preview and target grid."""
-        return token_layout(height, width).num_tokens
+    def sequence_tokens(self, sizes: BatchSizes) -> tuple[int, int]:
+        """Tokens of the longest prompt with its source pictures, and T of an image."""
+        return _read_tokens(sizes), _tokens(sizes)
 
     def longest_prompt_tokens(
         self, captions: Sequence[str], *, height: int, width: int
@@ -623,7 +639,7 @@ class GlmImagePlanner:
         drawn = replace(sizes, micro_batch_size=1, decode_batch_size=None)
         return (
             self._once(rollout_bytes, held, drawn),
-            sizes.prompts * sizes.prompt_tokens * a_token,
+            sizes.prompts * _read_tokens(sizes) * a_token,
             sizes.images * _tokens(sizes) * a_token,
         )
 
@@ -706,7 +722,14 @@ def _cpu_at_start(
 
 
 def _tokens(sizes: BatchSizes) -> int:
-    return token_layout(sizes.height, sizes.width).num_tokens
+    has_preview = sizes.num_sources == 0
+    return token_layout(sizes.height, sizes.width, has_preview=has_preview).num_tokens
+
+
+def _read_tokens(sizes: BatchSizes) -> int:
+    """Of the longest prompt, source pictures included: each between a start and an end token."""
+    source = token_layout(sizes.height, sizes.width, has_preview=False).num_tokens + 2
+    return sizes.prompt_tokens + sizes.num_sources * source
 
 
 def _counted(work: Callable[[], None]) -> int:

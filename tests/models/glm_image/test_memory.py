@@ -178,9 +178,29 @@ def test_rollout_bytes_match_the_allocator_within_ten_percent(tiny_configs, make
     assert rollout_bytes(tiny_configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize("decode_batch_size", [None, 3], ids=["group", "parts"])
+def test_rollout_bytes_of_edits_match_the_allocator_within_ten_percent(tiny_configs, make_policy):
+    policy = make_policy()
+    source = torch.zeros(3, 128, 128, dtype=torch.uint8)
+    prompt = Prompt("edit", "make it red", sources=(source, source))
+    batch = policy.encode_sources(PromptBatch((prompt,), 8, 128, 128, seed=0, decode_seeds=(0,)))
+    inputs = policy.encode(batch)
+    # Two sources of 16 tokens, each between two others.
+    prompt_tokens = inputs.input_ids.shape[1] - 2 * 18
+    sizes = {"group_size": 8, "height": 128, "width": 128, "num_sources": 2}
+    planned = replace(SIZES, prompt_tokens=prompt_tokens, **sizes)
+    measured = _allocated_peak(lambda: policy.sample(batch, policy_step=0))
+    assert rollout_bytes(tiny_configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("decode_batch_size", "num_sources"),
+    [(None, 0), (3, 0), (None, 1), (3, 2)],
+    ids=["group", "parts", "group of an edit", "parts of an edit"],
+)
 @pytest.mark.parametrize("guidance_scale", [1.0, 1.5])
-def test_decode_bytes_match_the_allocator_within_ten_percent(guidance_scale, decode_batch_size):
+def test_decode_bytes_match_the_allocator_within_ten_percent(
+    guidance_scale, decode_batch_size, num_sources
+):
     # Channels in multiples of 16, which kernels on the CPU round others up to; the widest level
     # meets the largest picture in the last block, as in the published VAE.
     vae = AutoencoderKL(
@@ -209,14 +229,29 @@ def test_decode_bytes_match_the_allocator_within_ten_percent(guidance_scale, dec
         pipeline, steps=2, guidance_scale=guidance_scale, batch_size=decode_batch_size
     )
     planned = replace(
-        SIZES, height=128, width=128, prompt_tokens=8, decode_batch_size=decode_batch_size
+        SIZES,
+        height=128,
+        width=128,
+        prompt_tokens=8,
+        decode_batch_size=decode_batch_size,
+        num_sources=num_sources,
     )
-    # Patches are 16 pixels wide.
-    prior = torch.zeros(planned.group_size, 64, dtype=torch.int64)
+    source = torch.zeros(3, 128, 128, dtype=torch.uint8)
+    ids = torch.zeros(1, num_sources, 16, dtype=torch.int64)
+    batch = PromptBatch(
+        (Prompt("sign", '"SIGN"', sources=(source,) * num_sources),),
+        planned.group_size,
+        128,
+        128,
+        seed=0,
+        decode_seeds=(5,),
+        source_token_ids=ids if num_sources else None,
+    )
+    tokens = torch.zeros(1, planned.group_size, 16 if num_sources else 272, dtype=torch.int64)
     configs = PartConfigs(
         {}, dict(transformer.config), dict(vae.config), text_encoder.config.to_dict()
     )
-    measured = _allocated_peak(lambda: decoder.decode_group('"SIGN"', prior, 5, 128, 128))
+    measured = _allocated_peak(lambda: decoder.decode(batch, tokens))
     assert decode_bytes(configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
 
 
