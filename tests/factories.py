@@ -12,6 +12,7 @@ from glm_grpo.grpo.advantages import AdvantageSettings
 from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import Decoder, Policy
+from glm_grpo.types import PromptBatch
 
 
 def clipped_loss(**changes: Any) -> ClippedLoss:
@@ -53,8 +54,11 @@ class NoPolicy(Policy):
     dtype = torch.float32
     network = torch.nn.Identity()
 
-    def tokens_per_image(self, height: int, width: int) -> int:
+    def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
         return height * width // 1024
+
+    def encode_sources(self, batch: PromptBatch) -> PromptBatch:
+        return batch
 
 
 class NoDecoder(Decoder):
