@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, expect
 
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.tiny.world import draw_sign, signs_of_words
 from tests.browser.conftest import OpenGallery
 
 LONGEST_TASK = 3000
@@ -105,3 +113,59 @@ def lines_drawn(page: Page, title: str) -> int:
         arg=title,
     )
     return int(drawn.json_value())
+
+
+@pytest.fixture(scope="module")
+def edit_run(tmp_path_factory: pytest.TempPathFactory, configs_dir: Path) -> RunFolder:
+    """What train.py left of two steps on two edits."""
+    folder = tmp_path_factory.mktemp("edits")
+    rows = []
+    befores = signs_of_words(("KITE", "MENU"), seed=2)
+    for before, word in zip(befores, ("OPEN", "SHOP"), strict=True):
+        names = {"source": f"{before.word}.png", "target": f"{word}.png"}
+        for name, sign in zip(names.values(), (before, replace(before, word=word)), strict=True):
+            Image.fromarray(draw_sign(sign).permute(1, 2, 0).numpy()).save(folder / name)
+        rows.append({"id": word, "prompt": f'write "{word}" instead', **names})
+    data = folder / "edits.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    overrides = (
+        *(f"data.path={data}", f"data.eval_path={data}", "data.sources=1"),
+        *("train.steps=2", "train.eval_every=2", "trackers=[]", f"run_dir={folder / 'run'}"),
+        *("rollout.prompts_per_step=2", "rollout.group_size=2"),
+    )
+    command = [sys.executable, str(configs_dir.parent / "train.py"), *overrides]
+    ended = subprocess.run(command, cwd=configs_dir.parent, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return RunFolder(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("fragment", "sources"),
+    [("progress", "Source of OPEN"), ("groups?step=1", "Source of OPEN")],
+)
+def test_views_of_an_edit_run_show_the_source(
+    open_gallery: OpenGallery, edit_run: RunFolder, fragment: str, sources: str
+) -> None:
+    page = open_gallery(fragment, run=edit_run)
+    source = page.get_by_alt_text(sources, exact=True).first
+    source.scroll_into_view_if_needed()
+    expect(source).to_be_visible()
+    expect(source).to_have_js_property("complete", True)
+    expect_whole_pictures(page)
+    expect(page.locator(".problem")).to_have_count(0)
+
+
+def test_viewer_of_an_edit_shows_source_target_sample_and_both_differences(
+    open_gallery: OpenGallery, edit_run: RunFolder
+) -> None:
+    page = open_gallery("groups?step=1&prompt=OPEN&sample=0&large=1", run=edit_run)
+    captions = page.locator(".viewer-pictures figcaption")
+    expect(captions).to_have_text(
+        [
+            "Source",
+            "Target",
+            "Sample",
+            "Difference, brightened",
+            "Difference to the source, brightened",
+        ]
+    )
