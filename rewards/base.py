@@ -109,7 +109,10 @@ class TermConfig(Options):
 
 
 class ComparingConfig(TermConfig):
-    """Options of a term that compares a picture with another one."""
+    """Options of a term that compares a picture with another one.
+
+    A kind's first line says "target picture"; `against` may say otherwise.
+    """
 
     against: Against = "target"
     """Picture of the prompt to compare with: `target`, or `source` (the first one), which rewards

@@ -17,7 +17,7 @@ from glm_grpo.gallery.pages import render_page
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import RAW, SOURCES, evaluation_steps, picture_name, read_evaluation
-from rewards.base import TermConfig
+from rewards.base import ComparingConfig, TermConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.lpips import LpipsConfig
 
@@ -237,10 +237,7 @@ def _describe_reward(config: Config) -> str:
 
 def _describe_terms(config: Config) -> dict[str, str]:
     """What each term measures, by its name: the first line of its documentation."""
-    return {
-        name: (type(term).__doc__ or "").split("\n")[0]
-        for name, term in config.reward.terms.items()
-    }
+    return {name: _describe_term(term) for name, term in config.reward.terms.items()}
 
 
 def _caution_terms(config: Config) -> dict[str, str]:
@@ -270,3 +267,11 @@ def _verdict(row: SummaryRow, config: Config | None) -> str:
     if weight == 0:
         return "rose" if row.low > 0 else "fell"
     return "better" if (row.low > 0) == (weight > 0) else "worse"
+
+
+def _describe_term(term: TermConfig) -> str:
+    """The first line of a kind's documentation, with the picture that the term compares with."""
+    line = (type(term).__doc__ or "").split("\n")[0]
+    if isinstance(term, ComparingConfig):
+        return line.replace("target picture", f"{term.against} picture")
+    return line

@@ -52,7 +52,7 @@ class ClipScoreConfig(TermConfig):
 
 
 class ClipImageConfig(ComparingConfig):
-    """Cosine of the CLIP embeddings of the prompt's target or source picture and the picture."""
+    """Cosine of the CLIP embeddings of target picture and picture."""
 
     kind: Literal["clip_image"]
     """Class that scores."""

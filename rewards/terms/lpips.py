@@ -25,7 +25,7 @@ from rewards.types import Prompt, RewardError
 
 
 class LpipsConfig(ComparingConfig):
-    """LPIPS to the prompt's target or source picture, as 1 - distance."""
+    """LPIPS to the prompt's target picture, as 1 - distance."""
 
     kind: Literal["lpips"]
     """Class that scores."""

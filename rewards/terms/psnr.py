@@ -21,7 +21,7 @@ from rewards.types import Prompt
 
 
 class PsnrConfig(ComparingConfig):
-    """Peak signal-to-noise ratio to the prompt's target or source picture."""
+    """Peak signal-to-noise ratio to the prompt's target picture."""
 
     kind: Literal["psnr"]
     """Class that scores."""

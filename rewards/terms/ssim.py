@@ -21,7 +21,7 @@ from rewards.types import Prompt
 
 
 class SsimConfig(ComparingConfig):
-    """Structural similarity to the prompt's target or source picture."""
+    """Structural similarity to the prompt's target picture."""
 
     kind: Literal["ssim"]
     """Class that scores."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.errors import StorageError
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.pictures import write_contact_sheet
@@ -82,3 +84,16 @@ def test_a_stored_source_that_leads_elsewhere_is_refused(edits: Any, name: str) 
     pyarrow.parquet.write_table(table.set_column(place, "sources", column), path)
     with pytest.raises(StorageError, match="is not below images/"):
         read_table(path)
+
+
+def test_report_says_that_a_term_compares_with_the_source(
+    make_run: Any, configs_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run()
+    overrides = ["reward.terms.ssim.against=source"]
+    run.folder.config_path.write_text(to_yaml(compose_config(configs_dir, "tiny", overrides)))
+    run.record_evaluation(0)
+    write_gallery(run.folder, ())
+    page = html.unescape((run.gallery / "report.html").read_text())
+    assert "Structural similarity to the prompt's source picture." in page
+    assert "LPIPS to the prompt's target picture, as 1 - distance." in page
