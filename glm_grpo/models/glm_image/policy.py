@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from glm_grpo.errors import CheckpointError
 from glm_grpo.grpo.update import Replay
+from glm_grpo.models.glm_image.fast.stock_step import ChosenStep
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
 from glm_grpo.models.glm_image.sampling import UNTRUNCATED, Truncation, sample_rollout
@@ -67,6 +68,7 @@ class GlmImagePolicy:
         self.model.requires_grad_(False)
         self._adapted: PeftModel | None = None
         self._reference: PolicyNetwork | None = None
+        self._build_step = ChosenStep()
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         self.network = PolicyNetwork(
             self.model.model.language_model,
@@ -178,6 +180,7 @@ class GlmImagePolicy:
             truncation=self._truncation,
             policy_step=policy_step,
             phase=phase,
+            build_step=self._build_step,
         )
 
     def tokenize_pictures(

@@ -15,6 +15,7 @@ from transformers import GlmImageTextModel
 from transformers.cache_utils import DynamicCache
 
 from glm_grpo.errors import NonFiniteError
+from glm_grpo.models.glm_image.fast.stock_step import StepBuilder
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.network import PolicyNetwork
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
@@ -56,6 +57,7 @@ def sample_rollout(
     truncation: Truncation,
     policy_step: int,
     phase: str = "rollout",
+    build_step: StepBuilder = TokenStep,
 ) -> Rollout:
     """Samples G token grids for each prompt.
 
@@ -70,6 +72,7 @@ def sample_rollout(
         truncation: Of the distribution; log-probs are those after it.
         policy_step: Recorded in the rollout.
         phase: Of the run, for errors.
+        build_step: Makes what takes one token of every sample at a time.
 
     Raises:
         NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
@@ -77,7 +80,7 @@ def sample_rollout(
     # Cheaper than `no_grad` by what each of many small operations would note; its tensors are of no
     # use to autograd, so the prompts are encoded outside and what is returned are copies.
     with torch.inference_mode():
-        sampled = _sample_grids(network, batch, inputs, truncation)
+        sampled = _sample_grids(network, batch, inputs, truncation, build_step)
     shape = (len(batch.prompts), batch.group_size)
     log_probs = torch.stack(sampled.log_probs, dim=1).cpu().unflatten(0, shape)
     # Once for all tokens, on the CPU: to ask at each token would make the accelerator wait for it.
@@ -102,7 +105,11 @@ class _Sampled:
 
 
 def _sample_grids(
-    network: PolicyNetwork, batch: PromptBatch, inputs: PromptInputs, truncation: Truncation
+    network: PolicyNetwork,
+    batch: PromptBatch,
+    inputs: PromptInputs,
+    truncation: Truncation,
+    build_step: StepBuilder,
 ) -> _Sampled:
     group, device = batch.group_size, network.lm_head.weight.device
     layout = batch_layout(batch)
@@ -115,7 +122,7 @@ def _sample_grids(
     )
     hidden_states = last_hidden.repeat_interleave(group, dim=0)
     positions = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
-    step = TokenStep(language_model, inputs, cache, group_size=group, positions=positions)
+    step = build_step(language_model, inputs, cache, group_size=group, positions=positions)
     uniforms = _uniforms(batch, layout.num_tokens).to(device)
     sampled = _Sampled([], [], [])
     for index in range(layout.num_tokens):

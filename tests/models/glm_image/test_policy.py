@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from glm_grpo.errors import CheckpointError
+from glm_grpo.models.glm_image.fast.stock_step import StockStep
 from glm_grpo.models.glm_image.sampling import Truncation
 
 ROWS = torch.tensor([0, 2, 4, 5])
@@ -32,6 +33,17 @@ def test_replayed_log_probs_equal_sampled_ones(
     replay = policy.replay(batch, rollout, ROWS)
 
     assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-5)
+
+
+def test_a_policy_samples_the_same_by_the_stock_step(make_policy, batch):
+    policy = make_policy(adapter_rank=4)
+    fast = policy.sample(batch, policy_step=0)
+
+    policy._build_step = StockStep
+    stock = policy.sample(batch, policy_step=0)
+
+    assert torch.equal(stock.token_ids, fast.token_ids)
+    assert torch.allclose(stock.log_probs, fast.log_probs, atol=1e-5)
 
 
 def test_replayed_log_probs_equal_those_of_stock_generation(make_policy, batch):

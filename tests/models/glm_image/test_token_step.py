@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -9,7 +13,8 @@ from transformers import GlmImageTextModel
 from transformers.cache_utils import DynamicCache
 from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
 
-from glm_grpo.models.glm_image.fast import token_step
+from glm_grpo.models.glm_image.fast import stock_step, token_step
+from glm_grpo.models.glm_image.fast.stock_step import ChosenStep, StockStep, choose_step
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 
@@ -122,3 +127,91 @@ def test_adapted_maps_give_what_their_modules_give(dtype: torch.dtype, use_dora:
     assert not torch.equal(fast["q_proj"](states), plain)
     with model.disable_adapter():
         assert torch.equal(token_step._projections(layer)["q_proj"](states), plain)
+
+
+def prefilled(model: GlmImageTextModel, inputs: PromptInputs) -> DynamicCache:
+    cache = DynamicCache()
+    model(
+        input_ids=inputs.input_ids,
+        attention_mask=inputs.attention_mask,
+        position_ids=inputs.position_ids,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return cache
+
+
+def later(inputs: PromptInputs) -> torch.Tensor:
+    offsets = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 1, 1, 2], [0, 1, 0, 1, 0]])
+    return offsets.unsqueeze(1) + inputs.next_position.view(1, -1, 1)
+
+
+@torch.no_grad()
+def test_stock_step_equals_the_fast_one() -> None:
+    model, inputs = make_model(2, 0.5), make_inputs([6, 3])
+    cache, options = prefilled(model, inputs), {"group_size": GROUP, "positions": later(inputs)}
+    fast, stock = (build(model, inputs, cache, **options) for build in (TokenStep, StockStep))
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(TOKENS):
+        token_ids = torch.randint(2, 50, (2 * GROUP,), generator=generator)
+        torch.testing.assert_close(stock(token_ids), fast(token_ids), rtol=1e-5, atol=2e-5)
+
+
+@torch.no_grad()
+def test_the_fast_step_is_chosen_where_it_equals_the_stock_one(caplog: Any) -> None:
+    model, inputs = make_model(2, 0.5), make_inputs([6, 3, 4])
+    cache = prefilled(model, inputs)
+    before = [layer.keys.clone() for layer in cache.layers]
+    assert choose_step(model, inputs, cache, positions=later(inputs)) is TokenStep
+    assert caplog.text == ""
+    for layer, keys in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+
+
+def other_scale(model: GlmImageTextModel) -> None:
+    """As a version might whose attention scales otherwise than its attribute says."""
+    model.layers[1].post_mlp_layernorm.register_forward_hook(lambda _, __, found: 1.5 * found)
+
+
+def other_parts(model: GlmImageTextModel) -> None:
+    """As a version might whose layers name a norm otherwise."""
+    layer = model.layers[0]
+    layer.norm_before_mlp = layer.post_attention_layernorm
+    real, hidden = layer.post_attention_layernorm, layer._modules
+    del hidden["post_attention_layernorm"]
+    object.__setattr__(layer, "forward_norm", real)
+    plain = type(layer).forward
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        hidden["post_attention_layernorm"] = real
+        try:
+            return plain(layer, *arguments, **options)
+        finally:
+            del hidden["post_attention_layernorm"]
+
+    layer.forward = forward
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(other_scale, "hidden states differ by"), (other_parts, "AttributeError: .*layernorm")],
+)
+@torch.no_grad()
+def test_the_stock_step_is_used_where_the_fast_one_does_not_fit(
+    change: Callable[[GlmImageTextModel], None], reason: str, caplog: Any
+) -> None:
+    model, inputs = make_model(2, 0.5), make_inputs([6, 3])
+    change(model)
+    cache = prefilled(model, inputs)
+    assert choose_step(model, inputs, cache, positions=later(inputs)) is StockStep
+    assert re.search(f"does not fit this model .*{reason}.*the stock one is used", caplog.text)
+
+
+def test_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = make_model(2, 0.5), make_inputs([4, 4])
+    choices = iter([StockStep])
+    monkeypatch.setattr(stock_step, "choose_step", lambda *_, **__: next(choices))
+    build = ChosenStep()
+    cache, options = prefilled(model, inputs), {"group_size": 1, "positions": later(inputs)}
+    assert isinstance(build(model, inputs, cache, **options), StockStep)
+    assert isinstance(build(model, inputs, cache, **options), StockStep)

@@ -1,0 +1,164 @@
+"""The stock forward pass as a token step, and the check that the fast one equals it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from transformers import GlmImageTextModel
+from transformers.cache_utils import Cache, DynamicCache
+
+from glm_grpo.models.glm_image.fast.token_step import TokenStep
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Largest difference of hidden states, as a share of the largest of them, by their type."""
+
+_CHECKED_TOKENS = 3
+"""The first reads the prompt alone; the others also what was generated."""
+
+_CHECKED_PROMPTS = 2
+"""One of two is mostly padded, and there is little to be held twice."""
+
+_logger = logging.getLogger(__name__)
+
+Step = Callable[[Int64[Tensor, " N"]], Float[Tensor, "N D"]]
+"""Takes the next token of every sample; gives the hidden state that predicts the one after it."""
+
+
+@runtime_checkable
+class StepBuilder(Protocol):
+    """Goes on from prefilled prompts; arguments as those of `TokenStep`."""
+
+    def __call__(
+        self,
+        language_model: GlmImageTextModel,
+        inputs: PromptInputs,
+        cache: Cache,
+        *,
+        group_size: int,
+        positions: Int64[Tensor, "3 P T"],
+    ) -> Step:
+        """See there."""
+        ...
+
+
+class StockStep:
+    """The model's own forward pass, one token of every sample at a time.
+
+    Slower than `TokenStep`, for whatever layers the model is made of. Arguments as there.
+    """
+
+    def __init__(
+        self,
+        language_model: GlmImageTextModel,
+        inputs: PromptInputs,
+        cache: Cache,
+        *,
+        group_size: int,
+        positions: Int64[Tensor, "3 P T"],
+    ) -> None:
+        self._model = language_model
+        self._cache = DynamicCache()
+        for index, layer in enumerate(cache.layers):
+            keys, values = (
+                each.repeat_interleave(group_size, dim=0) for each in (layer.keys, layer.values)
+            )
+            self._cache.update(keys, values, index)
+        device = cache.layers[0].keys.device
+        self._mask = inputs.attention_mask.repeat_interleave(group_size, dim=0).to(device)
+        self._positions = positions.repeat_interleave(group_size, dim=1).to(device)
+        self._written = 0
+
+    def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """See `Step`."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
+        at = slice(self._written, self._written + 1)
+        self._written += 1
+        read = self._model(
+            input_ids=token_ids.unsqueeze(1),
+            attention_mask=self._mask,
+            position_ids=self._positions[..., at],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        hidden: Tensor = read.last_hidden_state[:, -1]
+        return hidden
+
+
+@torch.no_grad()
+def choose_step(
+    language_model: GlmImageTextModel,
+    inputs: PromptInputs,
+    cache: Cache,
+    *,
+    positions: Int64[Tensor, "3 P T"],
+) -> StepBuilder:
+    """The fast step where it equals the stock one on these prompts, else the stock one, and a word.
+
+    Args:
+        language_model: GLM-Image's, with or without adapters.
+        inputs: P prompts.
+        cache: Filled by them; not changed.
+        positions: Of the generated tokens, T for each prompt.
+    """
+    few = slice(0, _CHECKED_PROMPTS)
+    some = PromptInputs(
+        inputs.input_ids[few],
+        inputs.attention_mask[few],
+        inputs.position_ids[:, few],
+        inputs.next_position[few],
+    )
+    read = DynamicCache()
+    for index, layer in enumerate(cache.layers):
+        read.update(layer.keys[few], layer.values[few], index)
+    device = cache.layers[0].keys.device
+    where = positions[:, few]
+    try:
+        fast, stock = (
+            build(language_model, some, read, group_size=1, positions=where)
+            for build in (TokenStep, StockStep)
+        )
+        for token in range(min(positions.shape[2], _CHECKED_TOKENS)):
+            token_ids = torch.full((len(some.input_ids),), token, device=device)
+            ours, theirs = fast(token_ids), stock(token_ids)
+        gap = float((ours - theirs).abs().max() / theirs.abs().max())
+        reason = "" if gap <= TOLERANCES[theirs.dtype] else f"hidden states differ by {gap:.1e}"
+    # Layers of another version of the library, with other parts or of another form.
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    if not reason:
+        return TokenStep
+    _logger.warning(
+        "the fast token step does not fit this model (%s): the stock one is used, which samples at "
+        "about half the speed; see that the version of transformers is one that is supported",
+        reason,
+    )
+    return StockStep
+
+
+class ChosenStep:
+    """Builds the step that `choose_step` finds at the first call; a `StepBuilder`."""
+
+    def __init__(self) -> None:
+        self._build: StepBuilder | None = None
+
+    def __call__(
+        self,
+        language_model: GlmImageTextModel,
+        inputs: PromptInputs,
+        cache: Cache,
+        *,
+        group_size: int,
+        positions: Int64[Tensor, "3 P T"],
+    ) -> Step:
+        """See `StepBuilder`."""
+        if self._build is None:
+            self._build = choose_step(language_model, inputs, cache, positions=positions)
+        return self._build(
+            language_model, inputs, cache, group_size=group_size, positions=positions
+        )
