@@ -245,13 +245,13 @@ class _SourceReader(nn.Module):
         self,
         *,
         prior_token_drop: Bool[Tensor, "N S4"],
-        kv_caches: GlmImageKVCache,
+        kv_caches: GlmImageKVCache | None = None,
         **inputs: object,
     ) -> tuple[Tensor]:
         """As upstream. Unconditional passes, which drop the prior, skip the sources."""
         if self._sources is not None:
+            self._sources.set_mode("skip" if prior_token_drop.all() else "read")
             kv_caches = self._sources
-            kv_caches.set_mode("skip" if prior_token_drop.all() else "read")
         return self.published(prior_token_drop=prior_token_drop, kv_caches=kv_caches, **inputs)
 
 

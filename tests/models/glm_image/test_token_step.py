@@ -215,3 +215,17 @@ def test_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, options = prefilled(model, inputs), {"group_size": 1, "positions": later(inputs)}
     assert isinstance(build(model, inputs, cache, **options), StockStep)
     assert isinstance(build(model, inputs, cache, **options), StockStep)
+
+
+@torch.no_grad()
+def test_memory_that_runs_out_is_no_reason_for_the_stock_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model, inputs = make_model(2, 0.5), make_inputs([4, 4])
+    cache = prefilled(model, inputs)
+    monkeypatch.setattr(stock_step, "TokenStep", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_step(model, inputs, cache, positions=later(inputs))

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+from rewards.out_of_memory import is_out_of_memory
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest difference of hidden states, as a share of the largest of them, by their type."""
@@ -130,6 +131,8 @@ def choose_step(
         reason = "" if gap <= TOLERANCES[theirs.dtype] else f"hidden states differ by {gap:.1e}"
     # Layers of another version of the library, with other parts or of another form.
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         reason = f"{type(error).__name__}: {error}"
     if not reason:
         return TokenStep
