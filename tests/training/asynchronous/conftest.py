@@ -16,7 +16,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
 ROOT = Path(__file__).parents[3]
-SOON = 240.0
+SOON = 480.0
 """Seconds after which a test gives up on a run."""
 
 PROMPTS = 'a red sign "CAT"\na blue sign "DOG"\n'

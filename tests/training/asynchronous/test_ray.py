@@ -20,7 +20,7 @@ from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoin
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(900)]
 
 Start = Callable[..., Any]
 AGE_0 = ("train.mode=async", "async.collectors=1", "async.max_policy_age=0")
