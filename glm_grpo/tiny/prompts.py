@@ -1,16 +1,22 @@
-"""The prompt sets of the synthetic world: `tiny:train` and `tiny:heldout`."""
+"""The prompt sets of the synthetic world: signs to be drawn, and signs to be edited."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from glm_grpo.errors import DataError
-from glm_grpo.tiny import world
+from glm_grpo.tiny import edits, world
 from rewards.types import Prompt
 
 _SETS = {
     "train": (world.TRAINING_WORDS, 1),
     "heldout": (world.HELD_OUT_WORDS, 2),
+    "edit-train": (world.TRAINING_WORDS, 3),
+    "edit-heldout": (world.HELD_OUT_WORDS, 4),
 }
 """Name -> words, and the seed their shapes, colours and places are drawn from."""
 
@@ -20,19 +26,23 @@ class WorldPrompts:
     """Prompts of the world, drawn when asked for.
 
     Attributes:
-        path: `tiny:train` or `tiny:heldout`.
-        signs: One a prompt.
+        path: Such as `tiny:train`.
+        signs: What is wanted, one a prompt.
+        changes: The edits that lead to them; none for text-to-image.
         height: Of the pictures, pixels.
         width: Of the pictures, pixels.
     """
 
     path: str
     signs: tuple[world.Sign, ...]
+    changes: tuple[edits.Edit, ...] = ()
     height: int = world.SIZE
     width: int = world.SIZE
 
     def captions(self) -> list[str]:
         """What every prompt says, without drawing its picture."""
+        if self.changes:
+            return [edits.instruction(edit) for edit in self.changes]
         return [world.caption(sign) for sign in self.signs]
 
     def __len__(self) -> int:
@@ -40,30 +50,42 @@ class WorldPrompts:
 
     def __getitem__(self, index: int) -> Prompt:
         sign = self.signs[index]
-        return Prompt(
-            prompt_id=sign.word.lower(),
-            prompt=world.caption(sign),
-            texts=(sign.word,),
-            target=world.draw_sign(sign),
+        describe: Callable[..., Prompt] = partial(
+            Prompt, texts=(sign.word,), target=world.draw_sign(sign)
+        )
+        if not self.changes:
+            return describe(prompt_id=sign.word.lower(), prompt=world.caption(sign))
+        edit = self.changes[index]
+        return describe(
+            prompt_id=f"{edit.kind}-{sign.word.lower()}",
+            prompt=edits.instruction(edit),
+            sources=(world.draw_sign(edit.before),),
         )
 
 
 def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> WorldPrompts:
-    """One sign for each word, with its picture as the target.
+    """One sign for each word, with its picture as the target; of edits with one source.
+
+    Args:
+        name: Of the set.
+        height: Of the pictures, pixels.
+        width: Of the pictures, pixels.
+        sources: Source pictures a prompt that the run asks for.
 
     Raises:
-        DataError: There is no such set, sources are asked for, or the world's pictures have another
-            size.
+        DataError: There is no such set, its prompts have another number of sources, or the world's
+            pictures have another size.
     """
     if name not in _SETS:
         raise DataError(
             f"there is no prompt set 'tiny:{name}'; the sets are "
             f"{', '.join(f'tiny:{known}' for known in _SETS)}"
         )
-    if sources > 0:
+    is_edit = name.startswith("edit-")
+    if sources != int(is_edit):
         raise DataError(
-            f"the prompts of tiny:{name} have no source pictures, and data.sources is {sources}; "
-            "set data.sources=0, or name a file of edits"
+            f"prompts of tiny:{name} have {int(is_edit)} source pictures, and data.sources is "
+            f"{sources}; set data.sources={int(is_edit)}"
         )
     if (height, width) != (world.SIZE, world.SIZE):
         raise DataError(
@@ -71,4 +93,10 @@ def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> Wor
             f"pixels, not {height} x {width}; set rollout.height and rollout.width to {world.SIZE}"
         )
     words, seed = _SETS[name]
-    return WorldPrompts(path=f"tiny:{name}", signs=tuple(world.signs_of_words(words, seed=seed)))
+    signs = tuple(world.signs_of_words(words, seed=seed))
+    rng = np.random.default_rng(seed)
+    changes = tuple(
+        edits.edit_of(sign, edits.KINDS[index % len(edits.KINDS)], rng)
+        for index, sign in enumerate(signs if is_edit else ())
+    )
+    return WorldPrompts(path=f"tiny:{name}", signs=signs, changes=changes)

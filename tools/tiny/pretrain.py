@@ -29,6 +29,9 @@ CLEAN_STEPS = 300
 CARELESS_STEPS = 600
 LETTER_RATE = 0.25
 OTHER_RATE = 0.15
+EDIT_STEPS = 900
+EDIT_LETTER_RATE = 0.16
+EDIT_RATE = 0.45
 
 _STAGES = ("tokenizer", "vae", "decoder", "policy", "quality", "assemble")
 
@@ -72,6 +75,9 @@ def _run(stage: str, work: Path) -> None:
             careless_steps=CARELESS_STEPS,
             letter_rate=LETTER_RATE,
             other_rate=OTHER_RATE,
+            edit_steps=EDIT_STEPS,
+            edit_letter_rate=EDIT_LETTER_RATE,
+            edit_rate=EDIT_RATE,
             folder=work,
             seed=SEED,
         )

@@ -3,7 +3,8 @@
 First blind: most of the tokens it would see of the picture so far are hidden, so that every token,
 not one in sixteen, must be found in the caption, and copying the letters is learned early (LOG.md).
 Then as it will be used, with true captions. Last with careless captions, as web data has: that
-leaves the wanted imperfection, which GRPO then removes.
+leaves the wanted imperfection, which GRPO then removes. At the end careless edits of signs, mixed
+with text-to-image.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
+from glm_grpo.models.glm_image.prompt_inputs import encode_prompts
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
-from glm_grpo.tiny import world
+from glm_grpo.tiny import edits, world
 from tools.tiny.stage import Schedule, train_stage
 
 _BATCH = 24
+_EDIT_BATCH = 32
+_EDIT_CYCLE = 3
 _BLIND_TOKENS = 112
 """Generated tokens looked at in a blind step, drawn at random of 272: a shorter sequence."""
 _LAYOUT = token_layout(world.SIZE, world.SIZE)
@@ -37,6 +41,9 @@ def train_policy(
     careless_steps: int,
     letter_rate: float,
     other_rate: float,
+    edit_steps: int,
+    edit_letter_rate: float,
+    edit_rate: float,
     folder: Path,
     seed: int,
 ) -> None:
@@ -51,6 +58,9 @@ def train_policy(
         careless_steps: Steps after those with careless captions.
         letter_rate: Probability that a letter of a careless caption is random.
         other_rate: Probability that its shape, colours or place are.
+        edit_steps: Steps after those, two in three of 32 careless edits.
+        edit_letter_rate: Probability that a letter of a new word is random.
+        edit_rate: Probability that another edit goes wrong.
         seed: Of the whole pre-training.
     """
     model.requires_grad_(False)
@@ -79,6 +89,17 @@ def train_policy(
         ]
         return caption_loss(model, processor, tokens_of_cells, signs, described)
 
+    def edit_step_loss(
+        rng: np.random.Generator, generator: torch.Generator, step: int
+    ) -> Float32[Tensor, ""]:
+        # Without text-to-image in between it would be forgotten.
+        if step % _EDIT_CYCLE == 0:
+            return careless_loss(rng, generator, step)
+        asked = [edits.random_edit(rng) for _ in range(_EDIT_BATCH)]
+        rates = {"letter_rate": edit_letter_rate, "rate": edit_rate}
+        made = [edits.careless(edit, rng, **rates) for edit in asked]
+        return edit_loss(model, processor, tokens_of_cells, asked, made)
+
     trained = (model.model.language_model, model.lm_head)
     train_stage(
         "policy-blind",
@@ -104,6 +125,55 @@ def train_policy(
         folder=folder,
         seed=seed,
     )
+    train_stage(
+        "policy-edit",
+        trained,
+        edit_step_loss,
+        schedule=Schedule(steps=edit_steps, learning_rate=1e-3, warmup_steps=20),
+        folder=folder,
+        seed=seed,
+    )
+
+
+def edit_loss(
+    model: GlmImageForConditionalGeneration,
+    processor: GlmImageProcessor,
+    tokens_of_cells: Int64[Tensor, " C"],
+    asked: list[edits.Edit],
+    made: list[world.Sign],
+) -> Float32[Tensor, ""]:
+    """Nats per token of pictures after a source and an instruction.
+
+    Args:
+        model: Scores.
+        processor: Makes the prompts.
+        tokens_of_cells: The token of every cell.
+        asked: B edits, shown and told.
+        made: B signs, what comes of them.
+    """
+    sources = torch.stack([world.sign_cells(edit.before) for edit in asked])
+    grids = tokens_of_cells[torch.stack([world.sign_cells(sign) for sign in made])]
+    end = torch.full((len(made), 1), model.config.image_end_token_id)
+    generated = torch.cat([grids.flatten(1), end], dim=1)
+    inputs = encode_prompts(
+        model,
+        processor,
+        [edits.instruction(edit) for edit in asked],
+        height=world.SIZE,
+        width=world.SIZE,
+        source_token_ids=tokens_of_cells[sources].flatten(1).unsqueeze(1),
+    )
+    layout = token_layout(world.SIZE, world.SIZE, has_preview=False)
+    later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
+    seen = generated[:, :-1]
+    hidden = model.model.language_model(
+        input_ids=torch.cat([inputs.input_ids, seen], dim=1),
+        attention_mask=torch.cat([inputs.attention_mask, torch.ones_like(seen)], dim=1),
+        position_ids=torch.cat([inputs.position_ids, later], dim=2),
+        use_cache=False,
+    ).last_hidden_state
+    logits = model.lm_head(hidden[:, inputs.input_ids.shape[1] - 1 :])
+    return functional.cross_entropy(logits.flatten(0, 1), generated.flatten())
 
 
 def caption_loss(
