@@ -170,6 +170,8 @@ def place_models(
         process_device=device,
     )
     modules = {
+        # Without source pictures it stays on the CPU, where no phase looks for it.
+        "vision": policy.source_modules() if config.data.sources > 0 else (),
         "policy": policy.modules(),
         "reference": policy.reference_modules(),
         "decoder": decoder.modules(),

@@ -80,6 +80,9 @@ class TermConfig(Options):
     of the score: the spread below which differences are noise."""
     timeout_seconds: float = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
     """Seconds to score one group of pictures; after that the run stops, with everything saved."""
+    only: str = Field(default="*", min_length=1, max_length=200)
+    """Glob over prompt ids, such as `poster-*`: the term applies to these prompts alone. So a term
+    can be for some prompts, or be shown for each kind of prompt by itself."""
     run_in: Literal["thread", "process"] = "thread"
     """`process`: score in a process of its own on this machine, which a crash or a leak of the
     term's libraries cannot harm."""

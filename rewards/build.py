@@ -34,6 +34,7 @@ def build_scorer(
             weight=options.weight,
             std_floor=options.std_floor,
             timeout_seconds=options.timeout_seconds,
+            only=options.only,
         )
         for name, options in config.terms.items()
     ]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from jaxtyping import Bool, UInt8
@@ -36,6 +37,7 @@ class Term:
         weight: Finite.
         std_floor: See `RewardTable.std_floors`.
         timeout_seconds: Longest time to score one group.
+        only: Glob over the ids of prompts that it applies to.
     """
 
     name: str
@@ -43,6 +45,15 @@ class Term:
     weight: float
     std_floor: float = 1e-4
     timeout_seconds: float = 600.0
+    only: str = "*"
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt is one of those, and has what the term compares with.
+
+        Raises:
+            RewardError: It has, and the term could not score any picture against it.
+        """
+        return fnmatchcase(prompt.prompt_id, self.only) and self.reward.applies_to(prompt)
 
 
 class Scorer:
@@ -81,7 +92,8 @@ class Scorer:
             of: What they are, for the lines.
 
         Returns:
-            Terms that apply to few of them, see `describe_rare_terms`.
+            Terms that apply to few of them, see `describe_rare_terms`, and those whose `only`
+            matches none.
 
         Raises:
             RewardError: No term with a weight other than 0 applies to a prompt, or one applies and
@@ -91,7 +103,7 @@ class Scorer:
         counts, total = dict.fromkeys(self.names, 0), 0
         for prompt in prompts:
             # Every term is asked, also those that are only watched: one may refuse the prompt.
-            applicable = [term for term in self._terms if term.reward.applies_to(prompt)]
+            applicable = [term for term in self._terms if term.applies_to(prompt)]
             if not any(term in weighed for term in applicable):
                 raise RewardError(
                     f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
@@ -103,7 +115,13 @@ class Scorer:
             for term in applicable:
                 counts[term.name] += 1
         weights = {term.name: term.weight for term in self._terms}
-        return describe_rare_terms(weights, counts, total, of=of)
+        unmatched = [
+            f"reward.terms.{term.name}.only is {term.only!r}: no {of} that it could apply to have "
+            "such an id"
+            for term in self._terms
+            if term.only != "*" and counts[term.name] == 0
+        ]
+        return describe_rare_terms(weights, counts, total, of=of) + unmatched
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]) -> RewardTable:
         """Score every picture by every term that applies to its prompt.
@@ -160,7 +178,7 @@ class Scoring:
         self._prompts = prompts
         self._default_dtype = torch.get_default_dtype()
         self._is_early = [is_resident or not term.reward.modules() for term in terms]
-        rows = [[term.reward.applies_to(prompt) for term in terms] for prompt in prompts]
+        rows = [[term.applies_to(prompt) for term in terms] for prompt in prompts]
         self._is_applicable: Bool[Tensor, "P R"] = torch.tensor(rows, dtype=torch.bool)
         self._groups: list[UInt8[Tensor, "G 3 H W"]] = []
         self._futures: dict[tuple[int, int], Future[Scores]] = {}

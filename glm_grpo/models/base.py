@@ -80,6 +80,10 @@ class Policy(PolicyForUpdate, Protocol):
         """What sampling and replay need on the accelerator."""
         ...
 
+    def source_modules(self) -> Sequence[nn.Module]:
+        """What `encode_sources` needs there."""
+        ...
+
     def reference_modules(self) -> Sequence[nn.Module]:
         """What the reference needs there besides."""
         ...

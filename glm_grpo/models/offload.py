@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-Phase = Literal["rollout", "decode", "reward", "update"]
+Phase = Literal["sources", "rollout", "decode", "reward", "update"]
 
 NEEDED: Mapping[Phase, frozenset[str]] = {
+    "sources": frozenset({"vision"}),
     "rollout": frozenset({"policy"}),
     "decode": frozenset({"decoder"}),
     "reward": frozenset({"rewards"}),

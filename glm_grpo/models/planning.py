@@ -10,8 +10,8 @@ import torch
 
 from glm_grpo.models.base import AS_PUBLISHED, Quantization
 
-PHASES = ("rollout", "decode", "reward", "update", "idle")
-"""Of a step; idle is what stays on the accelerator whatever the phase."""
+PHASES = ("sources", "rollout", "decode", "reward", "update", "idle")
+"""Of a step; the first is of edits alone, idle is what stays on the accelerator in every phase."""
 
 OVERHEAD_BYTES = 600 * 10**6
 """Of a CUDA context with cuBLAS and cuDNN: what drivers take before the first tensor, roughly."""
@@ -128,6 +128,7 @@ class MemoryPlan:
 
     Attributes:
         items: In the order they are shown.
+        phases: That the run has, of `PHASES`.
         is_on_accelerator: False: there is none, and phases are in CPU memory like all else.
         overhead: Bytes that driver and libraries take on the accelerator.
         cpu_at_start: Most bytes in CPU memory while the models are loaded.
@@ -136,6 +137,7 @@ class MemoryPlan:
     """
 
     items: tuple[MemoryItem, ...]
+    phases: tuple[str, ...]
     is_on_accelerator: bool
     overhead: int
     cpu_at_start: int
@@ -149,7 +151,7 @@ class MemoryPlan:
 
     def excess(self, memory: int) -> int:
         """Bytes of all phases beyond what there is."""
-        return sum(max(0, self.total(phase) - memory) for phase in PHASES)
+        return sum(max(0, self.total(phase) - memory) for phase in self.phases)
 
     @property
     def cpu(self) -> int:
@@ -159,7 +161,7 @@ class MemoryPlan:
     @property
     def peak_phase(self) -> str:
         """The phase that takes most."""
-        return max(PHASES, key=self.total)
+        return max(self.phases, key=self.total)
 
     @property
     def peak(self) -> int:

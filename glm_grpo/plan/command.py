@@ -9,7 +9,7 @@ from rich.table import Table
 from glm_grpo.build import build_planner
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
-from glm_grpo.models.planning import PHASES, MemoryPlan, Parallelism
+from glm_grpo.models.planning import MemoryPlan, Parallelism
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import step_floors
@@ -21,17 +21,17 @@ def memory_table(plan: MemoryPlan, *, title: str) -> Table:
     place = "accelerator" if plan.is_on_accelerator else "CPU memory"
     table = Table(title=title, caption=f"phases: {place}, 1 GB = 1e9 bytes")
     table.add_column("")
-    for phase in PHASES:
+    for phase in plan.phases:
         style = "bold" if phase == plan.peak_phase else ""
         table.add_column(phase, justify="right", style=style)
     table.add_column("CPU memory", justify="right")
     for item in plan.items:
-        cells = [_cell(item.by_phase.get(phase, 0)) for phase in PHASES]
+        cells = [_cell(item.by_phase.get(phase, 0)) for phase in plan.phases]
         table.add_row(item.name, *cells, _cell(item.cpu))
     if plan.overhead:
-        table.add_row("driver and libraries", *[_cell(plan.overhead)] * len(PHASES), "")
+        table.add_row("driver and libraries", *[_cell(plan.overhead)] * len(plan.phases), "")
     table.add_section()
-    totals = [_cell(plan.total(phase)) for phase in PHASES]
+    totals = [_cell(plan.total(phase)) for phase in plan.phases]
     table.add_row("total", *totals, _cell(plan.cpu))
     return table
 

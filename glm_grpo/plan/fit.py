@@ -18,7 +18,6 @@ from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError, MemoryLimitError
 from glm_grpo.models.base import DTYPES, Quantization
 from glm_grpo.models.planning import (
-    PHASES,
     UNDIVIDED,
     BatchSizes,
     MemoryPlan,
@@ -374,7 +373,7 @@ def check_fit(
     there = f"there is {describe_bytes(memory)} {place}{each}"
     if plan.peak > memory * (1 + UNCERTAINTY):
         logger.info("%s, %s: looking for keys that make it fit", takes, there)
-        phases = ", ".join(f"{phase} {describe_bytes(plan.total(phase))}" for phase in PHASES)
+        phases = ", ".join(f"{phase} {describe_bytes(plan.total(phase))}" for phase in plan.phases)
         advice = of_configs.advise(config, memory).describe(memory)
         raise MemoryLimitError(f"{takes}, and {there} ({phases})\n{advice}")
     if plan.peak > memory:

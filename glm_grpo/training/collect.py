@@ -116,11 +116,8 @@ def encode_sources(
     """
     if batch.num_sources == 0:
         return batch
-    size = (
-        f"{len(batch.prompts) * batch.num_sources} source pictures of {batch.height} x "
-        f"{batch.width} pixels"
-    )
-    with models.phase("rollout", size, clock, timed_as="sources", is_evaluation=is_evaluation):
+    size = f"one source picture of {batch.height} x {batch.width} pixels at a time"
+    with models.phase("sources", size, clock, is_evaluation=is_evaluation):
         return models.policy.encode_sources(batch)
 
 

@@ -26,7 +26,9 @@ from rewards.out_of_memory import asked_bytes, is_out_of_memory
 from rewards.score import Scorer
 from rewards.types import RewardError
 
-MemoryPhase = Literal["loading", "rollout", "decode", "reward", "update", "evaluation", "records"]
+MemoryPhase = Literal[
+    "loading", "sources", "rollout", "decode", "reward", "update", "evaluation", "records"
+]
 """Phases with remedies of their own; `records` is all that happens between the others."""
 
 
@@ -48,6 +50,7 @@ _PICTURES = ("rollout.height", "rollout.width")
 
 _REMEDIES: Mapping[MemoryPhase, _Remedy] = {
     "loading": _Remedy(_OFFLOAD, ("model.dtype=bfloat16",)),
+    "sources": _Remedy(_OFFLOAD, _PICTURES),
     "rollout": _Remedy(_OFFLOAD, ("rollout.prompts_per_step", "rollout.group_size", *_PICTURES)),
     "decode": _Remedy(("decode.batch_size", *_OFFLOAD), ("rollout.group_size", *_PICTURES)),
     "reward": _Remedy(
@@ -135,7 +138,6 @@ class Models:
         size: str,
         clock: PhaseClock | None = None,
         *,
-        timed_as: str | None = None,
         is_evaluation: bool = False,
     ) -> Iterator[None]:
         """What the phase uses is on the accelerator inside, and nothing else that is offloaded.
@@ -143,7 +145,6 @@ class Models:
         Args:
             size: What it works on, for the error where memory runs out.
             clock: Gets the seconds, without those of moving models.
-            timed_as: Their name; None: the phase's.
             is_evaluation: Whether remedies are those for evaluations.
 
         Raises:
@@ -152,7 +153,7 @@ class Models:
         with (
             out_of_memory_explained("evaluation" if is_evaluation else phase, size),
             self.offload.phase(phase),
-            (clock or PhaseClock()).phase(timed_as or phase),
+            (clock or PhaseClock()).phase(phase),
         ):
             yield
 

@@ -90,7 +90,11 @@ class CustomReward:
 
 
 def _copy(prompt: Prompt) -> Prompt:
-    return replace(prompt, target=None if prompt.target is None else prompt.target.clone())
+    return replace(
+        prompt,
+        target=None if prompt.target is None else prompt.target.clone(),
+        sources=tuple(source.clone() for source in prompt.sources),
+    )
 
 
 def load_function(name: str) -> ScoringFunction:

@@ -29,7 +29,7 @@ def moves():
 
 @pytest.fixture
 def offload(moves):
-    names = ("policy", "decoder", "rewards", "reference", "optimizer")
+    names = ("vision", "policy", "decoder", "rewards", "reference", "optimizer")
     return Offload({name: RecordingPart(name, moves) for name in names})
 
 
@@ -44,6 +44,14 @@ def test_a_step_makes_room_before_it_brings_in(offload, moves):
         *("-decoder", "+rewards", "reward"),
         *("-rewards", "+optimizer", "+policy", "+reference", "update"),
     ]
+
+
+def test_vision_tower_is_there_while_source_pictures_are_read(offload, moves):
+    for phase in ("sources", "rollout"):
+        with offload.phase(phase):
+            moves.append(phase)
+
+    assert moves == ["+vision", "sources", "-vision", "+policy", "rollout"]
 
 
 def test_what_the_next_phase_needs_stays(offload, moves):

@@ -194,7 +194,7 @@ def test_config_refuses_unknown_engine_and_lists_the_known(engine: str | None) -
         ("thread", "did you mean threads?"),
         (
             "zebra",
-            "use some of weight, std_floor, timeout_seconds, run_in, kind, case_sensitive, "
+            "use some of weight, std_floor, timeout_seconds, only, run_in, kind, case_sensitive, "
             "extra_text_penalty, engine, threads, detection_side",
         ),
     ],
@@ -208,7 +208,7 @@ def test_config_refuses_options_that_the_engine_does_not_have(option: str, remed
     ("kind", "option", "remedy"),
     [
         ("ssim", "wieght", "did you mean weight?"),
-        ("ssim", "zebra", "use some of weight, std_floor, timeout_seconds, run_in, against, kind"),
+        ("ssim", "zebra", "use some of weight, std_floor, timeout_seconds, only, run_in, against, kind"),
         ("lpips", "netwrk", "did you mean network?"),
     ],
 )

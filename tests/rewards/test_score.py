@@ -259,6 +259,18 @@ def test_check_prompts_names_terms_that_apply_to_few_and_takes_each_prompt_once(
     ]
 
 
+def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
+    terms = [Term("any", FakeReward("any"), 1.0), Term("dogs", FakeReward("dogs"), 1.0, only="d?g")]
+    scorer = Scorer(terms)
+    table = scorer.score([WITHOUT_TEXT, WITH_TEXT], grey([1, 2], [3, 4]))
+    assert (WITHOUT_TEXT.prompt_id, WITH_TEXT.prompt_id) == ("dog", "sign")
+    assert table.is_applicable.tolist() == [[True, True], [True, False]]
+    assert scorer.check_prompts([WITH_TEXT], of="prompts") == [
+        "dogs, 0.50 of the weight, applies to none of the 1 prompts",
+        "reward.terms.dogs.only is 'd?g': no prompts that it could apply to have such an id",
+    ]
+
+
 def test_check_prompts_lets_a_term_that_is_only_watched_refuse() -> None:
     def refuse(prompt: Prompt) -> bool:
         raise RewardError(f"prompt {prompt.prompt_id}: unreadable")

@@ -148,6 +148,26 @@ def scoring_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSiz
     return max(_over_layers(configs, measure))
 
 
+def sources_bytes(configs: PartConfigs, dtype: torch.dtype, height: int, width: int) -> int:
+    """Most that turning one source picture into tokens takes besides weights."""
+    # Nothing is kept for a backward pass: one layer takes what all do.
+    model = build_language_model(configs.language, dtype, layers=1).model
+    tower = model.visual
+    patch = tower.config.patch_size
+    rows, columns = height // patch, width // patch
+    patches = rows * columns
+    with measured_on_meta() as memory, torch.no_grad():
+        pixels = torch.empty(patches, tower.config.in_channels * patch**2, dtype=dtype, device=META)
+        hidden_states = tower.embeddings(
+            tower.patch_embed(pixels), _zeros(1), _zeros(1, 3), _zeros(patches), _zeros(patches)
+        )
+        # Lengths are looked into.
+        lengths = torch.tensor([0, patches])
+        hidden_states = tower.blocks[0](hidden_states, cu_seqlens=lengths)
+        model.vqmodel.encode(hidden_states.T.reshape(1, -1, rows, columns))
+    return memory.peak_bytes
+
+
 def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
     """Most that drawing one group takes besides weights; guidance runs its passes in turn."""
     # Nothing is kept for a backward pass: two layers take what all do.
@@ -498,6 +518,7 @@ class GlmImagePlanner:
         is_offloading = offload != "none" and model.is_on_accelerator
         is_state_moved = offload == "modules_and_optimizer" and model.is_on_accelerator
         held = _without_update(model)
+        has_sources = sizes.num_sources > 0
         language, policy = self._once(
             build_meta_policy, replace(held, needs_reference=model.needs_reference)
         )
@@ -505,24 +526,32 @@ class GlmImagePlanner:
         shards = shard_bytes(policy, processes) if processes.is_sharded else None
         parts = [
             *(_policy_parts(policy, model) if shards is None else []),
+            *(
+                [_part("vision tower and VQ", "vision", policy.source_modules())]
+                if has_sources
+                else []
+            ),
             _part("reference copy", "reference", policy.reference_modules()),
             _part("decoder", "decoder", decoder),
             _Part("scorers", "rewards", scorers.movable, scorers.movable),
         ]
         state = 2 * (gradient_bytes(policy) if shards is None else shards.trained)
-        vision = module_bytes([language.model.visual, language.model.vqmodel])
+        vision = 0 if has_sources else module_bytes(policy.source_modules())
         update = self._update(model, replace(sizes, decode_batch_size=None), policy, shards)
         # DDP joins gradients in copies that it keeps.
         is_copying = processes.count > 1 and not processes.is_sharded
+        a_token = cache_token_bytes(language, model.dtype)
         rollout, prompt_cache, sample_cache = max(
-            self._rollout(held, each, cache_token_bytes(language, model.dtype))
-            for each in (sizes, evaluation or sizes)
+            self._rollout(held, each, a_token) for each in (sizes, evaluation or sizes)
         )
         group_size = max(sizes.group_size, (evaluation or sizes).group_size)
         drawn = replace(
             sizes, group_size=group_size, micro_batch_size=1, prompts=1, is_truncated=False
         )
         activations = {
+            "sources": self._once(sources_bytes, model.dtype, sizes.height, sizes.width)
+            if has_sources
+            else 0,
             "rollout": max(0, rollout - prompt_cache - sample_cache),
             "decode": self._once(decode_bytes, replace(held, adapter_rank=None), drawn),
             "update": update.activations,
@@ -548,6 +577,7 @@ class GlmImagePlanner:
         moving = parts if is_offloading else []
         return MemoryPlan(
             items=tuple(item for item in items if item.cpu or any(item.by_phase.values())),
+            phases=PHASES if has_sources else PHASES[1:],
             is_on_accelerator=model.is_on_accelerator,
             overhead=OVERHEAD_BYTES if model.is_on_accelerator else 0,
             cpu_at_start=_cpu_at_start(parts, shards, policy, is_offloading=is_offloading)

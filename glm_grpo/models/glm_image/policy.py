@@ -2,7 +2,7 @@
 
 Sampling and replay share one distribution: the head's logits cut to the codebook, divided by the
 temperature, optionally truncated, normalised in fp32 (`support_log_probs`). The vision tower and
-the VQ are frozen always and never leave the CPU: text-to-image training does not need them.
+the VQ are frozen always; text-to-image training leaves them on the CPU.
 """
 
 from __future__ import annotations
@@ -113,6 +113,10 @@ class GlmImagePolicy:
     def modules(self) -> tuple[nn.Module, nn.Linear]:
         """Language model and head: what rollout and update need on the accelerator."""
         return (self.model.model.language_model, self.model.lm_head)
+
+    def source_modules(self) -> tuple[nn.Module, nn.Module]:
+        """Vision tower and VQ: what turns source pictures into tokens."""
+        return (self.model.model.visual, self.model.model.vqmodel)
 
     def reference_modules(self) -> tuple[nn.Module, ...]:
         """The frozen copy the KL needs; empty with adapters or without KL."""

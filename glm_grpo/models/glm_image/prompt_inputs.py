@@ -181,23 +181,28 @@ def picture_tokens(
 ) -> Int64[Tensor, "B S"]:
     """The tokens that stand for pictures, as the decoder reads them.
 
-    Runs where the vision tower is; sides of the pictures are multiples of 32 pixels.
+    Runs where the vision tower is, picture by picture: one alone decides what memory it takes.
+    Sides of the pictures are multiples of 32 pixels.
     """
-    inputs = processor.image_processor(images=list(pixels), return_tensors="pt")
     tower = model.model.visual
-    inputs = {
-        name: value.to(tower.device, tower.dtype if value.is_floating_point() else None)
-        for name, value in inputs.items()
-    }
-    features = model.get_image_features(**inputs).pooler_output
+    ids = []
+    for picture in pixels:
+        inputs = processor.image_processor(images=[picture], return_tensors="pt")
+        patches = inputs["pixel_values"].to(tower.device, tower.dtype)
+        grid = inputs["image_grid_thw"].to(tower.device)
+        ids.append(tokens_of_patches(model, patches, grid).cpu())
+    return torch.stack(ids)
+
+
+def tokens_of_patches(
+    model: GlmImageForConditionalGeneration, patches: Tensor, grid: Int64[Tensor, "1 3"]
+) -> Int64[Tensor, " S"]:
+    """The tokens of one picture, from what the model's processor makes of it."""
+    (features,) = model.get_image_features(patches, image_grid_thw=grid).pooler_output
     # Not `get_image_tokens`, which takes what `get_image_features` of the same version gives.
-    ids = [
-        model.model.vqmodel.encode(_as_grid(each, rows, columns)[None]).image_tokens.flatten()
-        for each, (_, rows, columns) in zip(
-            features, inputs["image_grid_thw"].tolist(), strict=True
-        )
-    ]
-    return torch.stack(ids).cpu()
+    _, rows, columns = grid[0].tolist()
+    ids: Tensor = model.model.vqmodel.encode(_as_grid(features, rows, columns)[None]).image_tokens
+    return ids.flatten()
 
 
 def _as_grid(features: Float[Tensor, "..."], rows: int, columns: int) -> Float[Tensor, "C h w"]:

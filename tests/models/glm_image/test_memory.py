@@ -14,6 +14,7 @@ from glm_grpo.models.glm_image.memory import (
     _update,
     decode_bytes,
     rollout_bytes,
+    sources_bytes,
     update_bytes,
 )
 from glm_grpo.models.glm_image.meta import (
@@ -25,6 +26,7 @@ from glm_grpo.models.glm_image.meta import (
     read_part_configs,
 )
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image.prompt_inputs import tokens_of_patches
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.models.planning import OVERHEAD_BYTES, BatchSizes, ModelSettings, ScorerSizes
 from glm_grpo.tiny.models import (
@@ -192,6 +194,21 @@ def test_rollout_bytes_of_edits_match_the_allocator_within_ten_percent(tiny_conf
     assert rollout_bytes(tiny_configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize("side", [128, 256])
+def test_sources_bytes_match_the_allocator_within_ten_percent(side):
+    model = build_policy_model(seed=0)
+    rows = side // 16
+    grid = torch.tensor([[1, rows, rows]])
+
+    def encode():
+        with torch.no_grad():
+            tokens_of_patches(model, torch.zeros(rows**2, 3 * 16**2), grid)
+
+    configs = PartConfigs(model.config.to_dict(), {}, {}, {})
+    planned = sources_bytes(configs, MODEL.dtype, side, side)
+    assert planned == pytest.approx(_allocated_peak(encode), rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("decode_batch_size", "num_sources"),
     [(None, 0), (3, 0), (None, 1), (3, 2)],
@@ -317,6 +334,29 @@ def test_plan_offload_moves_weights_out_of_the_phases_that_do_without(tiny_confi
     assert plans["modules_and_optimizer"].total("idle") == OVERHEAD_BYTES
     moved = plans["modules_and_optimizer"].moved_in - plans["modules"].moved_in
     assert moved == state
+
+
+def test_plan_of_edits_has_the_vision_tower_on_the_accelerator_for_its_phase(tiny_configs):
+    planner = GlmImagePlanner(tiny_configs)
+    model = replace(MODEL, is_on_accelerator=True)
+    sizes = replace(SIZES, height=128, width=128)
+    plain, resident, moved = (
+        planner.plan(model, each, ScorerSizes(), offload)
+        for each, offload in (
+            (sizes, "none"),
+            (replace(sizes, num_sources=1), "none"),
+            (replace(sizes, num_sources=1), "modules"),
+        )
+    )
+    name = "vision tower and VQ"
+    size = _item(plain, name).cpu
+    assert "sources" not in plain.phases
+    assert _item(plain, name).by_phase == {}
+    assert resident.phases[0] == "sources"
+    assert _item(resident, name).by_phase["update"] == size
+    assert _item(moved, name).by_phase == {"sources": size}
+    assert _item(moved, name).cpu >= size
+    assert moved.total("sources") < moved.total("update")
 
 
 def test_plan_without_an_accelerator_holds_everything_in_one_memory(tiny_configs):
