@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ _SAME_EVALUATION = (
     "model.path",
     "eval.seed",
     "eval.samples_per_prompt",
+    "data.sources",
     "rollout.height",
     "rollout.width",
 )
@@ -93,7 +94,7 @@ def check_same_evaluation(names: Sequence[str], configs: Sequence[Config]) -> No
 def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Sequence[str]) -> None:
     """Refuse a run whose evaluations are of other prompts than those of the first run.
 
-    Target pictures are compared as far as both runs still have them.
+    Target and source pictures are compared as far as both runs still have them.
 
     Args:
         first: The run that others are held against.
@@ -101,8 +102,8 @@ def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Seque
         comparable: Terms that must apply to the same prompts in both.
 
     Raises:
-        ConfigError: Prompts, their order, their texts or their targets differ.
-        StorageError: A target picture cannot be read.
+        ConfigError: Prompts, their order, their texts or their pictures differ.
+        StorageError: A picture cannot be read.
     """
     expected = first.evaluations[0]
     for evaluation in run.evaluations:
@@ -118,7 +119,8 @@ def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Seque
                     f"{path}: {name} was scored for other prompts than in {first.name}, so some "
                     "have no target there; compare runs with the same data.eval_path"
                 )
-    _check_same_targets(first, run)
+    for name in ("target", "source"):
+        _check_same_pictures(first, run, name)
 
 
 def sort_terms(runs: Sequence[EvaluatedRun]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -185,19 +187,29 @@ def check_every_prompt_has_a_total(
         )
 
 
-def _check_same_targets(first: EvaluatedRun, run: EvaluatedRun) -> None:
-    pairs = zip(run.evaluations[0].targets, first.evaluations[0].targets, strict=True)
-    for target, other in pairs:
-        if target is None or other is None:
+def _check_same_pictures(
+    first: EvaluatedRun, run: EvaluatedRun, name: Literal["target", "source"]
+) -> None:
+    pairs = zip(_given(run, name), _given(first, name), strict=True)
+    for picture, other in pairs:
+        if picture is None or other is None:
             continue
-        ours, theirs = run.folder.picture(target), first.folder.picture(other)
+        ours, theirs = run.folder.picture(picture), first.folder.picture(other)
         if not (os.path.isfile(ours) and os.path.isfile(theirs)):
             continue
         if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
             raise ConfigError(
-                f"{ours} is another target picture than {theirs}; compare runs with the same "
+                f"{ours} is another {name} picture than {theirs}; compare runs with the same "
                 "data.eval_path"
             )
+
+
+def _given(run: EvaluatedRun, name: Literal["target", "source"]) -> list[str | None]:
+    """Paths of the pictures that prompts came with; runs have as many sources each."""
+    evaluation = run.evaluations[0]
+    if name == "target":
+        return [*evaluation.targets]
+    return [path for paths in evaluation.sources for path in paths]
 
 
 def _identities(evaluation: StoredEvaluation) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -342,6 +354,7 @@ class ComparedPrompt:
         target: File of the target picture, which may be gone; None for a prompt without one.
         samples: One for each sample, drawn with the same seeds: the picture of the untrained
             model, then that of each run at its last evaluation.
+        sources: Files of the source pictures, which may be gone.
     """
 
     prompt_id: str
@@ -349,6 +362,7 @@ class ComparedPrompt:
     texts: tuple[str, ...]
     target: Path | None
     samples: tuple[tuple[ComparedPicture, ...], ...]
+    sources: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -580,6 +594,7 @@ def place_side_by_side(
             target=None
             if (target := first.targets[row]) is None
             else runs[0].folder.picture(target),
+            sources=tuple(map(runs[0].folder.picture, first.sources[row])),
             samples=tuple(
                 tuple(column[row * samples + sample] for column in columns)
                 for sample in range(samples)

@@ -207,6 +207,7 @@ class Rows:
         texts: The texts that should appear.
         has_target: Whether the prompt has a target picture.
         target: None when there is none, or it is gone.
+        sources: Of each source picture; None when it is gone.
         samples: Cells of each sample: the untrained model, then every run.
     """
 
@@ -214,6 +215,7 @@ class Rows:
     texts: tuple[str, ...]
     has_target: bool
     target: Copy | None
+    sources: tuple[Copy | None, ...]
     samples: tuple[tuple[Cell, ...], ...]
 
 
@@ -249,6 +251,10 @@ def _write_rows(prompt: ComparedPrompt, directory: Path) -> Rows:
         texts=prompt.texts,
         has_target=target is not None,
         target=None if target is None else _copy(target, directory, f"{stem}-target.webp"),
+        sources=tuple(
+            _copy(source, directory, f"{stem}-source-{number}.webp")
+            for number, source in enumerate(prompt.sources)
+        ),
         samples=tuple(
             _cells(pictures, directory, f"{stem}-{sample}")
             for sample, pictures in enumerate(prompt.samples)

@@ -92,6 +92,9 @@ class ProbeReport:
         prompts: N.
         group_size: G.
         decode: None where rollouts are decoded in full.
+        mean_total: Of all samples.
+        copy_total: Mean total of the source pictures as they are; NaN without sources, and where
+            totals are relative to a group.
     """
 
     terms: tuple[ProbedTerm, ...]
@@ -100,6 +103,8 @@ class ProbeReport:
     prompts: int
     group_size: int
     decode: ProbedDecode | None
+    mean_total: float = math.nan
+    copy_total: float = math.nan
 
     def names(self) -> tuple[str, ...]:
         """Names of the terms."""
@@ -137,6 +142,17 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
             "all totals of every group are equal: no image is better, so nothing would be learned"
         )
         remedy = "weigh a term that tells the images apart, or raise rollout.temperature"
+        findings.append(Finding("", what, remedy))
+    # NaN compares as False.
+    if report.copy_total > report.mean_total:
+        what = (
+            f"a copy of the source scores {render(report.copy_total)}, the samples "
+            f"{render(report.mean_total)} in the mean: to change nothing pays"
+        )
+        remedy = (
+            "lower the weights of terms with against: source, or raise those of terms that the "
+            "asked change moves; while it trains, look at canary/source_copies"
+        )
         findings.append(Finding("", what, remedy))
     for term, weight_share in zip(report.terms, report.weight_shares(), strict=True):
         findings += _examine(term, weight_share, report)

@@ -512,13 +512,19 @@ def _drawings(report: ProbeReport) -> Iterator[tuple[str, str, Callable[..., byt
 
 
 def _write_tiles(prompt: ProbedPrompt, number: int, directory: Path) -> list[_Tile]:
-    """Write target, own tokens, best and worst sample, as far as there are any."""
+    """Write sources, target, own tokens, best and worst sample, as far as there are any."""
     totals = prompt.totals.tolist()
     samples = range(len(totals))
     best = max(samples, key=totals.__getitem__)
     # The last of equals, so that a flat group shows two samples.
     worst = min(reversed(samples), key=totals.__getitem__)
+    several = len(prompt.prompt.sources) > 1
+    sources = (
+        (f"source-{number}", f"Source {number}" if several else "Source", pixels, None)
+        for number, pixels in enumerate(prompt.prompt.sources, start=1)
+    )
     pictures = (
+        *sources,
         ("target", "Target", prompt.prompt.target, None),
         ("own", "Target's own tokens", prompt.reconstructed_pixels, prompt.reconstruction_total),
         ("best", f"Best of {len(totals)}", prompt.pixels[best], totals[best]),

@@ -136,6 +136,8 @@ class ProbeSamples:
         reconstruction: Raw scores of the decoded tokens of the target picture; NaN where a prompt
             has no target or a term does not apply.
         reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
+        copy_totals: Of the first source picture as it is, under the weights of the config; NaN
+            where a prompt has none, and where totals are relative to a group.
         full: The samples in the full decode; None where rollouts are decoded in full anyway.
     """
 
@@ -146,6 +148,7 @@ class ProbeSamples:
     redrawn: Float32[Tensor, "N K R"]
     reconstruction: Float32[Tensor, "N R"]
     reconstructed_pixels: UInt8[Tensor, "M 3 H W"]
+    copy_totals: Float32[Tensor, " N"]
     full: FullDecode | None
 
 
@@ -178,6 +181,7 @@ def sample_probe(
         redrawn=torch.cat([part.redrawn for part in parts]),
         reconstruction=torch.cat([part.reconstruction for part in parts]),
         reconstructed_pixels=torch.cat([part.reconstructed_pixels for part in parts]),
+        copy_totals=torch.cat([part.copy_totals for part in parts]),
         full=join_decodes(decodes) if decodes else None,
     )
 
@@ -206,6 +210,7 @@ def _probe_batch(
         redrawn=torch.cat(redrawn, dim=1),
         reconstruction=reconstruction,
         reconstructed_pixels=reconstructed_pixels,
+        copy_totals=_score_copies(models, batch, settings.combine),
         full=full,
     )
 
@@ -243,6 +248,16 @@ def _decode_targets(
     images, table = _draw(models, some, token_ids.unsqueeze(1))
     scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)
     return scores, images.pixels[:, 0]
+
+
+def _score_copies(models: Models, batch: PromptBatch, mode: Mode) -> Float32[Tensor, " P"]:
+    """Totals of the source pictures as they are."""
+    if batch.num_sources == 0 or mode != "weighted_sum":
+        return torch.full((len(batch.prompts),), torch.nan)
+    sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
+    with models.phase("reward", decoding_size(batch)):
+        table = models.scorer.score(batch.prompts, sources[:, None])
+    return combine(table, mode=mode)[:, 0]
 
 
 def report_probe(
@@ -289,6 +304,8 @@ def report_probe(
         prompts=len(samples.prompts),
         group_size=samples.totals.shape[1],
         decode=decode,
+        mean_total=samples.totals.mean().item(),
+        copy_total=samples.copy_totals.nanmean().item(),
     )
 
 

@@ -15,7 +15,14 @@ from torch import Tensor
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.tables import RAW, evaluation_steps, read_evaluation, read_table, stored_steps
+from glm_grpo.run.tables import (
+    RAW,
+    SOURCES,
+    evaluation_steps,
+    read_evaluation,
+    read_table,
+    stored_steps,
+)
 from rewards.types import RewardTable
 
 _IDENTITY = ("step", "prompt_id", "prompt", "sample", "image")
@@ -85,12 +92,14 @@ class StoredEvaluation:
         groups: Pictures and raw scores, one group a prompt.
         texts: The texts that each prompt asks for.
         targets: Path of each prompt's target picture relative to the run folder, or None.
+        sources: Paths of each prompt's source pictures; none for text-to-image.
     """
 
     step: int
     groups: StoredGroups
     texts: tuple[tuple[str, ...], ...]
     targets: tuple[str | None, ...]
+    sources: tuple[tuple[str, ...], ...]
 
     def applies(self, name: str) -> Bool[Tensor, " P"]:
         """To which prompts a term applies."""
@@ -177,7 +186,7 @@ def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> Evalu
 def _read_evaluation(
     folder: RunFolder, step: int, names: Sequence[str], samples: int
 ) -> StoredEvaluation:
-    columns = (*_IDENTITY, *_raw_columns(names), "texts", "target")
+    columns = (*_IDENTITY, *_raw_columns(names), "texts", "target", SOURCES)
     table = read_evaluation(folder, step, columns)
     groups = _group(table, names, group_size=samples, path_of=folder.evaluation_path)
     firsts = table.take(list(range(0, table.num_rows, samples)))
@@ -186,6 +195,9 @@ def _read_evaluation(
         groups=groups,
         texts=tuple(tuple(texts) for texts in firsts["texts"].to_pylist()),
         targets=tuple(firsts["target"].to_pylist()),
+        sources=tuple(map(tuple, firsts[SOURCES].to_pylist()))
+        if SOURCES in firsts.column_names
+        else ((),) * firsts.num_rows,
     )
 
 

@@ -130,6 +130,7 @@ class _Band(BaseModel):
     std: Finite = Field(ge=0)
     prompts: Annotated[int, Strict()] = Field(ge=1, le=2**31 - 1)
     collapse_below: Finite | None = None
+    is_judged_below: Annotated[bool, Strict()] = True
 
 
 class _Bands(RootModel[dict[str, _Band]]):

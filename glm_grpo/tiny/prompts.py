@@ -64,7 +64,7 @@ class WorldPrompts:
 
 
 def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> WorldPrompts:
-    """One sign for each word, with its picture as the target; of edits with one source.
+    """One sign for each word, with its picture as the target; two edits of each, with one source.
 
     Args:
         name: Of the set.
@@ -94,9 +94,13 @@ def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> Wor
         )
     words, seed = _SETS[name]
     signs = tuple(world.signs_of_words(words, seed=seed))
+    if not is_edit:
+        return WorldPrompts(path=f"tiny:{name}", signs=signs)
     rng = np.random.default_rng(seed)
     changes = tuple(
-        edits.edit_of(sign, edits.KINDS[index % len(edits.KINDS)], rng)
-        for index, sign in enumerate(signs if is_edit else ())
+        edits.edit_of(sign, edits.KINDS[(index + offset) % len(edits.KINDS)], rng)
+        for index, sign in enumerate(signs)
+        for offset in (0, 2)
     )
-    return WorldPrompts(path=f"tiny:{name}", signs=signs, changes=changes)
+    after = tuple(edit.after for edit in changes)
+    return WorldPrompts(path=f"tiny:{name}", signs=after, changes=changes)

@@ -8,13 +8,15 @@ and patterns that alternate from pixel to pixel, to which the Sobel operator is 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import torch
 from jaxtyping import Float, Float32, Float64, UInt8
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
+
+from rewards.types import Prompt
 
 EDGE_GRADIENT = 0.1
 """Luma per pixel, from which a pixel lies on an edge; a step of 0.2 between two areas has it."""
@@ -27,6 +29,9 @@ COLOUR_LEVELS = 4
 DIVERSITY_SIDE = 32
 """Pixels of a side to which larger pictures are scaled before they are compared with each other:
 what differs in noise alone is not diverse."""
+COPY_DISTANCE = 0.02
+"""Root mean square difference, of values in 0..1 scaled down to `DIVERSITY_SIDE`, up to which a
+picture is a copy of its source: what encoding and decoding alone change is less."""
 STD_FLOOR = 1e-3
 """Smallest std of a band, in units of the canary: one that was constant on the untrained model,
 such as a fraction of 0, is not left by rounding or by a thousandth of the pixels."""
@@ -65,6 +70,14 @@ VARIETIES = frozenset({"edge_density", "colour_entropy", "pixel_diversity"})
 """Measures of pictures of which 0 means that nothing is left to see, or to choose from."""
 
 
+SOURCE_COPIES = "source_copies"
+"""Share of an edit's pictures that are copies of its source, the trivial optimum of `against:
+source`."""
+
+JUDGED_ABOVE_ALONE = frozenset({SOURCE_COPIES})
+"""Shares of which less is no sign of anything: their band begins at 0."""
+
+
 @dataclass(frozen=True)
 class Band:
     """What a canary is on the untrained model.
@@ -74,12 +87,14 @@ class Band:
         std: Over prompts, the sample one (divided by n - 1).
         prompts: How many were measured, >= 2.
         collapse_below: Lowest mean of a measure of variety, whatever the margin; None for others.
+        is_judged_below: False: the band begins at 0, for less is no sign of anything.
     """
 
     mean: float
     std: float
     prompts: int
     collapse_below: float | None = None
+    is_judged_below: bool = True
 
     def limits(self, prompts: int, margin: float) -> tuple[float, float]:
         """Ends of the band for a mean over so many prompts; see `half_width`.
@@ -88,7 +103,7 @@ class Band:
         variety that vanishes would not be seen.
         """
         half_width = self.half_width(prompts, margin)
-        low = self.mean - half_width
+        low = self.mean - half_width if self.is_judged_below else 0.0
         if self.collapse_below is not None:
             low = max(low, self.collapse_below)
         return low, self.mean + half_width
@@ -177,6 +192,23 @@ def measure_groups(pixels: UInt8[Tensor, "P G 3 H W"]) -> dict[str, Float64[Tens
     }
 
 
+def source_copies(
+    prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]
+) -> Float64[Tensor, " P"]:
+    """Share of each prompt's pictures that are copies of its first source, see `COPY_DISTANCE`.
+
+    Returns:
+        On the CPU; NaN for prompts without a source.
+    """
+    shares = torch.full((len(prompts),), torch.nan, dtype=torch.float64)
+    for row, prompt in enumerate(prompts):
+        if prompt.sources:
+            source = prompt.sources[0].to(pixels.device)
+            difference = _small(pixels[row].float() / 255) - _small(source[None].float() / 255)
+            shares[row] = _share(difference.square().mean(dim=1).sqrt() <= COPY_DISTANCE)
+    return shares
+
+
 def make_bands(
     per_prompt_values: Mapping[str, Float[Tensor, " P"]], *, varieties: Collection[str] = VARIETIES
 ) -> dict[str, Band]:
@@ -201,7 +233,13 @@ def make_bands(
             )
         mean = present.mean().item()
         collapse_below = COLLAPSE_FRACTION * mean if name in varieties else None
-        bands[name] = Band(mean, present.std().item(), len(present), collapse_below)
+        bands[name] = Band(
+            mean,
+            present.std().item(),
+            len(present),
+            collapse_below,
+            is_judged_below=name not in JUDGED_ABOVE_ALONE,
+        )
     return bands
 
 
@@ -282,6 +320,11 @@ def _colour_entropy(pixels: UInt8[Tensor, "G 3 H W"]) -> float:
 def _diversity(values: Float32[Tensor, "G 3 H W"]) -> float:
     if len(values) < 2:
         return math.nan
-    height, width = (min(side, DIVERSITY_SIDE) for side in values.shape[2:])
-    small = adaptive_avg_pool2d(values, (height, width)).flatten(1)
+    small = _small(values)
     return (torch.pdist(small) / math.sqrt(small.shape[1])).mean().item()
+
+
+def _small(values: Float32[Tensor, "G 3 H W"]) -> Float32[Tensor, "G pixels"]:
+    """Scaled down, so that noise does not count."""
+    height, width = (min(side, DIVERSITY_SIDE) for side in values.shape[2:])
+    return adaptive_avg_pool2d(values, (height, width)).flatten(1)

@@ -159,7 +159,10 @@ def test_a_remedy_with_braces_is_one_word_of_a_shell(configs_dir: Path, refused:
 def test_compose_config_suggests_a_name_for_an_unknown_one(
     configs_dir: Path, name: str, meant: str
 ) -> None:
-    listed = "glm_image_16gb, glm_image_24gb, glm_image_80gb, glm_image_full, tiny"
+    listed = (
+        "glm_image_16gb, glm_image_24gb, glm_image_80gb, glm_image_edit_24gb, "
+        "glm_image_edit_80gb, glm_image_full, tiny, tiny_edit"
+    )
     wanted = rf"Cannot find primary config '{name}'. {meant}\? There are {listed} \(of .*configs\)"
     with pytest.raises(ConfigError, match=wanted):
         compose_config(configs_dir, name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,14 +14,28 @@ from accelerate import Accelerator
 from PIL import Image
 from rich.console import Console
 
-from glm_grpo.build import Launch, build_models, build_prompts, build_trainer
+from glm_grpo.build import (
+    Launch,
+    build_batch,
+    build_models,
+    build_prompts,
+    build_trainer,
+    collect_settings,
+)
+from glm_grpo.compare.comparison import compare
+from glm_grpo.compare.page import write_comparison
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
+from glm_grpo.probe.findings import list_findings
+from glm_grpo.probe.page import write_probe
+from glm_grpo.probe.probe import probed_prompts, report_probe, sample_probe
+from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.tiny import world
 from glm_grpo.training.checkpoint.resume import open_run
 from glm_grpo.training.distributed.processes import Processes
+from rewards.reweigh import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
 
 SETTINGS = (
@@ -141,3 +157,40 @@ def test_a_size_that_the_processor_would_change_is_refused_before_the_model_is_l
     with pytest.raises(ConfigError, match=r"rollout.height=32, .* makes 4 tokens instead of 1\."):
         build_prompts(config)
     assert RunFolder(edits.parent / "run").path.exists() is False
+
+
+def test_compare_and_probe_show_sources(make_edit_run, edits, tmp_path):
+    trainer, models, folder = make_edit_run()
+    trainer.run()
+    assert "canary/source_copies" in read_metrics(folder)[-1]
+
+    other = RunFolder(shutil.copytree(folder.path, tmp_path / "other"))
+    comparison = compare([folder.path, other.path], weights=None)
+    page = write_comparison(comparison, tmp_path / "page", has_samples=True).read_text()
+    assert page.count('<th scope="col">Source</th>') == 1
+    for prompt in comparison.side_by_side:
+        assert f"pictures/{prompt.prompt_id}-source-0.webp" in page
+        assert (tmp_path / "page" / "pictures" / f"{prompt.prompt_id}-source-0.webp").is_file()
+
+    config = read_config(folder)
+    batch = build_batch(config, build_prompts(config).training, 0)
+    samples = sample_probe(models, [batch], collect_settings(config), noises=2)
+    settings = {"mode": "weighted_sum", "shares": None, "min_rank_correlation": 0.9}
+    report = report_probe(samples, **settings)
+    sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
+    table = models.scorer.score(batch.prompts, sources[:, None])
+    assert report.copy_total == pytest.approx(combine(table, mode="weighted_sum").mean().item())
+    write_probe(report, probed_prompts(samples, mode="weighted_sum"), tmp_path / "probe")
+    assert (tmp_path / "probe" / "prompt-1-source-1.png").is_file()
+    for copy_total, pays in ((2.0, True), (-2.0, False)):
+        copied = replace(samples, copy_totals=torch.full((2,), copy_total))
+        found = list_findings(report_probe(copied, **settings))
+        assert any("to change nothing pays" in finding.what for finding in found) == pays
+
+    first = comparison.side_by_side[0].prompt_id
+    save(
+        other.picture(f"images/sources/{first}-0.png"),
+        torch.zeros(3, 128, 128, dtype=torch.uint8),
+    )
+    with pytest.raises(ConfigError, match="is another source picture than"):
+        compare([folder.path, other.path], weights=None)

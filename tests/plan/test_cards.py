@@ -19,9 +19,11 @@ def planner():
     return ConfigPlanner(build_planner(PUBLISHED_ID), prompt_tokens=256, is_on_accelerator=True)
 
 
-@pytest.mark.parametrize("gigabytes", [16, 24, 80])
-def test_config_of_a_card_leaves_a_tenth_of_it(planner, gigabytes):
-    config = compose_config(CONFIGS, f"glm_image_{gigabytes}gb", PROMPTS)
+@pytest.mark.parametrize(
+    ("name", "gigabytes"), [("", 16), ("", 24), ("", 80), ("edit_", 24), ("edit_", 80)]
+)
+def test_config_of_a_card_leaves_a_tenth_of_it(planner, name, gigabytes):
+    config = compose_config(CONFIGS, f"glm_image_{name}{gigabytes}gb", PROMPTS)
     assert planner.plan(config).peak <= 0.9 * gigabytes * 10**9
 
 
@@ -39,4 +41,5 @@ def test_full_fine_tuning_leaves_a_tenth_of_4_or_8_cards(count):
 def test_every_config_of_a_card_is_planned():
     names = {path.stem for path in CONFIGS.glob("glm_image*.yaml")}
     cards = {"glm_image_16gb", "glm_image_24gb", "glm_image_80gb"}
-    assert names == cards | {"glm_image_full"}
+    edits = {"glm_image_edit_24gb", "glm_image_edit_80gb"}
+    assert names == cards | edits | {"glm_image_full"}

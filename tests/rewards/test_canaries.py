@@ -18,7 +18,9 @@ from rewards.audit.canaries import (
     make_bands,
     measure,
     measure_groups,
+    source_copies,
 )
+from rewards.types import Prompt
 
 NAN = float("nan")
 
@@ -140,6 +142,16 @@ def test_pixel_diversity_does_not_count_what_averages_out() -> None:
     # 64 x 64 pixels are scaled to 32 x 32: every 2 x 2 block of alternating pixels is grey.
     pictures = torch.cat([draw_cells(1, size=64), 255 - draw_cells(1, size=64)])
     assert measure(pictures).pixel_diversity == pytest.approx(0.0, abs=1e-6)
+
+
+def test_source_copies_are_pictures_that_differ_by_no_more_than_a_decoder_changes() -> None:
+    source = paint(100)[0]
+    prompts = [Prompt("edit", "turn it", sources=(source,)), Prompt("sign", "a sign")]
+    # A step of 6 in 255 is 0.0235, one of 5 is 0.0196.
+    groups = torch.stack([paint(100, 105, 106, 200)] * 2)
+    shares = source_copies(prompts, groups)
+    assert shares[0] == 0.5
+    assert shares[1].isnan()
 
 
 def test_measure_refuses_groups_without_inner_pixels() -> None:

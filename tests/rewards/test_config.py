@@ -208,7 +208,11 @@ def test_config_refuses_options_that_the_engine_does_not_have(option: str, remed
     ("kind", "option", "remedy"),
     [
         ("ssim", "wieght", "did you mean weight?"),
-        ("ssim", "zebra", "use some of weight, std_floor, timeout_seconds, only, run_in, against, kind"),
+        (
+            "ssim",
+            "zebra",
+            "use some of weight, std_floor, timeout_seconds, only, run_in, against, kind",
+        ),
         ("lpips", "netwrk", "did you mean network?"),
     ],
 )

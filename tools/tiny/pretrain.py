@@ -30,7 +30,7 @@ CARELESS_STEPS = 600
 LETTER_RATE = 0.25
 OTHER_RATE = 0.15
 EDIT_STEPS = 900
-EDIT_LETTER_RATE = 0.16
+EDIT_LETTER_RATE = 0.12
 EDIT_RATE = 0.45
 
 _STAGES = ("tokenizer", "vae", "decoder", "policy", "quality", "assemble")

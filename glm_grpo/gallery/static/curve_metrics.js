@@ -132,7 +132,7 @@
    * The band of a canary at each step: {low, high}, arrays of numbers; null where the number of
    * prompts is not known. A mean of few prompts has a wider one.
    *
-   * @param band Of the untrained model: {mean, std, prompts, collapse_below}.
+   * @param band Of the untrained model: {mean, std, prompts, collapse_below, is_judged_below}.
    * @param margin Half width in standard errors.
    * @param prompts How many prompts the mean of each step is taken over.
    * Source: Band.limits of rewards/audit/canaries.py.
@@ -144,8 +144,9 @@
         : null,
     );
     const lowest = band.collapse_below ?? -Infinity;
+    const low = (half) => (band.is_judged_below === false ? 0 : Math.max(band.mean - half, lowest));
     return {
-      low: halves.map((half) => (half === null ? null : Math.max(band.mean - half, lowest))),
+      low: halves.map((half) => (half === null ? null : low(half))),
       high: halves.map((half) => (half === null ? null : band.mean + half)),
     };
   }

@@ -12,7 +12,7 @@ from transformers.utils import is_bitsandbytes_available
 from glm_grpo.errors import ModelError
 
 KEPT_MODULES = ("lm_head", "model.visual", "model.vqmodel")
-"""Not quantised: the head is scored with as it is, and the vision tower never leaves the CPU. The
+"""Not quantised: the head is scored with as it is, and the vision tower is small. The
 token embedding is no matrix product and stays as well."""
 
 BLOCK = 64

@@ -19,8 +19,9 @@ from torch import Tensor
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import read_bands
-from glm_grpo.types import Evaluation, Experience
+from glm_grpo.types import Evaluation, Experience, ImageBatch
 from rewards.audit.canaries import (
+    SOURCE_COPIES,
     VARIETIES,
     Band,
     Departure,
@@ -28,8 +29,9 @@ from rewards.audit.canaries import (
     find_departures,
     make_bands,
     measure_groups,
+    source_copies,
 )
-from rewards.types import RewardTable
+from rewards.types import Prompt, RewardTable
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class HackingMonitor:
             StorageError: The folder cannot be written.
         """
         values = {
-            **measure_groups(evaluation.images.pixels),
+            **_measures(evaluation.prompts, evaluation.images),
             _ENTROPY: evaluation.entropy.double(),
             **self._watched_scores(evaluation.rewards),
         }
@@ -104,7 +106,8 @@ class HackingMonitor:
                 f"{path} is missing: it holds what the canaries were on the untrained model; "
                 "restore it from a copy, or start a new run without train.resume"
             )
-        measured = {*(field.name for field in fields(PictureMeasures)), _ENTROPY, *self._watch}
+        pictures = (field.name for field in fields(PictureMeasures))
+        measured = {*pictures, SOURCE_COPIES, _ENTROPY, *self._watch}
         for name in sorted(bands.keys() - measured):
             raise StorageError(
                 f"{path} is damaged ({name[:80]!r} is no canary of this run); restore it from a "
@@ -115,7 +118,7 @@ class HackingMonitor:
     def measure(self, experience: Experience) -> Watched:
         """Measures the pictures of a step; says so when a canary leaves its band or comes back."""
         values = {
-            **measure_groups(experience.images.pixels),
+            **_measures(experience.prompts.prompts, experience.images),
             _ENTROPY: -experience.rollout.log_probs.double().mean(dim=(1, 2)).cpu(),
             **self._watched_scores(experience.rewards),
         }
@@ -141,3 +144,11 @@ class HackingMonitor:
             means = table.raw[..., column].double().mean(dim=1)
             columns[name] = means.masked_fill(~table.is_applicable[:, column], torch.nan)
         return columns
+
+
+def _measures(prompts: Sequence[Prompt], images: ImageBatch) -> dict[str, Float64[Tensor, " P"]]:
+    """Of the pictures; how many are copies where prompts have sources."""
+    measures = measure_groups(images.pixels)
+    if any(prompt.sources for prompt in prompts):
+        measures[SOURCE_COPIES] = source_copies(prompts, images.pixels)
+    return measures

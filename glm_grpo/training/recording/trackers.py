@@ -53,6 +53,9 @@ _GAP = 4
 """White pixels between the pictures of a strip."""
 _WHITE = (255, 255, 255)
 
+_PICTURES = {"source", "target", "image"}
+"""Columns of an `EvaluationTable` that hold pictures."""
+
 Cell = Image.Image | str | float | int | None
 
 
@@ -61,11 +64,13 @@ class EvaluationTable:
     """What a tracker shows of one evaluation.
 
     Attributes:
-        columns: `prompt_id`, `prompt`, `sample`, `target` (absent where no prompt has one),
-            `image`, `total`, the terms, and `<term> note` for the terms that say what they found.
-        rows: One a picture, prompt by prompt, a cell for each column. A target, score or note that
-            a prompt does not have is None.
-        strips: For each prompt id its target, where it has one, and its samples side by side.
+        columns: `prompt_id`, `prompt`, `sample`, `source` and `target` (absent where no prompt has
+            one; the sources of a prompt side by side), `image`, `total`, the terms, and
+            `<term> note` for the terms that say what they found.
+        rows: One a picture, prompt by prompt, a cell for each column. What a prompt does not have
+            is None.
+        strips: For each prompt id its sources and its target, where it has them, and its samples
+            side by side.
     """
 
     columns: tuple[str, ...]
@@ -76,12 +81,14 @@ class EvaluationTable:
 def tabulate(evaluation: Evaluation) -> EvaluationTable:
     """The first `MAX_PROMPTS` prompts of an evaluation with their first `MAX_SAMPLES` pictures."""
     prompts = evaluation.prompts[:MAX_PROMPTS]
+    has_sources = any(prompt.sources for prompt in prompts)
     has_targets = any(prompt.target is not None for prompt in prompts)
     table = evaluation.rewards
     columns = (
         "prompt_id",
         "prompt",
         "sample",
+        *(("source",) if has_sources else ()),
         *(("target",) if has_targets else ()),
         "image",
         "total",
@@ -91,12 +98,20 @@ def tabulate(evaluation: Evaluation) -> EvaluationTable:
     rows: list[tuple[Cell, ...]] = []
     strips = {}
     for index, prompt in enumerate(prompts):
+        sources = [_picture(source) for source in prompt.sources]
+        source = _strip(sources) if sources else None
         target = None if prompt.target is None else _picture(prompt.target)
         images = [_picture(pixels) for pixels in evaluation.images.pixels[index, :MAX_SAMPLES]]
-        strips[prompt.prompt_id] = _strip([*([] if target is None else [target]), *images])
+        strips[prompt.prompt_id] = _strip(
+            [*sources, *([] if target is None else [target]), *images]
+        )
         identity = (prompt.prompt_id, prompt.prompt)
         for sample, image in enumerate(images):
-            pictures = (target, image) if has_targets else (image,)
+            pictures = (
+                *((source,) if has_sources else ()),
+                *((target,) if has_targets else ()),
+                image,
+            )
             measures = _measures(evaluation, index, sample)
             rows.append((*identity, sample, *pictures, *measures))
     return EvaluationTable(columns, tuple(rows), strips)
@@ -104,7 +119,7 @@ def tabulate(evaluation: Evaluation) -> EvaluationTable:
 
 def to_markdown(table: EvaluationTable) -> str:
     """The table without its pictures."""
-    shown = [index for index, name in enumerate(table.columns) if name not in ("target", "image")]
+    shown = [index for index, name in enumerate(table.columns) if name not in _PICTURES]
     lines = [[table.columns[index] for index in shown], ["---"] * len(shown)]
     lines += [[_to_text(row[index]) for index in shown] for row in table.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -381,9 +396,9 @@ def _mlflow(run: _Run, ending: ExitStack) -> _Started:
         if path in {file.path for file in mlflow.MlflowClient().list_artifacts(run_id, _KEY)}:
             return
         columns = pandas.DataFrame(table.rows, columns=list(table.columns), dtype=object)
-        if "target" in columns:
+        for name in _PICTURES & set(columns):
             # It wants a picture in every row of a column of pictures.
-            columns["target"] = [_BLANK if cell is None else cell for cell in columns["target"]]
+            columns[name] = [_BLANK if cell is None else cell for cell in columns[name]]
         mlflow.log_table(columns, path)
         for prompt_id, strip in table.strips.items():
             key = f"{_KEY}/{safe_name(prompt_id)}"

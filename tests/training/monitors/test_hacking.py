@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,6 +110,35 @@ def test_sentinel_names_the_canary_that_left_its_band(hacking_monitor, changed, 
     assert watched.metrics["canary/departures"] == 1.0
 
 
+def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
+    drawn = grey(40, 90, 140, 200)
+    copied = tuple(
+        replace(prompt, sources=(pixels[0],))
+        for prompt, pixels in zip(PROMPTS, drawn.pixels, strict=True)
+    )
+    edited = tuple(
+        replace(prompt, sources=(255 - pixels,))
+        for prompt, (pixels,) in zip(PROMPTS, ((each[0],) for each in drawn.pixels), strict=True)
+    )
+    monitor = HackingMonitor(RunFolder(tmp_path), watch=[], margin=4.0)
+    monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=edited))
+    step = experience(drawn, table(SCORES))
+
+    def measure(prompts):
+        return monitor.measure(replace(step, prompts=replace(step.prompts, prompts=prompts)))
+
+    assert measure(edited).metrics["canary/source_copies"] == 0.0
+    assert names(measure(edited)) == set()
+    assert measure(copied).metrics["canary/source_copies"] == 1.0
+    assert names(measure(copied)) == {"source_copies"}
+    # The untrained model copied: to copy less is no departure.
+    monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=copied))
+    assert names(measure(edited)) == set()
+    restored = HackingMonitor(RunFolder(tmp_path), watch=[], margin=4.0)
+    restored.restore()
+    assert restored._bands == monitor._bands
+
+
 def test_sentinel_warns_when_a_canary_leaves_and_when_it_comes_back(hacking_monitor, caplog):
     bright = experience(grey(250, 250, 250, 250), table(SCORES))
     with caplog.at_level(logging.WARNING):
@@ -158,6 +188,7 @@ def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
         "std",
         "prompts",
         "collapse_below",
+        "is_judged_below",
     }
 
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy
+import torch
 
 from glm_grpo.training.recording.trackers import (
     MAX_PROMPTS,
     MAX_SAMPLES,
     MAX_SIDE,
     tabulate,
+    to_markdown,
 )
 from glm_grpo.types import Evaluation
 
@@ -58,6 +60,23 @@ def test_without_any_target_there_is_no_column_for_it(make_evaluation) -> None:
     assert "target" not in table.columns
     assert {len(row) for row in table.rows} == {len(table.columns)}
     assert table.strips["sign"].width == 8 + 4 + 8
+
+
+def test_sources_stand_before_the_target(make_evaluation) -> None:
+    evaluation = make_evaluation()
+    grey = torch.full((3, 4, 8), 77, dtype=torch.uint8)
+    first, second = evaluation.prompts
+    prompts = (replace(first, sources=(grey, grey + 1)), second)
+    table = tabulate(replace(evaluation, prompts=prompts))
+
+    assert table.columns[2:5] == ("sample", "source", "target")
+    # Two sources, side by side.
+    assert table.rows[0][3].size == (8 + 4 + 8, 4)
+    assert table.rows[2][3] is None
+    strip = table.strips["sign"]
+    assert strip.width == 5 * 8 + 4 * 4
+    assert [strip.getpixel((12 * place, 0))[0] for place in range(2)] == [77, 78]
+    assert "source" not in to_markdown(table).splitlines()[0]
 
 
 def test_table_is_bounded_in_prompts_samples_and_pixels(make_evaluation) -> None:
