@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import random
 import re
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from PIL import Image
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_table
@@ -52,6 +54,23 @@ def test_age_0_equals_a_synchronous_run_to_the_last_figure(start: Start) -> None
         for name, tensor in ours.tensors[stem].items():
             assert torch.equal(tensor, theirs.tensors[stem][name]), name
     assert [row["async/policy_age"] for row in collected.rows()[1:]] == [0, 0, 0, 0]
+
+
+def test_edits_at_age_0_equal_a_synchronous_run(start: Start, tmp_path: Path) -> None:
+    rows = []
+    for index, word in enumerate(("CAT", "DOG")):
+        Image.new("RGB", (128, 128), (100 * index, 200, 50)).save(tmp_path / f"{word}.png")
+        rows.append({"prompt": f'write "{word}"', "source": f"{word}.png"})
+    edits = tmp_path / "edits.jsonl"
+    edits.write_text("\n".join(map(json.dumps, rows)))
+    overrides = (f"data.path={edits}", f"data.eval_path={edits}", "data.sources=1", "train.steps=2")
+    plain, collected = start(*overrides), start(*AGE_0, *overrides)
+    assert plain.wait() == 0, plain.log
+    assert collected.wait() == 0, collected.log
+    assert collected.figures() == plain.figures()
+    ours, theirs = (read_table(RunFolder(run.path).rollout_path(2)) for run in (plain, collected))
+    assert ours["source_token_ids"].equals(theirs["source_token_ids"])
+    assert ours["token_ids"].equals(theirs["token_ids"])
 
 
 def test_ages_are_bounded_and_every_step_is_there(undisturbed: Any) -> None:
