@@ -261,7 +261,10 @@ def export_model(
         top_p=config.rollout.top_p,
         decode_steps=config.decode.steps,
         guidance_scale=config.decode.guidance_scale,
-        outside_codebook=note(policy.tokens_per_image(height, width)),
+        outside_codebook=note(
+            policy.tokens_per_image(height, width, has_preview=config.data.sources == 0)
+        ),
+        num_sources=config.data.sources,
     )
     with storage_errors("write", directory):
         if policy.adapted_model is not None and kind == "adapter":

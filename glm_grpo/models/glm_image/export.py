@@ -27,6 +27,7 @@ class StockSettings:
         top_p: Of token sampling; None: not truncated.
         outside_codebook: What stock sampling, which is not restricted to the codebook, may draw
             besides; empty: not measured.
+        num_sources: Source pictures of a prompt; 0: text-to-image.
     """
 
     base: str
@@ -39,6 +40,7 @@ class StockSettings:
     decode_steps: int
     guidance_scale: float
     outside_codebook: str
+    num_sources: int = 0
 
 
 def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path) -> None:
@@ -89,6 +91,13 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
         *([settings.outside_codebook] if settings.outside_codebook else []),
     ]
     imports = "from peft import PeftModel\n" if "PeftModel" in load else ""
+    if settings.num_sources:
+        imports += "from PIL import Image\n"
+        notes.append(
+            "The edit call of the pipeline fails with transformers 5.18 and later, so tokens are "
+            "made here by the language model, and given to it."
+        )
+    draw = _edit(settings) if settings.num_sources else _draw(settings)
     text = f"""\
 # {what} trained by glm-grpo for {settings.base}
 
@@ -107,15 +116,64 @@ pipeline.vision_language_encoder.generation_config.update(
     top_p={settings.top_p or 1.0},
 )
 torch.manual_seed(0)
-image = pipeline(
-    'a red sign that says "OPEN"',
-    height={settings.height},
-    width={settings.width},
-    num_inference_steps={settings.decode_steps},
-    guidance_scale={settings.guidance_scale},
-    generator=torch.Generator().manual_seed(0),
-).images[0]
+{draw}
 image.save("picture.png")
 ```
 """
     (directory / README).write_text(text, encoding="utf-8")
+
+
+def _draw(settings: StockSettings) -> str:
+    return f"""\
+image = pipeline(
+    'a red sign that says "OPEN"',
+{_decoding(settings)}
+).images[0]"""
+
+
+def _edit(settings: StockSettings) -> str:
+    """Source: `GlmImagePipeline.generate_prior_tokens` (diffusers), steps 1 to 4."""
+    height, width = settings.height, settings.width
+    rows, columns = height // 32, width // 32
+    paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
+    return f"""\
+instruction = 'write "OPEN" instead'
+sources = [Image.open(path).convert("RGB").resize(({width}, {height})) for path in {paths}]
+content = [*({{"type": "image", "image": source}} for source in sources)]
+content.append({{"type": "text", "text": instruction}})
+model = pipeline.vision_language_encoder
+inputs = pipeline.processor.apply_chat_template(
+    [[{{"role": "user", "content": content}}]],
+    tokenize=True,
+    return_dict=True,
+    processor_kwargs=dict(target_h={height}, target_w={width}, padding=True, return_tensors="pt"),
+).to(model.device)
+
+
+def for_decoder(tokens):  # twice as many each way
+    grid = tokens.view(1, {rows}, {columns})
+    return grid.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2).flatten(1)
+
+
+grids = inputs["image_grid_thw"][: len(sources)]
+with torch.no_grad():
+    tokens = model.generate(**inputs, max_new_tokens={rows * columns})
+    features = model.get_image_features(inputs["pixel_values"], grids).pooler_output
+    read = [model.model.vqmodel.encode(each[None]).image_tokens for each in features]
+image = pipeline(
+    [instruction],
+    image=[sources],
+    prior_token_ids=for_decoder(tokens[:, inputs["input_ids"].shape[1] :]),
+    prior_token_image_ids=[torch.cat([for_decoder(each)[0] for each in read])],
+    source_image_grid_thw=[torch.tensor([[1, {2 * rows}, {2 * columns}]] * len(sources))],
+{_decoding(settings)}
+).images[0]"""
+
+
+def _decoding(settings: StockSettings) -> str:
+    return f"""\
+    height={settings.height},
+    width={settings.width},
+    num_inference_steps={settings.decode_steps},
+    guidance_scale={settings.guidance_scale},
+    generator=torch.Generator().manual_seed(0),"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,10 +98,16 @@ def test_exported_adapter_makes_the_trained_policy_of_the_base(
 
 
 @pytest.mark.parametrize("kind", ["pipeline", "adapter"])
+@pytest.mark.parametrize("num_sources", [0, 1, 2])
 def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
-    trained, random_pipeline, tmp_path, settings, monkeypatch, kind
+    trained, random_pipeline, tmp_path, settings, monkeypatch, kind, num_sources
 ):
     policy, _ = trained(4)
+    settings = replace(settings, num_sources=num_sources)
+    for number in range(num_sources):
+        Image.new("RGB", (50, 70), (99 * number, 200, 9)).save(
+            tmp_path / f"source-{number + 1}.png"
+        )
     if kind == "adapter":
         export_adapter(policy.adapted_model, settings, tmp_path)
     else:
