@@ -119,8 +119,8 @@ def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Seque
                     f"{path}: {name} was scored for other prompts than in {first.name}, so some "
                     "have no target there; compare runs with the same data.eval_path"
                 )
-    for name in ("target", "source"):
-        _check_same_pictures(first, run, name)
+    _check_same_pictures(first, run, "target")
+    _check_same_pictures(first, run, "source")
 
 
 def sort_terms(runs: Sequence[EvaluatedRun]) -> tuple[tuple[str, ...], tuple[str, ...]]:

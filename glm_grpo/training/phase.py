@@ -138,6 +138,7 @@ class Models:
         size: str,
         clock: PhaseClock | None = None,
         *,
+        timed_as: str | None = None,
         is_evaluation: bool = False,
     ) -> Iterator[None]:
         """What the phase uses is on the accelerator inside, and nothing else that is offloaded.
@@ -145,6 +146,7 @@ class Models:
         Args:
             size: What it works on, for the error where memory runs out.
             clock: Gets the seconds, without those of moving models.
+            timed_as: Their name; None: the phase's.
             is_evaluation: Whether remedies are those for evaluations.
 
         Raises:
@@ -153,7 +155,7 @@ class Models:
         with (
             out_of_memory_explained("evaluation" if is_evaluation else phase, size),
             self.offload.phase(phase),
-            (clock or PhaseClock()).phase(phase),
+            (clock or PhaseClock()).phase(timed_as or phase),
         ):
             yield
 
