@@ -159,7 +159,9 @@ grids = inputs["image_grid_thw"][: len(sources)]
 with torch.no_grad():
     tokens = model.generate(**inputs, max_new_tokens={rows * columns})
     features = model.get_image_features(inputs["pixel_values"], grids).pooler_output
-    read = [model.model.vqmodel.encode(each[None]).image_tokens for each in features]
+    # Rows of patches in transformers 5.17, a grid from 5.18 on.
+    maps = [each if each.ndim == 3 else each.T.view(-1, {rows}, {columns}) for each in features]
+    read = [model.model.vqmodel.encode(each[None]).image_tokens for each in maps]
 image = pipeline(
     [instruction],
     image=[sources],

@@ -153,11 +153,11 @@ def sources_bytes(configs: PartConfigs, dtype: torch.dtype, height: int, width: 
     # Nothing is kept for a backward pass: one layer takes what all do.
     model = build_language_model(configs.language, dtype, layers=1).model
     tower = model.visual
-    patch = tower.config.patch_size
-    rows, columns = height // patch, width // patch
-    patches = rows * columns
+    # The processor makes a patch of each token's pixels.
+    rows, columns = token_layout(height, width, has_preview=False).target
+    patches, side = rows * columns, tower.config.patch_size
     with measured_on_meta() as memory, torch.no_grad():
-        pixels = torch.empty(patches, tower.config.in_channels * patch**2, dtype=dtype, device=META)
+        pixels = torch.empty(patches, tower.config.in_channels * side**2, dtype=dtype, device=META)
         hidden_states = tower.embeddings(
             tower.patch_embed(pixels), _zeros(1), _zeros(1, 3), _zeros(patches), _zeros(patches)
         )

@@ -37,6 +37,16 @@ def pipeline(embedded_folder):
 
 @pytest.fixture
 def policy(pipeline):
+    return policy_on(pipeline)
+
+
+@pytest.fixture
+def random_policy(random_pipeline):
+    """Whose logits are small, and so rounded by little."""
+    return policy_on(random_pipeline)
+
+
+def policy_on(pipeline):
     return GlmImagePolicy(
         pipeline,
         temperature=1.0,
@@ -56,6 +66,10 @@ def sign(index):
 @pytest.fixture
 def edits(policy):
     """Two prompts of different length with a source each, three samples of each."""
+    return edits_for(policy)
+
+
+def edits_for(policy):
     prompts = (
         Prompt("word", 'write "OPEN" instead', sources=(sign(0),)),
         Prompt("colours", "change the colours to red on white, please", sources=(sign(5),)),
@@ -109,8 +123,20 @@ def two_sources(policy, batch):
     return policy.encode_sources(replace(batch, prompts=tuple(prompts)))
 
 
+def assert_close(ours, theirs, *, is_trained):
+    """To 1e-5 nats; large logits of trained weights are rounded by more, in a few tokens."""
+    gap = (ours - theirs).abs()
+    assert gap.mean() <= 1e-5
+    assert gap.max() <= (2e-4 if is_trained else 1e-5)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
-def test_sampled_and_replayed_log_probs_are_those_of_generate(policy, edits, count):
+def test_sampled_and_replayed_log_probs_are_those_of_generate(
+    policy, random_policy, count, is_trained
+):
+    policy = policy if is_trained else random_policy
+    edits = edits_for(policy)
     batch = edits if count == 1 else two_sources(policy, edits)
 
     rollout = policy.sample(batch, policy_step=0)
@@ -118,10 +144,10 @@ def test_sampled_and_replayed_log_probs_are_those_of_generate(policy, edits, cou
     assert rollout.token_ids.shape == (2, 3, 16)
     assert batch.source_token_ids.shape == (2, count, 16)
     replayed = policy.replay(batch, rollout, ROWS).log_probs.unflatten(0, (2, 3))
-    assert torch.allclose(replayed, rollout.log_probs, atol=1e-5)
+    assert_close(replayed, rollout.log_probs, is_trained=is_trained)
     for sample in range(3):
         stock = stock_log_probs(policy, batch, rollout.token_ids[:, sample])
-        assert torch.allclose(rollout.log_probs[:, sample], stock, atol=1e-5)
+        assert_close(rollout.log_probs[:, sample], stock, is_trained=is_trained)
 
 
 def test_positions_are_the_stock_ones(policy, edits):
@@ -172,7 +198,7 @@ def test_wrong_ways_to_read_a_source_are_far_from_what_was_sampled(policy, edits
 def test_reference_of_an_untrained_policy_reads_the_sources_too(policy, edits):
     rollout = policy.sample(edits, policy_step=0)
     reference = policy.reference_log_probs(edits, rollout, ROWS).unflatten(0, (2, 3))
-    assert torch.allclose(reference, rollout.log_probs, atol=1e-5)
+    assert_close(reference, rollout.log_probs, is_trained=True)
 
 
 def stock_picture(pipeline, batch, rollout, prompt, sample, guidance_scale):

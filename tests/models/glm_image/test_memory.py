@@ -197,12 +197,13 @@ def test_rollout_bytes_of_edits_match_the_allocator_within_ten_percent(tiny_conf
 @pytest.mark.parametrize("side", [128, 256])
 def test_sources_bytes_match_the_allocator_within_ten_percent(side):
     model = build_policy_model(seed=0)
-    rows = side // 16
-    grid = torch.tensor([[1, rows, rows]])
+    picture = torch.zeros(3, side, side, dtype=torch.uint8)
+    made = build_processor().image_processor(images=[picture], return_tensors="pt")
 
     def encode():
         with torch.no_grad():
-            tokens_of_patches(model, torch.zeros(rows**2, 3 * 16**2), grid)
+            # Patches are made by numpy, and copied where the tower is.
+            tokens_of_patches(model, made["pixel_values"].clone(), made["image_grid_thw"])
 
     configs = PartConfigs(model.config.to_dict(), {}, {}, {})
     planned = sources_bytes(configs, MODEL.dtype, side, side)
