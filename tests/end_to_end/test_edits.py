@@ -34,6 +34,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.tiny import world
 from glm_grpo.training.checkpoint.resume import open_run
+from glm_grpo.training.collect import encode_sources, sample
 from glm_grpo.training.distributed.processes import Processes
 from rewards.reweigh import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
@@ -194,3 +195,24 @@ def test_compare_and_probe_show_sources(make_edit_run, edits, tmp_path):
     )
     with pytest.raises(ConfigError, match="is another source picture than"):
         compare([folder.path, other.path], weights=None)
+
+
+@pytest.mark.gpu
+def test_the_vision_tower_is_on_the_accelerator_while_sources_are_read(edits):
+    paths = (f"data.path={edits}", f"data.eval_path={edits}")
+    config = compose_config(CONFIG_DIR, "tiny", [*SMALL, *SETTINGS, *paths, "offload=modules"])
+    models = build_models(config, torch.device("cuda"), needs_reference=False)
+    batch = build_batch(config, build_prompts(config).training, 0)
+    places = []
+    (tower, _) = models.policy.source_modules()
+    tower.register_forward_pre_hook(lambda *_: places.append(next(tower.parameters()).device.type))
+
+    encoded = encode_sources(models, batch)
+    sample(models, encoded, policy_step=0)
+
+    assert set(places) == {"cuda"}
+    # Sampling has sent it back.
+    assert next(tower.parameters()).device.type == "cpu"
+    assert torch.equal(
+        models.policy.encode_sources(batch).source_token_ids, encoded.source_token_ids
+    )
