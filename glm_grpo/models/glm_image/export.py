@@ -92,7 +92,7 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
     ]
     imports = "from peft import PeftModel\n" if "PeftModel" in load else ""
     if settings.num_sources:
-        imports += "from PIL import Image\n"
+        imports += "from diffusers.utils import load_image\n"
         notes.append(
             "The edit call of the pipeline fails with transformers 5.18 and later, so tokens are "
             "made here by the language model, and given to it."
@@ -138,7 +138,7 @@ def _edit(settings: StockSettings) -> str:
     paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
     return f"""\
 instruction = 'write "OPEN" instead'
-sources = [Image.open(path).convert("RGB").resize(({width}, {height})) for path in {paths}]
+sources = [load_image(path).resize(({width}, {height})) for path in {paths}]
 content = [*({{"type": "image", "image": source}} for source in sources)]
 content.append({{"type": "text", "text": instruction}})
 model = pipeline.vision_language_encoder
