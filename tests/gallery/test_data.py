@@ -223,7 +223,7 @@ def test_hostile_texts_come_through_as_they_are(run: Any) -> None:
 
 
 def test_bands_of_the_canaries_are_told(run: Any) -> None:
-    band = {"mean": 0.5, "std": 0.1, "prompts": 4, "collapse_below": 0.05}
+    band = {"mean": 0.5, "std": 0.1, "prompts": 4, "collapse_below": 0.05, "is_judged_below": True}
     run.folder.canaries_path.write_text(json.dumps({"edge_density": band}))
     assert written(run, "run")["bands"] == {"edge_density": band}
 
