@@ -27,8 +27,8 @@ LIMIT_SECONDS = 400.0
 SMALL = (
     "rollout.prompts_per_step=3",
     "rollout.group_size=2",
-    "rollout.height=64",
-    "rollout.width=64",
+    "rollout.height=128",
+    "rollout.width=128",
     "train.steps=2",
     "train.checkpoint_every=1",
     "train.eval_every=100",
@@ -42,6 +42,7 @@ SMALL = (
 )
 """Three prompts a step: two processes have unequal parts.
 
+Smaller pictures of the shipped model are plain ones: groups would be flat.
 Adam's first updates are signs of gradients, of those near 0 too, where rounding decides, and a
 token in hundreds then differs between runs. A large epsilon makes them smooth.
 """
