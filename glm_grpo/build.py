@@ -61,6 +61,7 @@ from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.loop import LoopSettings, Trainer
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
+from glm_grpo.training.moving_average import MovingAverage
 from glm_grpo.training.phase import Models, out_of_memory_explained
 from glm_grpo.training.recording.progress import Progress
 from glm_grpo.training.recording.recorder import Recorder
@@ -197,12 +198,17 @@ def build_policy(
     return GlmImagePolicy(
         pipeline,
         temperature=config.rollout.temperature,
-        truncation=Truncation(top_k=config.rollout.top_k, top_p=config.rollout.top_p),
+        truncation=Truncation(
+            top_k=config.rollout.top_k,
+            top_p=config.rollout.top_p,
+            min_p=config.rollout.min_p,
+        ),
         adapter_rank=None if adapter is None else adapter.rank,
         adapter_alpha=0.0 if adapter is None else adapter.alpha,
         is_checkpointing=config.model.gradient_checkpointing,
         needs_reference=needs_reference,
         seed=derive_seed(config.train.seed, "adapter"),
+        has_entropy_gradient=config.loss.entropy_coef != 0,
     )
 
 
@@ -259,6 +265,7 @@ def export_model(
         temperature=config.rollout.temperature,
         top_k=config.rollout.top_k,
         top_p=config.rollout.top_p,
+        min_p=config.rollout.min_p,
         decode_steps=config.decode.steps,
         guidance_scale=config.decode.guidance_scale,
         outside_codebook=note(
@@ -384,6 +391,8 @@ def update_settings(config: Config) -> UpdateSettings:
         max_grad_norm=config.optim.max_grad_norm,
         micro_batch_size=config.train.micro_batch_size,
         updates_per_rollout=config.train.updates_per_rollout,
+        minibatches_per_rollout=config.train.minibatches_per_rollout,
+        is_skipping_flat=config.train.skip_flat,
     )
 
 
@@ -464,6 +473,11 @@ def build_trainer(
         settings_for_step=recheck.collect_settings,
         updates=lambda: learning_rate.updates,
     )
+    average = None
+    if config.eval.ema_decay is not None:
+        average = MovingAverage(models.policy, config.eval.ema_decay)
+        if checkpoint is not None:
+            average.load(checkpoint.of("average"))
     folder = opened.folder
     evaluation_batches = build_evaluation_batches(config, prompts.held_out, processes)
     recorder = RunRecorder(
@@ -489,6 +503,7 @@ def build_trainer(
         processes=processes,
         keep=config.train.keep_checkpoints,
         announce=progress.phase,
+        average=average,
     )
     # Last: collectors begin to work, and the trainer ends them.
     if launch.cluster is not None:
@@ -514,6 +529,7 @@ def build_trainer(
         progress=progress,
         strategy=strategy,
         processes=processes,
+        average=average,
     )
 
 
@@ -528,7 +544,7 @@ def _build_optimizer(config: Config, policy: Policy) -> AdamW:
 
 
 def _build_learning_rate(config: Config, optimizer: Optimizer) -> LearningRate:
-    updates = config.train.updates_per_rollout
+    updates = config.train.updates_per_step
     return LearningRate(
         optimizer,
         peak=config.optim.learning_rate,
@@ -645,7 +661,7 @@ def _recipe(
         steps=Steps(
             first=first_step,
             last=config.train.steps,
-            updates_each=config.train.updates_per_rollout,
+            updates_each=config.train.updates_per_step,
             max_age=section.max_policy_age,
             collectors=section.collectors,
         ),

@@ -38,7 +38,7 @@ def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:
     mode = config.reward.combine
     part = evaluate(models, batches, step=0)
     before = weigh_evaluation([part], mode=mode, untrained=None)
-    models.policy.load_state_tensors(found.checkpoint.tensors["policy"])
+    models.policy.load_state_tensors(found.evaluated)
     part = evaluate(models, batches, step=found.checkpoint.step)
     after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
     return found.checkpoint.step, compare_evaluations(before, after)

@@ -40,7 +40,7 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     found = find_checkpoint(run)
     readme = export_model(
         config,
-        found.checkpoint.tensors["policy"],
+        found.evaluated,
         directory,
         kind=kind,
         note=partial(_outside_codebook_note, found),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glm_grpo.config.root import Config
+from glm_grpo.grpo.losses import ClippedLoss
 
 _FIELDS: Mapping[str, str] = {"async": "asynchronous"}
 """Names of sections in Python, where they differ from the key."""
@@ -65,13 +66,38 @@ def effective_config(
             f"train.micro_batch_size {size} leaves {images % size} of {images} images for the last "
             f"of {math.ceil(images / size)} passes"
         )
+    notes += _without_effect(config)
     return EffectiveConfig(config.model_copy(update=changed), "; ".join(notes))
+
+
+def _without_effect(config: Config) -> list[str]:
+    """What is set and changes nothing in this run."""
+    loss, train, notes = config.loss, config.train, []
+    is_on_policy = train.mode == "sync" and train.updates_per_step == 1
+    of_ratios = []
+    if loss.kind not in ("clipped", "custom"):
+        of_ratios.append(f"loss.kind {loss.kind}")
+    if isinstance(loss, ClippedLoss) and loss.ratio_level == "sequence":
+        of_ratios.append("loss.ratio_level sequence")
+    if isinstance(loss, ClippedLoss) and loss.ratio_cap is not None:
+        of_ratios.append(f"loss.ratio_cap {loss.ratio_cap:g}")
+    if is_on_policy and of_ratios:
+        notes.append(
+            f"{', '.join(of_ratios)}: no effect with one update a rollout, where all ratios are 1 "
+            "(train.updates_per_rollout, train.minibatches_per_rollout)"
+        )
+    if train.skip_flat and not loss.weighs_advantages_alone:
+        notes.append(
+            "train.skip_flat: no effect where loss.kl_coef (in the loss), loss.kl_behaviour_coef, "
+            "loss.entropy_coef or a custom loss weighs images of advantage 0 as well"
+        )
+    return notes
 
 
 def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adjustment]:
     """What must change, where the process with most of a step has so many images."""
     prompts = config.rollout.prompts_per_step
-    section, each = config.asynchronous, config.train.updates_per_rollout
+    section, each = config.asynchronous, config.train.updates_per_step
     # Batches that may be under way at once: that of the next step, and those that its updates, and
     # the ones after it, will not make too old.
     at_once = section.max_policy_age // each + 1

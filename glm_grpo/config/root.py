@@ -21,7 +21,7 @@ from glm_grpo.config.sections import (
     TrainSection,
 )
 from glm_grpo.grpo.advantages import AdvantageSettings
-from glm_grpo.grpo.losses import LOSSES, ClippedLoss, CustomLoss, LossSettings
+from glm_grpo.grpo.losses import LOSSES, AnyLoss, LossSettings, TokenLoss
 from rewards.config import RewardConfig
 from rewards.options import RELATION, Options, PathText, problem_at
 
@@ -65,7 +65,7 @@ class Config(Options):
     """Which terms score an image, and how they are weighed."""
     advantage: AdvantageSettings
     """How rewards become advantages."""
-    loss: ClippedLoss | CustomLoss
+    loss: AnyLoss
     """What is minimised; `kind` says which."""
     optim: OptimSection
     """The optimizer and its learning rate."""
@@ -95,7 +95,10 @@ class Config(Options):
         others = {name for each in LOSSES.values() for name in each.model_fields}
         for name in sorted((others - {*LOSSES[kind].model_fields}) & {*values}):
             rule = f"is no option of loss.kind = {kind}"
-            remedy = f"leave it out ('~loss.{name}' on the command line), or set another loss.kind"
+            remedy = (
+                f"leave it out (on the command line '~loss.{name}', or loss={kind}, the preset), "
+                "or set another loss.kind"
+            )
             raise problem_at((name,), values[name], rule, remedy)
         return LOSSES[kind].model_validate(values)
 
@@ -106,6 +109,8 @@ class Config(Options):
             *_size_problems(self),
             *_advantage_problems(self.advantage),
             *_kl_problems(self.loss),
+            *_preview_problems(self),
+            *_minibatch_problems(self),
             *_decode_problems(self.decode),
             *_async_problems(self.asynchronous),
         )
@@ -169,6 +174,24 @@ def _kl_problems(loss: LossSettings) -> list[Problem]:
     rule = "'reward' needs loss.kl_coef > 0, else no divergence is subtracted from the reward"
     remedy = "set loss.kl_coef=0.02, or loss.kl_placement=loss"
     return [Problem("loss.kl_placement", loss.kl_placement, rule, remedy)]
+
+
+def _preview_problems(config: Config) -> list[Problem]:
+    loss = config.loss
+    weight = loss.preview_weight if isinstance(loss, TokenLoss) else None
+    if weight is None or config.data.sources == 0:
+        return []
+    rule = "must be absent where data.sources is not 0: edits have no preview"
+    return [Problem("loss.preview_weight", weight, rule, "leave loss.preview_weight out")]
+
+
+def _minibatch_problems(config: Config) -> list[Problem]:
+    parts, prompts = config.train.minibatches_per_rollout, config.rollout.prompts_per_step
+    if parts <= prompts:
+        return []
+    rule = f"must not exceed rollout.prompts_per_step = {prompts}: a minibatch has whole groups"
+    remedy = f"set train.minibatches_per_rollout={prompts} or less"
+    return [Problem("train.minibatches_per_rollout", parts, rule, remedy)]
 
 
 def estimator_problems(loss: LossSettings) -> list[Problem]:

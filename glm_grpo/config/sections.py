@@ -79,6 +79,9 @@ class RolloutSection(Options):
     """Probability mass that is kept when sampling; absent: nothing is cut off."""
     top_k: int | None = Field(default=None, ge=1)
     """Most probable tokens that are kept when sampling; absent: nothing is cut off."""
+    min_p: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Tokens whose probability is below this part of the most probable one's are cut off when
+    sampling; absent: none."""
 
 
 class DecodeSection(Options):
@@ -138,7 +141,13 @@ class TrainSection(Options):
     seed: int = Field(ge=0, le=LARGEST_INT)
     """Prompts, tokens and noise of step s are a function of (seed, s)."""
     updates_per_rollout: int = Field(ge=1, le=10**6)
-    """Optimizer updates from one rollout; above 1 the later ones are off-policy."""
+    """Passes over one rollout; above 1 the later ones are off-policy."""
+    minibatches_per_rollout: int = Field(default=1, ge=1, le=_MOST_IMAGES)
+    """Parts that the prompts of a rollout are cut into, with an optimizer update for each: k of
+    them a pass. Above 1 the later ones are off-policy."""
+    skip_flat: bool = False
+    """Leave images whose advantage is 0 out of replay where nothing but the advantage weighs them:
+    the gradient stays, the update takes less time."""
     micro_batch_size: int = Field(ge=1)
     """Images per forward and backward pass, at most prompts_per_step * group_size; the last pass
     may have fewer. Changes memory and speed, not the gradient."""
@@ -151,6 +160,11 @@ class TrainSection(Options):
     resume: PathText | None = None
     """`auto` (the run in run_dir, or the newest unfinished one of these settings), a run folder, or
     a checkpoint in one; absent: start anew."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of a training step."""
+        return self.updates_per_rollout * self.minibatches_per_rollout
 
 
 _LEAST_GPU = 0.0001
@@ -217,3 +231,6 @@ class EvalSection(Options):
     """Images sampled for each held-out prompt."""
     seed: int = Field(ge=0, le=LARGEST_INT)
     """The same tokens and noise at every evaluation of a run, and across runs."""
+    ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Evaluate, and export, a moving average of the weights with this decay a training step, such
+    as 0.9; absent: the weights themselves."""

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
-from jaxtyping import Bool, Float32, Shaped
+from jaxtyping import Float32, Shaped
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from glm_grpo.errors import ConfigError
+from glm_grpo.grpo.surrogates import (
+    Surrogate,
+    cispo_surrogate,
+    clipped_surrogate,
+    gmpo_surrogate,
+    sapo_surrogate,
+    sequence_surrogate,
+)
 from glm_grpo.types import OffPolicyCorrection
-from rewards.options import Options
+from rewards.options import Options, problem_at
 from rewards.terms.custom import load_function
 from rewards.types import RewardError
 
@@ -32,23 +40,6 @@ StaleTreatment = Literal["truncate", "mask"]
 
 
 @dataclass(frozen=True)
-class ClippedSurrogate:
-    """The policy part of the loss, token by token.
-
-    Attributes:
-        loss: To be minimised; carries the gradient.
-        ratio: Probability under the policy over probability under the sampling policy, > 0;
-            without gradient.
-        is_clipped: True where the clipped branch is the active one, so that the token has no
-            gradient.
-    """
-
-    loss: Float32[Tensor, "N T"]
-    ratio: Float32[Tensor, "N T"]
-    is_clipped: Bool[Tensor, "N T"]
-
-
-@dataclass(frozen=True)
 class LossInputs:
     """What a loss sees of N sequences.
 
@@ -59,6 +50,9 @@ class LossInputs:
         advantages: One a sequence.
         correction: Of these tokens; None where the policy that sampled is the one that the updates
             begin with.
+        entropy: Of the policy's distribution at each token, nats; with gradient where
+            `loss.entropy_coef` is not 0. None: not measured.
+        num_preview: Tokens of the preview, the first of each sequence; 0 where there is none.
     """
 
     log_probs: Float32[Tensor, "N T"]
@@ -66,6 +60,8 @@ class LossInputs:
     reference_log_probs: Float32[Tensor, "N T"] | None
     advantages: Float32[Tensor, " N"]
     correction: OffPolicyCorrection | None = None
+    entropy: Float32[Tensor, "N T"] | None = None
+    num_preview: int = 0
 
     @property
     def proximal_log_probs(self) -> Float32[Tensor, "N T"]:
@@ -81,8 +77,9 @@ class LossOutput:
         total: To be minimised, a scalar: a mean over tokens, so that micro-batches weighed by their
             share of tokens add up to the batch; carries the gradient.
         metrics: By the name they are stored under; a scalar, or one value a token. What is
-            reported is the mean over the tokens of all sequences. One named `ratio/mean_square`
-            makes `ratio/effective_sample_size` of `ratio/mean`.
+            reported is the mean over the tokens of all sequences. `ratio/mean_square` becomes
+            `ratio/effective_sample_size`; `ratio/sequence_log` and its `_square` become
+            `ratio/sequence_std`.
     """
 
     total: Tensor
@@ -103,6 +100,9 @@ class LossSettings(Options):
     deviation, where advantages are divided by it, divides it too."""
     kl_behaviour_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the policy that sampled; 0: not part of the loss."""
+    entropy_coef: float = Field(default=0.0, ge=0.0)
+    """Weight of the mean entropy of a token, nats, which is then raised; 0: not part of the loss.
+    Takes the memory of one more hidden state a token in the update."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,13 +123,75 @@ class LossSettings(Options):
         """Weight of the KL to the reference in the reward; 0 where the loss has it."""
         return self.kl_coef if self.kl_placement == "reward" else 0.0
 
+    @property
+    def weighs_advantages_alone(self) -> bool:
+        """Whether a sequence of advantage 0 has no gradient."""
+        return self.kl_coef_in_loss == 0 and self.kl_behaviour_coef == 0 and self.entropy_coef == 0
+
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """The part that raises the probability of what was rewarded, without the KL terms."""
         raise NotImplementedError
 
 
-class ClippedLoss(LossSettings):
-    """The clipped surrogate of PPO: see `clipped_surrogate`."""
+class TokenLoss(LossSettings):
+    """What the kinds share that are made of a surrogate for each token."""
+
+    preview_weight: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Part of the policy loss that the tokens of the preview carry, the target's carry the rest;
+    absent: each token counts alike, so that it is the preview's part of the tokens."""
+    top_entropy_quantile: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Only this part of an image's tokens, those of highest entropy, has a policy loss; the mean
+    is still over all tokens. Absent: all of them."""
+
+    def surrogate(
+        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
+    ) -> Surrogate:
+        """The loss of each token, weighed."""
+        raise NotImplementedError
+
+    def policy_loss(self, inputs: LossInputs) -> LossOutput:
+        """The mean surrogate, with ratios to the policy that the updates begin with."""
+        surrogate = self.surrogate(inputs, self.token_weights(inputs))
+        loss = surrogate.loss
+        if inputs.correction is not None:
+            loss = loss * inputs.correction.weights
+        log_ratio = (inputs.log_probs - inputs.proximal_log_probs).detach().double()
+        metrics = {
+            "ratio/mean": surrogate.ratio,
+            "ratio/mean_square": surrogate.ratio.double().square(),
+            "ratio/sequence_log": log_ratio.mean(dim=1),
+            "ratio/sequence_log_square": log_ratio.mean(dim=1).square(),
+        }
+        if surrogate.is_clipped is not None:
+            metrics["ratio/clip_fraction"] = surrogate.is_clipped
+        return LossOutput(loss.mean(), metrics)
+
+    def token_weights(self, inputs: LossInputs) -> Float32[Tensor, "N T"] | None:
+        """What each token counts in the policy loss; None where all count alike.
+
+        Raises:
+            ConfigError: `preview_weight` is set, and the images have no preview.
+        """
+        weights = None
+        size, num_preview = inputs.log_probs.shape[1], inputs.num_preview
+        if self.preview_weight is not None:
+            if not 0 < num_preview < size:
+                raise ConfigError(
+                    f"loss.preview_weight = {self.preview_weight}: the images of this model have "
+                    "no preview; leave it out"
+                )
+            weights = torch.full_like(
+                inputs.log_probs, (1.0 - self.preview_weight) * size / (size - num_preview)
+            )
+            weights[:, :num_preview] = self.preview_weight * size / num_preview
+        if self.top_entropy_quantile is not None and self.top_entropy_quantile < 1.0:
+            is_kept = _top_entropy(inputs, self.top_entropy_quantile)
+            weights = is_kept if weights is None else weights * is_kept
+        return weights
+
+
+class ClippedLoss(TokenLoss):
+    """The clipped surrogate of PPO: see `clipped_surrogate` and `sequence_surrogate`."""
 
     kind: Literal["clipped"] = "clipped"
     """Which loss."""
@@ -137,25 +199,104 @@ class ClippedLoss(LossSettings):
     """The probability ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(gt=0.0)
     """The probability ratio is clipped above 1 + clip_high."""
+    ratio_cap: float | None = Field(default=None, gt=1.0)
+    """For images worse than their group, tokens whose ratio rose above this have no gradient
+    (two-sided clip); above 1 + clip_high. Absent: their gradient grows with the ratio."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """Ratio of each token, or their geometric mean over the image (GSPO); of the latter 0.02 to
+    0.03 is the scale of clip_low and clip_high."""
 
-    def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The mean surrogate, with the ratio to the policy that the updates begin with."""
+    @model_validator(mode="after")
+    def _check_cap(self) -> ClippedLoss:
+        if self.ratio_cap is not None and self.ratio_cap <= 1.0 + self.clip_high:
+            rule = f"must be above 1 + clip_high = {1.0 + self.clip_high:g}, where the clip acts"
+            remedy = "set loss.ratio_cap=4, or leave it out"
+            raise problem_at(("ratio_cap",), self.ratio_cap, rule, remedy)
+        return self
+
+    def surrogate(
+        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
+    ) -> Surrogate:
+        """Clipped, at the level of tokens or of the sequence."""
+        args = (inputs.log_probs, inputs.proximal_log_probs, inputs.advantages)
+        if self.ratio_level == "sequence":
+            return sequence_surrogate(
+                *args,
+                clip_low=self.clip_low,
+                clip_high=self.clip_high,
+                ratio_cap=self.ratio_cap,
+                token_weights=token_weights,
+            )
         surrogate = clipped_surrogate(
+            *args, clip_low=self.clip_low, clip_high=self.clip_high, ratio_cap=self.ratio_cap
+        )
+        return _weighed(surrogate, token_weights)
+
+
+class CispoLoss(TokenLoss):
+    """The policy gradient with capped importance weights: see `cispo_surrogate`."""
+
+    kind: Literal["cispo"]
+    """Which loss."""
+    ratio_cap: float = Field(default=5.0, ge=1.0)
+    """Largest importance weight of a token: of the ratio itself, not of its distance to 1."""
+
+    def surrogate(
+        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
+    ) -> Surrogate:
+        """Capped weights; the value is no objective, only its gradient has a meaning."""
+        surrogate = cispo_surrogate(
             inputs.log_probs,
             inputs.proximal_log_probs,
             inputs.advantages,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
+            ratio_cap=self.ratio_cap,
         )
-        loss = surrogate.loss
-        if inputs.correction is not None:
-            loss = loss * inputs.correction.weights
-        metrics = {
-            "ratio/mean": surrogate.ratio,
-            "ratio/clip_fraction": surrogate.is_clipped,
-            "ratio/mean_square": surrogate.ratio.double().square(),
-        }
-        return LossOutput(loss.mean(), metrics)
+        return _weighed(surrogate, token_weights)
+
+
+class SapoLoss(TokenLoss):
+    """A soft gate in the place of the clip: see `sapo_surrogate`."""
+
+    kind: Literal["sapo"]
+    """Which loss."""
+    tau_positive: float = Field(default=1.0, gt=0.0)
+    """Steepness of the gate for images better than their group."""
+    tau_negative: float = Field(default=1.05, gt=0.0)
+    """Steepness of the gate for the others."""
+
+    def surrogate(
+        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
+    ) -> Surrogate:
+        """Gated."""
+        surrogate = sapo_surrogate(
+            inputs.log_probs,
+            inputs.proximal_log_probs,
+            inputs.advantages,
+            tau_positive=self.tau_positive,
+            tau_negative=self.tau_negative,
+        )
+        return _weighed(surrogate, token_weights)
+
+
+class GmpoLoss(TokenLoss):
+    """The geometric mean of clipped token ratios: see `gmpo_surrogate`."""
+
+    kind: Literal["gmpo"]
+    """Which loss."""
+    log_clip: float = Field(default=0.4, gt=0.0)
+    """Bound of a token's |log ratio|."""
+
+    def surrogate(
+        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
+    ) -> Surrogate:
+        """The mean is inside, and so are the weights of tokens."""
+        return gmpo_surrogate(
+            inputs.log_probs,
+            inputs.proximal_log_probs,
+            inputs.advantages,
+            log_clip=self.log_clip,
+            token_weights=token_weights,
+        )
 
 
 class CustomLoss(LossSettings):
@@ -165,6 +306,11 @@ class CustomLoss(LossSettings):
     """Which loss."""
     function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`module:function`, importable from the folder the run starts in."""
+
+    @property
+    def weighs_advantages_alone(self) -> bool:
+        """Unknown, so no."""
+        return False
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """What the function returns.
@@ -200,8 +346,34 @@ class CustomLoss(LossSettings):
             raise ConfigError(f"loss.function = {self.function}: {error}") from error
 
 
-LOSSES: Mapping[str, type[LossSettings]] = {"clipped": ClippedLoss, "custom": CustomLoss}
+LOSSES: Mapping[str, type[LossSettings]] = {
+    "clipped": ClippedLoss,
+    "cispo": CispoLoss,
+    "sapo": SapoLoss,
+    "gmpo": GmpoLoss,
+    "custom": CustomLoss,
+}
 """Kinds of loss by the value of `loss.kind`."""
+
+AnyLoss = ClippedLoss | CispoLoss | SapoLoss | GmpoLoss | CustomLoss
+"""One of them."""
+
+
+def _weighed(surrogate: Surrogate, weights: Float32[Tensor, "N T"] | None) -> Surrogate:
+    return surrogate if weights is None else replace(surrogate, loss=surrogate.loss * weights)
+
+
+def _top_entropy(inputs: LossInputs, part: float) -> Float32[Tensor, "N T"]:
+    """1 at the tokens of highest entropy of each sequence, at least one, and 0 at the others.
+
+    Of each sequence and not of the batch, so that micro-batches and processes do not matter.
+    Source: Wang et al. 2025 (arXiv 2506.01939), equation 5.
+    """
+    if inputs.entropy is None:
+        raise ValueError("top_entropy_quantile without entropy: pass that of the replay")
+    entropy = inputs.entropy.detach()
+    highest = entropy.topk(max(1, math.ceil(part * entropy.shape[1])), dim=1).indices
+    return torch.zeros_like(entropy).scatter(1, highest, 1.0)
 
 
 def _described(found: object) -> str:
@@ -288,47 +460,12 @@ def corrected_kl_estimate(
     return ratio * kl_estimate(log_probs, reference_log_probs, estimator="k3")
 
 
-def clipped_surrogate(
-    log_probs: Float32[Tensor, "N T"],
-    old_log_probs: Float32[Tensor, "N T"],
-    advantages: Float32[Tensor, " N"],
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> ClippedSurrogate:
-    """The clipped objective of PPO, as a loss.
-
-    loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_prob - old_log_prob).
-    The bound acts on the side where the ratio already went the way of the advantage: above for
-    A > 0, below for A < 0. On the other side the token keeps its gradient and is brought back.
-
-    Source: PPO (arXiv 1707.06347), equation 7; separate bounds: DAPO (arXiv 2503.14476),
-    section 3.1; one advantage for all tokens of an image: DeepSeekMath (arXiv 2402.03300).
-
-    Args:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        advantages: One a sequence.
-        clip_low: See `ClippedLoss`.
-        clip_high: See `ClippedLoss`.
-
-    Returns:
-        Loss, ratio and clipping of every token.
-    """
-    ratio = torch.exp(log_probs - old_log_probs.detach())
-    weight = advantages[:, None]
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = -torch.minimum(ratio * weight, clipped * weight)
-    is_above = (ratio > 1.0 + clip_high) & (weight > 0)
-    is_below = (ratio < 1.0 - clip_low) & (weight < 0)
-    return ClippedSurrogate(loss=loss, ratio=ratio.detach(), is_clipped=is_above | is_below)
-
-
 def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
-    """The policy loss, plus KL to the reference and to the sampling policy.
+    """The policy loss, plus KL to the reference and to the sampling policy, less entropy.
 
     total = policy loss + kl_coef * mean(KL(policy || reference))
             + kl_behaviour_coef * mean(KL(sampling policy || policy))
+            - entropy_coef * mean(entropy)
 
     Tokens were drawn from the sampling policy, so the second KL is unbiased at every update. The
     first is with `k3_corrected`; with the others only while policy and sampling policy agree, as
@@ -340,9 +477,9 @@ def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
     each token of the surrogate is weighed by how much likelier that policy makes it than the one
     that sampled. `k3_corrected` is weighed likewise; the other KL terms stay as they are.
 
-    `kl/reference` is the mean of `corrected_kl_estimate`, whichever estimator the loss uses, so
-    that runs compare, and so do the updates of a rollout: of an older policy's tokens k3 alone is
-    no estimate. NaN without a reference: it was not measured.
+    `kl/reference_tokens` are the values of `corrected_kl_estimate`, and `kl/reference` their mean,
+    whichever estimator the loss uses, so that runs compare, and so do the updates of a rollout: of
+    an older policy's tokens k3 alone is no estimate. NaN without a reference: it was not measured.
 
     Source: DeepSeekMath (arXiv 2402.03300), equation 3; decoupled: Hilton et al. 2022
     (arXiv 2110.00641), for language models AReaL (arXiv 2505.24298).
@@ -369,6 +506,7 @@ def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
     kl_behaviour = kl_estimate(old_log_probs, log_probs, estimator="k3").mean()
     kl_reference = torch.full_like(policy.total, torch.nan)
     kl = torch.zeros_like(policy.total)
+    more: dict[str, Tensor] = {}
     # A weight of 0 adds no term at all: 0 times an overflowed estimate would be NaN.
     if settings.kl_behaviour_coef != 0:
         kl = kl + settings.kl_behaviour_coef * kl_behaviour
@@ -376,15 +514,21 @@ def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
         estimates = corrected_kl_estimate(
             log_probs, old_log_probs, reference_log_probs, inputs.correction
         )
-        kl_reference = estimates.mean()
+        kl_reference, more["kl/reference_tokens"] = estimates.mean(), estimates
         if settings.kl_estimator != "k3_corrected":
             estimates = kl_estimate(log_probs, reference_log_probs, estimator=settings.kl_estimator)
         if kl_coef != 0:
             kl = kl + kl_coef * estimates.mean()
     total = policy.total + kl
+    if settings.entropy_coef != 0:
+        if inputs.entropy is None:
+            raise ValueError("entropy_coef without entropy: pass that of the replay")
+        more["loss/entropy"] = -settings.entropy_coef * inputs.entropy.mean()
+        total = total + more["loss/entropy"]
     # Last: whether an update is skipped is read off the total, whatever a custom loss calls so.
     metrics = {
         **policy.metrics,
+        **more,
         "loss/total": total,
         "loss/policy": policy.total,
         "loss/kl": kl,

@@ -22,6 +22,11 @@ class Strategy(Protocol):
         """How many there are."""
         ...
 
+    @property
+    def rank(self) -> int:
+        """The place of this one among them, from 0."""
+        ...
+
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Around forward and backward pass of a micro-batch; gradients are joined by the last."""
         ...
@@ -43,6 +48,7 @@ class SingleProcess:
     """Plain torch."""
 
     num_processes = 1
+    rank = 0
 
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
         """There is nothing to join."""

@@ -23,14 +23,17 @@ class Replay:
 
     Attributes:
         log_probs: Natural logarithm, of the distribution the tokens were drawn from; with gradient.
-        entropy: Of that distribution at each token, nats.
+        entropy: Of that distribution at each token, nats; with gradient where the policy was built
+            to give it one.
         outside_codebook: The probability of a token that is none of a picture, which neither
             sampling nor replay lets come, in [0, 1).
+        num_preview: Tokens of the preview, the first of each sequence; 0 where there is none.
     """
 
     log_probs: Float32[Tensor, "N T"]
     entropy: Float32[Tensor, "N T"]
     outside_codebook: Float32[Tensor, "N T"]
+    num_preview: int = 0
 
 
 @runtime_checkable
@@ -69,13 +72,18 @@ class UpdateSettings:
         loss: What is minimised.
         max_grad_norm: L2 norm the gradient is clipped to, > 0; None for no clipping.
         micro_batch_size: Sequences replayed at once, >= 1; changes memory, not the gradient.
-        updates_per_rollout: Optimizer updates on the same tokens, >= 1.
+        updates_per_rollout: Passes over the same tokens, >= 1.
+        minibatches_per_rollout: Optimizer updates of a pass, each on a part of the prompts, >= 1.
+        is_skipping_flat: Whether sequences of advantage 0 are left out where nothing else weighs
+            them.
     """
 
     loss: LossSettings
     max_grad_norm: float | None
     micro_batch_size: int
     updates_per_rollout: int
+    minibatches_per_rollout: int = 1
+    is_skipping_flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,8 +110,10 @@ class _MicroBatch:
         advantages: Of the rows.
         reference_log_probs: None where nothing weighs them.
         correction: None where the policy that sampled is the one that the updates begin with.
-        share: Part of the tokens of all processes; 0 for a row that stands in where this process
-            has fewer micro-batches than another, since all must call the model equally often.
+        share: Part of the tokens of the minibatch, over all processes; 0 for a row that stands in
+            where this process has fewer micro-batches than another, since all must call the model
+            equally often.
+        replayed_share: Part of those that are replayed, which `share` is too where none is skipped.
     """
 
     rows: Int64[Tensor, " N"]
@@ -112,6 +122,7 @@ class _MicroBatch:
     reference_log_probs: Float32[Tensor, "N T"] | None
     correction: OffPolicyCorrection | None
     share: float
+    replayed_share: float
 
 
 def update_policy(
@@ -122,13 +133,14 @@ def update_policy(
     settings: UpdateSettings,
     strategy: Strategy = SINGLE_PROCESS,
 ) -> list[UpdateReport]:
-    """Learn from one rollout: `updates_per_rollout` updates, each on the whole batch.
+    """Learn from one rollout: `updates_per_rollout` passes, an update for each minibatch of each.
 
-    Every update replays all sequences in micro-batches whose accumulated gradient is that of the
-    whole batch. Ratios are always to the log-probs as sampled, or where the policy has moved on
-    since then to those of the experience's correction. Reference log-probs are those of the
-    experience, else computed once, before the first update, and not at all when the loss has no KL
-    to the reference.
+    A minibatch has every k-th prompt of the batch, counted over all processes, with k =
+    `minibatches_per_rollout`; with 1 it is the whole batch. Every update replays its sequences in
+    micro-batches whose accumulated gradient is that of the whole minibatch. Ratios are always to
+    the log-probs as sampled, or where the policy has moved on since then to those of the
+    experience's correction. Reference log-probs are those of the experience, else computed once,
+    before the first update, and not at all when the loss has no KL to the reference.
 
     The optimizer does not step, and no weight changes, when
 
@@ -138,6 +150,10 @@ def update_policy(
       momentum and weight decay would move weights on no evidence. This is no failure, so
       `is_skipped` is False. It is decided on the gradient because processes that train together
       share that: one flat batch among several must not part them.
+
+    With `is_skipping_flat`, and a loss that weighs nothing but advantages, sequences of advantage 0
+    are not replayed. The gradient is the same, to the bit where `micro_batch_size` divides the
+    group size; figures of replay (ratios, entropy, ...) are then of the sequences replayed.
 
     Processes that train together each bring a part of the batch, of at least one sequence: losses
     are weighed by the number of all sequences, and every process returns the same reports.
@@ -158,18 +174,23 @@ def update_policy(
         `policy/replay_gap` is that of the first update, before any step: it measures replay against
         sampling, not learning; NaN where the policy has moved on since it sampled.
     """
-    micro_batches = _micro_batches(policy, experience, settings, strategy)
+    minibatches = [
+        _micro_batches(policy, experience, rows, settings, strategy)
+        for rows in _minibatch_rows(experience, settings.minibatches_per_rollout, strategy)
+    ]
     max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
     reports: list[UpdateReport] = []
-    for _ in range(settings.updates_per_rollout):
+    for micro_batches in minibatches * settings.updates_per_rollout:
         optimizer.zero_grad(set_to_none=True)
         parts = []
         for index, micro_batch in enumerate(micro_batches):
             with strategy.accumulation(is_last=index == len(micro_batches) - 1):
                 parts.append(_score(policy, experience, micro_batch, settings.loss, strategy))
         grad_norm = strategy.clip_gradient(policy.trainable_parameters(), max_norm)
-        counted = [part for part, each in zip(parts, micro_batches, strict=True) if each.share > 0]
-        metrics = _means(counted, strategy) | {
+        counted = [
+            part for part, each in zip(parts, micro_batches, strict=True) if each.replayed_share > 0
+        ]
+        metrics = _means(counted, [*parts[0]], strategy) | {
             "optim/grad_norm": grad_norm,
             "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
         }
@@ -185,36 +206,81 @@ def update_policy(
     return reports
 
 
+def _minibatch_rows(
+    experience: Experience, parts: int, strategy: Strategy
+) -> list[Int64[Tensor, " N"]]:
+    """The rows of each minibatch that this process has, perhaps none."""
+    shape = experience.advantages.values.shape
+    rows = torch.arange(shape.numel())
+    if parts == 1:
+        return [rows]
+    # Every k-th of all processes' prompts: each process has its part of each minibatch.
+    before = sum(int(count) for (count,) in strategy.gather([float(shape[0])])[: strategy.rank])
+    prompts = rows // shape[1] + before
+    return [rows[prompts % parts == part] for part in range(parts)]
+
+
 def _micro_batches(
-    policy: PolicyForUpdate, experience: Experience, settings: UpdateSettings, strategy: Strategy
+    policy: PolicyForUpdate,
+    experience: Experience,
+    rows: Int64[Tensor, " N"],
+    settings: UpdateSettings,
+    strategy: Strategy,
 ) -> list[_MicroBatch]:
-    old_log_probs = experience.rollout.log_probs.flatten(0, 1)
+    """The passes over some rows of this process: as many as each of the others makes."""
     advantages = experience.advantages.values.flatten()
-    sizes = [int(size) for (size,) in strategy.gather([float(len(advantages))])]
-    total = sum(sizes)
-    groups = [*torch.split(torch.arange(len(advantages)), settings.micro_batch_size)]
-    shares = [len(rows) / total for rows in groups]
-    num_missing = math.ceil(max(sizes) / settings.micro_batch_size) - len(groups)
-    groups += [groups[0][:1]] * num_missing
-    shares += [0.0] * num_missing
-    micro_batches = []
-    for rows, share in zip(groups, shares, strict=True):
-        reference_log_probs = None
-        # Of a KL in the reward they are at hand, and are measured.
-        if settings.loss.kl_coef_in_loss != 0 or experience.reference_log_probs is not None:
-            with torch.no_grad():
-                reference_log_probs = _reference_log_probs(policy, experience, rows)
-        micro_batches.append(
-            _MicroBatch(
-                rows=rows,
-                old_log_probs=old_log_probs[rows],
-                advantages=advantages[rows],
-                reference_log_probs=reference_log_probs,
-                correction=_correction(experience, rows),
-                share=share,
-            )
+    replayed = rows
+    if settings.is_skipping_flat and settings.loss.weighs_advantages_alone:
+        replayed = rows[advantages[rows] != 0]
+    own = [float(len(rows)), float(len(replayed))]
+    sizes = [[int(size) for size in each] for each in strategy.gather(own)]
+    total, num_replayed = (sum(each) for each in zip(*sizes, strict=True))
+    if num_replayed == 0:
+        # Everything is flat: one pass for the figures, whose gradient is zero.
+        replayed = rows[: settings.micro_batch_size]
+        sizes = [[size, min(size, settings.micro_batch_size)] for size, _ in sizes]
+        num_replayed = sum(size for _, size in sizes)
+    groups = [*torch.split(replayed, settings.micro_batch_size)] if len(replayed) else []
+    num_passes = math.ceil(max(size for _, size in sizes) / settings.micro_batch_size)
+    stand_ins = num_passes - len(groups)
+    counts = [len(group) for group in groups] + [0] * stand_ins
+    groups += [torch.zeros(1, dtype=torch.long)] * stand_ins
+    return [
+        _micro_batch(
+            policy,
+            experience,
+            group,
+            settings.loss,
+            share=count / total,
+            replayed_share=count / num_replayed,
         )
-    return micro_batches
+        for group, count in zip(groups, counts, strict=True)
+    ]
+
+
+def _micro_batch(
+    policy: PolicyForUpdate,
+    experience: Experience,
+    rows: Int64[Tensor, " N"],
+    loss: LossSettings,
+    *,
+    share: float,
+    replayed_share: float,
+) -> _MicroBatch:
+    reference_log_probs = None
+    # Of a KL in the reward they are at hand, and are measured.
+    if loss.kl_coef_in_loss != 0 or experience.reference_log_probs is not None:
+        with torch.no_grad():
+            reference_log_probs = _reference_log_probs(policy, experience, rows)
+    return _MicroBatch(
+        rows=rows,
+        old_log_probs=experience.rollout.log_probs.flatten(0, 1)[rows],
+        advantages=experience.advantages.values.flatten()[rows],
+        reference_log_probs=reference_log_probs,
+        correction=_correction(experience, rows),
+        share=share,
+        replayed_share=replayed_share,
+    )
 
 
 def _reference_log_probs(
@@ -255,7 +321,8 @@ def _score(
     """Replay, take the loss, accumulate its gradient; drop the graph before the next one.
 
     Returns:
-        Metrics, weighed by the micro-batch's share of the tokens.
+        Metrics, weighed by the micro-batch's part of the tokens: of the loss by that of all
+        tokens, of the others by that of those replayed.
     """
     replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     device = replay.log_probs.device
@@ -267,6 +334,8 @@ def _score(
         reference_log_probs=None if reference is None else reference.to(device),
         advantages=micro_batch.advantages.to(device),
         correction=_moved(micro_batch.correction, device),
+        entropy=replay.entropy,
+        num_preview=replay.num_preview,
     )
     loss = grpo_loss(inputs, settings)
     # Gradients are averaged over the processes, while shares add up to 1 over all of them.
@@ -274,24 +343,51 @@ def _score(
     log_probs = replay.log_probs.detach()
     metrics = {
         **loss.metrics,
-        "policy/entropy": replay.entropy,
+        "policy/entropy": replay.entropy.detach(),
         "policy/log_prob": log_probs,
         "policy/outside_codebook": replay.outside_codebook,
         "policy/replay_gap": _replay_gap(log_probs, old_log_probs, micro_batch.correction),
     }
-    share = micro_batch.share
-    return {name: share * float(value.double().mean()) for name, value in metrics.items()}
+    metrics = {**metrics, **_by_stage(metrics, replay.num_preview)}
+    return {
+        name: (micro_batch.share if name.startswith("loss/") else micro_batch.replayed_share)
+        * float(value.double().mean())
+        for name, value in metrics.items()
+    }
 
 
-def _means(parts: Sequence[Mapping[str, float]], strategy: Strategy) -> dict[str, float]:
+_SHOWN_BY_STAGE = ("policy/entropy", "ratio/clip_fraction", "kl/reference_tokens")
+
+
+def _by_stage(metrics: Mapping[str, Tensor], num_preview: int) -> dict[str, Tensor]:
+    """Of the tokens of preview and target, for images that have both."""
+    found = {}
+    for name in _SHOWN_BY_STAGE:
+        tokens = metrics.get(name)
+        if tokens is not None and 0 < num_preview < tokens.shape[-1]:
+            found[f"{name.removesuffix('_tokens')}/preview"] = tokens[:, :num_preview]
+            found[f"{name.removesuffix('_tokens')}/target"] = tokens[:, num_preview:]
+    return found
+
+
+def _means(
+    parts: Sequence[Mapping[str, float]], names: Sequence[str], strategy: Strategy
+) -> dict[str, float]:
     """Metrics over the sequences of all processes, from the weighed ones of their micro-batches."""
-    own = torch.tensor([[*part.values()] for part in parts], dtype=torch.float64).sum(dim=0)
-    everyone = torch.tensor(strategy.gather(own.tolist()), dtype=torch.float64).sum(dim=0)
-    means = dict(zip(parts[0], everyone.tolist(), strict=True))
+    own = torch.tensor(
+        [[part[name] for name in names] for part in parts], dtype=torch.float64
+    ).reshape(len(parts), len(names))
+    everyone = torch.tensor(strategy.gather(own.sum(dim=0).tolist()), dtype=torch.float64)
+    means = dict(zip(names, everyone.sum(dim=0).tolist(), strict=True))
+    means.pop("kl/reference_tokens", None)
     mean_square = means.pop("ratio/mean_square", None)
     if mean_square is not None:
         size = effective_sample_size(means["ratio/mean"], mean_square)
         means["ratio/effective_sample_size"] = size
+    log_ratio = means.pop("ratio/sequence_log", None)
+    if log_ratio is not None:
+        variance = means.pop("ratio/sequence_log_square") - log_ratio**2
+        means["ratio/sequence_std"] = math.sqrt(max(0.0, variance))
     return means
 
 

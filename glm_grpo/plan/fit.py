@@ -61,6 +61,7 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
         prompt_tokens=prompt_tokens,
         micro_batch_size=min(config.train.micro_batch_size, prompts * rollout.group_size),
         is_truncated=rollout.top_k is not None
+        or rollout.min_p is not None
         or (rollout.top_p is not None and rollout.top_p < 1.0),
         decode_batch_size=config.decode.batch_size,
         num_sources=config.data.sources,
@@ -288,6 +289,11 @@ def refuse_for_processes(config: Config, processes: Parallelism) -> None:
         raise ConfigError(
             f"model.quantization is {config.model.quantization}: such weights cannot be cut up; "
             "leave it null, or start with configs/accelerate/ddp.yaml, which copies them"
+        )
+    if processes.is_sharded and config.eval.ema_decay is not None:
+        raise ConfigError(
+            f"eval.ema_decay is {config.eval.ema_decay}: an average of weights that are cut up is "
+            "not kept; leave it null, or start with configs/accelerate/ddp.yaml"
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,7 @@ from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.monitors.recheck import Recheck
+from glm_grpo.training.moving_average import MovingAverage
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.recording.progress import Progress
 from glm_grpo.training.recording.run_recorder import RunRecorder
@@ -78,6 +79,7 @@ class Trainer:
         saver: Writes its checkpoints.
         progress: Tells the terminal.
         strategy: Joins the gradients of the processes.
+        average: Of the weights, evaluated in their place; None: they are.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Trainer:
         progress: Progress,
         strategy: Strategy,
         processes: Processes,
+        average: MovingAverage | None = None,
     ) -> None:
         self._models = models
         self._optimizer = optimizer
@@ -110,6 +113,7 @@ class Trainer:
         self._progress = progress
         self._strategy = strategy
         self._processes = processes
+        self._average = average
 
     def run(self) -> list[SummaryRow] | None:
         """Trains to the last step, or to the next one after Ctrl-C or SIGTERM.
@@ -160,6 +164,8 @@ class Trainer:
         if is_first:
             self._check_replay(experience)
         updates = self._update_policy(experience, clock)
+        if self._average is not None:
+            self._average.update()
         self.source.policy_updated(step)
         record = self._recorder.step(step, experience, updates, clock, {**of_decode, **of_source})
         self._saver.finish_step(step)
@@ -239,7 +245,8 @@ class Trainer:
     def _evaluate(self) -> list[EvaluationPart]:
         """Of this process; nothing where there are fewer prompts than processes."""
         self._progress.phase("evaluation")
-        with self._strategy.full_parameters(), self._processes.together():
+        weights = nullcontext() if self._average is None else self._average.in_place()
+        with self._strategy.full_parameters(), weights, self._processes.together():
             if not self._evaluation_batches:
                 return []
             return [evaluate(self._models, self._evaluation_batches, step=self._state.step)]

@@ -300,7 +300,7 @@ def test_option_of_another_kind_of_loss_is_refused_with_the_way_to_leave_it_out(
 
 
 def test_unknown_kind_of_loss_is_refused_with_the_kinds(bend: Bend) -> None:
-    with pytest.raises(ConfigError, match="must be one of clipped, custom"):
+    with pytest.raises(ConfigError, match="must be one of clipped, cispo, sapo, gmpo, custom"):
         validate_config(bend("loss.kind", "clip"))
 
 

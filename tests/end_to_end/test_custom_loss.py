@@ -18,10 +18,8 @@ def test_metrics_of_a_custom_loss_are_stored(make_trainer, tmp_path, monkeypatch
     (tmp_path / "documented.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     trainer, models, run_dir = make_trainer(
-        "loss.kind=custom",
-        "+loss.function=documented:reinforce",
-        "~loss.clip_low",
-        "~loss.clip_high",
+        "loss=custom",
+        "loss.function=documented:reinforce",
         "rollout.prompts_per_step=2",
         "train.steps=1",
     )

@@ -13,13 +13,13 @@ from glm_grpo.grpo.losses import (
     KlEstimator,
     LossInputs,
     LossKlEstimator,
-    clipped_surrogate,
     corrected_kl_estimate,
     effective_sample_size,
     grpo_loss,
     kl_estimate,
     reference_penalty,
 )
+from glm_grpo.grpo.surrogates import clipped_surrogate
 from tests.factories import clipped_loss
 
 SURROGATE_ONLY = clipped_loss(

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from glm_grpo.grpo.losses import LossKlEstimator
+from glm_grpo.grpo.losses import LossInputs, LossKlEstimator, grpo_loss
 from glm_grpo.grpo.strategy import SingleProcess
 from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -382,3 +383,117 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
     torch.testing.assert_close(
         policy.logits.detach() - logits, 2.0 * move_of(ADVANTAGES), atol=1e-6, rtol=1e-5
     )
+
+
+def bits_of(settings: UpdateSettings, advantages: Tensor) -> tuple[Tensor, list[UpdateReport]]:
+    """Logits after one rollout, with a policy that has moved a little, and the reports."""
+    logits = make_logits()
+    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
+    reports = learn(policy, make_experience(logits, advantages), settings)
+    return policy.logits.detach(), reports
+
+
+def test_minibatches_take_an_update_for_each_part_of_the_prompts() -> None:
+    settings = changed(SETTINGS, minibatches_per_rollout=2, updates_per_rollout=2)
+    found, reports = bits_of(settings, ADVANTAGES)
+
+    # The same by hand: the first prompt, the second, and both again, ratios to the same old policy.
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    optimizer = torch.optim.SGD([policy.logits], lr=0.1)
+    experience = make_experience(logits, ADVANTAGES)
+    for prompt in (0, 1, 0, 1):
+        rows = torch.arange(GROUP) + prompt * GROUP
+        replay = policy.replay(experience.prompts, experience.rollout, rows)
+        old = experience.rollout.log_probs.flatten(0, 1)[rows]
+        inputs = LossInputs(replay.log_probs, old, None, ADVANTAGES[prompt])
+        optimizer.zero_grad()
+        grpo_loss(inputs, SETTINGS.loss).total.backward()
+        optimizer.step()
+    torch.testing.assert_close(found, policy.logits.detach())
+    assert len(reports) == 4
+    # On-policy once: the first gap is kept, later ones would measure learning.
+    assert {report.metrics["policy/replay_gap"] for report in reports} == {
+        reports[0].metrics["policy/replay_gap"]
+    }
+    assert reports[1].metrics["ratio/sequence_std"] > 1e-4
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 100])
+def test_minibatches_do_not_depend_on_micro_batches(micro_batch_size: int) -> None:
+    settings = changed(SETTINGS, minibatches_per_rollout=2)
+    whole, _ = bits_of(settings, ADVANTAGES)
+    parts, _ = bits_of(changed(settings, micro_batch_size=micro_batch_size), ADVANTAGES)
+    torch.testing.assert_close(parts, whole, atol=1e-7, rtol=1e-6)
+
+
+FLAT_AND_NOT = torch.tensor([[0.0, 0.0, 0.0], [-0.25, 1.0, -0.75]])
+
+
+class CountingPolicy(TablePolicy):
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__(logits)
+        self.replayed: list[int] = []
+
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
+        self.replayed += rows.tolist()
+        return super().replay(prompts, rollout, rows)
+
+
+def skipped(advantages: Tensor, **changes: Any) -> tuple[Tensor, list[UpdateReport], list[int]]:
+    policy = CountingPolicy(make_logits())
+    settings = changed(SETTINGS, is_skipping_flat=True, **changes)
+    reports = learn(policy, make_experience(make_logits(), advantages), settings)
+    return policy.logits.detach(), reports, policy.replayed
+
+
+def test_flat_rows_are_skipped_and_the_weights_equal_to_the_bit() -> None:
+    whole, expected = bits_of(changed(SETTINGS, micro_batch_size=GROUP), FLAT_AND_NOT)
+    found, reports, replayed = skipped(FLAT_AND_NOT, micro_batch_size=GROUP)
+    assert found.equal(whole)
+    assert replayed == [3, 4, 5]
+    for name in ("loss/total", "loss/policy", "optim/grad_norm"):
+        assert reports[0].metrics[name] == expected[0].metrics[name]
+    # Of the rows replayed alone: 0.03, 0.04 and 0.05.
+    assert reports[0].metrics["policy/outside_codebook"] == pytest.approx(0.04)
+    assert reports[0].metrics["ratio/mean"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "weighed",
+    [
+        {"kl_coef": 0.1},
+        {"kl_behaviour_coef": 0.1},
+    ],
+)
+def test_flat_rows_that_a_kl_weighs_are_replayed(weighed: dict[str, float]) -> None:
+    _, _, replayed = skipped(FLAT_AND_NOT, **weighed)
+    assert replayed == [*range(PROMPTS * GROUP)]
+
+
+def test_where_all_is_flat_one_pass_is_made_for_its_figures() -> None:
+    found, reports, replayed = skipped(FLAT, micro_batch_size=2)
+    assert found.equal(make_logits())
+    assert replayed == [0, 1]
+    assert reports[0].metrics["loss/policy"] == 0.0
+    assert reports[0].metrics["optim/grad_norm"] == 0.0
+    assert reports[0].metrics["policy/entropy"] > 0
+    assert not reports[0].is_skipped
+
+
+def test_figures_of_preview_and_target_are_told_apart() -> None:
+    class Staged(TablePolicy):
+        def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
+            return replace(super().replay(prompts, rollout, rows), num_preview=1)
+
+    logits = make_logits()
+    experience = make_experience(logits, ADVANTAGES)
+    policy = Staged(logits, reference_logits=make_logits(seed=5))
+    (report,) = learn(policy, experience, changed(SETTINGS, kl_coef=0.1))
+    metrics = report.metrics
+    for name in ("policy/entropy", "kl/reference"):
+        parts = metrics[f"{name}/preview"] / TOKENS + metrics[f"{name}/target"] * (1 - 1 / TOKENS)
+        assert parts == pytest.approx(metrics[name], rel=1e-5)
+        assert metrics[f"{name}/preview"] != pytest.approx(metrics[f"{name}/target"], rel=1e-3)
+    assert metrics["ratio/clip_fraction/preview"] == 0
+    assert "kl/reference_tokens" not in metrics

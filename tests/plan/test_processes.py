@@ -48,8 +48,9 @@ def test_sizes_are_those_of_the_process_with_most_prompts():
         (("model.dtype=bfloat16",), Parallelism(), "model.adapter null: .* or model.dtype=float32"),
         (("model.dtype=bfloat16",), SHARDS, "start several processes with .*fsdp2.yaml"),
         ((ADAPTER, "model.quantization=nf4"), SHARDS, "quantization is nf4: .* leave it null"),
+        (("eval.ema_decay=0.9",), SHARDS, "ema_decay is 0.9: .* leave it null"),
     ],
-    ids=["more than prompts", "bf16 alone", "bf16 in shards", "4 bits"],
+    ids=["more than prompts", "bf16 alone", "bf16 in shards", "4 bits", "average"],
 )
 def test_what_so_many_processes_cannot_run_is_refused(overrides, processes, message):
     with pytest.raises(ConfigError, match=message):

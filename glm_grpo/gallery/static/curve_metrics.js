@@ -16,19 +16,20 @@
 
   /* One chart each: [title, names, options]. Options: `unit` of the figures. */
   const POLICY = [
-    ["KL divergence", ["kl/reference", "kl/behaviour"]],
-    ["Entropy of the policy", ["policy/entropy"]],
+    ["KL divergence", ["kl/reference", "kl/reference/preview", "kl/reference/target", "kl/behaviour"]],
+    ["Entropy of the policy", ["policy/entropy", "policy/entropy/preview", "policy/entropy/target"]],
     ["Log probability of the sampled tokens", ["policy/log_prob"]],
     ["Probability outside the codebook", ["policy/outside_codebook"]],
   ];
   const UPDATE = [
-    ["Clip fraction", ["ratio/clip_fraction"]],
+    ["Clip fraction", ["ratio/clip_fraction", "ratio/clip_fraction/preview", "ratio/clip_fraction/target"]],
     ["Probability ratio", ["ratio/mean"]],
+    ["Deviation of mean log ratios between images", ["ratio/sequence_std"]],
     ["Effective sample size", ["ratio/effective_sample_size"]],
     ["Replay gap", ["policy/replay_gap"]],
     ["Gradient norm", ["optim/grad_norm"]],
     ["Learning rate", ["optim/learning_rate"]],
-    ["Loss", ["loss/total", "loss/policy", "loss/kl"]],
+    ["Loss", ["loss/total", "loss/policy", "loss/kl", "loss/entropy"]],
     ["Skipped updates", ["optim/skipped_updates"]],
   ];
   const COST = [

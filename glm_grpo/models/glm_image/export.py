@@ -25,6 +25,7 @@ class StockSettings:
         temperature: Of token sampling, > 0.
         top_k: Of token sampling; None: not truncated.
         top_p: Of token sampling; None: not truncated.
+        min_p: Of token sampling; None: not truncated.
         outside_codebook: What stock sampling, which is not restricted to the codebook, may draw
             besides; empty: not measured.
         num_sources: Source pictures of a prompt; 0: text-to-image.
@@ -37,6 +38,7 @@ class StockSettings:
     temperature: float
     top_k: int | None
     top_p: float | None
+    min_p: float | None
     decode_steps: int
     guidance_scale: float
     outside_codebook: str
@@ -114,6 +116,7 @@ pipeline.vision_language_encoder.generation_config.update(
     temperature={settings.temperature},
     top_k={settings.top_k or 0},
     top_p={settings.top_p or 1.0},
+    min_p={settings.min_p},
 )
 torch.manual_seed(0)
 {draw}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from transformers import GlmImageTextModel
@@ -36,6 +37,7 @@ class PolicyNetwork(nn.Module):
 
     Attributes:
         temperature: Divides the logits.
+        has_entropy_gradient: Whether entropies have a gradient too, which takes memory.
 
     Args:
         language_model: GLM-Image's, with or without adapters.
@@ -60,6 +62,7 @@ class PolicyNetwork(nn.Module):
         self.lm_head = lm_head
         self._codebook_size = codebook_size
         self.temperature = temperature
+        self.has_entropy_gradient = False
 
     def forward(
         self,
@@ -84,9 +87,11 @@ class PolicyNetwork(nn.Module):
             codebook_size=self._codebook_size,
             temperature=self.temperature,
             sampling_mask=sampling_mask,
+            has_entropy_gradient=self.has_entropy_gradient and torch.is_grad_enabled(),
         )
+        entropy = scores.entropy.clone() if self.has_entropy_gradient else scores.entropy
         # FSDP2 hangs its backward pass on what is returned, and warns of views.
-        return scores.log_probs.clone(), scores.entropy, scores.outside_codebook
+        return scores.log_probs.clone(), entropy, scores.outside_codebook
 
     def log_probs(self, sequences: TokenSequences) -> Float32[Tensor, "N T"]:
         """The log-probabilities of `forward` alone, without gradient."""

@@ -46,6 +46,7 @@ class GlmImagePolicy:
         adapter_alpha: Scale numerator of the adapters.
         is_checkpointing: Recompute activations in the backward pass.
         needs_reference: Keep a frozen copy for the KL when there are no adapters to switch off.
+        has_entropy_gradient: Replayed entropies have a gradient too, for a loss that weighs them.
         seed: Of the adapters' initial weights.
     """
 
@@ -60,6 +61,7 @@ class GlmImagePolicy:
         is_checkpointing: bool,
         needs_reference: bool,
         seed: int,
+        has_entropy_gradient: bool = False,
     ) -> None:
         self.model = pipeline.vision_language_encoder
         self.processor = pipeline.processor
@@ -76,6 +78,7 @@ class GlmImagePolicy:
             codebook_size=self.codebook_size,
             temperature=temperature,
         )
+        self.network.has_entropy_gradient = has_entropy_gradient
         self._wrapped: nn.Module = self.network
         if adapter_rank is not None:
             self._adapted = _adapt(self.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
@@ -212,7 +215,12 @@ class GlmImagePolicy:
         language_model.train()
         log_probs, entropy, outside_codebook = self._wrapped(*sequences)
         language_model.eval()
-        return Replay(log_probs, entropy=entropy, outside_codebook=outside_codebook)
+        return Replay(
+            log_probs,
+            entropy=entropy,
+            outside_codebook=outside_codebook,
+            num_preview=batch_layout(prompts).num_preview,
+        )
 
     @torch.no_grad()
     def reference_log_probs(

@@ -6,6 +6,7 @@ codebook can be drawn, so an image can never end early and every grid is full.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -34,15 +35,18 @@ class Truncation:
     Attributes:
         top_k: Only the k most probable; None: all.
         top_p: Only the most probable until their sum reaches p, in (0, 1]; None: all.
+        min_p: Only those at least this part as probable as the most probable, in (0, 1); None: all.
     """
 
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
 
     @property
     def is_active(self) -> bool:
         """Whether anything is cut."""
-        return self.top_k is not None or (self.top_p is not None and self.top_p < 1.0)
+        is_top_p_active = self.top_p is not None and self.top_p < 1.0
+        return self.top_k is not None or is_top_p_active or self.min_p is not None
 
 
 UNTRUNCATED = Truncation()
@@ -182,9 +186,10 @@ def prefill(
 
 
 def truncation_mask(logits: Float32[Tensor, "N V"], truncation: Truncation) -> Bool[Tensor, "N V"]:
-    """True on the entries that top-k, then top-p leave; at least one a row.
+    """True on the entries that top-k, then top-p, then min-p leave; at least one a row.
 
-    Source: top-p, Holtzman et al. 2020 (arXiv 1904.09751), section 3.1.
+    Source: top-p, Holtzman et al. 2020 (arXiv 1904.09751), section 3.1; min-p, Nguyen et al. 2024
+    (arXiv 2407.01082), section 3.1. The order is that of transformers' logits processors.
     """
     ordered, order = logits.sort(dim=-1, descending=True)
     sampling_mask = torch.ones_like(ordered, dtype=torch.bool)
@@ -195,6 +200,9 @@ def truncation_mask(logits: Float32[Tensor, "N V"], truncation: Truncation) -> B
         before = probabilities.cumsum(dim=-1) - probabilities
         sampling_mask &= before < truncation.top_p
         sampling_mask[:, 0] = True
+    if truncation.min_p is not None:
+        # Ratios of probabilities need no normalising: what was cut before does not matter.
+        sampling_mask &= ordered >= ordered[:, :1] + math.log(truncation.min_p)
     return torch.zeros_like(sampling_mask).scatter(-1, order, sampling_mask)
 
 

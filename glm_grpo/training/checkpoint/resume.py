@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from glm_grpo.config import Config, config_differences, to_yaml
 from glm_grpo.errors import CheckpointError, GlmGrpoError, StorageError
@@ -85,7 +88,7 @@ def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
     with processes.together():
         checkpoint = load_checkpoint(found.checkpoint, is_verified=True)
         # What is missing is told before a model is loaded.
-        for stem in ("policy", "optimizer"):
+        for stem in ("policy", "optimizer", _evaluated(config)):
             checkpoint.of(stem)
         checkpoint.run_state()
     return OpenedRun(found.folder, checkpoint, lock)
@@ -116,6 +119,11 @@ class FoundCheckpoint:
     config: Config
     checkpoint: Checkpoint
 
+    @property
+    def evaluated(self) -> Mapping[str, Tensor]:
+        """The weights that the run evaluated: their moving average where it has one."""
+        return self.checkpoint.of(_evaluated(self.config))
+
 
 def find_checkpoint(path: Path) -> FoundCheckpoint:
     """The newest checkpoint of a run folder, or the checkpoint a path names.
@@ -132,8 +140,12 @@ def find_checkpoint(path: Path) -> FoundCheckpoint:
             "train.checkpoint_every, or go on with it by train.resume"
         )
     checkpoint = load_checkpoint(checkpoint_path, is_verified=named is None)
-    checkpoint.of("policy")
+    checkpoint.of(_evaluated(config))
     return FoundCheckpoint(folder, config, checkpoint)
+
+
+def _evaluated(config: Config) -> str:
+    return "policy" if config.eval.ema_decay is None else "average"
 
 
 def read_config_at(path: Path) -> Config:

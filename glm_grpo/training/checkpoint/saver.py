@@ -25,6 +25,7 @@ from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.distributed.strategy import Strategy
 from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.moving_average import MovingAverage
 from glm_grpo.training.phase import out_of_memory_explained
 from glm_grpo.training.recording.recorder import store_failure
 from rewards.types import RewardError
@@ -48,6 +49,7 @@ class CheckpointSaver:
         processes: Of the run. What one of several fails at alone cannot be saved: that takes all.
         keep: Newest checkpoints kept; the best by evaluation is kept besides.
         announce: Told when one begins.
+        average: Of the weights, saved beside them; None: there is none.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class CheckpointSaver:
         processes: Processes,
         keep: int,
         announce: Callable[[str], None],
+        average: MovingAverage | None = None,
     ) -> None:
         self._folder = folder
         self._state = state
@@ -70,6 +73,7 @@ class CheckpointSaver:
         self._processes = processes
         self._keep = keep
         self._announce = announce
+        self._average = average
         self._updates = learning_rate.updates
         self._is_writing = False
         optimizer.register_step_pre_hook(self._note_update)
@@ -83,6 +87,8 @@ class CheckpointSaver:
             "policy": self._strategy.policy_tensors(),
             "optimizer": self._strategy.gather_full(moments),
         }
+        if self._average is not None:
+            tensors["average"] = dict(self._average.tensors())
         metadata = {
             "optimizer": values,
             "updates": self._learning_rate.updates,

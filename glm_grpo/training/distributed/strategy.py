@@ -121,6 +121,11 @@ class Strategy:
         """How many train together."""
         return self._processes.count
 
+    @property
+    def rank(self) -> int:
+        """The place of this one among them, from 0."""
+        return self._processes.rank
+
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Around forward and backward pass of a micro-batch; gradients are joined by the last.
 

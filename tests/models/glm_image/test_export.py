@@ -50,6 +50,7 @@ def settings(random_pipeline_folder):
         temperature=0.5,
         top_k=7,
         top_p=None,
+        min_p=None,
         decode_steps=2,
         guidance_scale=1.25,
         outside_codebook="",

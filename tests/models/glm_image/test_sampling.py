@@ -57,9 +57,13 @@ def test_draw_from_what_is_no_distribution_stays_in_range():
         # Inside the two most probable, the first alone has .4 / .7 = .57 of the mass.
         (Truncation(top_k=2, top_p=0.5), [False, True, False, False]),
         (Truncation(top_k=2, top_p=0.6), [False, True, True, False]),
+        # Least probability .4 * .45 = .18, then .4 * .6 = .24.
+        (Truncation(min_p=0.45), [True, True, True, False]),
+        (Truncation(min_p=0.6), [False, True, True, False]),
+        (Truncation(top_k=1, min_p=0.1), [False, True, False, False]),
     ],
 )
-def test_truncation_mask_follows_top_k_then_top_p(truncation, kept):
+def test_truncation_mask_follows_top_k_then_top_p_then_min_p(truncation, kept):
     logits = torch.tensor([[0.2, 0.4, 0.3, 0.1]]).log()
 
     assert truncation_mask(logits, truncation).tolist() == [kept]
@@ -67,7 +71,12 @@ def test_truncation_mask_follows_top_k_then_top_p(truncation, kept):
 
 @pytest.mark.parametrize(
     ("truncation", "is_active"),
-    [(Truncation(), False), (Truncation(top_p=1.0), False), (Truncation(top_k=5), True)],
+    [
+        (Truncation(), False),
+        (Truncation(top_p=1.0), False),
+        (Truncation(top_k=5), True),
+        (Truncation(min_p=0.1), True),
+    ],
 )
 def test_truncation_is_active_only_where_something_is_cut(truncation, is_active):
     assert truncation.is_active is is_active

@@ -127,6 +127,39 @@ def test_gradient_under_a_frozen_head_equals_the_plain_one(
     assert weight.grad is None
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("is_truncated", [False, True])
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_entropy_has_the_plain_gradient_where_it_is_asked_for(
+    temperature: float, is_truncated: bool, is_trained: bool
+) -> None:
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
+    weight = made(HEAD, WIDTH, seed=2).requires_grad_(is_trained)
+    sampling_mask = make_kept() if is_truncated else None
+    by_token, by_entropy = made(ROWS, TOKENS, seed=4), made(ROWS, TOKENS, seed=5)
+
+    scores = score_tokens(
+        hidden,
+        weight,
+        TOKEN_IDS,
+        codebook_size=ENTRIES,
+        temperature=temperature,
+        sampling_mask=sampling_mask,
+        has_entropy_gradient=True,
+    )
+    every = plain(hidden, weight, temperature, sampling_mask)
+    chosen = every.gather(-1, TOKEN_IDS[..., None]).squeeze(-1)
+    entropy = -(every.exp() * every.clamp(min=-1e4)).sum(dim=-1)
+
+    torch.testing.assert_close(scores.entropy, entropy, rtol=1e-4, atol=1e-5)
+    at = (hidden, weight) if is_trained else (hidden,)
+    found = (scores.log_probs * by_token + scores.entropy * by_entropy).sum()
+    expected = (chosen * by_token + entropy * by_entropy).sum()
+    torch.testing.assert_close(
+        torch.autograd.grad(found, at), torch.autograd.grad(expected, at), rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_what_is_outside_the_codebook_changes_no_score_and_no_gradient(is_trained: bool) -> None:
     found = []

@@ -27,7 +27,7 @@ class TokenScores:
 
     Attributes:
         log_probs: Natural logarithm of each token's probability; with gradient.
-        entropy: Of the distribution at each token, nats; without.
+        entropy: Of the distribution at each token, nats; with gradient where it is asked for.
         outside_codebook: What the head's other rows would have of the probability if they could be
             drawn, too, in [0, 1): beside the entries that truncation left, where there is one;
             without.
@@ -46,6 +46,7 @@ def score_tokens(
     codebook_size: int,
     temperature: float,
     sampling_mask: Bool[Tensor, "*N V"] | None = None,
+    has_entropy_gradient: bool = False,
 ) -> TokenScores:
     """Log-probability and entropy of each token under softmax(hidden @ head.T / temperature).
 
@@ -65,6 +66,8 @@ def score_tokens(
         codebook_size: V, the entries that can be drawn: the head's first.
         temperature: > 0.
         sampling_mask: Entries that truncation left; None for all.
+        has_entropy_gradient: Whether entropy has a gradient too: where the head is frozen, one
+            more slope a token is kept; where it is trained, all logits are computed again.
     """
     scores = _Score.apply(
         hidden_states.flatten(0, -2),
@@ -73,6 +76,7 @@ def score_tokens(
         codebook_size,
         temperature,
         None if sampling_mask is None else sampling_mask.flatten(0, -2),
+        has_entropy_gradient,
     )
     return TokenScores(*(each.view(token_ids.shape) for each in scores))
 
@@ -110,6 +114,7 @@ class _Score(torch.autograd.Function):
         codebook_size: int,
         temperature: float,
         sampling_mask: Tensor | None,
+        has_entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, others = head[:codebook_size], head[codebook_size:]
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
@@ -119,6 +124,9 @@ class _Score(torch.autograd.Function):
         entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
         outside = torch.empty_like(log_probs)
         slopes = torch.empty_like(hidden) if needs_hidden and not needs_head else None
+        entropy_slopes = None
+        if slopes is not None and has_entropy_gradient:
+            entropy_slopes = torch.empty_like(hidden)
         last = None
         for rows in chunks.rows():
             logits = chunks.logits(rows)
@@ -134,40 +142,59 @@ class _Score(torch.autograd.Function):
             # An entry of mass 0 adds nothing, also where its logit is -inf.
             expected = torch.bmm(masses[:, None], logits.clamp_(min=_LOWEST)[..., None])
             entropy[rows] = total.log() - expected.flatten() / total
+            if entropy_slopes is not None:
+                by_logits = _entropy_slope(
+                    masses / total[:, None], logits - total.log()[:, None], entropy[rows]
+                )
+                by_logits = by_logits.div_(temperature).to(weight.dtype)
+                torch.mm(by_logits, weight, out=entropy_slopes[rows])
             if slopes is not None:
                 # d log p(token) / d hidden = the token's row of the head - the expected row.
                 masses.mul_(-1.0 / (total * temperature)[:, None])
                 own = weight[token_ids[rows]]
                 minus_p = masses.to(weight.dtype)
                 torch.addmm(own, minus_p, weight, beta=1.0 / temperature, out=slopes[rows])
-            elif needs_head and rows.stop == len(hidden):
+            elif needs_head and not has_entropy_gradient and rows.stop == len(hidden):
                 # Two chunks' memory is then taken in the backward pass, as it is here.
                 last = _minus_one_hot(masses.div_(total[:, None]), token_ids[rows])
         log_probs -= log_sums
         if slopes is None:
             # The view keeps a head alive that was gathered for the forward pass alone.
-            ctx.save_for_backward(hidden, weight, token_ids, log_sums, sampling_mask, last)
+            ctx.save_for_backward(hidden, weight, token_ids, log_sums, sampling_mask, last, entropy)
         else:
-            ctx.save_for_backward(slopes)
+            ctx.save_for_backward(slopes, entropy_slopes)
         ctx.head_size, ctx.temperature = len(head), temperature
-        ctx.mark_non_differentiable(entropy, outside)
+        ctx.has_entropy_gradient = has_entropy_gradient
+        ctx.mark_non_differentiable(*([] if has_entropy_gradient else [entropy]), outside)
         return log_probs, entropy, outside
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: Tensor, for_entropy: Tensor, *_: Tensor
+    ) -> tuple[Tensor | None, ...]:
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         if not needs_head:
-            (slopes,) = ctx.saved_tensors
-            return (slopes * gradient[:, None].to(slopes.dtype), *[None] * 5)
-        hidden, weight, token_ids, log_sums, sampling_mask, last = ctx.saved_tensors
+            slopes, entropy_slopes = ctx.saved_tensors
+            for_hidden = slopes * gradient[:, None].to(slopes.dtype)
+            if entropy_slopes is not None:
+                for_hidden += entropy_slopes * for_entropy[:, None].to(slopes.dtype)
+            return (for_hidden, *[None] * 6)
+        hidden, weight, token_ids, log_sums, sampling_mask, last, entropy = ctx.saved_tensors
         chunks = _Chunks(hidden, weight, ctx.temperature, sampling_mask, TRAINED_CHUNK_ENTRIES)
         for_hidden = torch.empty_like(hidden) if needs_hidden else None
         for_head = weight.new_zeros(ctx.head_size, weight.shape[1])
         # d log p(token) / d logits = one_hot(token) - p.
-        scaled = (-gradient / ctx.temperature)[:, None]
+        factor = torch.ones_like(gradient) if ctx.has_entropy_gradient else gradient
+        scaled = (-factor / ctx.temperature)[:, None]
         weighed = (hidden * scaled).to(weight.dtype)
         for rows in chunks.rows():
-            if rows.stop == len(hidden):
+            if ctx.has_entropy_gradient:
+                log_p = chunks.logits(rows).sub_(log_sums[rows, None])
+                slope = _entropy_slope(log_p.exp(), log_p.clamp(min=_LOWEST), entropy[rows])
+                by_logits = _minus_one_hot(log_p.exp_(), token_ids[rows])
+                by_logits *= gradient[rows, None]
+                by_logits -= slope * for_entropy[rows, None]
+            elif rows.stop == len(hidden):
                 by_logits = last
             else:
                 masses = chunks.logits(rows).sub_(log_sums[rows, None]).exp_()
@@ -178,7 +205,12 @@ class _Score(torch.autograd.Function):
             for_head[: len(weight)].addmm_(by_logits.T, weighed[rows])
         if for_hidden is not None:
             for_hidden *= scaled
-        return (for_hidden, for_head, *[None] * 4)
+        return (for_hidden, for_head, *[None] * 5)
+
+
+def _entropy_slope(p: Tensor, log_p: Tensor, entropy: Tensor) -> Tensor:
+    """Of the entropy, by the logits: -p (log p + entropy)."""
+    return p.mul(log_p + entropy[:, None]).neg_()
 
 
 def _minus_one_hot(masses: Tensor, token_ids: Tensor) -> Tensor:
