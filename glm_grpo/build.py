@@ -404,6 +404,7 @@ def loop_settings(config: Config) -> LoopSettings:
         checkpoint_every=config.train.checkpoint_every,
         update=update_settings(config),
         is_stopping_on_hacking=config.reward.on_hacking == "stop",
+        reference_sync_every=config.loss.reference_sync_every if config.loss.kl_coef > 0 else None,
     )
 
 
@@ -439,6 +440,7 @@ def build_trainer(
         # Before an engine cuts them up.
         with checkpoint.named():
             models.policy.load_state_tensors(checkpoint.of("policy"))
+            models.policy.load_reference_tensors(checkpoint.tensors.get("reference", {}))
     with models.offload.phase("update"):
         strategy = Strategy(models.policy, launch.accelerator, processes)
         optimizer = _build_optimizer(config, models.policy)

@@ -86,6 +86,8 @@ def _without_effect(config: Config) -> list[str]:
             f"{', '.join(of_ratios)}: no effect with one update a rollout, where all ratios are 1 "
             "(train.updates_per_rollout, train.minibatches_per_rollout)"
         )
+    if loss.reference_sync_every is not None and loss.kl_coef == 0:
+        notes.append("loss.reference_sync_every: no effect where loss.kl_coef is 0")
     if train.skip_flat and not loss.weighs_advantages_alone:
         notes.append(
             "train.skip_flat: no effect where loss.kl_coef (in the loss), loss.kl_behaviour_coef, "

@@ -113,6 +113,7 @@ class Config(Options):
             *_minibatch_problems(self),
             *_decode_problems(self.decode),
             *_async_problems(self.asynchronous),
+            *_reference_problems(self),
         )
         if problems:
             raise ValidationError.from_exception_data("Config", [*map(_line_error, problems)])
@@ -174,6 +175,16 @@ def _kl_problems(loss: LossSettings) -> list[Problem]:
     rule = "'reward' needs loss.kl_coef > 0, else no divergence is subtracted from the reward"
     remedy = "set loss.kl_coef=0.02, or loss.kl_placement=loss"
     return [Problem("loss.kl_placement", loss.kl_placement, rule, remedy)]
+
+
+def _reference_problems(config: Config) -> list[Problem]:
+    every = config.loss.reference_sync_every
+    if every is None or config.train.mode == "sync":
+        return []
+    rule = "must be absent where train.mode is async: collectors keep a reference of their own"
+    return [
+        Problem("loss.reference_sync_every", every, rule, "leave it out, or set train.mode=sync")
+    ]
 
 
 def _preview_problems(config: Config) -> list[Problem]:

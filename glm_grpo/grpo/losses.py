@@ -100,6 +100,11 @@ class LossSettings(Options):
     deviation, where advantages are divided by it, divides it too."""
     kl_behaviour_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the policy that sampled; 0: not part of the loss."""
+    reference_sync_every: int | None = Field(default=None, ge=1)
+    """Training steps after which the reference follows the policy; absent: it stays the untrained
+    policy, and the KL is to that one."""
+    reference_mix: float = Field(default=0.6, gt=0.0, le=1.0)
+    """The reference becomes reference_mix * policy + (1 - reference_mix) * reference."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the mean entropy of a token, nats, which is then raised; 0: not part of the loss.
     Takes the memory of one more hidden state a token in the update."""

@@ -84,6 +84,18 @@ class Policy(PolicyForUpdate, Protocol):
         """What `encode_sources` needs there."""
         ...
 
+    def mix_reference(self, mix: float) -> None:
+        """Move the reference towards the policy: mix * policy + (1 - mix) * reference."""
+        ...
+
+    def reference_tensors(self) -> dict[str, Tensor]:
+        """The reference, by the names of `state_tensors`; empty while it is the untrained one."""
+        ...
+
+    def load_reference_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `reference_tensors` returned."""
+        ...
+
     def reference_modules(self) -> Sequence[nn.Module]:
         """What the reference needs there besides."""
         ...

@@ -290,6 +290,12 @@ def refuse_for_processes(config: Config, processes: Parallelism) -> None:
             f"model.quantization is {config.model.quantization}: such weights cannot be cut up; "
             "leave it null, or start with configs/accelerate/ddp.yaml, which copies them"
         )
+    if processes.is_sharded and config.loss.reference_sync_every is not None:
+        raise ConfigError(
+            f"loss.reference_sync_every is {config.loss.reference_sync_every}: the reference is "
+            "not cut up as the policy is, and cannot follow it; leave it null, or start with "
+            "configs/accelerate/ddp.yaml"
+        )
     if processes.is_sharded and config.eval.ema_decay is not None:
         raise ConfigError(
             f"eval.ema_decay is {config.eval.ema_decay}: an average of weights that are cut up is "

@@ -53,6 +53,7 @@ class LoopSettings:
         eval_every: Steps between evaluations; one before the first and one after the last besides.
         checkpoint_every: Steps between checkpoints.
         update: Trains the policy on an experience.
+        reference_sync_every: Steps after which the reference follows the policy; None: never.
         is_stopping_on_hacking: Whether a canary that leaves its band ends the run.
     """
 
@@ -61,6 +62,7 @@ class LoopSettings:
     checkpoint_every: int
     update: UpdateSettings
     is_stopping_on_hacking: bool
+    reference_sync_every: int | None = None
 
 
 class Trainer:
@@ -166,6 +168,7 @@ class Trainer:
         updates = self._update_policy(experience, clock)
         if self._average is not None:
             self._average.update()
+        self._follow_with_reference(step)
         self.source.policy_updated(step)
         record = self._recorder.step(step, experience, updates, clock, {**of_decode, **of_source})
         self._saver.finish_step(step)
@@ -209,6 +212,11 @@ class Trainer:
                 self._settings.update,
                 self._strategy,
             )
+
+    def _follow_with_reference(self, step: int) -> None:
+        every = self._settings.reference_sync_every
+        if every is not None and step % every == 0:
+            self._models.policy.mix_reference(self._settings.update.loss.reference_mix)
 
     def _begin(self) -> None:
         """Evaluates the untrained policy, or takes up the run where it was left."""

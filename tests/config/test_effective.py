@@ -68,3 +68,29 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
         "train.micro_batch_size 100 works as 24 (the images of a step); "
         "optim.warmup_steps 100 works as 8 (train.steps)"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"loss.ratio_level": "sequence"}, "loss.ratio_level sequence: no effect with one update"),
+        ({"loss.ratio_cap": 4.0}, "loss.ratio_cap 4: no effect with one update"),
+        ({"loss.ratio_cap": 4.0, "train.updates_per_rollout": 2}, ""),
+        ({"loss.ratio_cap": 4.0, "train.minibatches_per_rollout": 2}, ""),
+        ({"loss.ratio_cap": 4.0, "train.mode": "async"}, ""),
+        ({"train.skip_flat": True}, "train.skip_flat: no effect where loss.kl_coef"),
+        ({"train.skip_flat": True, "loss.kl_coef": 0.0}, ""),
+        (
+            {"loss.reference_sync_every": 2, "loss.kl_coef": 0.0},
+            "loss.reference_sync_every: no effect where loss.kl_coef is 0",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said(bend: Bend, changes: dict[str, object], note: str) -> None:
+    values: Any = bend("train.steps", 40)
+    for key, value in changes.items():
+        section, name = key.split(".")
+        values[section][name] = value
+    found = effective_config(validate_config(values)).note
+    assert note in found
+    assert bool(note) == ("no effect" in found)

@@ -308,3 +308,29 @@ def test_loss_of_an_older_run_has_the_kind_there_was(bend: Bend) -> None:
     values: Any = bend("loss.kind", "clipped")
     del values["loss"]["kind"]
     assert validate_config(values).loss.kind == "clipped"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train.minibatches_per_rollout": 100},
+            "minibatches_per_rollout = 100(.|\n)*whole groups",
+        ),
+        ({"loss.preview_weight": 0.5, "data.sources": 1}, "preview_weight(.|\n)*have no preview"),
+        (
+            {"loss.reference_sync_every": 5, "train.mode": "async"},
+            "reference_sync_every(.|\n)*train.mode is async",
+        ),
+        ({"loss.ratio_cap": 1.1}, r"ratio_cap = 1\.1(.|\n)*above 1 \+ clip_high = 1\.2"),
+    ],
+)
+def test_keys_of_the_update_at_odds_are_refused(
+    bend: Bend, changes: dict[str, object], message: str
+) -> None:
+    values: Any = bend("train.steps", 40)
+    for key, value in changes.items():
+        section, name = key.split(".")
+        values[section][name] = value
+    with pytest.raises(ConfigError, match=message):
+        validate_config(values)

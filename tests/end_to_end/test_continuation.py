@@ -61,6 +61,40 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(make_trainer, numbe
             assert torch.equal(ours.tensors[stem][name], tensor), name
 
 
+STATEFUL = (
+    "rollout.prompts_per_step=2",
+    "train.steps=3",
+    "train.eval_every=3",
+    "train.checkpoint_every=1",
+    "train.minibatches_per_rollout=2",
+    "model.adapter={rank: 4, alpha: 8.0}",
+    "optim.learning_rate=2e-3",
+    "loss.reference_sync_every=1",
+    "eval.ema_decay=0.5",
+)
+
+
+def test_resumed_run_has_the_average_and_the_reference_it_had(make_trainer):
+    whole, _, whole_dir = make_trainer(*STATEFUL, folder="whole")
+    assert whole.run() is not None
+    stopped = signal_at(0, signal.SIGINT)
+    first, _, run_dir = make_trainer(*STATEFUL, folder="parts", change_batch=stopped)
+    assert first.run() is None
+
+    second, _, _ = make_trainer(*STATEFUL, "train.resume=auto", folder="parts")
+    assert second.run() is not None
+
+    assert compared(run_dir) == compared(whole_dir)
+    ours, theirs = (load_checkpoint(newest_checkpoint(RunFolder(d))) for d in (run_dir, whole_dir))
+    assert {*theirs.tensors} == {"policy", "optimizer", "average", "reference"}
+    for stem, tensors in theirs.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(ours.tensors[stem][name], tensor), name
+    # The KL to a reference that follows is that of one step.
+    rows = read_metrics(RunFolder(run_dir))
+    assert 0 < rows[-1]["kl/reference"] < 0.1
+
+
 def test_signal_handlers_are_restored_after_a_run(make_trainer):
     before = signal.getsignal(signal.SIGTERM)
     trainer, _, _ = make_trainer("train.steps=1")

@@ -70,6 +70,8 @@ class GlmImagePolicy:
         self.model.requires_grad_(False)
         self._adapted: PeftModel | None = None
         self._reference: PolicyNetwork | None = None
+        self._reference_adapter: dict[str, Tensor] = {}
+        self._is_reference_moved = False
         self._build_step = ChosenStep()
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         self.network = PolicyNetwork(
@@ -241,13 +243,67 @@ class GlmImagePolicy:
             return self._reference.log_probs(sequences)
         if self._adapted is None:
             raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
-        with self._adapted.disable_adapter():
+        if not self._reference_adapter:
+            with self._adapted.disable_adapter():
+                return self.network.log_probs(sequences)
+        own = {name: tensor.clone() for name, tensor in self.state_tensors().items()}
+        set_peft_model_state_dict(self._adapted, self._reference_adapter)
+        try:
             return self.network.log_probs(sequences)
+        finally:
+            set_peft_model_state_dict(self._adapted, own)
+
+    @torch.no_grad()
+    def mix_reference(self, mix: float) -> None:
+        """Moves the reference towards the policy: mix * policy + (1 - mix) * reference.
+
+        Of adapters the two factors of each matrix are mixed. The first time, from no adapters at
+        all, the change that they make is `mix` times the policy's.
+
+        Raises:
+            RuntimeError: The policy was built without a reference.
+        """
+        if self._reference is not None:
+            own = self.network.state_dict()
+            for name, tensor in self._reference.state_dict().items():
+                tensor.lerp_(own[name].to(tensor.device), mix)
+            self._is_reference_moved = True
+            return
+        if self._adapted is None:
+            raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
+        policy = self._adapter_copy()
+        if not self._reference_adapter:
+            self._reference_adapter = {
+                name: tensor.zero_() if "lora_B" in name else tensor
+                for name, tensor in self._adapter_copy().items()
+            }
+        for name, tensor in self._reference_adapter.items():
+            tensor.lerp_(policy[name], mix)
+
+    def reference_tensors(self) -> dict[str, Tensor]:
+        """The reference, by the names of `state_tensors`; empty while it is the untrained one."""
+        if self._reference is not None and self._is_reference_moved:
+            return dict(self._reference.state_dict())
+        return dict(self._reference_adapter)
+
+    def load_reference_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `reference_tensors` returned."""
+        if not tensors:
+            return
+        if self._reference is not None:
+            self._reference.load_state_dict(tensors)
+            self._is_reference_moved = True
+        else:
+            self._reference_adapter = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def _adapter_copy(self) -> dict[str, Tensor]:
+        return {name: tensor.cpu().clone() for name, tensor in self.state_tensors().items()}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What training changes: the adapters, or the language model and head."""
         if self._adapted is not None:
-            return dict(get_peft_model_state_dict(self._adapted))
+            # Else peft asks the hub, at each call, whether there are new words.
+            return dict(get_peft_model_state_dict(self._adapted, save_embedding_layers=False))
         return dict(self.network.state_dict())
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:

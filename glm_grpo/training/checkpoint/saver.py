@@ -87,6 +87,9 @@ class CheckpointSaver:
             "policy": self._strategy.policy_tensors(),
             "optimizer": self._strategy.gather_full(moments),
         }
+        reference = self._strategy.reference_tensors()
+        if reference:
+            tensors["reference"] = reference
         if self._average is not None:
             tensors["average"] = dict(self._average.tensors())
         metadata = {

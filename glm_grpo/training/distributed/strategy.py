@@ -170,6 +170,10 @@ class Strategy:
         """What training changes, put together by `gather_full`; called by all alike."""
         return self.gather_full(self._policy.state_tensors())
 
+    def reference_tensors(self) -> dict[str, Tensor]:
+        """The reference where it has followed the policy, which no shards do; else nothing."""
+        return self._policy.reference_tensors()
+
     def gather_full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors put together from their shards, one after another, called by all alike.
 

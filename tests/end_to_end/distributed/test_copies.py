@@ -19,8 +19,9 @@ A_MINUTE = 60.0
 EXACT = ("step", "prompt_id", "prompt", "sample", "decode_seed", "token_ids", "is_flat", "image")
 CLOSE = ("raw/ssim", "raw/ocr", "raw/aesthetic", "total", "penalty", "advantage")
 
-# Advantages over the whole batch, groups to recheck on either process, two updates of a rollout,
-# evaluations of three prompts on two processes.
+# Advantages over the whole batch, groups to recheck on either process, two passes over a rollout in
+# two minibatches, of which one has a prompt of the first process alone, evaluations of three
+# prompts on two processes.
 ADAPTERS = (
     "model.adapter={rank: 4, alpha: 8.0}",
     "optim.learning_rate=2e-3",
@@ -29,6 +30,9 @@ ADAPTERS = (
     "decode.recheck_groups=3",
     "decode.recheck_every=1",
     "train.updates_per_rollout=2",
+    "train.minibatches_per_rollout=2",
+    "loss.reference_sync_every=1",
+    "eval.ema_decay=0.5",
     "train.eval_every=1",
     "trackers=[tensorboard]",
 )
@@ -57,8 +61,9 @@ def assert_same_table(run, expected, name):
         for own, other in zip(ours[column], theirs[column], strict=True):
             assert own == pytest.approx(other, abs=1e-5), column
     for own, other in zip(ours.get("log_probs", []), theirs.get("log_probs", []), strict=True):
-        # Of single tokens; the least probable ones differ most, by rounding.
-        assert own == pytest.approx(other, abs=1e-4)
+        # Of single tokens; the least probable ones differ most, by rounding: 1e-4 after four
+        # updates.
+        assert own == pytest.approx(other, abs=5e-4)
 
 
 def test_two_processes_give_the_figures_of_one(adapters):

@@ -21,6 +21,9 @@ class OneWeight(Strategy):
     def __init__(self, weight):
         self._weight = weight
 
+    def reference_tensors(self):
+        return {}
+
     def policy_tensors(self):
         return {"weight": self._weight}
 

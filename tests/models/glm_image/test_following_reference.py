@@ -1,0 +1,80 @@
+"""A reference that follows the policy, with adapters and with full parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+ROWS = torch.arange(3)
+
+
+@pytest.fixture(params=[None, 4], ids=["full", "adapters"])
+def moved(request, make_policy, batch):
+    """A policy that has moved, its rollout, and the log-probs of policy and reference."""
+    policy = make_policy(adapter_rank=request.param, needs_reference=True)
+    rollout = policy.sample(batch, policy_step=0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in policy.trainable_parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator)
+    return policy, rollout
+
+
+def of_policy(policy, batch, rollout):
+    with torch.no_grad():
+        return policy.replay(batch, rollout, ROWS).log_probs
+
+
+def test_reference_becomes_the_policy_with_a_mix_of_1(moved, batch):
+    policy, rollout = moved
+    own = of_policy(policy, batch, rollout)
+    before = policy.reference_log_probs(batch, rollout, ROWS)
+    assert (before - own).abs().max() > 1e-3
+    assert policy.reference_tensors() == {}
+
+    policy.mix_reference(1.0)
+
+    torch.testing.assert_close(policy.reference_log_probs(batch, rollout, ROWS), own)
+    # The policy is what it was, to the bit.
+    assert of_policy(policy, batch, rollout).equal(own)
+
+
+def test_reference_goes_a_part_of_the_way_and_stays_when_the_policy_moves_on(moved, batch):
+    policy, rollout = moved
+    before = policy.reference_log_probs(batch, rollout, ROWS)
+    own = of_policy(policy, batch, rollout)
+
+    policy.mix_reference(0.25)
+
+    found = policy.reference_log_probs(batch, rollout, ROWS)
+    assert 1e-5 < (found - before).abs().mean() < (own - before).abs().mean()
+    with torch.no_grad():
+        for weight in policy.trainable_parameters():
+            weight *= 1.1
+    assert policy.reference_log_probs(batch, rollout, ROWS).equal(found)
+
+
+def test_mix_is_that_of_the_weights(moved):
+    policy, _ = moved
+    policy.mix_reference(0.5)
+    first = {name: value.clone() for name, value in policy.reference_tensors().items()}
+    with torch.no_grad():
+        for weight in policy.trainable_parameters():
+            weight += 1.0
+    policy.mix_reference(0.25)
+    for name, value in policy.state_tensors().items():
+        expected = 0.75 * first[name] + 0.25 * value
+        torch.testing.assert_close(policy.reference_tensors()[name], expected)
+
+
+def test_stored_reference_is_put_back(moved, batch, make_policy):
+    policy, rollout = moved
+    policy.mix_reference(0.5)
+    stored = {name: value.clone() for name, value in policy.reference_tensors().items()}
+    expected = policy.reference_log_probs(batch, rollout, ROWS)
+    policy.mix_reference(1.0)
+    assert not policy.reference_log_probs(batch, rollout, ROWS).equal(expected)
+
+    policy.load_reference_tensors(stored)
+
+    assert policy.reference_log_probs(batch, rollout, ROWS).equal(expected)
