@@ -328,7 +328,9 @@ def check_prompt_sets(models: Models, prompts: Prompts) -> list[str]:
         line
         for of, prompt_set in named
         for line in models.scorer.check_prompts(
-            (prompt_set[index] for index in range(len(prompt_set))), of=of
+            (prompt_set[index] for index in range(len(prompt_set))),
+            of=of,
+            is_training=prompt_set is prompts.training,
         )
     ]
 

@@ -83,6 +83,9 @@ class TermConfig(Options):
     only: str = Field(default="*", min_length=1, max_length=200)
     """Glob over prompt ids, such as `poster-*`: the term applies to these prompts alone. So a term
     can be for some prompts, or be shown for each kind of prompt by itself."""
+    when: Literal["always", "evaluation"] = "always"
+    """`evaluation`: score the pictures of evaluations alone, which are few, to be read beside the
+    reward; its weight must be 0."""
     run_in: Literal["thread", "process"] = "thread"
     """`process`: score in a process of its own on this machine, which a crash or a leak of the
     term's libraries cannot harm."""

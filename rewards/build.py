@@ -35,6 +35,7 @@ def build_scorer(
             std_floor=options.std_floor,
             timeout_seconds=options.timeout_seconds,
             only=options.only,
+            is_trained_on=options.when == "always",
         )
         for name, options in config.terms.items()
     ]

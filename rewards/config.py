@@ -147,6 +147,14 @@ class RewardConfig(Options):
             rule = f"the weights of all terms ({', '.join(weights)}) are 0, so every reward is 0"
             remedy = f"set one of them, say reward.terms.{next(iter(weights))}.weight=1"
             raise problem_at(("terms",), weights, rule, remedy)
+        for name, term in self.terms.items():
+            if term.when == "evaluation" and term.weight != 0:
+                rule = (
+                    "must be 0 where when is evaluation: else evaluations would be of another "
+                    "reward than training"
+                )
+                remedy = f"set reward.terms.{name}.weight=0, or reward.terms.{name}.when=always"
+                raise problem_at(("terms", name, "weight"), term.weight, rule, remedy)
         tied = [name for name, term in self.terms.items() if term.needs() and term.weight != 0]
         if not tied and not self.allow_untied:
             weighed = ", ".join(name for name, weight in weights.items() if weight)
@@ -167,6 +175,10 @@ class RewardConfig(Options):
             known = [term for term, weight in self.weights().items() if weight == 0]
             rule = f"{name[:100]!r} is not a term of reward.terms"
             remedy = f"add it there with weight 0{f', or use {known}' if known else ''}"
+            raise problem_at(("watch",), self.watch, rule, remedy)
+        if self.terms[name].when == "evaluation":
+            rule = f"{name!r} is scored in evaluations alone, and cannot watch training"
+            remedy = f"set reward.terms.{name}.when=always, or leave it out of reward.watch"
             raise problem_at(("watch",), self.watch, rule, remedy)
         if self.terms[name].weight != 0:
             rule = f"{name!r} has weight {self.terms[name].weight}: what is trained on cannot watch"

@@ -38,6 +38,8 @@ class Term:
         std_floor: See `RewardTable.std_floors`.
         timeout_seconds: Longest time to score one group.
         only: Glob over the ids of prompts that it applies to.
+        is_trained_on: Whether pictures that are trained on are scored, too, or those of
+            evaluations alone.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Term:
     std_floor: float = 1e-4
     timeout_seconds: float = 600.0
     only: str = "*"
+    is_trained_on: bool = True
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt is one of those, and has what the term compares with.
@@ -84,12 +87,15 @@ class Scorer:
         """Networks of all terms, to be moved between devices."""
         return tuple(module for term in self._terms for module in term.reward.modules())
 
-    def check_prompts(self, prompts: Iterable[Prompt], *, of: str = "prompts") -> list[str]:
+    def check_prompts(
+        self, prompts: Iterable[Prompt], *, of: str = "prompts", is_training: bool = False
+    ) -> list[str]:
         """Refuse prompts that no term can score, before anything is sampled.
 
         Args:
             prompts: Each is taken once: that reads its target picture.
             of: What they are, for the lines.
+            is_training: Whether they are trained on, which terms for evaluations alone do not see.
 
         Returns:
             Terms that apply to few of them, see `describe_rare_terms`, and those whose `only`
@@ -99,11 +105,12 @@ class Scorer:
             RewardError: No term with a weight other than 0 applies to a prompt, or one applies and
                 cannot score it.
         """
-        weighed = [term for term in self._terms if term.weight != 0]
+        terms = [term for term in self._terms if term.is_trained_on or not is_training]
+        weighed = [term for term in terms if term.weight != 0]
         counts, total = dict.fromkeys(self.names, 0), 0
         for prompt in prompts:
             # Every term is asked, also those that are only watched: one may refuse the prompt.
-            applicable = [term for term in self._terms if term.applies_to(prompt)]
+            applicable = [term for term in terms if term.applies_to(prompt)]
             if not any(term in weighed for term in applicable):
                 raise RewardError(
                     f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
@@ -114,11 +121,11 @@ class Scorer:
             total += 1
             for term in applicable:
                 counts[term.name] += 1
-        weights = {term.name: term.weight for term in self._terms}
+        weights = {term.name: term.weight for term in terms}
         unmatched = [
             f"reward.terms.{term.name}.only is {term.only!r}: no {of} that it could apply to have "
             "such an id"
-            for term in self._terms
+            for term in terms
             if term.only != "*" and counts[term.name] == 0
         ]
         return describe_rare_terms(weights, counts, total, of=of) + unmatched
@@ -151,15 +158,25 @@ class Scorer:
             scoring.add(group)
         return scoring.finish()
 
-    def begin(self, prompts: Sequence[Prompt], *, is_resident: bool = True) -> Scoring:
+    def begin(
+        self, prompts: Sequence[Prompt], *, is_resident: bool = True, is_training: bool = False
+    ) -> Scoring:
         """Begin to score groups that come one by one, in the order of the prompts.
 
         Args:
             prompts: The P prompts.
             is_resident: Whether the terms' networks are where they run. If not, terms that have
                 some wait until `Scoring.finish`.
+            is_training: Whether the pictures are trained on: terms for evaluations alone then
+                apply to no prompt.
         """
-        return Scoring(self._terms, self._workers, prompts, is_resident=is_resident)
+        return Scoring(
+            self._terms,
+            self._workers,
+            prompts,
+            is_resident=is_resident,
+            is_training=is_training,
+        )
 
 
 class Scoring:
@@ -172,13 +189,17 @@ class Scoring:
         prompts: Sequence[Prompt],
         *,
         is_resident: bool,
+        is_training: bool,
     ) -> None:
         self._terms = terms
         self._workers = workers
         self._prompts = prompts
         self._default_dtype = torch.get_default_dtype()
         self._is_early = [is_resident or not term.reward.modules() for term in terms]
-        rows = [[term.applies_to(prompt) for term in terms] for prompt in prompts]
+        rows = [
+            [(term.is_trained_on or not is_training) and term.applies_to(prompt) for term in terms]
+            for prompt in prompts
+        ]
         self._is_applicable: Bool[Tensor, "P R"] = torch.tensor(rows, dtype=torch.bool)
         self._groups: list[UInt8[Tensor, "G 3 H W"]] = []
         self._futures: dict[tuple[int, int], Future[Scores]] = {}

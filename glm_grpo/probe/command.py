@@ -55,7 +55,7 @@ def probe_config(
     batches = _probed_batches(config, prompts.training, num_prompts)
     models = load_models(config, make_accelerator().device, needs_reference=False)
     training = (prompts.training[index] for index in range(len(prompts.training)))
-    for line in models.scorer.check_prompts(training, of="training prompts"):
+    for line in models.scorer.check_prompts(training, of="training prompts", is_training=True):
         logger.warning("%s", line)
     samples = sample_probe(models, batches, collect_settings(config), noises=noises)
     try:

@@ -155,14 +155,16 @@ def decode_and_score(
 
     The phase `reward` is the time the step waits for scores once the last picture is decoded and
     `meanwhile` is done. Terms whose networks wait in CPU memory during decoding begin there.
-    `is_evaluation` chooses what is said where memory runs out.
+    `is_evaluation` chooses which terms score, and what is said where memory runs out.
 
     Raises:
         RewardError: A term failed; names term, prompt and image.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
     is_resident = not models.offload.moves("rewards")
-    scoring = models.scorer.begin(batch.prompts, is_resident=is_resident)
+    scoring = models.scorer.begin(
+        batch.prompts, is_resident=is_resident, is_training=not is_evaluation
+    )
     groups, size = [], decoding_size(batch)
     with models.phase("decode", size, clock, is_evaluation=is_evaluation):
         for group in models.decoder.decode_groups(batch, token_ids):

@@ -194,7 +194,7 @@ def test_config_refuses_unknown_engine_and_lists_the_known(engine: str | None) -
         ("thread", "did you mean threads?"),
         (
             "zebra",
-            "use some of weight, std_floor, timeout_seconds, only, run_in, kind, case_sensitive, "
+            "use some of weight, std_floor, timeout_seconds, only, when, run_in, kind, case_sensitive, "
             "extra_text_penalty, engine, threads, detection_side",
         ),
     ],
@@ -211,7 +211,7 @@ def test_config_refuses_options_that_the_engine_does_not_have(option: str, remed
         (
             "ssim",
             "zebra",
-            "use some of weight, std_floor, timeout_seconds, only, run_in, against, kind",
+            "use some of weight, std_floor, timeout_seconds, only, when, run_in, against, kind",
         ),
         ("lpips", "netwrk", "did you mean network?"),
     ],
@@ -285,6 +285,21 @@ def test_config_refuses_to_watch_what_is_trained_on_or_not_there(
     watched: str, rule: str, remedy: str
 ) -> None:
     assert problem_of_terms(WATCHED, watch=["psnr", watched]) == ("watch", rule, remedy)
+
+
+def test_config_refuses_a_weight_of_a_term_for_evaluations() -> None:
+    terms = {"ssim": {"weight": 1.0}, "psnr": {"weight": 0.5, "when": "evaluation"}}
+    place, rule, remedy = problem_of_terms(terms)
+    assert place == "terms.psnr.weight"
+    assert rule.startswith("must be 0 where when is evaluation")
+    assert remedy == "set reward.terms.psnr.weight=0, or reward.terms.psnr.when=always"
+    terms["psnr"]["weight"] = 0.0
+    assert read(terms).terms["psnr"].when == "evaluation"
+    place, rule, _ = problem_of_terms(terms, watch=["psnr"])
+    assert (place, rule) == (
+        "watch",
+        "'psnr' is scored in evaluations alone, and cannot watch training",
+    )
 
 
 def test_config_refuses_to_watch_where_nothing_has_weight_zero() -> None:

@@ -319,3 +319,19 @@ def test_a_term_that_runs_out_of_memory_says_which_keys_give_it_room() -> None:
     assert "memory ran out over a group of 2 pictures of 8 x 6 pixels" in message
     assert "reward.overlap=false" in message
     assert "rollout.group_size" in message
+
+
+def test_term_for_evaluations_alone_does_not_see_what_is_trained_on() -> None:
+    judge, other = FakeReward("judge", needs_text=True), FakeReward("other")
+    scorer = Scorer([Term("judge", judge, 1.0, is_trained_on=False), Term("other", other, 1.0)])
+    pixels = torch.zeros(2, 3, 3, 4, 4, dtype=torch.uint8)
+    prompts = [WITH_TEXT, WITHOUT_TEXT]
+
+    scoring = scorer.begin(prompts, is_training=True)
+    for group in pixels:
+        scoring.add(group)
+    table = scoring.finish()
+
+    assert judge.seen == []
+    assert table.is_applicable.tolist() == [[False, True], [False, True]]
+    assert scorer.score(prompts, pixels).is_applicable.tolist() == [[True, True], [False, True]]
