@@ -74,6 +74,9 @@ _MAY_CHANGE_ON_RESUME = frozenset(
     }
 )
 
+_LONGEST_MESSAGE = 4_000
+"""Characters of an error of Hydra's."""
+
 
 def _sweep_folder_or(run_dir: str) -> str:
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -234,7 +237,16 @@ def override_error(error: Exception) -> ConfigError:
         message = f"{message.partition(' Check that')[0]} {_choose_config(error, folders)}"
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f"\n{error.__cause__}"
-    return ConfigError(f"The config cannot be composed: {message}")
+    return ConfigError(f"The config cannot be composed: {_shortened(message)}")
+
+
+def _shortened(message: str) -> str:
+    """Without the middle of a very long one: Hydra quotes an override several times."""
+    left_out = len(message) - _LONGEST_MESSAGE
+    if left_out <= 0:
+        return message
+    half = _LONGEST_MESSAGE // 2
+    return f"{message[:half]} ... ({left_out} characters) ... {message[-half:]}"
 
 
 def _choose_config(error: MissingConfigException, folders: Sequence[Path]) -> str:

@@ -362,3 +362,11 @@ def test_each_run_of_a_sweep_has_its_own_folder(configs_dir: Path, tmp_path: Pat
 def test_a_single_run_has_a_dated_folder(configs_dir: Path) -> None:
     run_dir = compose_config(configs_dir, "tiny").run_dir
     assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", run_dir)
+
+
+def test_an_override_of_any_length_is_refused_in_a_page(configs_dir: Path) -> None:
+    override = f"++decode.steps=[{'x' * 200_000},0,A\x8b]"
+    with pytest.raises(ConfigError, match="cannot be composed") as caught:
+        compose_config(configs_dir, "tiny", [override])
+    assert len(str(caught.value)) < 5_000
+    assert "characters)" in str(caught.value)

@@ -194,8 +194,8 @@ def test_config_refuses_unknown_engine_and_lists_the_known(engine: str | None) -
         ("thread", "did you mean threads?"),
         (
             "zebra",
-            "use some of weight, std_floor, timeout_seconds, only, when, run_in, kind, case_sensitive, "
-            "extra_text_penalty, engine, threads, detection_side",
+            "use some of weight, std_floor, timeout_seconds, only, when, run_in, kind, "
+            "case_sensitive, extra_text_penalty, engine, threads, detection_side",
         ),
     ],
 )
