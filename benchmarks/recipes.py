@@ -45,6 +45,15 @@ COMMON = ("trackers=[]", "train.eval_every=10", "train.checkpoint_every=10", "tr
 
 _TWO_BY_TWO = ("train.updates_per_rollout=2", "train.minibatches_per_rollout=2")
 
+# Gamed within some steps: whatever was asked for, pictures get white.
+_BRIGHTNESS = (
+    *(f"reward.terms.{name}.weight=0" for name in ("lpips", "ssim", "ocr", "aesthetic")),
+    "+reward.terms.brightness.kind=custom",
+    "+reward.terms.brightness.function=benchmarks.brightness:brightness",
+    "+reward.terms.brightness.weight=1",
+    "reward.allow_untied=true",
+)
+
 RECIPES: Mapping[str, tuple[str, ...]] = {
     BASE: (),
     "updates-2": ("train.updates_per_rollout=2",),
@@ -75,9 +84,20 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "hot": ("rollout.temperature=1.2",),
     "average": ("eval.ema_decay=0.8",),
     "mean-only": ("advantage.normalization=mean_only",),
+    "anchor-0.1": ("anchor.weight=0.1",),
+    "anchor-1": ("anchor.weight=1",),
+    "anchor-1-to-0": ("anchor.weight=1", "anchor.final_weight=0"),
+    "sft-10": ("train.method=sft", "train.steps=10"),
+    "sft-40": ("train.method=sft",),
+    "after-sft-10": ("model.start_from={folder}/sft-10/seed-{seed}",),
+    "after-sft-40": ("model.start_from={folder}/sft-40/seed-{seed}",),
+    "shares": ("reward.combine=shares",),
+    "brightness": _BRIGHTNESS,
+    "brightness-bound": (*_BRIGHTNESS, "+reward.terms.ocr.at_least=0.6"),
     "batch-std": ("advantage.normalization=batch_std",),
 }
-"""Overrides by name; all draw as many images."""
+"""Overrides by name; all draw as many images, but for sft-..., which draw none. What a recipe
+begins with stands before it."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +154,8 @@ def train(name: str, seed: int, folder: Path, *, steps: int | None = None) -> No
     if is_finished(RunFolder(run_dir)):
         return
     length = [] if steps is None else [f"train.steps={steps}"]
-    command = [sys.executable, str(ROOT / "train.py"), *RECIPES[name], *COMMON, *length]
+    overrides = overrides_of(name, seed, folder)
+    command = [sys.executable, str(ROOT / "train.py"), *overrides, *COMMON, *length]
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with (folder / name / f"seed-{seed}.log").open("a") as log:
         sys.stderr.write(f"{name}, seed {seed} ...\n")
@@ -145,6 +166,18 @@ def train(name: str, seed: int, folder: Path, *, steps: int | None = None) -> No
             stdout=log,
             stderr=log,
         )
+
+
+def overrides_of(name: str, seed: int, folder: Path) -> list[str]:
+    """Of one run, with the run that it begins with."""
+    places = {"{folder}": str(folder.resolve()), "{seed}": str(seed)}
+    overrides = []
+    for each in RECIPES[name]:
+        text = each
+        for mark, place in places.items():
+            text = text.replace(mark, place)
+        overrides.append(text)
+    return overrides
 
 
 def is_finished(folder: RunFolder) -> bool:
@@ -172,6 +205,8 @@ def read_runs(
 def _read(folder: RunFolder, reach: float) -> Finished:
     config, rows = read_config(folder), read_metrics(folder)
     a_step = config.rollout.prompts_per_step * config.rollout.group_size
+    if config.train.method == "sft":
+        a_step = 0
     scores = read_evaluation(folder, config.train.steps, ["prompt_id", "raw/ocr"])
     of_words: dict[str, list[float]] = defaultdict(list)
     for prompt, score in zip(
@@ -248,9 +283,9 @@ def _table(rows: Sequence[Mapping[str, Any]], *, reach: float) -> Table:
             "" if gain is None else f"[{gain[1]:+.3f}, {gain[2]:+.3f}]",
             *(f"{row[name]:.3f}" for name in ("total", "ocr", "lpips", "ssim")),
             f"{row['images']:.0f} ({row['reached']} of {len(row['seeds'])})"
-            if row["images"]
+            if row["images"] is not None
             else "-",
-            f"{row['seconds']:.0f}" if row["seconds"] else "-",
+            f"{row['seconds']:.0f}" if row["seconds"] is not None else "-",
             " ".join(str(each) for each in row["departures"]),
         )
     return table

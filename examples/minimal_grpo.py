@@ -14,7 +14,7 @@ Each step
 
 `train.py` does the same and adds what a long run needs: YAML, run folder and gallery, evaluation,
 checkpoints, several updates a rollout, offload, several processes, asynchronous collection. Left
-out here on purpose: all of that, and the clipping of advantages.
+out here on purpose: all of that, the schedule of the learning rate and the clipping of advantages.
 
 Shapes: P prompts, G images a prompt, T tokens an image, R reward terms, N rows of a micro-batch.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
+from glm_grpo.config.problems import Problem, describe_problems
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
@@ -44,16 +45,18 @@ from glm_grpo.training.checkpoint.files import (
     prune_checkpoints,
 )
 from glm_grpo.training.checkpoint.optimizer_state import load_optimizer
-from glm_grpo.training.checkpoint.resume import OpenedRun
+from glm_grpo.training.checkpoint.resume import FoundCheckpoint, OpenedRun, find_checkpoint
 from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver
 from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.data.prompts import (
     PromptSource,
+    SparePrompts,
     batch_for_step,
     evaluated_at_once,
     evaluation_batches,
     load_prompts,
+    spares_for_step,
 )
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.distributed.strategy import Strategy, has_shards
@@ -67,8 +70,11 @@ from glm_grpo.training.recording.progress import Progress
 from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.training.recording.run_recorder import RunRecorder
 from glm_grpo.training.sources import ExperienceSource, SynchronousSource
+from glm_grpo.training.targets import TargetSource
 from glm_grpo.types import PromptBatch
 from rewards.build import build_scorer
+from rewards.steering import MovingWeights
+from rewards.types import Prompt
 
 BatchForStep = Callable[[int], PromptBatch]
 """The prompts of a step, from 0."""
@@ -114,6 +120,39 @@ def load_models(
     """
     with out_of_memory_explained("loading", f"{config.model.path} in {config.model.dtype}"):
         return build_models(config, device, needs_reference=needs_reference, is_sharded=is_sharded)
+
+
+def find_start(config: Config) -> FoundCheckpoint | None:
+    """The checkpoint that `model.start_from` names, verified; None where it names none.
+
+    Raises:
+        ConfigError: It was trained from another kind of weights.
+        CheckpointError: There is no whole checkpoint.
+    """
+    path = config.model.start_from
+    if path is None:
+        return None
+    found = find_checkpoint(Path(path))
+    own, theirs = config.model.adapter, found.config.model.adapter
+    if own != theirs:
+        rule = f"was trained with model.adapter = {theirs}, and this run has {own}"
+        remedy = (
+            "set model.adapter as in its config.yaml, or export that run as a pipeline (glm-grpo "
+            "export) and set model.path to it"
+        )
+        raise ConfigError(describe_problems([Problem("model.start_from", path, rule, remedy)]))
+    return found
+
+
+def begin_with(models: Models, start: FoundCheckpoint | None) -> None:
+    """Puts the weights of a checkpoint into policy and reference.
+
+    Raises:
+        CheckpointError: They do not fit the model.
+    """
+    if start is not None:
+        with start.checkpoint.named():
+            models.policy.start_from(start.evaluated)
 
 
 def build_models(
@@ -170,9 +209,10 @@ def place_models(
         torch.device("cpu") if is_offloading else device,
         process_device=device,
     )
+    reads_pictures = config.data.sources > 0 or config.reads_targets
     modules = {
-        # Without source pictures it stays on the CPU, where no phase looks for it.
-        "vision": policy.source_modules() if config.data.sources > 0 else (),
+        # If it is not used it stays on the CPU, where no phase looks for it.
+        "vision": policy.source_modules() if reads_pictures else (),
         "policy": policy.modules(),
         "reference": policy.reference_modules(),
         "decoder": decoder.modules(),
@@ -317,22 +357,55 @@ def build_prompts(config: Config) -> Prompts:
     )
 
 
-def check_prompt_sets(models: Models, prompts: Prompts) -> list[str]:
+def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[str]:
     """Refuses prompts that no term can score; lines on terms that apply to few prompts.
 
     Raises:
         RewardError: See `Scorer.check_prompts`.
+        ConfigError: Target pictures are to be learned from, and no training prompt has one.
     """
+    targets = 0
+    is_supervised = config.train.method == "sft"
+
+    def each(prompt_set: PromptSource) -> Iterator[Prompt]:
+        nonlocal targets
+        for index in range(len(prompt_set)):
+            prompt = prompt_set[index]
+            targets += prompt_set is prompts.training and prompt.target is not None
+            yield prompt
+
     named = (("training prompts", prompts.training), ("held-out prompts", prompts.held_out))
-    return [
-        line
-        for of, prompt_set in named
-        for line in models.scorer.check_prompts(
-            (prompt_set[index] for index in range(len(prompt_set))),
-            of=of,
-            is_training=prompt_set is prompts.training,
+    lines = []
+    for of, prompt_set in named:
+        is_training = prompt_set is prompts.training
+        if is_training and is_supervised:
+            # They are not scored.
+            targets = sum(prompt.target is not None for prompt in each(prompt_set))
+            continue
+        lines += models.scorer.check_prompts(each(prompt_set), of=of, is_training=is_training)
+    if config.rollout.refill_rounds and len(prompts.training) == config.rollout.prompts_per_step:
+        lines.append(
+            f"rollout.refill_rounds: every step samples all {len(prompts.training)} training "
+            "prompts, so that no other can take the place of one; give more prompts or lower "
+            "rollout.prompts_per_step"
         )
-    ]
+    if config.reads_targets and targets == 0:
+        rule = (
+            f"none of the {len(prompts.training)} training prompts has a target picture to learn "
+            "from"
+        )
+        key, value, remedy = (
+            ("train.method", "sft", "set train.method=grpo")
+            if is_supervised
+            else (
+                "anchor.weight",
+                config.anchor.weight,
+                "set anchor.weight=0 and leave anchor.final_weight out",
+            )
+        )
+        problem = Problem(key, value, rule, f"give prompts a target, or {remedy}")
+        raise ConfigError(describe_problems([problem]))
+    return lines
 
 
 def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> PromptSource:
@@ -353,6 +426,17 @@ def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> Pro
 def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch:
     """The batch of a step, from 0."""
     return batch_for_step(
+        prompts,
+        step=step,
+        seed=config.train.seed,
+        prompts_per_step=config.rollout.prompts_per_step,
+        group_size=config.rollout.group_size,
+    )
+
+
+def build_spares(config: Config, prompts: PromptSource, step: int) -> SparePrompts:
+    """The prompts that can take the place of those of a step, from 0."""
+    return spares_for_step(
         prompts,
         step=step,
         seed=config.train.seed,
@@ -383,6 +467,7 @@ def collect_settings(config: Config) -> CollectSettings:
         loss=config.loss,
         micro_batch_size=config.train.micro_batch_size,
         decode_steps=config.decode.rollout_steps or config.decode.steps,
+        refill_rounds=config.rollout.refill_rounds,
     )
 
 
@@ -405,8 +490,11 @@ def loop_settings(config: Config) -> LoopSettings:
         eval_every=config.train.eval_every,
         checkpoint_every=config.train.checkpoint_every,
         update=update_settings(config),
+        advantage=config.advantage,
+        anchor=config.anchor,
+        steering=config.reward.steering(),
         is_stopping_on_hacking=config.reward.on_hacking == "stop",
-        reference_sync_every=config.loss.reference_sync_every if config.loss.kl_coef > 0 else None,
+        reference_sync_every=config.loss.reference_sync_every if config.needs_reference else None,
     )
 
 
@@ -469,14 +557,20 @@ def build_trainer(
         processes,
     )
     batch_for_step = partial(build_batch, config, prompts.training)
-    source: ExperienceSource = SynchronousSource(
+    source: ExperienceSource | TargetSource = SynchronousSource(
         models,
         strategy,
         processes,
         batch_for_step=batch_for_step,
         settings_for_step=recheck.collect_settings,
         updates=lambda: learning_rate.updates,
+        spares_for_step=partial(build_spares, config, prompts.training)
+        if config.rollout.refill_rounds
+        else None,
     )
+    if config.train.method == "sft":
+        preview = config.anchor.preview
+        source = TargetSource(models, processes, batch_for_step=batch_for_step, preview=preview)
     average = None
     if config.eval.ema_decay is not None:
         average = MovingAverage(models.policy, config.eval.ema_decay)
@@ -589,6 +683,9 @@ def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: Learni
         best_total=-torch.inf if state.best_total is None else state.best_total,
         skipped_in_a_row=state.skipped_in_a_row,
         full_decode_from=state.full_decode_from,
+        moving_weights=None
+        if state.moving_weights is None
+        else MovingWeights(**state.moving_weights.model_dump()),
     )
 
 
@@ -621,7 +718,10 @@ def build_collector_models(config: Config) -> Models:
     # Ray hides no accelerator from a process that asked for none.
     has_accelerator = config.asynchronous.gpus_per_collector > 0
     device = Accelerator().device if has_accelerator else torch.device("cpu")
-    return load_models(config, device, needs_reference=config.loss.kl_coef > 0)
+    start = find_start(config)
+    models = load_models(config, device, needs_reference=config.needs_reference)
+    begin_with(models, start)
+    return models
 
 
 def build_asynchronous_source(

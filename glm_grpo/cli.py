@@ -13,6 +13,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from glm_grpo.commands import arguments as types
+from glm_grpo.output import guard_output
 from glm_grpo.plan.devices import DEVICES
-from glm_grpo.terminal import (
-    errors_explained,
-    guard_output,
-    refuse_stripped_docstrings,
-)
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config
@@ -40,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
     try:
         options = _parser().parse_args(arguments)
+        from glm_grpo.terminal import errors_explained, refuse_stripped_docstrings
+
         with errors_explained(f"glm-grpo {options.subcommand}"):
             refuse_stripped_docstrings()
             options.command(options)
@@ -50,8 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="glm-grpo", description="Everything but training, which train.py does."
+        prog="glm-grpo",
+        description="Everything but training, which train.py does.",
+        epilog="`glm-grpo COMMAND --help` says more of each command. Examples:\n"
+        "  glm-grpo check --config-name glm_image_80gb data.path=prompts.jsonl\n"
+        "  glm-grpo gallery RUN --serve\n"
+        "  glm-grpo rescore RUN reward.terms.ocr.weight=0.5\n"
+        "  glm-grpo compare RUN_A RUN_B",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"glm-grpo {version('glm-grpo')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
 
     check = commands.add_parser("check", help="everything that can be checked before a run")
@@ -122,6 +129,12 @@ def _parser() -> argparse.ArgumentParser:
         help="noises one sample is decoded under (4)",
     )
     probe.add_argument(
+        "--branches",
+        type=types.whole_number(2, 1000, remedy="two at least; leave it out for none"),
+        metavar="M",
+        help="images to each preview, to see what previews decide; takes M times as long",
+    )
+    probe.add_argument(
         "--share",
         type=types.word,
         nargs="+",
@@ -173,7 +186,8 @@ def _parser() -> argparse.ArgumentParser:
         type=types.word,
         nargs="*",
         metavar="key=value",
-        help="reward.terms.<name>.weight or .std_floor, reward.combine, advantage.*",
+        help="reward.terms.<name>.weight, .share, .at_least or .std_floor, reward.combine, "
+        "advantage.*",
     )
     rescore.set_defaults(command=_rescore)
 
@@ -275,6 +289,7 @@ def _probe(options: argparse.Namespace) -> None:
         config,
         num_prompts=options.prompts,
         noises=options.noises,
+        branches=options.branches,
         shares=shares,
         directory=options.output,
     )

@@ -6,7 +6,8 @@ Axes, everywhere outside `glm_image/` and `rewards/`:
 P      prompts of one batch
 G      images (token grids) sampled for each prompt
 T      AR tokens of one image: preview grid, then target grid; of an edit, target grid alone
-N      source pictures of a prompt, 0 for text-to-image
+N      source pictures of a prompt, 0 for text-to-image; in `glm_grpo.grpo`, some of the P * G
+       sequences
 S      tokens of a target grid or of a source picture
 R      reward terms
 H W    pixels
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 from torch import Tensor
 
@@ -116,6 +118,25 @@ class OffPolicyCorrection:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """Token grids of target pictures, as examples to learn from.
+
+    Attributes:
+        prompts: One image each, at least one.
+        token_ids: Token grids of the targets of these prompts.
+        places: Position of each of these prompts in the batch. Empty if no prompt of the batch has
+            a target: `prompts` then holds one that is replayed with weight 0, because all processes
+            must call the model equally often.
+        weight: Factor of the mean cross-entropy in the loss.
+    """
+
+    prompts: PromptBatch
+    token_ids: Int64[Tensor, "A T"]
+    places: Int64[Tensor, " B"]
+    weight: float
+
+
+@dataclass(frozen=True)
 class Experience:
     """All of one batch: what is trained on, stored and replayed.
 
@@ -132,6 +153,8 @@ class Experience:
             nobody has read them yet.
         correction: Of every token, P G T; None where the policy that sampled is the one that the
             updates begin with.
+        trained: The groups that are trained on, in the order of the prompts of the step that they
+            stand for; the others were flat and are stored and counted alone. None: all of them.
     """
 
     prompts: PromptBatch
@@ -143,6 +166,15 @@ class Experience:
     advantages: Advantages
     reference_log_probs: Float32[Tensor, "P G T"] | None = None
     correction: OffPolicyCorrection | None = None
+    trained: Int64[Tensor, " K"] | None = None
+
+    def trained_rows(self) -> Int64[Tensor, " K"]:
+        """`trained`, also where it is all groups."""
+        return torch.arange(len(self.totals)) if self.trained is None else self.trained
+
+    def is_discarded(self) -> Bool[Tensor, " P"]:
+        """Groups that others were sampled in place of."""
+        return ~torch.isin(torch.arange(len(self.totals)), self.trained_rows())
 
 
 @dataclass(frozen=True)

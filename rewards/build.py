@@ -27,11 +27,12 @@ def build_scorer(
     Raises:
         RewardError: A term's weights are missing or do not fit.
     """
+    weights = config.weights()
     terms = [
         Term(
             name=name,
             reward=_build_where_asked(name, options, device, process_device or device),
-            weight=options.weight,
+            weight=weights[name],
             std_floor=options.std_floor,
             timeout_seconds=options.timeout_seconds,
             only=options.only,

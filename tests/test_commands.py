@@ -5,7 +5,10 @@ import logging
 import math
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -272,3 +275,27 @@ def test_a_resumed_run_keeps_no_file_of_its_checkpoint_open(
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_help_and_version_load_no_library_of_models() -> None:
+    code = (
+        "import sys\n"
+        "from glm_grpo.cli import main\n"
+        "try:\n"
+        "    main([sys.argv[1]])\n"
+        "except SystemExit as end:\n"
+        "    print(end.code, {'torch', 'diffusers', 'hydra', 'transformers'} & {*sys.modules})\n"
+    )
+    for asked, begin in (("--help", "usage: glm-grpo"), ("--version", "glm-grpo 0.")):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, asked], capture_output=True, text=True, check=True
+        )
+        assert ended.stdout.startswith(begin)
+        assert ended.stdout.endswith("0 set()\n")
+
+
+def test_the_package_is_a_command() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "glm_grpo", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == f"glm-grpo {version('glm-grpo')}\n"

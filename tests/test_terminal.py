@@ -107,7 +107,8 @@ def test_run_hydra_application_explains_what_the_application_raises(
 
 WRITER = """
 import logging, os, sys
-from glm_grpo.terminal import errors_explained, guard_output
+from glm_grpo.output import guard_output
+from glm_grpo.terminal import errors_explained
 
 guard_output(is_run=sys.argv[1] == "run")
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from glm_grpo.build import (
     Prompts,
+    begin_with,
     build_batch,
     build_prompts,
     check_prompt_sets,
     collect_settings,
     find_planner,
+    find_start,
     load_models,
 )
 from glm_grpo.config import Config, effective_config
@@ -47,9 +49,11 @@ def check_config(config: Config) -> Iterator[str]:
     sources = (prompts.training, prompts.held_out)
     device = make_accelerator().device
     yield f"memory: {check_fit(config, find_planner(config.model.path), sources, device)}"
-    models = load_models(config, device, needs_reference=config.loss.kl_coef > 0)
+    start = find_start(config)
+    models = load_models(config, device, needs_reference=config.needs_reference)
+    begin_with(models, start)
     yield f"model: loaded {config.model.path} in {config.model.dtype}"
-    rare = check_prompt_sets(models, prompts)
+    rare = check_prompt_sets(config, models, prompts)
     found = f"reward: {', '.join(models.scorer.names)}; every prompt has a term that applies"
     yield "\n    ".join([found, *rare])
     experience = collect(

@@ -8,8 +8,10 @@ from pathlib import Path
 from rich.table import Table
 
 from glm_grpo.build import (
+    begin_with,
     build_evaluation_batches,
     build_held_out,
+    find_start,
     load_models,
 )
 from glm_grpo.gallery.data import SummaryRow
@@ -33,7 +35,9 @@ def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:
     found = find_checkpoint(run)
     config = found.config
     held_out = build_held_out(config)
+    start = find_start(config)
     models = load_models(config, make_accelerator().device, needs_reference=False)
+    begin_with(models, start)
     batches = build_evaluation_batches(config, held_out)
     mode = config.reward.combine
     part = evaluate(models, batches, step=0)

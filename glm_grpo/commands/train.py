@@ -14,11 +14,13 @@ from rich.console import Console
 from glm_grpo.build import (
     Launch,
     Prompts,
+    begin_with,
     build_prompts,
     build_trainer,
     check_prompt_sets,
     collector_needs,
     find_planner,
+    find_start,
     load_models,
 )
 from glm_grpo.commands.evaluate import summary_table
@@ -29,7 +31,7 @@ from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.terminal import is_sweep
 from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
-from glm_grpo.training.checkpoint.resume import open_run
+from glm_grpo.training.checkpoint.resume import OpenedRun, open_run
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
@@ -56,6 +58,9 @@ def run_training(config: Config) -> None:
         logger.info("settings: %s", effective.note)
     processes, device = launch.processes, launch.accelerator.device
     check_trackers(config.trackers)
+    if config.train.resume is None:
+        # Before there is a run folder, as for all below.
+        find_start(config)
     with processes.together():
         prompts = build_prompts(config)
         sources = (prompts.training, prompts.held_out)
@@ -108,13 +113,22 @@ def _prepare(
         models = load_models(
             config,
             launch.accelerator.device,
-            needs_reference=config.loss.kl_coef > 0,
+            needs_reference=config.needs_reference,
             is_sharded=has_shards(launch.accelerator),
         )
-        rare = check_prompt_sets(models, prompts)
+        if not _has_start(config, opened):
+            begin_with(models, find_start(config))
+        rare = check_prompt_sets(config, models, prompts)
     for line in rare if processes.is_main else ():
         logger.warning("%s", line)
     return build_trainer(config, models, prompts, opened, launch, console), opened.folder
+
+
+def _has_start(config: Config, opened: OpenedRun) -> bool:
+    """Whether the checkpoint that the run goes on from has all that it began with."""
+    if opened.checkpoint is None:
+        return False
+    return not config.needs_reference or "reference" in opened.checkpoint.tensors
 
 
 def _launch(config: Config) -> Launch:

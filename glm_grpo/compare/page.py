@@ -28,8 +28,8 @@ from glm_grpo.gallery.chart_style import (
 )
 from glm_grpo.gallery.pages import render_page
 from glm_grpo.gallery.pictures import shrink
+from glm_grpo.output import printable
 from glm_grpo.run.folder import safe_name, write_atomically
-from glm_grpo.terminal import printable
 
 _HEIGHT = 3.0
 """Inches, the legend aside."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from glm_grpo.config.root import Config
 from glm_grpo.grpo.losses import ClippedLoss
+from rewards.options import Options
 
 _FIELDS: Mapping[str, str] = {"async": "asynchronous"}
 """Names of sections in Python, where they differ from the key."""
@@ -47,7 +48,7 @@ def effective_config(
         processes: That train together.
         is_sharded: Whether they cut up the policy.
     """
-    images = math.ceil(config.rollout.prompts_per_step / processes) * config.rollout.group_size
+    images = math.ceil(config.rollout.prompts_per_step / processes) * _images_each(config)
     adjustments = _adjustments(config, images, is_sharded=is_sharded)
     sections: dict[str, dict[str, Any]] = {}
     for each in adjustments:
@@ -70,9 +71,20 @@ def effective_config(
     return EffectiveConfig(config.model_copy(update=changed), "; ".join(notes))
 
 
+def _images_each(config: Config) -> int:
+    """Images of a prompt that are learned from."""
+    return 1 if config.train.method == "sft" else config.rollout.group_size
+
+
 def _without_effect(config: Config) -> list[str]:
     """What is set and changes nothing in this run."""
     loss, train, notes = config.loss, config.train, []
+    if train.method == "sft":
+        return [
+            "train.method sft: a step learns from target pictures; no effect of rollout.group_size "
+            "and refill_rounds, advantage, loss, decode.rollout_steps, and of anchor but for "
+            "anchor.preview; rewards score evaluations alone"
+        ]
     is_on_policy = train.mode == "sync" and train.updates_per_step == 1
     of_ratios = []
     if loss.kind not in ("clipped", "custom"):
@@ -86,6 +98,20 @@ def _without_effect(config: Config) -> list[str]:
             f"{', '.join(of_ratios)}: no effect with one update a rollout, where all ratios are 1 "
             "(train.updates_per_rollout, train.minibatches_per_rollout)"
         )
+    if config.rollout.refill_rounds and loss.kl_coef_in_reward > 0:
+        notes.append(
+            "rollout.refill_rounds: no effect where loss.kl_placement is reward: the KL differs "
+            "between images of equal scores"
+        )
+    reward = config.reward
+    if reward.combine != "shares" and _is_set(reward, "share_rate"):
+        notes.append("reward.share_rate: no effect unless reward.combine is shares")
+    if all(term.at_least is None for term in reward.terms.values()):
+        notes += [
+            f"reward.{name}: no effect without a bound (reward.terms.<name>.at_least)"
+            for name in ("bound_rate", "bound_max")
+            if _is_set(reward, name)
+        ]
     if loss.reference_sync_every is not None and loss.kl_coef == 0:
         notes.append("loss.reference_sync_every: no effect where loss.kl_coef is 0")
     if train.skip_flat and not loss.weighs_advantages_alone:
@@ -96,6 +122,11 @@ def _without_effect(config: Config) -> list[str]:
     return notes
 
 
+def _is_set(section: Options, name: str) -> bool:
+    """Whether an option has another value than its default."""
+    return bool(getattr(section, name) != type(section).model_fields[name].default)
+
+
 def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adjustment]:
     """What must change, where the process with most of a step has so many images."""
     prompts = config.rollout.prompts_per_step
@@ -103,7 +134,10 @@ def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adju
     # Batches that may be under way at once: that of the next step, and those that its updates, and
     # the ones after it, will not make too old.
     at_once = section.max_policy_age // each + 1
-    is_cheap = config.decode.rollout_steps not in (None, config.decode.steps)
+    is_cheap = (
+        config.decode.rollout_steps not in (None, config.decode.steps)
+        and config.train.method == "grpo"
+    )
     is_asynchronous = config.train.mode == "async"
     limits = [
         ("train.micro_batch_size", images, "the images of a step", True),

@@ -341,14 +341,15 @@ def config_differences(stored: Config, given: Config) -> list[str]:
     """Name the keys in which two configs differ, keys that may change on resume left out.
 
     `train.steps` may change under a constant learning rate only: a cosine ends at the last step, so
-    there another length means other learning rates all along. The estimator of a KL of weight 0
-    may, too.
+    there another length means other learning rates all along. So it is with `anchor.final_weight`.
+    The estimator of a KL of weight 0 may change, too.
 
     Returns:
         Dotted keys in alphabetical order; empty where a run may be resumed.
     """
     may_change = set(_MAY_CHANGE_ON_RESUME)
-    if stored.optim.schedule == given.optim.schedule == "constant":
+    is_anchor_constant = all(each.anchor.final_weight is None for each in (stored, given))
+    if stored.optim.schedule == given.optim.schedule == "constant" and is_anchor_constant:
         may_change.add("train.steps")
     if stored.loss.kl_coef == given.loss.kl_coef == 0.0:
         may_change.add("loss.kl_estimator")

@@ -11,6 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from glm_grpo.config.problems import Problem
 from glm_grpo.config.sections import (
+    AnchorSection,
     AsyncSection,
     DataSection,
     DecodeSection,
@@ -67,6 +68,8 @@ class Config(Options):
     """How rewards become advantages."""
     loss: AnyLoss
     """What is minimised; `kind` says which."""
+    anchor: AnchorSection = Field(default_factory=AnchorSection)
+    """Target pictures as examples in the loss."""
     optim: OptimSection
     """The optimizer and its learning rate."""
     train: TrainSection
@@ -81,6 +84,16 @@ class Config(Options):
     """Where metrics and evaluation prompts go besides the run folder; may be empty."""
     run_dir: PathText
     """Folder of the run: one for all its processes."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a KL to the policy that the run begins with is weighed."""
+        return self.train.method == "grpo" and self.loss.kl_coef > 0
+
+    @property
+    def reads_targets(self) -> bool:
+        """Whether target pictures are turned into tokens to learn from."""
+        return self.train.method == "sft" or self.anchor.is_used
 
     @field_validator("loss", mode="before")
     @classmethod
@@ -114,6 +127,7 @@ class Config(Options):
             *_decode_problems(self.decode),
             *_async_problems(self.asynchronous),
             *_reference_problems(self),
+            *_method_problems(self),
         )
         if problems:
             raise ValidationError.from_exception_data("Config", [*map(_line_error, problems)])
@@ -185,6 +199,22 @@ def _reference_problems(config: Config) -> list[Problem]:
     return [
         Problem("loss.reference_sync_every", every, rule, "leave it out, or set train.mode=sync")
     ]
+
+
+def _method_problems(config: Config) -> list[Problem]:
+    if config.train.mode == "sync":
+        return []
+    problems = []
+    if config.train.method == "sft":
+        rule = "needs train.mode=sync: nothing is sampled that collectors could make"
+        remedy = "set train.mode=sync, or train.method=grpo"
+        problems.append(Problem("train.method", "sft", rule, remedy))
+    if config.rollout.refill_rounds > 0:
+        rule = "must be 0 where train.mode is async: collectors have the prompts of a step alone"
+        remedy = "set rollout.refill_rounds=0, or train.mode=sync"
+        rounds = config.rollout.refill_rounds
+        problems.append(Problem("rollout.refill_rounds", rounds, rule, remedy))
+    return problems
 
 
 def _preview_problems(config: Config) -> list[Problem]:

@@ -43,6 +43,9 @@ class ModelSection(Options):
     """Type of weights and activations; log-probabilities are float32 in any case."""
     adapter: AdapterSection | None = None
     """Low-rank adapters; absent: the language model and its head are trained in full."""
+    start_from: PathText | None = None
+    """A run folder, or a checkpoint in one, whose trained weights this run begins with, and the
+    reference too; of the same model and adapter. Absent: the model as it is."""
     gradient_checkpointing: bool
     """Recompute activations in the backward pass: less memory, about a third more time."""
     quantization: Literal["nf4"] | None = None
@@ -69,6 +72,9 @@ class RolloutSection(Options):
     group_size: int = Field(ge=2, le=_MOST_IMAGES)
     """G, images sampled for each prompt. An advantage compares an image with the others of its
     prompt, so a group of one has nothing to be compared with."""
+    refill_rounds: int = Field(default=0, ge=0, le=100)
+    """Times in a step that groups whose rewards are all equal, which teach nothing, are replaced by
+    groups of other prompts; 0: they stay."""
     height: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32)
     """Pixels; the model draws one token per 32 x 32 pixels."""
     width: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32)
@@ -136,8 +142,11 @@ class TrainSection(Options):
     mode: Literal["sync", "async"] = "sync"
     """Collect and learn in turns, or at the same time: collectors make the next batches through
     Ray while this one is trained on."""
+    method: Literal["grpo", "sft"] = "grpo"
+    """Learn from rewards of sampled images (grpo), or from the target pictures of the prompts,
+    without sampling (sft): a warm start for `model.start_from`."""
     steps: int = Field(ge=1, le=_MOST_STEPS)
-    """Training steps: one rollout and its updates each."""
+    """Training steps: one rollout, or the target pictures of so many prompts, and its updates."""
     seed: int = Field(ge=0, le=LARGEST_INT)
     """Prompts, tokens and noise of step s are a function of (seed, s)."""
     updates_per_rollout: int = Field(ge=1, le=10**6)
@@ -222,6 +231,25 @@ class AsyncSection(Options):
                 "number"
             )
         return gpus
+
+
+class AnchorSection(Options):
+    """Target pictures as examples, beside what the policy samples itself."""
+
+    weight: float = Field(default=0.0, ge=0.0)
+    """Weight of the cross-entropy of the target pictures' tokens, nats a token, in the loss; 0:
+    targets are used for scores alone."""
+    final_weight: float | None = Field(default=None, ge=0.0)
+    """Weight at the last step, reached in equal steps; absent: `weight` throughout."""
+    preview: Literal["encode", "repeat"] = "encode"
+    """Tokens of the preview, of which a target picture has none: those of the picture made as small
+    as the preview (for the published model), or the target's nearest ones (for models trained so,
+    as the embedded one). Read with `train.method` sft too."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it has a weight at some step."""
+        return self.weight > 0 or bool(self.final_weight)
 
 
 class EvalSection(Options):

@@ -34,6 +34,7 @@ from glm_grpo.run.tables import (
     stored_steps,
     with_comparable_totals,
 )
+from rewards.config import RewardConfig
 from rewards.terms.ocr import OcrConfig
 from rewards.terms.text_matching import fold_text, split_words, take_words
 
@@ -75,15 +76,17 @@ class Settings:
     """What the pages need to know besides what was recorded.
 
     Attributes:
-        values: `reward`, `advantage`, `group_size`, `picture`, `steps_planned`, `canary_margin`
-            and `config`, as in `run.js`.
+        values: `reward`, `advantage`, `group_size`, `picture`, `steps_planned`, `is_sampled`,
+            `canary_margin` and `config`, as in `run.js`.
         readers: OCR terms by name, and whether case counts.
         problems: Why something is missing.
+        is_moving: Whether weights were others in each step; groups then name theirs.
     """
 
     values: Mapping[str, Any]
     readers: Mapping[str, bool]
     problems: tuple[Problem, ...]
+    is_moving: bool = False
 
 
 def read_settings(folder: RunFolder) -> Settings:
@@ -95,25 +98,34 @@ def read_settings(folder: RunFolder) -> Settings:
     except (CheckpointError, ConfigError, StorageError) as error:
         problem = {"where": folder.config_path.name, "message": describe(error, folder)}
         return _from_tables(folder, text, problem)
-    return Settings(_from_config(config, text), _readers(config), ())
+    is_moving = config.reward.steering() is not None
+    return Settings(_from_config(config, text), _readers(config), (), is_moving)
+
+
+_RATES = ("share_rate", "bound_rate", "bound_max")
+"""Options of a reward whose weights move."""
 
 
 def _from_config(config: Config, text: str) -> dict[str, Any]:
     reward, rollout = config.reward, config.rollout
+    weights = reward.weights()
     kinds = {name: term["kind"] for name, term in reward.model_dump()["terms"].items()}
     return {
         "reward": {
             "combine": reward.combine,
             "terms": [
-                _term(name, kinds[name], term.weight, term.std_floor)
+                _term(name, kinds[name], weights[name], term.std_floor)
+                | {"at_least": term.at_least}
                 for name, term in reward.terms.items()
             ],
+            "steering": {name: getattr(reward, name) for name in _RATES},
             "watch": list(reward.watch),
         },
         "advantage": config.advantage.model_dump(),
         "group_size": rollout.group_size,
         "picture": {"width": rollout.width, "height": rollout.height},
         "steps_planned": config.train.steps,
+        "is_sampled": config.train.method == "grpo",
         "canary_margin": reward.canary_margin,
         "config": text,
     }
@@ -135,11 +147,17 @@ def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Setti
         for name, weight in weighing.weights.items()
     ]
     values = {
-        "reward": {"combine": weighing.combine, "terms": terms, "watch": []},
+        "reward": {
+            "combine": weighing.combine,
+            "terms": terms,
+            "steering": {name: RewardConfig.model_fields[name].default for name in _RATES},
+            "watch": [],
+        },
         "advantage": None,
         "group_size": None,
         "picture": None,
         "steps_planned": None,
+        "is_sampled": True,
         "canary_margin": None,
         "config": text,
     }
@@ -439,11 +457,12 @@ def run_data(records: Records) -> dict[str, Any]:
 def steps_data(records: Records, key: str) -> dict[str, Any]:
     """One chunk of steps: their metrics and their groups."""
     folder = records.folder
+    # Of supervised fine-tuning there are no groups.
+    sampled = records.chunks[key] if records.settings.values["is_sampled"] else ()
     return {
         "metrics": [row for step, row in records.metrics.items() if chunk_key(step) == key],
         "steps": [
-            _entry(records, step, folder.rollout_path(step), ROLLOUT_COLUMNS)
-            for step in records.chunks[key]
+            _entry(records, step, folder.rollout_path(step), ROLLOUT_COLUMNS) for step in sampled
         ],
     }
 
@@ -471,6 +490,10 @@ def _entry(
 ) -> dict[str, Any]:
     try:
         groups = read_groups(path, columns, records.settings.readers, evaluated=evaluated)
+        if evaluated is None and records.settings.is_moving:
+            weighing = read_weighing(path)
+            for group in groups:
+                group |= {"weights": weighing.weights, "units": weighing.units or None}
         for picture in pictures_of(groups):
             # The page would show what a link leads to.
             records.folder.picture(f"images/{picture}")

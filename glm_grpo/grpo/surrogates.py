@@ -77,9 +77,9 @@ def sequence_surrogate(
 ) -> Surrogate:
     """`clipped_surrogate` with the sequence ratio s in the place of each token's.
 
-    An image is clipped whole. The standard deviation of log s is 0.01 to 0.03 after some updates on
-    one rollout, so bounds of 0.02 to 0.03 do what 0.2 does to token ratios; the 3e-4 that is usual
-    for text clips nearly every image.
+    An image is clipped whole. Between images log s has a standard deviation of 0.002 to 0.03 in the
+    later updates of a rollout of the embedded model (`ratio/sequence_std`), so 0.02 to 0.03 is the
+    scale of the bounds; the 3e-4 that is usual for text clips nearly every image.
 
     Source: GSPO (arXiv 2507.18071), equations 5 to 7.
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from glm_grpo.grpo.losses import LossInputs, LossSettings, effective_sample_size, grpo_loss
 from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
-from glm_grpo.types import Experience, OffPolicyCorrection, PromptBatch, Rollout
+from glm_grpo.types import Examples, Experience, OffPolicyCorrection, PromptBatch, Rollout
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Replay:
         log_probs: Natural logarithm, of the distribution the tokens were drawn from; with gradient.
         entropy: Of that distribution at each token, nats; with gradient where the policy was built
             to give it one.
-        outside_codebook: The probability of a token that is none of a picture, which neither
-            sampling nor replay lets come, in [0, 1).
+        outside_codebook: The probability of all tokens that are not part of a picture, which
+            sampling and replay leave out, in [0, 1).
         num_preview: Tokens of the preview, the first of each sequence; 0 where there is none.
     """
 
@@ -125,6 +125,20 @@ class _MicroBatch:
     replayed_share: float
 
 
+@dataclass(frozen=True)
+class _ExamplePass:
+    """Some of the examples.
+
+    Attributes:
+        rows: Into the prompts of the examples.
+        share: Part of the tokens of all examples in the minibatch, over all processes; 0 for a row
+            that stands in, see `_MicroBatch`.
+    """
+
+    rows: Int64[Tensor, " N"]
+    share: float
+
+
 def update_policy(
     policy: PolicyForUpdate,
     optimizer: Optimizer,
@@ -132,11 +146,13 @@ def update_policy(
     experience: Experience,
     settings: UpdateSettings,
     strategy: Strategy = SINGLE_PROCESS,
+    anchor: Examples | None = None,
 ) -> list[UpdateReport]:
     """Learn from one rollout: `updates_per_rollout` passes, an update for each minibatch of each.
 
     A minibatch has every k-th prompt of the batch, counted over all processes, with k =
-    `minibatches_per_rollout`; with 1 it is the whole batch. Every update replays its sequences in
+    `minibatches_per_rollout`; with 1 it is the whole batch. Groups that were discarded are in none.
+    Every update replays its sequences in
     micro-batches whose accumulated gradient is that of the whole minibatch. Ratios are always to
     the log-probs as sampled, or where the policy has moved on since then to those of the
     experience's correction. Reference log-probs are those of the experience, else computed once,
@@ -158,6 +174,10 @@ def update_policy(
     Processes that train together each bring a part of the batch, of at least one sequence: losses
     are weighed by the number of all sequences, and every process returns the same reports.
 
+    With an anchor, `weight` times the mean cross-entropy of its tokens is added to the loss of each
+    minibatch that has prompts of it. That is of the policy's distribution at the temperature of
+    sampling, without truncation.
+
     The schedule advances in any case: the learning rate is a function of how many updates were
     asked for, and runs that differ in a skipped update stay comparable.
 
@@ -168,6 +188,7 @@ def update_policy(
         experience: One batch with its rollout and advantages.
         settings: Plain values.
         strategy: Joins the processes that train together.
+        anchor: Examples to learn from besides; all processes have one, or none has.
 
     Returns:
         One report an update; `kl/reference` is NaN where no reference was run.
@@ -178,46 +199,197 @@ def update_policy(
         _micro_batches(policy, experience, rows, settings, strategy)
         for rows in _minibatch_rows(experience, settings.minibatches_per_rollout, strategy)
     ]
-    max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
+    num_prompts = len(experience.trained_rows())
+    anchored = (
+        [[] for _ in minibatches]
+        if anchor is None
+        else _example_passes(anchor, num_prompts, settings, strategy)
+    )
     reports: list[UpdateReport] = []
-    for micro_batches in minibatches * settings.updates_per_rollout:
+    for micro_batches, examples in [
+        *zip(minibatches, anchored, strict=True)
+    ] * settings.updates_per_rollout:
         optimizer.zero_grad(set_to_none=True)
         parts = []
         for index, micro_batch in enumerate(micro_batches):
-            with strategy.accumulation(is_last=index == len(micro_batches) - 1):
+            is_last = not examples and index == len(micro_batches) - 1
+            with strategy.accumulation(is_last=is_last):
                 parts.append(_score(policy, experience, micro_batch, settings.loss, strategy))
-        grad_norm = strategy.clip_gradient(policy.trainable_parameters(), max_norm)
+        learned = None
+        if anchor is not None:
+            learned = _learn_examples(policy, anchor, examples, strategy)
+        grad_norm = _clip_gradient(policy, settings, strategy)
         counted = [
             part for part, each in zip(parts, micro_batches, strict=True) if each.replayed_share > 0
         ]
-        metrics = _means(counted, [*parts[0]], strategy) | {
-            "optim/grad_norm": grad_norm,
-            "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
-        }
+        metrics = _means(counted, [*parts[0]], strategy)
+        if anchor is not None and learned is not None:
+            if examples:
+                metrics["loss/total"] += anchor.weight * learned["cross_entropy"]
+            metrics |= {
+                "anchor/cross_entropy": learned["cross_entropy"],
+                "anchor/weight": anchor.weight,
+            }
         if reports:
             metrics["policy/replay_gap"] = reports[0].metrics["policy/replay_gap"]
-        is_finite = math.isfinite(metrics["loss/total"]) and math.isfinite(grad_norm)
-        report = UpdateReport(metrics, is_skipped=not is_finite)
-        if not report.is_skipped and grad_norm != 0:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
-        reports.append(report)
+        reports.append(_take_step(policy, optimizer, schedule, metrics, grad_norm))
     return reports
+
+
+def update_on_examples(
+    policy: PolicyForUpdate,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    examples: Examples,
+    settings: UpdateSettings,
+    strategy: Strategy = SINGLE_PROCESS,
+    *,
+    num_prompts: int,
+) -> list[UpdateReport]:
+    """Learn from token grids alone: supervised fine-tuning, by their mean cross-entropy.
+
+    Passes, minibatches, micro-batches and the schedule are those of `update_policy`; so is the rule
+    of when the optimizer does not step. The cross-entropy is that of the policy's distribution at
+    the temperature of sampling, without truncation.
+
+    Args:
+        settings: `loss` and `is_skipping_flat` are not read.
+        num_prompts: Of the batch of this process, with those that are no examples.
+
+    Returns:
+        One report an update; figures are NaN, and the loss 0, where a minibatch has no example.
+    """
+    reports = []
+    for passes in (
+        _example_passes(examples, num_prompts, settings, strategy) * settings.updates_per_rollout
+    ):
+        optimizer.zero_grad(set_to_none=True)
+        learned = _learn_examples(policy, examples, passes, strategy)
+        grad_norm = _clip_gradient(policy, settings, strategy)
+        metrics = {
+            "loss/total": examples.weight * learned["cross_entropy"] if passes else 0.0,
+            **{f"{_LEARNED_AS[name]}": value for name, value in learned.items()},
+        }
+        reports.append(_take_step(policy, optimizer, schedule, metrics, grad_norm))
+    return reports
+
+
+_LEARNED_AS = {
+    "cross_entropy": "sft/cross_entropy",
+    "cross_entropy/preview": "sft/cross_entropy/preview",
+    "cross_entropy/target": "sft/cross_entropy/target",
+    "entropy": "policy/entropy",
+    "outside_codebook": "policy/outside_codebook",
+}
+"""Metric by what `_learn_examples` measures."""
+
+
+def _clip_gradient(policy: PolicyForUpdate, settings: UpdateSettings, strategy: Strategy) -> float:
+    """Scale the gradient down to the largest norm allowed; its norm before."""
+    max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
+    return strategy.clip_gradient(policy.trainable_parameters(), max_norm)
+
+
+def _take_step(
+    policy: PolicyForUpdate,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    metrics: dict[str, float],
+    grad_norm: float,
+) -> UpdateReport:
+    """Step, unless loss or gradient is not finite or the gradient is zero; advance the schedule."""
+    metrics = metrics | {
+        "optim/grad_norm": grad_norm,
+        "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
+    }
+    is_finite = math.isfinite(metrics["loss/total"]) and math.isfinite(grad_norm)
+    if is_finite and grad_norm != 0:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    schedule.step()
+    return UpdateReport(metrics, is_skipped=not is_finite)
 
 
 def _minibatch_rows(
     experience: Experience, parts: int, strategy: Strategy
 ) -> list[Int64[Tensor, " N"]]:
     """The rows of each minibatch that this process has, perhaps none."""
-    shape = experience.advantages.values.shape
-    rows = torch.arange(shape.numel())
+    group_size = experience.advantages.values.shape[1]
+    trained = experience.trained_rows()
+    rows = (trained[:, None] * group_size + torch.arange(group_size)).flatten()
     if parts == 1:
         return [rows]
     # Every k-th of all processes' prompts: each process has its part of each minibatch.
-    before = sum(int(count) for (count,) in strategy.gather([float(shape[0])])[: strategy.rank])
-    prompts = rows // shape[1] + before
+    count = [float(len(trained))]
+    before = sum(int(others) for (others,) in strategy.gather(count)[: strategy.rank])
+    prompts = torch.arange(len(trained)).repeat_interleave(group_size) + before
     return [rows[prompts % parts == part] for part in range(parts)]
+
+
+def _example_passes(
+    examples: Examples, num_prompts: int, settings: UpdateSettings, strategy: Strategy
+) -> list[list[_ExamplePass]]:
+    """The passes over the examples of each minibatch: as many as in each of the other processes."""
+    parts = settings.minibatches_per_rollout
+    before = sum(int(count) for (count,) in strategy.gather([float(num_prompts)])[: strategy.rank])
+    passes = []
+    for part in range(parts):
+        own = ((examples.places + before) % parts == part).nonzero().flatten()
+        counts = [int(count) for (count,) in strategy.gather([float(len(own))])]
+        groups = [*own.split(settings.micro_batch_size)] if len(own) else []
+        shares = [len(group) / sum(counts) for group in groups]
+        stand_ins = math.ceil(max(counts) / settings.micro_batch_size) - len(groups)
+        groups += [torch.zeros(1, dtype=torch.long)] * stand_ins
+        shares += [0.0] * stand_ins
+        passes.append([_ExamplePass(*each) for each in zip(groups, shares, strict=True)])
+    return passes
+
+
+def _learn_examples(
+    policy: PolicyForUpdate,
+    examples: Examples,
+    passes: Sequence[_ExamplePass],
+    strategy: Strategy,
+) -> dict[str, float]:
+    """Accumulate the gradient of the examples of a minibatch.
+
+    Returns:
+        Means over their tokens, in nats, of all processes; NaN where there is none.
+    """
+    parts = []
+    for index, each in enumerate(passes):
+        with strategy.accumulation(is_last=index == len(passes) - 1):
+            parts.append(_score_examples(policy, examples, each, strategy))
+    if not parts:
+        return dict.fromkeys(_LEARNED_AS, math.nan)
+    own = [math.fsum(part[name] for part in parts) for name in parts[0]]
+    everyone = zip(*strategy.gather(own), strict=True)
+    return dict(zip(parts[0], map(math.fsum, everyone), strict=True))
+
+
+def _score_examples(
+    policy: PolicyForUpdate, examples: Examples, some: _ExamplePass, strategy: Strategy
+) -> dict[str, float]:
+    """Accumulate the gradient of some examples; their part of the means."""
+    rollout = Rollout(
+        token_ids=examples.token_ids.unsqueeze(1),
+        log_probs=torch.zeros(len(examples.token_ids), 1, examples.token_ids.shape[1]),
+        sampling_mask=None,
+        policy_step=0,
+    )
+    replay = policy.replay(examples.prompts, rollout, some.rows)
+    cross_entropy = -replay.log_probs.mean() * some.share
+    strategy.backward(cross_entropy * (examples.weight * strategy.num_processes))
+    nats = -replay.log_probs.detach()
+    means = {
+        "cross_entropy": nats,
+        # NaN of what is generated without a preview, as edits are.
+        "cross_entropy/preview": nats[:, : replay.num_preview],
+        "cross_entropy/target": nats[:, replay.num_preview :],
+        "entropy": replay.entropy.detach(),
+        "outside_codebook": replay.outside_codebook,
+    }
+    return {name: some.share * float(value.double().mean()) for name, value in means.items()}
 
 
 def _micro_batches(
@@ -364,7 +536,8 @@ def _by_stage(metrics: Mapping[str, Tensor], num_preview: int) -> dict[str, Tens
     found = {}
     for name in _SHOWN_BY_STAGE:
         tokens = metrics.get(name)
-        if tokens is not None and 0 < num_preview < tokens.shape[-1]:
+        # A custom loss may report a scalar under this name.
+        if tokens is not None and tokens.ndim == 2 and 0 < num_preview < tokens.shape[1]:
             found[f"{name.removesuffix('_tokens')}/preview"] = tokens[:, :num_preview]
             found[f"{name.removesuffix('_tokens')}/target"] = tokens[:, num_preview:]
     return found

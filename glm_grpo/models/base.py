@@ -49,7 +49,14 @@ class Policy(PolicyForUpdate, Protocol):
         """The batch with the tokens of its source pictures; the same where it has none."""
         ...
 
-    def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
+    def sample(
+        self,
+        batch: PromptBatch,
+        *,
+        policy_step: int,
+        phase: str = "rollout",
+        first_tokens: Int64[Tensor, "P G n"] | None = None,
+    ) -> Rollout:
         """Sample G token grids for each of P prompts, a pure function of weights and batch.
 
         Args:
@@ -63,9 +70,20 @@ class Policy(PolicyForUpdate, Protocol):
         ...
 
     def tokenize_pictures(
-        self, pixels: UInt8[Tensor, "N 3 H W"], *, has_preview: bool = True
+        self,
+        pixels: UInt8[Tensor, "N 3 H W"],
+        *,
+        has_preview: bool = True,
+        preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
-        """Token grids that the decoder turns back into these pictures."""
+        """Token grids that the decoder turns back into these pictures.
+
+        Args:
+            pixels: RGB, 0..255, of a size that is generated.
+            has_preview: False for edits.
+            preview: Tokens of the preview, which the decoder does not read: zeros, those of the
+                picture made as small as the preview, or the target's nearest ones.
+        """
         ...
 
     def wrap(self, wrapped: nn.Module) -> None:
@@ -86,6 +104,10 @@ class Policy(PolicyForUpdate, Protocol):
 
     def mix_reference(self, mix: float) -> None:
         """Move the reference towards the policy: mix * policy + (1 - mix) * reference."""
+        ...
+
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put in the weights, as of `state_tensors`, that policy and reference begin with."""
         ...
 
     def reference_tensors(self) -> dict[str, Tensor]:
@@ -161,6 +183,9 @@ class ReservedTokens:
     language: frozenset[str] = frozenset()
     glyphs: frozenset[str] = frozenset()
 
+
+Preview = Literal["zeros", "encode", "repeat"]
+"""What stands in the preview of a given picture, see `Policy.tokenize_pictures`."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """By the value of `model.dtype`."""

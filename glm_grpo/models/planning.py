@@ -75,6 +75,7 @@ class BatchSizes:
         is_truncated: By top-k or top-p.
         decode_batch_size: Images of a group that are drawn at once; None: all.
         num_sources: Source pictures of a prompt, whose tokens are not in `prompt_tokens`.
+        reads_targets: Whether target pictures are turned into tokens.
     """
 
     prompts: int
@@ -86,6 +87,7 @@ class BatchSizes:
     is_truncated: bool
     decode_batch_size: int | None = None
     num_sources: int = 0
+    reads_targets: bool = False
 
     @property
     def images(self) -> int:

@@ -10,10 +10,10 @@ from glm_grpo.build import build_planner
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
 from glm_grpo.models.planning import MemoryPlan, Parallelism
+from glm_grpo.output import describe_bytes
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import step_floors
-from glm_grpo.terminal import describe_bytes
 
 
 def memory_table(plan: MemoryPlan, *, title: str) -> Table:

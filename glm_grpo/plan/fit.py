@@ -25,8 +25,8 @@ from glm_grpo.models.planning import (
     Parallelism,
     Planner,
 )
+from glm_grpo.output import describe_bytes
 from glm_grpo.plan.scorers import scorer_sizes
-from glm_grpo.terminal import describe_bytes
 from glm_grpo.training.data.prompts import PromptSource, evaluated_at_once
 
 
@@ -37,7 +37,7 @@ def model_settings(config: Config, *, is_on_accelerator: bool) -> ModelSettings:
         dtype=DTYPES[config.model.dtype],
         adapter_rank=None if adapter is None else adapter.rank,
         is_checkpointing=config.model.gradient_checkpointing,
-        needs_reference=config.loss.kl_coef > 0,
+        needs_reference=config.needs_reference,
         is_on_accelerator=is_on_accelerator,
         quantization=Quantization(
             language=config.model.quantization, decoder=config.decode.quantization
@@ -65,6 +65,7 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
         or (rollout.top_p is not None and rollout.top_p < 1.0),
         decode_batch_size=config.decode.batch_size,
         num_sources=config.data.sources,
+        reads_targets=config.reads_targets,
     )
 
 
@@ -295,6 +296,14 @@ def refuse_for_processes(config: Config, processes: Parallelism) -> None:
             f"loss.reference_sync_every is {config.loss.reference_sync_every}: the reference is "
             "not cut up as the policy is, and cannot follow it; leave it null, or start with "
             "configs/accelerate/ddp.yaml"
+        )
+    starts_adapter = config.model.start_from is not None and config.model.adapter is not None
+    if processes.is_sharded and starts_adapter and config.needs_reference:
+        raise ConfigError(
+            f"model.start_from is {config.model.start_from!r}: of adapters that are cut up the "
+            "reference cannot begin with others than none; export that run as a pipeline "
+            "(glm-grpo export --format pipeline) and set model.path to it, set loss.kl_coef=0, or "
+            "start with configs/accelerate/ddp.yaml"
         )
     if processes.is_sharded and config.eval.ema_decay is not None:
         raise ConfigError(

@@ -72,7 +72,7 @@ def step_floors(
         updates=config.train.updates_per_rollout,
         is_full=config.model.adapter is None,
         is_checkpointing=config.model.gradient_checkpointing,
-        needs_reference=config.loss.kl_coef > 0,
+        needs_reference=config.needs_reference,
     )
     seconds = {
         "rollout": rollout_floor(language, sequences, device),

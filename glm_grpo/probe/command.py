@@ -10,9 +10,11 @@ from pathlib import Path
 from rich.table import Table
 
 from glm_grpo.build import (
+    begin_with,
     build_batch,
     build_prompts,
     collect_settings,
+    find_start,
     load_models,
 )
 from glm_grpo.config import Config, effective_config
@@ -31,6 +33,7 @@ def probe_config(
     *,
     num_prompts: int,
     noises: int,
+    branches: int | None = None,
     shares: Mapping[str, float],
     directory: Path,
 ) -> tuple[list[Table], Path]:
@@ -40,6 +43,7 @@ def probe_config(
         config: Of the run to come; its training prompts are used, a step's worth at a time.
         num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
+        branches: Images to each preview, >= 2, to see what previews decide; None: one.
         shares: Of the advantage, by term, if weights are to be proposed; empty for none.
 
     Returns:
@@ -50,14 +54,22 @@ def probe_config(
         GlmGrpoError, RewardError: As in a run.
     """
     _check_shares(shares, tuple(config.reward.terms))
+    if branches is not None and config.data.sources > 0:
+        raise ConfigError(
+            f"--branches {branches}: edits (data.sources is {config.data.sources}) have no "
+            "preview; leave --branches out"
+        )
     config = effective_config(config).config
     prompts = build_prompts(config)
     batches = _probed_batches(config, prompts.training, num_prompts)
+    start = find_start(config)
     models = load_models(config, make_accelerator().device, needs_reference=False)
+    begin_with(models, start)
     training = (prompts.training[index] for index in range(len(prompts.training)))
     for line in models.scorer.check_prompts(training, of="training prompts", is_training=True):
         logger.warning("%s", line)
-    samples = sample_probe(models, batches, collect_settings(config), noises=noises)
+    settings = collect_settings(config)
+    samples = sample_probe(models, batches, settings, noises=noises, branches=branches)
     try:
         report = report_probe(
             samples,

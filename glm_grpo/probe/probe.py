@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from glm_grpo.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
+from glm_grpo.probe.branches import join_branches, preview_shares, score_branches
+from glm_grpo.probe.findings import ProbedDecode, ProbedPreviews, ProbedTerm, ProbeReport
 from glm_grpo.probe.page import ProbedPrompt
 from glm_grpo.seeds import derive_seed
 from glm_grpo.training.collect import (
@@ -20,7 +21,7 @@ from glm_grpo.training.collect import (
     join_tables,
     sample,
 )
-from glm_grpo.training.data.prompts import part_of_batch
+from glm_grpo.training.data.prompts import part_of_batch, prompts_at
 from glm_grpo.training.monitors.recheck import compare_ranks
 from glm_grpo.training.phase import (
     Models,
@@ -139,6 +140,7 @@ class ProbeSamples:
         copy_totals: Of the first source picture as it is, under the weights of the config; NaN
             where a prompt has none, and where totals are relative to a group.
         full: The samples in the full decode; None where rollouts are decoded in full anyway.
+        branches: Raw scores of B images to each sample's preview; None where none were asked for.
     """
 
     prompts: tuple[Prompt, ...]
@@ -150,10 +152,16 @@ class ProbeSamples:
     reconstructed_pixels: UInt8[Tensor, "M 3 H W"]
     copy_totals: Float32[Tensor, " N"]
     full: FullDecode | None
+    branches: Float32[Tensor, "N G B R"] | None
 
 
 def sample_probe(
-    models: Models, batches: Iterable[PromptBatch], settings: CollectSettings, *, noises: int
+    models: Models,
+    batches: Iterable[PromptBatch],
+    settings: CollectSettings,
+    *,
+    noises: int,
+    branches: int | None = None,
 ) -> ProbeSamples:
     """Samples, decodes and scores; nothing is trained.
 
@@ -162,12 +170,13 @@ def sample_probe(
         batches: Prompts and seeds, as training would use them.
         settings: Combination and decode are used.
         noises: K, further noises the first sample of each prompt is decoded under, >= 2.
+        branches: B, images to each preview, >= 2; None: one, and nothing is said of previews.
 
     Raises:
         RewardError: A term failed.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
-    parts = [_probe_batch(models, batch, settings, noises) for batch in batches]
+    parts = [_probe_batch(models, batch, settings, noises, branches) for batch in batches]
     table = join_tables([part.rewards for part in parts])
     decodes = [part.full for part in parts if part.full is not None]
     return ProbeSamples(
@@ -183,11 +192,16 @@ def sample_probe(
         reconstructed_pixels=torch.cat([part.reconstructed_pixels for part in parts]),
         copy_totals=torch.cat([part.copy_totals for part in parts]),
         full=join_decodes(decodes) if decodes else None,
+        branches=join_branches([part.branches for part in parts if part.branches is not None]),
     )
 
 
 def _probe_batch(
-    models: Models, batch: PromptBatch, settings: CollectSettings, noises: int
+    models: Models,
+    batch: PromptBatch,
+    settings: CollectSettings,
+    noises: int,
+    branches: int | None,
 ) -> ProbeSamples:
     batch = encode_sources(models, batch)
     rollout = sample(models, batch, policy_step=0)
@@ -212,6 +226,9 @@ def _probe_batch(
         reconstructed_pixels=reconstructed_pixels,
         copy_totals=_score_copies(models, batch, settings.combine),
         full=full,
+        branches=None
+        if branches is None
+        else score_branches(models, batch, rollout.token_ids, table, branches=branches),
     )
 
 
@@ -239,12 +256,7 @@ def _decode_targets(
         token_ids = models.policy.tokenize_pictures(
             torch.stack(targets), has_preview=batch.num_sources == 0
         )
-    some = replace(
-        batch,
-        prompts=tuple(batch.prompts[row] for row in rows),
-        decode_seeds=tuple(batch.decode_seeds[row] for row in rows),
-        source_token_ids=None if batch.source_token_ids is None else batch.source_token_ids[rows],
-    )
+    some = prompts_at(batch, torch.tensor(rows))
     images, table = _draw(models, some, token_ids.unsqueeze(1))
     scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)
     return scores, images.pixels[:, 0]
@@ -297,7 +309,13 @@ def report_probe(
         decode = report_decode(
             samples.full, table, mode=mode, min_rank_correlation=min_rank_correlation
         )
+    previews = None
+    if samples.branches is not None:
+        previews = ProbedPreviews(
+            samples.branches.shape[2], *preview_shares(samples.branches, table, mode)
+        )
     return ProbeReport(
+        previews=previews,
         terms=tuple(ProbedTerm(*figures) for figures in terms),
         audit=audit,
         conflicts=find_conflicts(audit, table.weights),

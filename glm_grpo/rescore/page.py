@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glm_grpo.output import printable
 from glm_grpo.rescore.rescore import MovedImage, Rescoring
 from glm_grpo.run.folder import RunFolder, read_picture, write_atomically
-from glm_grpo.terminal import printable
 
 _TILE = 160
 """Width of a picture on the sheet, in pixels."""

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import time
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -81,10 +82,28 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _read_holder(file: Path) -> str:
-    """The process that holds the lock, as it wrote itself down."""
+    """The process that holds the lock, as it wrote itself down.
+
+    It does so just after it has the lock, so a note that is missing, or of a process of this host
+    that has ended, is read again for a second.
+    """
+    for _ in range(20):
+        try:
+            note = json.loads(file.read_bytes())
+            process, host = int(note["process"]), str(note["host"])
+            if host != socket.gethostname() or _is_alive(process):
+                return f"process {process} on {host}"
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        time.sleep(0.05)
+    return "another process"
+
+
+def _is_alive(process: int) -> bool:
     try:
-        note = json.loads(file.read_bytes())
-        return f"process {int(note['process'])} on {note['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        # It is about to write.
-        return "another process"
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # Of another user.
+    return True

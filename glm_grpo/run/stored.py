@@ -146,7 +146,7 @@ def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -
     if not steps:
         raise StorageError(
             f"{folder.path} holds no rollout (rollouts/step-*.parquet); let the run take its first "
-            "step, or give the folder of another run"
+            "step, or give the folder of another run (train.method=sft samples nothing)"
         )
     columns = (*_IDENTITY, *_raw_columns(names), "penalty", "total", "advantage")
     table = pyarrow.concat_tables(

@@ -90,18 +90,21 @@ Schema = TypeVar("Schema", bound=BaseModel)
 class Weighing:
     """How the totals of a stored table came from its raw scores.
 
-    Those of an evaluation depend under `normalize_then_sum` on the evaluation of step 0 as well,
-    see `read_evaluation`.
+    Those of an evaluation depend on the evaluation of step 0 as well, save under `weighted_sum`,
+    see `read_evaluation`. Those of a rollout have the weights that were in force in that step.
 
     Attributes:
         weights: By name of the term.
         std_floors: By name of the term, see `RewardTable`.
         combine: How the weighed terms are combined.
+        units: Mean and spread by name of the term, see `RewardTable`; only rollouts under `shares`
+            have some.
     """
 
     weights: dict[str, float]
     std_floors: dict[str, float]
     combine: Mode
+    units: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
 class _Weighing(BaseModel):
@@ -110,6 +113,7 @@ class _Weighing(BaseModel):
     weights: dict[str, Finite]
     std_floors: dict[str, Finite]
     combine: Mode
+    units: dict[str, tuple[Finite, Annotated[Finite, Field(gt=0)]]] = {}
 
 
 class _Metrics(BaseModel):
@@ -319,7 +323,7 @@ def read_evaluation(
 def with_comparable_totals(folder: RunFolder, path: Path, table: pyarrow.Table) -> pyarrow.Table:
     """A stored evaluation with totals that compare with those of the run's other evaluations.
 
-    Under `normalize_then_sum` they are computed from the raw scores and those of step 0, as the run
+    Save under `weighted_sum` they are computed from the raw scores and those of step 0, as the run
     computes them: tables written before it did so hold totals that are standardised inside each
     group, whose mean is 0 at every step. Totals of `weighted_sum` are as stored.
 
@@ -351,7 +355,7 @@ def read_untrained(folder: RunFolder) -> RewardTable:
     path = folder.evaluation_path(0)
     if not path.exists():
         raise StorageError(
-            f"{path} is gone: under reward.combine=normalize_then_sum the totals of evaluations "
+            f"{path} is gone: unless reward.combine is weighted_sum the totals of evaluations "
             "are measured by the spread of its scores. Restore it from a copy."
         )
     return _read_scores(path)
@@ -388,11 +392,13 @@ def _weighing_of(schema: pyarrow.Schema, path: Path) -> Weighing:
             "glm-grpo that wrote the run."
         )
     weighing = Weighing(**check_stored(_Weighing, content, place).model_dump())
-    if weighing.weights.keys() != weighing.std_floors.keys():
-        raise StorageError(
-            f"{place} is damaged (std_floors is of other terms than weights); restore it from a "
-            "copy"
-        )
+    of_terms = {"std_floors": [*weighing.std_floors], "units": [*weighing.units]}
+    for name, terms in of_terms.items():
+        if set(terms) != weighing.weights.keys() and (terms or name == "std_floors"):
+            raise StorageError(
+                f"{place} is damaged ({name} is of other terms than weights); restore it from a "
+                "copy"
+            )
     return weighing
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float32, Int64
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from glm_grpo.grpo.advantages import AdvantageSettings, group_advantages
 from glm_grpo.grpo.losses import LossSettings, reference_penalty
+from glm_grpo.training.data.prompts import SparePrompts
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import (
     Models,
@@ -34,6 +36,7 @@ class CollectSettings:
         loss: Whether a KL to the reference is weighed, and whether in the reward.
         micro_batch_size: Sequences the reference scores at once.
         decode_steps: Denoising steps of what is trained on, >= 1.
+        refill_rounds: Times that flat groups are replaced by groups of other prompts, >= 0.
     """
 
     combine: Mode
@@ -41,6 +44,7 @@ class CollectSettings:
     loss: LossSettings
     micro_batch_size: int
     decode_steps: int
+    refill_rounds: int = 0
 
 
 def collect(
@@ -51,10 +55,16 @@ def collect(
     policy_step: int,
     clock: PhaseClock,
     processes: Processes = ALONE,
+    spares: SparePrompts | None = None,
 ) -> Experience:
     """Makes the experience of one batch.
 
     Where several processes each bring a part of a batch, advantages are those of the whole.
+
+    With `refill_rounds`, flat groups are replaced by groups of spare prompts, and those of them
+    that are flat by others, so many rounds at most; where no spare prompt is left a flat group
+    stays. The experience has all groups that were sampled, and says which are discarded.
+    Source: DAPO (arXiv 2503.14476), section 3.2, "dynamic sampling".
 
     Args:
         batch: Prompts and seeds, of this process.
@@ -62,34 +72,56 @@ def collect(
         policy_step: Updates the policy has had.
         clock: Gets the time of every phase.
         processes: That collect together.
+        spares: Of the step, the same in all processes; None: nothing is replaced.
 
     Raises:
         RewardError: A term failed; names term, prompt and image.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
         PeerError: Another process failed.
     """
-    kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
+
+    def make(some: PromptBatch) -> Experience:
+        return _collect_once(models, some, settings, policy_step=policy_step, clock=clock)
+
     with processes.together():
-        batch = encode_sources(models, batch, clock)
-        rollout = sample(models, batch, policy_step=policy_step, clock=clock)
+        experience = make(batch)
+    if spares is not None:
+        experience = _refill(experience, spares, make, settings.refill_rounds, processes)
+    rewards = experience.totals - experience.penalties
+    advantages = batch_advantages(rewards, settings.advantage, processes)
+    return replace(experience, advantages=advantages)
 
-        @cache
-        def reference() -> Float32[Tensor, "P G T"]:
-            return _reference_log_probs(models, batch, rollout, settings.micro_batch_size, clock)
 
-        # While scores are awaited, where the policy need not be brought back for it.
-        is_early = kl_coef > 0 and not models.offload.moves("policy")
-        images, table = decode_and_score(
-            models.with_decode_steps(settings.decode_steps),
-            batch,
-            rollout.token_ids,
-            clock,
-            meanwhile=reference if is_early else None,
-        )
-        totals = combine(table, mode=settings.combine)
-        penalties = torch.zeros_like(totals)
-        if kl_coef_in_reward > 0:
-            penalties = reference_penalty(rollout.log_probs, reference(), kl_coef=kl_coef_in_reward)
+def _collect_once(
+    models: Models,
+    batch: PromptBatch,
+    settings: CollectSettings,
+    *,
+    policy_step: int,
+    clock: PhaseClock,
+) -> Experience:
+    """The experience of some prompts, with advantages as if there were no others."""
+    kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
+    batch = encode_sources(models, batch, clock)
+    rollout = sample(models, batch, policy_step=policy_step, clock=clock)
+
+    @cache
+    def reference() -> Float32[Tensor, "P G T"]:
+        return _reference_log_probs(models, batch, rollout, settings.micro_batch_size, clock)
+
+    # While scores are awaited, where the policy need not be brought back for it.
+    is_early = kl_coef > 0 and not models.offload.moves("policy")
+    images, table = decode_and_score(
+        models.with_decode_steps(settings.decode_steps),
+        batch,
+        rollout.token_ids,
+        clock,
+        meanwhile=reference if is_early else None,
+    )
+    totals = combine(table, mode=settings.combine)
+    penalties = torch.zeros_like(totals)
+    if kl_coef_in_reward > 0:
+        penalties = reference_penalty(rollout.log_probs, reference(), kl_coef=kl_coef_in_reward)
     return Experience(
         prompts=batch,
         rollout=rollout,
@@ -97,9 +129,62 @@ def collect(
         rewards=table,
         totals=totals,
         penalties=penalties,
-        advantages=_advantages(totals - penalties, settings.advantage, processes),
+        advantages=batch_advantages(totals - penalties, settings.advantage, ALONE),
         reference_log_probs=reference() if is_early or kl_coef_in_reward > 0 else None,
     )
+
+
+def _refill(
+    first: Experience,
+    spares: SparePrompts,
+    make: Callable[[PromptBatch], Experience],
+    rounds: int,
+    processes: Processes,
+) -> Experience:
+    """The groups of all rounds, and which of them are trained on.
+
+    Each process replaces its own, by spare prompts that it and no other takes.
+    """
+    parts, trained = [first], torch.arange(len(first.totals))
+    flat = first.advantages.is_flat.nonzero().flatten()
+    used = 0
+    for _ in range(rounds):
+        counts = processes.gather(len(flat))
+        left = len(spares) - used
+        if sum(counts) == 0 or left == 0:
+            break
+        before = sum(counts[: processes.rank])
+        places = range(used + min(before, left), used + min(before + len(flat), left))
+        used += min(sum(counts), left)
+        replaced, flat = flat[: len(places)], flat[:0]
+        with processes.together():
+            if len(places):
+                more = make(spares.batch(places))
+                trained[replaced] = sum(len(part.totals) for part in parts) + torch.arange(
+                    len(places)
+                )
+                flat = replaced[more.advantages.is_flat]
+                parts.append(more)
+    return replace(_join_rounds(parts), trained=trained)
+
+
+def _join_rounds(parts: Sequence[Experience]) -> Experience:
+    """Groups of one process, with all that replay needs."""
+    if len(parts) == 1:
+        return parts[0]
+    masks = [part.rollout.sampling_mask for part in parts]
+    references = [part.reference_log_probs for part in parts]
+    whole = join_experiences(parts)
+    return replace(
+        whole,
+        rollout=replace(whole.rollout, sampling_mask=_cat_if_any(masks)),
+        reference_log_probs=_cat_if_any(references),
+    )
+
+
+def _cat_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    found = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(found) if found else None
 
 
 def encode_sources(
@@ -109,7 +194,7 @@ def encode_sources(
     *,
     is_evaluation: bool = False,
 ) -> PromptBatch:
-    """The batch with the tokens of its source pictures, which it does nothing for without any.
+    """The batch with the tokens of its source pictures; the same batch if it has none.
 
     Raises:
         MemoryLimitError: Memory ran out; names phase, size and remedy.
@@ -181,7 +266,7 @@ def decode_and_score(
     return ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds), table
 
 
-def _advantages(
+def batch_advantages(
     rewards: Float32[Tensor, "P G"], settings: AdvantageSettings, processes: Processes
 ) -> Advantages:
     """Of this process's groups; standard deviations over a batch are those of all processes."""
@@ -212,11 +297,7 @@ def _reference_log_probs(
 
 
 def join_experiences(parts: Sequence[Experience]) -> Experience:
-    """Parts of one batch, prompts after prompts, as records need them: without what replay needs.
-
-    Args:
-        parts: As `without_replay_data` leaves them.
-    """
+    """Parts of one batch, prompts after prompts; what replay alone needs is that of the first."""
     first = parts[0]
     return replace(
         first,
@@ -224,7 +305,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
             first.prompts,
             prompts=tuple(prompt for part in parts for prompt in part.prompts.prompts),
             decode_seeds=tuple(seed for part in parts for seed in part.prompts.decode_seeds),
-            source_token_ids=_join_sources([part.prompts for part in parts]),
+            source_token_ids=_cat_if_any([part.prompts.source_token_ids for part in parts]),
         ),
         rollout=replace(
             first.rollout,
@@ -239,12 +320,15 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
             torch.cat([part.advantages.values for part in parts]),
             torch.cat([part.advantages.is_flat for part in parts]),
         ),
+        trained=None if first.trained is None else _join_trained(parts),
     )
 
 
-def _join_sources(batches: Sequence[PromptBatch]) -> Int64[Tensor, "P N S"] | None:
-    ids = [batch.source_token_ids for batch in batches if batch.source_token_ids is not None]
-    return torch.cat(ids) if ids else None
+def _join_trained(parts: Sequence[Experience]) -> Int64[Tensor, " K"]:
+    starts = accumulate((len(part.totals) for part in parts), initial=0)
+    return torch.cat(
+        [part.trained_rows() + start for part, start in zip(parts, starts, strict=False)]
+    )
 
 
 def without_replay_data(experience: Experience) -> Experience:

@@ -3,7 +3,8 @@
 Each step samples G token grids for each of P prompts, decodes them with the frozen decoder, scores
 the pictures, turns scores into advantages inside each group, and takes `updates_per_rollout`
 clipped, KL-regularised updates of the policy. `glm_grpo.training.collect` has the first half of
-that, `glm_grpo.grpo` the second.
+that, `glm_grpo.grpo` the second. With `train.method: sft` a step learns the tokens of target
+pictures instead, and nothing is sampled but in evaluations.
 
 Source: DeepSeekMath, Shao et al. 2024 (arXiv 2402.03300), section 4.1.
 """
@@ -18,11 +19,19 @@ from dataclasses import dataclass
 import torch
 from torch.optim import Optimizer
 
+from glm_grpo.config.sections import AnchorSection
 from glm_grpo.errors import HackingError, NonFiniteError
 from glm_grpo.gallery.data import SummaryRow
-from glm_grpo.grpo.update import UpdateReport, UpdateSettings, update_policy
+from glm_grpo.grpo.advantages import AdvantageSettings
+from glm_grpo.grpo.update import (
+    UpdateReport,
+    UpdateSettings,
+    update_on_examples,
+    update_policy,
+)
 from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver
+from glm_grpo.training.data.prompts import prompts_at
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.distributed.strategy import Strategy
 from glm_grpo.training.evaluate import evaluate
@@ -32,11 +41,14 @@ from glm_grpo.training.monitors.recheck import Recheck
 from glm_grpo.training.moving_average import MovingAverage
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.recording.progress import Progress
-from glm_grpo.training.recording.run_recorder import RunRecorder
+from glm_grpo.training.recording.run_recorder import RunRecorder, StepRecord
 from glm_grpo.training.replay_check import check_replay
 from glm_grpo.training.sources import ExperienceSource
-from glm_grpo.types import EvaluationPart, Experience, PromptBatch
+from glm_grpo.training.targets import TargetSource, anchor_weight, examples_of
+from glm_grpo.training.weights import weigh_experience
+from glm_grpo.types import EvaluationPart, Examples, Experience, PromptBatch
 from rewards.audit.canaries import Departure
+from rewards.steering import Steering
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +65,9 @@ class LoopSettings:
         eval_every: Steps between evaluations; one before the first and one after the last besides.
         checkpoint_every: Steps between checkpoints.
         update: Trains the policy on an experience.
+        advantage: How rewards become advantages.
+        anchor: Target pictures as examples.
+        steering: Moves the weights of the reward's terms; None: they stay.
         reference_sync_every: Steps after which the reference follows the policy; None: never.
         is_stopping_on_hacking: Whether a canary that leaves its band ends the run.
     """
@@ -61,8 +76,11 @@ class LoopSettings:
     eval_every: int
     checkpoint_every: int
     update: UpdateSettings
+    advantage: AdvantageSettings
+    anchor: AnchorSection
     is_stopping_on_hacking: bool
     reference_sync_every: int | None = None
+    steering: Steering | None = None
 
 
 class Trainer:
@@ -72,7 +90,7 @@ class Trainer:
         models: Policy, decoder, reward terms.
         optimizer: Over the policy's trainable parameters.
         learning_rate: Sets its rate.
-        source: Gives each step its experience.
+        source: Gives each step its experience, or target pictures to learn from in its place.
         recheck: Compares the cheap decode of rollouts with the full one.
         evaluation_batches: The held-out prompts of this process; the main one has at least one.
         settings: Plain values.
@@ -90,7 +108,7 @@ class Trainer:
         optimizer: Optimizer,
         learning_rate: LearningRate,
         *,
-        source: ExperienceSource,
+        source: ExperienceSource | TargetSource,
         recheck: Recheck,
         evaluation_batches: Sequence[PromptBatch],
         settings: LoopSettings,
@@ -156,21 +174,14 @@ class Trainer:
         return summary if is_finished else None
 
     def _step(self, step: int, *, is_first: bool) -> None:
-        """One step of GRPO, its record, and whatever is due after it."""
+        """One step, its record, and whatever is due after it."""
         clock = PhaseClock(self._progress.phase)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        # Sample -> decode -> score -> advantages.
-        experience, of_source = self.source.next_experience(step, clock)
-        of_decode = self._recheck.compare(experience, step, clock)
-        if is_first:
-            self._check_replay(experience)
-        updates = self._update_policy(experience, clock)
-        if self._average is not None:
-            self._average.update()
-        self._follow_with_reference(step)
-        self.source.policy_updated(step)
-        record = self._recorder.step(step, experience, updates, clock, {**of_decode, **of_source})
+        if isinstance(self.source, TargetSource):
+            updates, record = self._learn_targets(self.source, step, clock)
+        else:
+            updates, record = self._learn_rewards(self.source, step, clock, is_first=is_first)
         self._saver.finish_step(step)
         metrics, is_best = record.metrics, False
         if self._is_evaluation_due():
@@ -183,6 +194,54 @@ class Trainer:
         if is_best or self._is_checkpoint_due():
             self._saver.save()
         self._stop_on_hacking(record.departures)
+
+    def _learn_rewards(
+        self, source: ExperienceSource, step: int, clock: PhaseClock, *, is_first: bool
+    ) -> tuple[list[UpdateReport], StepRecord]:
+        """One step of GRPO."""
+        # Sample -> decode -> score -> advantages.
+        experience, of_source = source.next_experience(step, clock)
+        weighed = weigh_experience(
+            experience,
+            self._state.moving_weights,
+            self._settings.steering,
+            self._settings.advantage,
+            self._processes,
+        )
+        experience = weighed.experience
+        of_decode = self._recheck.compare(experience, step, clock)
+        if is_first:
+            self._check_replay(experience)
+        updates = self._update_policy(experience, self._anchor(experience, step, clock), clock)
+        if self._average is not None:
+            self._average.update()
+        self._follow_with_reference(step)
+        source.policy_updated(step)
+        more = {**of_decode, **of_source, **weighed.metrics}
+        record = self._recorder.step(step, experience, updates, clock, more)
+        self._state.moving_weights = weighed.after
+        return updates, record
+
+    def _learn_targets(
+        self, source: TargetSource, step: int, clock: PhaseClock
+    ) -> tuple[list[UpdateReport], StepRecord]:
+        """One step of supervised fine-tuning."""
+        examples, num_prompts = source.next_examples(step, clock)
+        settings, policy = self._settings.update, self._models.policy
+        size = replay_size(examples.prompts, policy, settings.micro_batch_size)
+        with self._models.phase("update", size, clock):
+            updates = update_on_examples(
+                policy,
+                self._optimizer,
+                self._learning_rate,
+                examples,
+                settings,
+                self._strategy,
+                num_prompts=num_prompts,
+            )
+        if self._average is not None:
+            self._average.update()
+        return updates, self._recorder.supervised_step(step, len(examples.places), updates, clock)
 
     def _check_replay(self, experience: Experience) -> None:
         """Sampling and replay must agree before anything is learned."""
@@ -200,7 +259,23 @@ class Trainer:
             report.max_gap,
         )
 
-    def _update_policy(self, experience: Experience, clock: PhaseClock) -> list[UpdateReport]:
+    def _anchor(self, experience: Experience, step: int, clock: PhaseClock) -> Examples | None:
+        """The target pictures of the step as examples, if there are to be any."""
+        settings = self._settings.anchor
+        if not settings.is_used:
+            return None
+        with self._processes.together():
+            return examples_of(
+                self._models,
+                prompts_at(experience.prompts, experience.trained_rows()),
+                weight=anchor_weight(settings, step, self._settings.steps),
+                preview=settings.preview,
+                clock=clock,
+            )
+
+    def _update_policy(
+        self, experience: Experience, anchor: Examples | None, clock: PhaseClock
+    ) -> list[UpdateReport]:
         """The updates of a step; the same reports in every process."""
         rows, policy = self._settings.update.micro_batch_size, self._models.policy
         with self._models.phase("update", replay_size(experience.prompts, policy, rows), clock):
@@ -211,6 +286,7 @@ class Trainer:
                 experience,
                 self._settings.update,
                 self._strategy,
+                anchor,
             )
 
     def _follow_with_reference(self, step: int) -> None:

@@ -35,7 +35,8 @@ def step_metrics(
         experience: What the step trained on.
         reports: One for each update of the step, in order, at least one.
         times: Seconds by phase: `rollout`, `decode`, `reward`, `update`, and `step` for the whole.
-        peak_memory_bytes: Most memory held on the accelerator during the step; 0 without one.
+        peak_memory_bytes: Most memory held on the accelerator during the step; without one, by the
+            process.
         combine: How the terms were combined into the totals.
 
     Returns:
@@ -49,6 +50,28 @@ def step_metrics(
         **{f"time/{phase}": seconds for phase, seconds in times.items()},
         "throughput/images_per_second": images / times["step"],
         "throughput/tokens_per_second": tokens / times["rollout"],
+        "memory/peak_bytes": float(peak_memory_bytes),
+    }
+
+
+def supervised_metrics(
+    images: int,
+    reports: Sequence[UpdateReport],
+    times: Mapping[str, float],
+    peak_memory_bytes: int,
+) -> dict[str, float]:
+    """All figures of a step that learned target pictures alone; names as those of `step_metrics`.
+
+    Args:
+        images: Target pictures learned from, of all processes.
+        reports: One for each update of the step, in order, at least one.
+        times: Seconds by phase: `sources`, `update`, and `step` for the whole.
+        peak_memory_bytes: As in `step_metrics`.
+    """
+    return {
+        **_update_metrics(reports),
+        **{f"time/{phase}": seconds for phase, seconds in times.items()},
+        "throughput/images_per_second": images / times["step"],
         "memory/peak_bytes": float(peak_memory_bytes),
     }
 
@@ -109,17 +132,24 @@ def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
             other = audit.terms[column].name
             metrics[f"correlation/{other}/{term.name}"] = audit.correlations[row, column].item()
     metrics["advantage/flat_fraction"] = experience.advantages.is_flat.float().mean().item()
+    if experience.trained is not None:
+        metrics["advantage/discarded_groups"] = float(experience.is_discarded().sum())
     return metrics
 
 
 def _update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     # One value that is not finite would hide what the other updates of the step did.
     done = [report for report in reports if not report.is_skipped]
-    metrics = {
-        name: _mean([report.metrics[name] for report in done]) for name in reports[0].metrics
+    first = reports[0].metrics
+    # NaN of a minibatch that has no such figure, as of target pictures where it has none.
+    found = {
+        name: [value for report in done if not math.isnan(value := report.metrics[name])]
+        for name in first
     }
+    metrics = {name: _mean(values) for name, values in found.items()}
+    if "policy/replay_gap" in first:
+        metrics["policy/replay_gap"] = first["policy/replay_gap"]
     return metrics | {
-        "policy/replay_gap": reports[0].metrics["policy/replay_gap"],
         "optim/learning_rate": reports[-1].metrics["optim/learning_rate"],
         "optim/skipped_updates": float(len(reports) - len(done)),
     }

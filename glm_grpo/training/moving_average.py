@@ -47,8 +47,10 @@ class MovingAverage:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The policy has the average inside, and its own weights again afterwards, to the bit."""
+        # On the CPU: of a policy trained in full an accelerator may have no room for a second copy.
         own = {
-            name: tensor.detach().clone() for name, tensor in self._policy.state_tensors().items()
+            name: tensor.detach().to("cpu", copy=True)
+            for name, tensor in self._policy.state_tensors().items()
         }
         self._policy.load_state_tensors(
             {name: self._tensors[name].to(tensor.dtype) for name, tensor in own.items()}

@@ -20,7 +20,7 @@ import torch
 from glm_grpo.errors import MemoryLimitError, PeerError
 from glm_grpo.models.base import Decoder, Policy
 from glm_grpo.models.offload import Offload, Phase
-from glm_grpo.terminal import describe_bytes
+from glm_grpo.output import describe_bytes
 from glm_grpo.types import PromptBatch
 from rewards.out_of_memory import asked_bytes, is_out_of_memory
 from rewards.score import Scorer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from glm_grpo.training.collect import CollectSettings, collect
-from glm_grpo.training.data.prompts import part_of_batch
+from glm_grpo.training.data.prompts import SparePrompts, part_of_batch
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.distributed.strategy import Strategy
 from glm_grpo.training.phase import Models, PhaseClock
@@ -54,6 +54,7 @@ class SynchronousSource:
         batch_for_step: All prompts of a step, from 0, a pure function of its number.
         settings_for_step: How the experience of a step, from 1, is made.
         updates: How many the policy has had.
+        spares_for_step: Prompts that can take the place of those of a step, from 0; None: none do.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class SynchronousSource:
         batch_for_step: Callable[[int], PromptBatch],
         settings_for_step: Callable[[int], CollectSettings],
         updates: Callable[[], int],
+        spares_for_step: Callable[[int], SparePrompts] | None = None,
     ) -> None:
         self._models, self._strategy, self._processes = models, strategy, processes
         self.batch_for_step = batch_for_step
         self._settings_for_step = settings_for_step
         self._updates = updates
+        self._spares_for_step = spares_for_step
 
     def next_experience(
         self, step: int, clock: PhaseClock
@@ -78,6 +81,8 @@ class SynchronousSource:
         processes = self._processes
         with processes.together():
             batch = self.batch_for_step(step - 1)
+            spares = self._spares_for_step
+            others = None if spares is None else spares(step - 1)
         with self._strategy.full_parameters():
             experience = collect(
                 self._models,
@@ -86,6 +91,7 @@ class SynchronousSource:
                 policy_step=self._updates(),
                 clock=clock,
                 processes=processes,
+                spares=others,
             )
         return experience, {}
 

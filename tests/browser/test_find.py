@@ -352,6 +352,7 @@ def large_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         "group_size": MANY_IMAGES,
         "picture": {"width": 64, "height": 64},
         "steps_planned": MANY_STEPS,
+        "is_sampled": True,
         "evaluations": [],
         "chunks": chunks,
         "bands": {name: asdict(band) for name, band in BANDS.items()},

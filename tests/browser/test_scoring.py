@@ -15,6 +15,7 @@ from torch import Tensor
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.rescore.rescore import kendall_taus, winner_changes
 from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
+from rewards.steering import Steering, tables_in_force
 from rewards.types import RewardTable
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
@@ -23,7 +24,7 @@ OTHER_WEIGHTS = (0.05, 0.0, -0.7, 0.9)
 ADVANTAGE = {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0}
 MODES: tuple[Mode, ...] = ("weighted_sum", "normalize_then_sum")
 PROMPTS, IMAGES, STEPS = 5, 6, 4
-SCRIPTS = ("scoring.js", "advantages.js", "comparing.js")
+SCRIPTS = ("scoring.js", "steering.js", "advantages.js", "comparing.js")
 
 
 @pytest.fixture
@@ -73,7 +74,8 @@ def to_reward(table: RewardTable, mode: Mode, weights: tuple[float, ...]) -> dic
         {"name": name, "weight": weight, "std_floor": floor}
         for name, weight, floor in zip(table.names, weights, table.std_floors.tolist(), strict=True)
     ]
-    return {"combine": mode, "terms": terms}
+    rates = {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0}
+    return {"combine": mode, "terms": terms, "steering": rates}
 
 
 def to_groups(table: RewardTable, penalty: Tensor) -> list[dict[str, Any]]:
@@ -275,6 +277,45 @@ def test_scoring_counts_groups_that_hold_other_totals(page: Page) -> None:
     groups[7]["total"][2] += 1e-4
     reward = to_reward(table, "weighted_sum", WEIGHTS)
     assert compare(page, to_steps(groups), reward, reward, None)["differingGroups"] == 1
+
+
+@pytest.mark.parametrize("bounds", [{}, {"ssim": 0.7}, {"lpips": 0.9, "ocr": 0.2}])
+@pytest.mark.parametrize("mode", ["weighted_sum", "normalize_then_sum", "shares"])
+def test_scoring_moves_weights_as_training_does(
+    page: Page, mode: Mode, bounds: dict[str, float]
+) -> None:
+    table, penalty = make_table(seed=9), make_penalty(seed=9)
+    if mode == "shares":
+        # Terms whose scores are all equal at first.
+        table.raw[:PROMPTS, :, 1] = 0.25
+    steering = Steering(mode, bounds, share_rate=0.3, bound_rate=0.1, bound_max=10.0)
+    rows = range(0, STEPS * PROMPTS, PROMPTS)
+    steps = [take_groups(table, slice(row, row + PROMPTS)) for row in rows]
+    weighed = tables_in_force(steps, steering)
+    totals = torch.cat([combine(step, mode=mode) for step in weighed])
+    own, moving = (to_reward(table, each, WEIGHTS) for each in ("weighted_sum", mode))
+    for term in moving["terms"]:
+        term["at_least"] = bounds.get(term["name"])
+    found = compare(page, to_steps(to_groups(table, penalty)), own, moving, ADVANTAGE)
+    columns = torch.tensor([group["totalsAfter"] for group in found["perGroup"]])
+    torch.testing.assert_close(columns, totals, rtol=1e-4, atol=1e-5)
+    if bounds or mode == "shares":
+        fixed = combine(table, mode=mode)
+        assert (totals[-PROMPTS:] - fixed[-PROMPTS:]).abs().max() > 1e-2
+    # One group shows the weights that were stored with its step.
+    names = dict(zip(NAMES, range(len(NAMES)), strict=True))
+    last = weighed[-1]
+    stored = {
+        "weights": {name: last.weights[column].item() for name, column in names.items()},
+        "units": None
+        if last.units is None
+        else {name: last.units[column].tolist() for name, column in names.items()},
+    }
+    parts = call(page, "contributions", {**to_groups(table, penalty)[-1], **stored}, moving)
+    expected = contributions(last, mode=mode)[-1]
+    for name, column in names.items():
+        if parts[name] is not None:
+            assert parts[name] == pytest.approx(expected[:, column].tolist(), rel=1e-5, abs=1e-6)
 
 
 def test_scoring_leaves_out_steps_that_could_not_be_read(page: Page) -> None:

@@ -81,9 +81,24 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
         ({"train.skip_flat": True}, "train.skip_flat: no effect where loss.kl_coef"),
         ({"train.skip_flat": True, "loss.kl_coef": 0.0}, ""),
         (
+            {"train.method": "sft"},
+            "train.method sft: a step learns from target pictures; no effect of rollout.group_size",
+        ),
+        (
+            {"rollout.refill_rounds": 2, "loss.kl_placement": "reward", "loss.kl_estimator": "k1"},
+            "rollout.refill_rounds: no effect where loss.kl_placement is reward",
+        ),
+        (
             {"loss.reference_sync_every": 2, "loss.kl_coef": 0.0},
             "loss.reference_sync_every: no effect where loss.kl_coef is 0",
         ),
+        (
+            {"reward.share_rate": 0.1},
+            "reward.share_rate: no effect unless reward.combine is shares",
+        ),
+        ({"reward.share_rate": 0.1, "reward.combine": "shares"}, ""),
+        ({"reward.bound_rate": 0.3}, "reward.bound_rate: no effect without a bound"),
+        ({"reward.bound_max": 3.0}, "reward.bound_max: no effect without a bound"),
     ],
 )
 def test_what_has_no_effect_is_said(bend: Bend, changes: dict[str, object], note: str) -> None:

@@ -83,7 +83,7 @@ BAD_VALUES = [
     ("data.train", "p", "is not a key of data", "use one of path, "),
     ("data.shuffle", True, "is not a key of data", "use one of path, eval_path"),
     ("rollouts", {}, "is not a key of the config", "did you mean rollout?"),
-    ("weight", 0.1, "is not a key of the config", "did you mean reward.terms."),
+    ("weight", 0.1, "is not a key of the config", "did you mean anchor.weight or reward.terms."),
     ("reward.combine", "sum", "must be one of weighted_sum", "set reward.combine=weighted_sum"),
     ("reward.on_hacking", "halt", "must be one of warn, stop", "set reward.on_hacking=warn"),
     ("reward.canary_margin", 0.0, "must be greater than 0", "more than 0"),
@@ -318,6 +318,14 @@ def test_loss_of_an_older_run_has_the_kind_there_was(bend: Bend) -> None:
             "minibatches_per_rollout = 100(.|\n)*whole groups",
         ),
         ({"loss.preview_weight": 0.5, "data.sources": 1}, "preview_weight(.|\n)*have no preview"),
+        (
+            {"train.method": "sft", "train.mode": "async"},
+            "train.method(.|\n)*needs train.mode=sync",
+        ),
+        (
+            {"rollout.refill_rounds": 2, "train.mode": "async"},
+            "rollout.refill_rounds(.|\n)*train.mode is async",
+        ),
         (
             {"loss.reference_sync_every": 5, "train.mode": "async"},
             "reference_sync_every(.|\n)*train.mode is async",

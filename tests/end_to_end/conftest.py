@@ -10,7 +10,15 @@ import pytest
 from accelerate import Accelerator
 from rich.console import Console
 
-from glm_grpo.build import Launch, Prompts, build_models, build_prompts, build_trainer
+from glm_grpo.build import (
+    Launch,
+    Prompts,
+    begin_with,
+    build_models,
+    build_prompts,
+    build_trainer,
+    find_start,
+)
 from glm_grpo.config import compose_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.resume import open_run
@@ -63,6 +71,7 @@ def make_trainer(tmp_path):
         short = dataclasses.replace(prompts.held_out, signs=prompts.held_out.signs[:held_out])
         prompts = Prompts(training=prompts.training, held_out=short)
         models = build_models(config, Accelerator().device, needs_reference=True)
+        begin_with(models, find_start(config))
         if change_stage is not None:
             models = change_stage(models)
         launch = Launch(Accelerator(), Processes())

@@ -21,11 +21,12 @@ from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.server import GalleryServer
 from glm_grpo.grpo.advantages import group_advantages
+from glm_grpo.output import printable
 from glm_grpo.rescore.page import print_rescoring, write_rescoring_sheet
 from glm_grpo.rescore.rescore import rescore
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_table
-from glm_grpo.terminal import explain, printable
+from glm_grpo.terminal import explain
 from glm_grpo.training.data.entries import make_entry
 from glm_grpo.training.data.files import read_rows
 from glm_grpo.training.recording.recorder import Recorder

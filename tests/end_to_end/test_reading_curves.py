@@ -36,13 +36,22 @@ def test_reading_curves_names_every_metric_of_a_run_and_no_other(make_trainer) -
         "train.micro_batch_size=2",
         "+reward.terms.psnr.weight=0",
         "reward.watch=[psnr]",
+        "reward.combine=shares",
+        "+reward.terms.ssim.at_least=0.5",
+        "anchor.weight=0.1",
+        "rollout.refill_rounds=1",
         held_out=2,
     )
     trainer.run()
+    supervised, _, supervised_dir = make_trainer(
+        "train.steps=1", "train.method=sft", "rollout.prompts_per_step=1", folder="sft", held_out=2
+    )
+    supervised.run()
 
     written = {
         as_documented(metric)
-        for row in read_metrics(RunFolder(run_dir))
+        for folder in (run_dir, supervised_dir)
+        for row in read_metrics(RunFolder(folder))
         for metric in row
         if metric != "step"
     }

@@ -33,17 +33,43 @@ def test_run_tells_the_settings(run: Any) -> None:
         "reward": {
             "combine": "weighted_sum",
             "terms": [
-                {"name": "lpips", "kind": "lpips", "weight": 0.4, "std_floor": 0.0001},
-                {"name": "ssim", "kind": "ssim", "weight": 0.2, "std_floor": 0.0001},
-                {"name": "ocr", "kind": "ocr", "weight": 0.3, "std_floor": 0.0001},
-                {"name": "aesthetic", "kind": "aesthetic", "weight": 0.1, "std_floor": 0.0001},
+                {
+                    "name": "lpips",
+                    "kind": "lpips",
+                    "weight": 0.4,
+                    "std_floor": 0.0001,
+                    "at_least": None,
+                },
+                {
+                    "name": "ssim",
+                    "kind": "ssim",
+                    "weight": 0.2,
+                    "std_floor": 0.0001,
+                    "at_least": None,
+                },
+                {
+                    "name": "ocr",
+                    "kind": "ocr",
+                    "weight": 0.3,
+                    "std_floor": 0.0001,
+                    "at_least": None,
+                },
+                {
+                    "name": "aesthetic",
+                    "kind": "aesthetic",
+                    "weight": 0.1,
+                    "std_floor": 0.0001,
+                    "at_least": None,
+                },
             ],
+            "steering": {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0},
             "watch": [],
         },
         "advantage": {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0},
         "group_size": 8,
         "picture": {"width": 128, "height": 128},
         "steps_planned": 40,
+        "is_sampled": True,
         "canary_margin": 6.0,
         "evaluations": [],
         "chunks": [],
@@ -235,3 +261,14 @@ def test_reading_is_shown_in_the_letters_it_is_compared_in(run: Any) -> None:
     note = written(run, "steps-000001")["steps"][0]["groups"][0]["notes"]["ocr"][0]
     assert note["read"] == "OPEN"
     assert note["marks"][0][0].startswith("OP")
+
+
+def test_a_run_that_learns_target_pictures_has_figures_and_no_groups(run: Any) -> None:
+    text = run.folder.config_path.read_text().replace("method: grpo", "method: sft")
+    run.folder.config_path.write_text(text)
+    run.recorder.record_step(0, {"eval/total": 0.5})
+    run.recorder.record_step(1, {"sft/cross_entropy": 0.25})
+    assert written(run, "run")["is_sampled"] is False
+    steps = written(run, "steps-000001")
+    assert [row["step"] for row in steps["metrics"]] == [0, 1]
+    assert steps["steps"] == []

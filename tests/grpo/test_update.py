@@ -12,10 +12,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glm_grpo.grpo.losses import LossInputs, LossKlEstimator, grpo_loss
+from glm_grpo.grpo.losses import (
+    CustomLoss,
+    LossInputs,
+    LossKlEstimator,
+    LossOutput,
+    grpo_loss,
+)
 from glm_grpo.grpo.strategy import SingleProcess
-from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.grpo.update import (
+    Replay,
+    UpdateReport,
+    UpdateSettings,
+    update_on_examples,
+    update_policy,
+)
+from glm_grpo.types import Advantages, Examples, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 from tests.factories import changed, update_settings
 
@@ -386,7 +398,7 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
 
 
 def bits_of(settings: UpdateSettings, advantages: Tensor) -> tuple[Tensor, list[UpdateReport]]:
-    """Logits after one rollout, with a policy that has moved a little, and the reports."""
+    """Logits after one rollout, and the reports."""
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
     reports = learn(policy, make_experience(logits, advantages), settings)
@@ -497,3 +509,205 @@ def test_figures_of_preview_and_target_are_told_apart() -> None:
         assert metrics[f"{name}/preview"] != pytest.approx(metrics[f"{name}/target"], rel=1e-3)
     assert metrics["ratio/clip_fraction/preview"] == 0
     assert "kl/reference_tokens" not in metrics
+
+
+def test_a_scalar_that_a_loss_reports_under_a_name_of_tokens_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Staged(TablePolicy):
+        def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
+            return replace(super().replay(prompts, rollout, rows), num_preview=1)
+
+    def mine(inputs: LossInputs) -> LossOutput:
+        loss = -(inputs.log_probs * inputs.advantages[:, None]).mean()
+        return LossOutput(loss, {"ratio/clip_fraction": torch.tensor(0.25)})
+
+    monkeypatch.setattr(CustomLoss, "load", lambda self: mine)
+    kl = {"kl_coef": 0.0, "kl_placement": "loss", "kl_behaviour_coef": 0.0}
+    loss = CustomLoss(kind="custom", function="my.module:mine", **kl)
+    logits = make_logits()
+    settings = replace(SETTINGS, loss=loss)
+    (report,) = learn(Staged(logits), make_experience(logits, ADVANTAGES), settings)
+    assert report.metrics["ratio/clip_fraction"] == pytest.approx(0.25)
+    assert "ratio/clip_fraction/preview" not in report.metrics
+
+
+def make_anchor(places: Sequence[int], *, weight: float = 0.5) -> Examples:
+    """Examples for some prompts of `make_experience`; for none of them, one that stands in."""
+    rows = list(places) or [0]
+    token_ids = torch.randint(
+        CODEBOOK, (PROMPTS, TOKENS), generator=torch.Generator().manual_seed(7)
+    )
+    prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in rows)
+    return Examples(
+        prompts=PromptBatch(prompts, 1, 32, 32, seed=0, decode_seeds=(0,) * len(rows)),
+        token_ids=token_ids[rows],
+        places=torch.tensor(list(places), dtype=torch.long),
+        weight=weight,
+    )
+
+
+def anchored_move(
+    anchor: Examples | None, advantages: Tensor = FLAT, settings: UpdateSettings = SETTINGS
+) -> tuple[Tensor, list[UpdateReport]]:
+    """Minus the gradient, and the reports."""
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    optimizer = torch.optim.SGD([policy.logits], lr=1.0)
+    reports = update_policy(
+        policy,
+        optimizer,
+        ConstantRate(),
+        make_experience(logits, advantages),
+        settings,
+        anchor=anchor,
+    )
+    return policy.logits.detach() - logits, reports
+
+
+def cross_entropy_gradient(anchor: Examples) -> Tensor:
+    """Of the mean over all examples and tokens."""
+    onehot = nn.functional.one_hot(anchor.token_ids, CODEBOOK).float()
+    return -(onehot - make_logits().softmax(-1)).mean(dim=0) / TOKENS
+
+
+def test_an_anchor_moves_along_the_cross_entropy_of_its_tokens() -> None:
+    anchor = make_anchor([0, 1])
+    moved, (report,) = anchored_move(anchor)
+    torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(anchor), atol=1e-6, rtol=1e-5)
+    expected = nn.functional.cross_entropy(
+        make_logits().expand(2, -1, -1).flatten(0, 1), anchor.token_ids.flatten()
+    ).item()
+    assert report.metrics["anchor/cross_entropy"] == pytest.approx(expected, rel=1e-5)
+    assert report.metrics["anchor/weight"] == 0.5
+    assert report.metrics["loss/total"] == pytest.approx(0.5 * expected, rel=1e-5)
+
+
+def test_an_anchor_adds_to_the_gradient_of_the_rollout() -> None:
+    anchor = make_anchor([0, 1])
+    both, _ = anchored_move(anchor, ADVANTAGES)
+    alone, _ = anchored_move(None, ADVANTAGES)
+    torch.testing.assert_close(
+        both - alone, -0.5 * cross_entropy_gradient(anchor), atol=1e-6, rtol=1e-4
+    )
+
+
+def test_prompts_without_a_target_have_no_part_in_an_anchor() -> None:
+    moved, _ = anchored_move(make_anchor([1]))
+    one = make_anchor([1])
+    torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(one), atol=1e-6, rtol=1e-5)
+    none, (report,) = anchored_move(make_anchor([]), ADVANTAGES)
+    plain, _ = anchored_move(None, ADVANTAGES)
+    assert torch.equal(none, plain)
+    assert math.isnan(report.metrics["anchor/cross_entropy"])
+    assert not report.is_skipped
+
+
+def test_an_anchor_is_the_same_in_micro_batches_of_any_size() -> None:
+    whole, _ = anchored_move(make_anchor([0, 1]), ADVANTAGES)
+    cut, _ = anchored_move(make_anchor([0, 1]), ADVANTAGES, replace(SETTINGS, micro_batch_size=1))
+    torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)
+
+
+def test_minibatches_have_the_examples_of_their_prompts() -> None:
+    # Plain descent at a rate at which the second update sees the weights of the first.
+    settings = replace(SETTINGS, minibatches_per_rollout=2)
+    _, reports = anchored_move(make_anchor([1]), ADVANTAGES, settings)
+    first, second = (report.metrics["anchor/cross_entropy"] for report in reports)
+    assert math.isnan(first)
+    assert second > 0
+
+
+def test_flat_groups_with_an_anchor_learn_from_it_alone() -> None:
+    settings = replace(SETTINGS, is_skipping_flat=True)
+    anchor = make_anchor([0])
+    moved, _ = anchored_move(anchor, FLAT, settings)
+    torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(anchor), atol=1e-6, rtol=1e-5)
+
+
+def supervised_move(
+    examples: Examples, settings: UpdateSettings = SETTINGS
+) -> tuple[Tensor, list[UpdateReport]]:
+    """Minus the gradient, and the reports."""
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    reports = update_on_examples(
+        policy,
+        torch.optim.SGD([policy.logits], lr=1.0),
+        ConstantRate(),
+        examples,
+        settings,
+        num_prompts=PROMPTS,
+    )
+    return policy.logits.detach() - logits, reports
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
+def test_supervised_updates_move_along_the_cross_entropy(micro_batch_size: int) -> None:
+    examples = make_anchor([0, 1], weight=1.0)
+    moved, (report,) = supervised_move(
+        examples, replace(SETTINGS, micro_batch_size=micro_batch_size)
+    )
+    torch.testing.assert_close(moved, -cross_entropy_gradient(examples), atol=1e-6, rtol=1e-5)
+    expected = nn.functional.cross_entropy(
+        make_logits().expand(2, -1, -1).flatten(0, 1), examples.token_ids.flatten()
+    ).item()
+    assert report.metrics["loss/total"] == pytest.approx(expected, rel=1e-5)
+    assert report.metrics["sft/cross_entropy"] == pytest.approx(expected, rel=1e-5)
+    assert report.metrics["optim/grad_norm"] == pytest.approx(moved.norm().item(), rel=1e-5)
+
+
+def test_supervised_minibatches_without_an_example_move_nothing() -> None:
+    settings = replace(SETTINGS, minibatches_per_rollout=2)
+    examples = make_anchor([1], weight=1.0)
+    moved, (first, second) = supervised_move(examples, settings)
+    torch.testing.assert_close(moved, -cross_entropy_gradient(examples), atol=1e-6, rtol=1e-5)
+    assert first.metrics["loss/total"] == 0.0
+    assert math.isnan(first.metrics["sft/cross_entropy"])
+    assert not first.is_skipped
+    assert second.metrics["sft/cross_entropy"] > 0
+    assert first.metrics.keys() == second.metrics.keys()
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_discarded_groups_are_not_trained_on(minibatches: int) -> None:
+    logits = make_logits()
+    plain = make_experience(logits, ADVANTAGES)
+    # The same two groups, in another order, and one whose advantages are not even 0.
+    rows = torch.tensor([1, 1, 0])
+    whole = replace(
+        plain,
+        prompts=replace(
+            plain.prompts,
+            prompts=tuple(plain.prompts.prompts[row] for row in rows),
+            decode_seeds=(0, 0, 0),
+        ),
+        rollout=replace(
+            plain.rollout,
+            token_ids=plain.rollout.token_ids[rows],
+            log_probs=plain.rollout.log_probs[rows],
+        ),
+        images=replace(plain.images, pixels=plain.images.pixels[rows], decode_seeds=(0, 0, 0)),
+        rewards=replace(
+            plain.rewards,
+            raw=plain.rewards.raw[rows],
+            is_applicable=plain.rewards.is_applicable[rows],
+        ),
+        totals=plain.totals[rows],
+        penalties=plain.penalties[rows],
+        advantages=Advantages(ADVANTAGES[rows], torch.zeros(3, dtype=torch.bool)),
+        trained=torch.tensor([2, 0]),
+    )
+    settings = replace(SETTINGS, minibatches_per_rollout=minibatches)
+    policies = [TablePolicy(logits.clone()) for _ in range(2)]
+    (*reports,) = (
+        learn(policy, experience, settings)
+        for policy, experience in zip(policies, (plain, whole), strict=True)
+    )
+    assert torch.equal(policies[0].logits, policies[1].logits)
+    for one, other in zip(*reports, strict=True):
+        # This policy gives it by the number of the row.
+        assert one.metrics | {"policy/outside_codebook": 0} == pytest.approx(
+            other.metrics | {"policy/outside_codebook": 0}, rel=0, abs=0, nan_ok=True
+        )
+    assert not torch.equal(policies[0].logits, logits)

@@ -10,10 +10,10 @@ from glm_grpo.build import build_planner, model_path
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image.meta import MetaMemory
+from glm_grpo.output import describe_bytes
 from glm_grpo.plan.command import describe_seconds
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.plan.scorers import scorer_sizes
-from glm_grpo.terminal import describe_bytes
 from rewards.base import TermConfig
 from rewards.build import build_scorer
 from rewards.config import RewardConfig

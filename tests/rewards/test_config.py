@@ -194,8 +194,8 @@ def test_config_refuses_unknown_engine_and_lists_the_known(engine: str | None) -
         ("thread", "did you mean threads?"),
         (
             "zebra",
-            "use some of weight, std_floor, timeout_seconds, only, when, run_in, kind, "
-            "case_sensitive, extra_text_penalty, engine, threads, detection_side",
+            "use some of weight, share, at_least, std_floor, timeout_seconds, only, when, run_in, "
+            "kind, case_sensitive, extra_text_penalty, engine, threads, detection_side",
         ),
     ],
 )
@@ -211,7 +211,8 @@ def test_config_refuses_options_that_the_engine_does_not_have(option: str, remed
         (
             "ssim",
             "zebra",
-            "use some of weight, std_floor, timeout_seconds, only, when, run_in, against, kind",
+            "use some of weight, share, at_least, std_floor, timeout_seconds, only, when, run_in, "
+            "against, kind",
         ),
         ("lpips", "netwrk", "did you mean network?"),
     ],
@@ -305,3 +306,71 @@ def test_config_refuses_a_weight_of_a_term_for_evaluations() -> None:
 def test_config_refuses_to_watch_where_nothing_has_weight_zero() -> None:
     place, _, remedy = problem_of_terms({"ssim": {"weight": 1.0}}, watch=["hps"])
     assert (place, remedy) == ("watch", "add it there with weight 0")
+
+
+def test_config_takes_shares_and_weights_where_there_are_none() -> None:
+    terms = {"ssim": {"weight": 0.2}, "psnr": {"weight": 0.5, "share": 0.7}}
+    reward = read(terms, combine="shares")
+    assert reward.weights() == {"ssim": 0.2, "psnr": 0.7}
+    steering = reward.steering()
+    assert steering is not None
+    assert (steering.combine, steering.at_least) == ("shares", {})
+    assert read({"ssim": {"weight": 0.2}}).steering() is None
+    bounded = read({"ssim": {"weight": 0.2, "at_least": 0.5}}, bound_rate=0.2, bound_max=3.0)
+    steering = bounded.steering()
+    assert steering is not None
+    assert (steering.at_least, steering.bound_rate, steering.bound_max) == ({"ssim": 0.5}, 0.2, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("term", "others", "place", "rule", "remedy"),
+    [
+        (
+            {"weight": 1.0, "share": 0.5},
+            {},
+            "terms.psnr.share",
+            "is read with reward.combine=shares alone",
+            "set reward.combine=shares, or use reward.terms.psnr.weight",
+        ),
+        (
+            {"weight": -1.0},
+            {"combine": "shares"},
+            "terms.psnr.weight",
+            "must be 0 or more with reward.combine=shares: it is the share asked for",
+            "set it to 1 or 0",
+        ),
+        (
+            {"weight": -1.0, "at_least": 0.5},
+            {},
+            "terms.psnr.at_least",
+            "asks for high scores of a term whose weight -1 asks for low ones",
+            "set reward.terms.psnr.weight to 0 or more, or leave the bound out",
+        ),
+        (
+            {"weight": 0.0, "when": "evaluation", "at_least": 0.5},
+            {},
+            "terms.psnr.at_least",
+            "is a bound in training, which does not score this term (when: evaluation)",
+            "set reward.terms.psnr.when=always, or leave the bound out",
+        ),
+        (
+            {"weight": 0.0, "at_least": 0.5},
+            {"watch": ["psnr"]},
+            "watch",
+            "'psnr' has at_least 0.5: what is trained on cannot watch",
+            "set reward.terms.psnr.at_least=null, or watch another term of its kind",
+        ),
+        (
+            {"weight": 0.0, "share": 0.5},
+            {"watch": ["psnr"], "combine": "shares"},
+            "watch",
+            "'psnr' has share 0.5: what is trained on cannot watch",
+            "set reward.terms.psnr.share=0, or watch another term of its kind",
+        ),
+    ],
+)
+def test_config_refuses_shares_and_bounds_that_cannot_be(
+    term: dict[str, Any], others: dict[str, Any], place: str, rule: str, remedy: str
+) -> None:
+    terms = {"ssim": {"weight": 1.0}, "psnr": term}
+    assert problem_of_terms(terms, **others) == (place, rule, remedy)

@@ -3,12 +3,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
+import json
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +81,25 @@ def test_killed_holder_gives_the_lock_back_though_what_it_started_lives_on(tmp_p
         process.wait()
         acquire(tmp_path)
         os.kill(child, 0)
+
+
+@pytest.mark.parametrize("stale", ["", "an ended one"])
+def test_refusal_waits_for_a_holder_that_has_not_written_itself_down_yet(
+    tmp_path: Path, stale: str
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    host = socket.gethostname()
+    file = tmp_path / LOCK_NAME
+    lock = acquire(tmp_path)
+    file.write_text(json.dumps({"process": ended.pid, "host": host}) if stale else "")
+    mine = json.dumps({"process": os.getpid(), "host": host})
+    timer = threading.Timer(0.3, lambda: file.write_text(mine))
+    timer.start()
+    with pytest.raises(StorageError, match=f"process {os.getpid()} on"):
+        acquire(tmp_path)
+    timer.join()
+    lock.release()
 
 
 def test_two_locks_of_one_process_exclude_each_other(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@
   const MOST_DIGITS = 15;
   const EVALUATION = "eval/";
   const CANARY = "canary/";
-  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction)$/;
+  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction|weight|multiplier)$/;
 
   /* One chart each: [title, names, options]. Options: `unit` of the figures. */
   const POLICY = [
@@ -28,6 +28,8 @@
     ["Effective sample size", ["ratio/effective_sample_size"]],
     ["Replay gap", ["policy/replay_gap"]],
     ["Gradient norm", ["optim/grad_norm"]],
+    ["Cross-entropy of target pictures, nats a token", ["anchor/cross_entropy"]],
+    ["Weight of target pictures in the loss", ["anchor/weight"]],
     ["Learning rate", ["optim/learning_rate"]],
     ["Loss", ["loss/total", "loss/policy", "loss/kl", "loss/entropy"]],
     ["Skipped updates", ["optim/skipped_updates"]],
@@ -93,6 +95,8 @@
         title: "What does the policy learn from?",
         charts: [
           ...ofTerms("Share of the advantage, by term", "advantage_share"),
+          ...ofTerms("Weight in force, by term", "weight"),
+          ...ofTerms("Multiplier of the bound, by term", "multiplier"),
           ...listed([["Flat groups, as a fraction", ["advantage/flat_fraction"]]]),
           ...ofTerms("Standard deviation inside groups, by term", "std_within"),
           ...ofTerms("Groups in which a term is flat, as a fraction", "flat_fraction"),

@@ -7,8 +7,8 @@
   const { Notes, Picture, Problem, PromptText, Scores, Texts, clip, fmt, signed, useNear } = parts;
   const { useEffect, useRef } = preactHooks;
 
-  /* The parts come from the weights of config.yaml; a total further away than this was weighed
-     with others. */
+  /* The parts come from the weights of config.yaml, or where those move from those of the step; a
+     total further away than this was weighed with others. */
   const PART_TOLERANCE = 1e-4;
   const OTHER_WEIGHTS =
     "the parts follow the weights of config.yaml, but these totals were weighed with others, so " +

@@ -10,6 +10,13 @@
 
   function Groups({ params }) {
     const steps = gallery.run.chunks.flatMap((chunk) => chunk.steps);
+    if (gallery.run.is_sampled === false) {
+      return html`<h2>Groups</h2>
+        <p>
+          This run learns from target pictures (train.method=sft), and samples images in evaluations
+          alone: see <a href=${link("progress")}>Progress</a>.
+        </p>`;
+    }
     if (!steps.length) {
       return html`<h2>Groups</h2>
         <p>

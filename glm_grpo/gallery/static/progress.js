@@ -112,7 +112,7 @@
       <p class="lead">
         Held-out prompts, sampled at every evaluation with the same seeds: along a row only the
         policy changes. Higher scores are better.${
-          gallery.run.reward.combine === "normalize_then_sum" &&
+          gallery.run.reward.combine !== "weighted_sum" &&
           " Totals are in standard deviations of the untrained model's scores."
         }
       </p>

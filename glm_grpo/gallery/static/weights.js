@@ -12,6 +12,7 @@
   const COMBINATIONS = {
     weighted_sum: "scores times weights",
     normalize_then_sum: "scores standardised inside each group first",
+    shares: "weights move from step to step, so that each term keeps the share asked for",
   };
 
   /** The run's reward with what the address sets to something else. */
@@ -40,19 +41,27 @@
     return String(value).replace(/^(-?\d+)e/, "$1.0e");
   }
 
+  /** What a term's number is called in a config. */
+  function keyOf(reward) {
+    return reward.combine === "shares" ? "share" : "weight";
+  }
+
   /** The part of a config that these weights stand for. */
   function writeYaml(reward) {
-    const terms = reward.terms.map(
-      (term) => `    ${term.name}:\n      weight: ${writeNumber(term.weight)}\n`,
-    );
+    const terms = reward.terms.map((term) => {
+      const bound = term.at_least == null ? "" : `      at_least: ${writeNumber(term.at_least)}\n`;
+      return `    ${term.name}:\n      ${keyOf(reward)}: ${writeNumber(term.weight)}\n${bound}`;
+    });
     return `reward:\n  combine: ${reward.combine}\n  terms:\n${terms.join("")}`;
   }
 
   /** The command that computes the same from the stored tables. */
   function writeCommand(reward, own) {
+    /* What is a share there is no weight here. */
+    const areAllOthers = keyOf(reward) !== keyOf(own);
     const changes = reward.terms
-      .filter((term, index) => term.weight !== own.terms[index].weight)
-      .map((term) => `reward.terms.${term.name}.weight=${writeNumber(term.weight)}`);
+      .filter((term, index) => areAllOthers || term.weight !== own.terms[index].weight)
+      .map((term) => `reward.terms.${term.name}.${keyOf(reward)}=${writeNumber(term.weight)}`);
     if (reward.combine !== own.combine) changes.push(`reward.combine=${reward.combine}`);
     return ["glm-grpo rescore RUN", ...changes].join(" ");
   }
@@ -91,7 +100,10 @@
     const set = (changed) => gallery.replace("weights", changeParams(params, changed, own));
     const broken = steps.filter((step) => step.problem !== undefined);
     if (broken.length === steps.length) {
-      const none = "the run has not stored a training step yet; reload when it has";
+      const none =
+        gallery.run.is_sampled === false
+          ? "the run learns from target pictures (train.method=sft) and samples none"
+          : "the run has not stored a training step yet; reload when it has";
       const message = steps.length ? broken[0].problem : none;
       return html`<${Problem} where="Training steps" message=${message} />`;
     }
@@ -130,6 +142,8 @@
         <legend>Weights and shares</legend>
         <p class="soft">
           A share is a term's part of what tells the images of a group apart; shares add up to 100 %.
+          ${reward.combine === "shares" &&
+          html` Here the number of a term is the share asked for, beside those of the others.`}
         </p>
         <ul class="weights-terms">
           ${reward.terms.map((term, index) => html`<${TermRow} key=${term.name} term=${term}

@@ -518,7 +518,7 @@ class GlmImagePlanner:
         is_offloading = offload != "none" and model.is_on_accelerator
         is_state_moved = offload == "modules_and_optimizer" and model.is_on_accelerator
         held = _without_update(model)
-        has_sources = sizes.num_sources > 0
+        has_sources = sizes.num_sources > 0 or sizes.reads_targets
         language, policy = self._once(
             build_meta_policy, replace(held, needs_reference=model.needs_reference)
         )

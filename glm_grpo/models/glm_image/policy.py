@@ -18,14 +18,21 @@ from jaxtyping import Float32, Int64, UInt8
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from glm_grpo.errors import CheckpointError
 from glm_grpo.grpo.update import Replay
+from glm_grpo.models.base import Preview
 from glm_grpo.models.glm_image.fast.stock_step import ChosenStep
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
 from glm_grpo.models.glm_image.sampling import UNTRUNCATED, Truncation, sample_rollout
-from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions, token_layout
+from glm_grpo.models.glm_image.token_grid import (
+    PIXELS_PER_TOKEN,
+    batch_layout,
+    generated_positions,
+    token_layout,
+)
 from glm_grpo.types import PromptBatch, Rollout
 
 ADAPTED_MODULES = (
@@ -179,7 +186,14 @@ class GlmImagePolicy:
         """T: preview and target grid; without a preview the target grid alone."""
         return token_layout(height, width, has_preview=has_preview).num_tokens
 
-    def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
+    def sample(
+        self,
+        batch: PromptBatch,
+        *,
+        policy_step: int,
+        phase: str = "rollout",
+        first_tokens: Int64[Tensor, "P G n"] | None = None,
+    ) -> Rollout:
         """Samples G token grids for each prompt; see `sample_rollout`."""
         inputs = self.encode(batch)
         return sample_rollout(
@@ -190,18 +204,41 @@ class GlmImagePolicy:
             policy_step=policy_step,
             phase=phase,
             build_step=self._build_step,
+            first_tokens=first_tokens,
         )
 
     def tokenize_pictures(
-        self, pixels: UInt8[Tensor, "N 3 H W"], *, has_preview: bool = True
+        self,
+        pixels: UInt8[Tensor, "N 3 H W"],
+        *,
+        has_preview: bool = True,
+        preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
         """Token grids that the decoder turns back into these pictures.
 
-        It reads the target grid alone: the preview, where there is one, is zeros.
+        Args:
+            pixels: RGB, 0..255, of a size that is generated.
+            has_preview: False for edits.
+            preview: Tokens of the preview, which the decoder does not read: zeros; `encode`, those
+                of the picture made as small as the preview (FlashAR, arXiv 2605.09430); `repeat`,
+                the nearest of the target's.
         """
-        target = picture_tokens(self.model, self.processor, pixels)
+        target = picture_tokens(self.model, self.processor, pixels, is_any_size=True)
         layout = token_layout(*pixels.shape[-2:], has_preview=has_preview)
-        return torch.cat([target.new_zeros(len(pixels), layout.num_preview), target], dim=1)
+        if layout.num_preview == 0:
+            return target
+        if preview == "encode":
+            size = [PIXELS_PER_TOKEN * side for side in layout.preview]
+            small = interpolate(pixels.float(), size, mode="bicubic", antialias=True)
+            small = small.round().clamp(0, 255).to(torch.uint8)
+            first = picture_tokens(self.model, self.processor, small, is_any_size=True)
+        elif preview == "repeat":
+            # Token ids are below 2^24, which float32 holds exactly.
+            grid = target.unflatten(1, layout.target).unsqueeze(1).float()
+            first = interpolate(grid, layout.preview, mode="nearest").flatten(1).long()
+        else:
+            first = target.new_zeros(len(pixels), layout.num_preview)
+        return torch.cat([first, target], dim=1)
 
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         """Scores sampled tokens under the present policy, with gradient.
@@ -279,6 +316,21 @@ class GlmImagePolicy:
             }
         for name, tensor in self._reference_adapter.items():
             tensor.lerp_(policy[name], mix)
+
+    @torch.no_grad()
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts in the weights that a run begins with, as `state_tensors` gives them.
+
+        Reference and policy are the same then.
+
+        Raises:
+            CheckpointError: They do not fit.
+        """
+        self.load_state_tensors(tensors)
+        if self._reference is not None:
+            self._reference.load_state_dict(self.network.state_dict())
+        elif self._adapted is not None:
+            self._reference_adapter = self._adapter_copy()
 
     def reference_tensors(self) -> dict[str, Tensor]:
         """The reference, by the names of `state_tensors`; empty while it is the untrained one."""

@@ -173,21 +173,32 @@ def tokenize_prompts(
     )
 
 
+_ANY_SIZE = {"shortest_edge": 1, "longest_edge": 2**40}
+"""Areas between which a processor leaves pictures as they are, in pixels."""
+
+
 @torch.no_grad()
 def picture_tokens(
     model: GlmImageForConditionalGeneration,
     processor: GlmImageProcessor,
     pixels: UInt8[Tensor, "B 3 H W"],
+    *,
+    is_any_size: bool = False,
 ) -> Int64[Tensor, "B S"]:
     """The tokens that stand for pictures, as the decoder reads them.
 
     Runs where the vision tower is, picture by picture: one alone decides what memory it takes.
-    Sides of the pictures are multiples of 32 pixels.
+
+    Args:
+        pixels: Sides are multiples of 32 pixels.
+        is_any_size: Take them as they are; else the processor brings pictures to the sizes that it
+            takes, as it does with the source pictures of an edit.
     """
     tower = model.model.visual
+    size = {"size": _ANY_SIZE} if is_any_size else {}
     ids = []
     for picture in pixels:
-        inputs = processor.image_processor(images=[picture], return_tensors="pt")
+        inputs = processor.image_processor(images=[picture], return_tensors="pt", **size)
         patches = inputs["pixel_values"].to(tower.device, tower.dtype)
         grid = inputs["image_grid_thw"].to(tower.device)
         ids.append(tokens_of_patches(model, patches, grid).cpu())

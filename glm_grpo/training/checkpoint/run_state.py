@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rewards.steering import MovingWeights
+
 
 @dataclass
 class RunState:
@@ -18,6 +20,8 @@ class RunState:
         skipped_in_a_row: Non-finite updates since the last good one.
         full_decode_from: First step whose rollouts take all denoising steps because fewer ranked
             badly; None while they do not.
+        moving_weights: Where the weights of a reward stand that moves them; None before its first
+            step.
     """
 
     step: int = 0
@@ -25,6 +29,7 @@ class RunState:
     best_total: float = -torch.inf
     skipped_in_a_row: int = 0
     full_decode_from: int | None = None
+    moving_weights: MovingWeights | None = None
 
     def note_best(self, total: float) -> bool:
         """Whether this evaluation of the present step is the best so far."""

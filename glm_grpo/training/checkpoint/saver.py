@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -100,6 +101,8 @@ class CheckpointSaver:
             "skipped_in_a_row": state.skipped_in_a_row,
             "full_decode_from": state.full_decode_from,
         }
+        if state.moving_weights is not None:
+            metadata["moving_weights"] = dataclasses.asdict(state.moving_weights)
 
         def write() -> None:
             save_checkpoint(self._folder, step=state.step, tensors=tensors, metadata=metadata)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from glm_grpo.errors import DataError
@@ -174,13 +175,67 @@ def batch_for_step(
             f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} holds only {count} "
             "prompts, and those of a step must differ; lower it or add prompts"
         )
+    rows = _rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)
+    return _batch_of_rows(prompt_set, rows, step=step, seed=seed, group_size=group_size)
+
+
+@dataclass(frozen=True)
+class SparePrompts:
+    """The prompts that a step's batch does not hold, in an order that (seed, step) decides.
+
+    Attributes:
+        prompt_set: Of the run.
+        rows: Into it.
+        step: From 0.
+        seed: Of the run.
+        group_size: G.
+    """
+
+    prompt_set: PromptSource
+    rows: tuple[int, ...]
+    step: int
+    seed: int
+    group_size: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, places: range) -> PromptBatch:
+        """Some of them, with the seeds that they have in this step."""
+        return _batch_of_rows(
+            self.prompt_set,
+            self.rows[places.start : places.stop],
+            step=self.step,
+            seed=self.seed,
+            group_size=self.group_size,
+        )
+
+
+def spares_for_step(
+    prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
+) -> SparePrompts:
+    """What can take the place of prompts of a step; arguments as of `batch_for_step`."""
+    count = len(prompt_set)
+    held = {*_rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)}
+    generator = torch.Generator().manual_seed(derive_seed(seed, "spare prompts", step))
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    rows = tuple(row for row in order if row not in held)
+    return SparePrompts(prompt_set, rows, step=step, seed=seed, group_size=group_size)
+
+
+def _rows_of_step(count: int, *, step: int, seed: int, prompts_per_step: int) -> list[int]:
     start = step * prompts_per_step
     last = start + prompts_per_step - 1
     orders = {
         epoch: _epoch_order(count, epoch=epoch, seed=seed, prompts_per_step=prompts_per_step)
         for epoch in {start // count, last // count}
     }
-    rows = [orders[place // count][place % count] for place in range(start, last + 1)]
+    return [orders[place // count][place % count] for place in range(start, last + 1)]
+
+
+def _batch_of_rows(
+    prompt_set: PromptSource, rows: Sequence[int], *, step: int, seed: int, group_size: int
+) -> PromptBatch:
     prompts = tuple(prompt_set[row] for row in rows)
     return PromptBatch(
         prompts=prompts,
@@ -196,13 +251,17 @@ def batch_for_step(
 
 def part_of_batch(batch: PromptBatch, rows: range) -> PromptBatch:
     """Some prompts of a batch, with the samples and noise they have in the whole."""
-    part = slice(rows.start, rows.stop)
-    ids = batch.source_token_ids
+    return prompts_at(batch, torch.arange(rows.start, rows.stop))
+
+
+def prompts_at(batch: PromptBatch, rows: Int64[Tensor, " K"]) -> PromptBatch:
+    """As `part_of_batch`, for rows in any order."""
+    ids, places = batch.source_token_ids, rows.tolist()
     return replace(
         batch,
-        prompts=batch.prompts[part],
-        decode_seeds=batch.decode_seeds[part],
-        source_token_ids=None if ids is None else ids[part],
+        prompts=tuple(batch.prompts[row] for row in places),
+        decode_seeds=tuple(batch.decode_seeds[row] for row in places),
+        source_token_ids=None if ids is None else ids[rows],
     )
 
 

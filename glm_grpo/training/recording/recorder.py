@@ -119,6 +119,9 @@ class Recorder:
         columns["advantage"] = _float_column(experience.advantages.values)
         is_flat = experience.advantages.is_flat.tolist()
         columns["is_flat"] = pyarrow.array(_repeat(is_flat, size), pyarrow.bool_())
+        if experience.trained is not None:
+            discarded = experience.is_discarded().tolist()
+            columns["is_discarded"] = pyarrow.array(_repeat(discarded, size), pyarrow.bool_())
         columns["image"] = pyarrow.array(images, pyarrow.string())
         self._write_table(self._folder.rollout_path(step), columns, experience.rewards)
 
@@ -223,6 +226,12 @@ class Recorder:
             weights=dict(zip(rewards.names, rewards.weights.tolist(), strict=True)),
             std_floors=dict(zip(rewards.names, rewards.std_floors.tolist(), strict=True)),
             combine=self._combine,
+            units={}
+            if rewards.units is None
+            else {
+                name: (mean, std)
+                for name, (mean, std) in zip(rewards.names, rewards.units.tolist(), strict=True)
+            },
         )
         table = pyarrow.table(dict(columns)).replace_schema_metadata(weighing_metadata(weighing))
         content = io.BytesIO()

@@ -27,7 +27,7 @@ from glm_grpo.run.tables import read_metrics, read_untrained
 from glm_grpo.training.collect import join_experiences, without_replay_data
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import weigh_evaluation
-from glm_grpo.training.metrics import evaluation_metrics, step_metrics
+from glm_grpo.training.metrics import evaluation_metrics, step_metrics, supervised_metrics
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import PhaseClock, peak_memory_bytes, process_bytes
 from glm_grpo.training.recording.recorder import Recorder
@@ -118,7 +118,7 @@ class RunRecorder:
 
         def read() -> None:
             self._monitor.restore()
-            if self._combine == "normalize_then_sum":
+            if self._combine != "weighted_sum":
                 self._untrained = read_untrained(self.folder)
             write_gallery(self.folder, ())
 
@@ -162,6 +162,28 @@ class RunRecorder:
             self._files.record_rollout(whole, step)
             self._files.record_step(step, metrics)
             return StepRecord(metrics, watched.departures)
+
+        return self._processes.on_main(write)
+
+    def supervised_step(
+        self, step: int, examples: int, updates: Sequence[UpdateReport], clock: PhaseClock
+    ) -> StepRecord:
+        """Stores the figures of a step in which nothing was sampled.
+
+        Args:
+            step: From 1.
+            examples: Target pictures of this process.
+            updates: One for each update.
+        """
+        gather = self._processes.gather
+        images, seconds = sum(gather(examples)), clock.seconds()
+        peak, held = max(gather(peak_memory_bytes())), float(sum(gather(process_bytes())))
+
+        def write() -> StepRecord:
+            metrics = supervised_metrics(images, updates, seconds, peak)
+            metrics |= {"memory/process_bytes": held}
+            self._files.record_step(step, metrics)
+            return StepRecord(metrics, ())
 
         return self._processes.on_main(write)
 

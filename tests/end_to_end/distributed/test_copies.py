@@ -33,6 +33,10 @@ ADAPTERS = (
     "train.minibatches_per_rollout=2",
     "loss.reference_sync_every=1",
     "eval.ema_decay=0.5",
+    "reward.combine=shares",
+    "+reward.terms.aesthetic.at_least=1.5",
+    "anchor.weight=0.1",
+    "data.path=tiny:train",
     "train.eval_every=1",
     "trackers=[tensorboard]",
 )
@@ -119,3 +123,37 @@ def test_a_killed_process_ends_the_others_and_one_process_goes_on(launcher, adap
     launcher.run("killed", *ADAPTERS, "train.resume=auto")
     one, _ = adapters
     assert_same_metrics(run, one)
+
+
+def test_two_processes_replace_flat_groups_as_one(launcher):
+    # Coarse scores: of two pictures both are often read alike.
+    alone = (f"reward.terms.{name}.weight=0" for name in ("ssim", "aesthetic"))
+    more = ("rollout.refill_rounds=2", "train.minibatches_per_rollout=2", "train.seed=1", *alone)
+    one = launcher.run("refill-one", *more, "train.steps=1")
+    two = launcher.run("refill-two", *more, "train.steps=1", processes=2)
+    assert_same_metrics(two, one)
+    names = ("prompt_id", "sample", "token_ids", "is_flat", "is_discarded")
+    tables = (columns(run / "rollouts" / "step-000001.parquet") for run in (two, one))
+    # One after another the processes have their groups of all rounds.
+    of_two, of_one = (
+        sorted(zip(*(table[name] for name in names), strict=True)) for table in tables
+    )
+    assert of_two == of_one
+    # The first process has two groups of three; what it replaces decides what the second takes.
+    assert metrics_of(one)[1]["advantage/discarded_groups"] >= 2
+
+
+def test_two_processes_learn_target_pictures_as_one(launcher):
+    # The second process has one prompt of three, and in one minibatch none.
+    sft = (
+        "train.method=sft",
+        "data.path=tiny:train",
+        "train.minibatches_per_rollout=2",
+        "train.eval_every=2",
+    )
+    one = launcher.run("sft-one", *sft, "train.micro_batch_size=2")
+    two = launcher.run("sft-two", *sft, "train.micro_batch_size=1", processes=2)
+    assert_same_metrics(two, one)
+    _, first, second = metrics_of(one)
+    assert 0 < second["sft/cross_entropy"] != first["sft/cross_entropy"]
+    assert_same_table(two, one, "evaluations/step-000002.parquet")

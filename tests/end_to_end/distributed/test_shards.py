@@ -24,6 +24,8 @@ FULL = (
     "train.steps=3",
     "train.keep_checkpoints=9",
     "train.micro_batch_size=1",
+    "anchor.weight=0.1",
+    "data.path=tiny:train",
     "data.eval_path=held_out_one.txt",
 )
 MIXED = {**SHARDS, "ACCELERATE_MIXED_PRECISION": "bf16"}
@@ -76,7 +78,7 @@ def test_shards_give_the_figures_of_copies(copies, shards):
     assert_same_metrics(shards, copies)
     assert files_of(shards) == files_of(copies)
     # The policy moved: there is something to be equal in.
-    assert metrics_of(copies)[-1]["kl/reference"] > 1e-3
+    assert metrics_of(copies)[-1]["kl/reference"] > 1e-5
 
 
 def test_shards_are_saved_whole(copies, shards):

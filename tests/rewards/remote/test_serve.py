@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from rewards.remote import messages
-from rewards.remote.serve import main, serve
+from rewards.remote.serve import _read_term, main, serve
 from rewards.types import Prompt, RewardError
 
 DOG = Prompt("dog", "a dog")
@@ -194,3 +194,8 @@ sys.exit(", ".join(unwanted & set(sys.modules)) or 0)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_term_for_evaluations_alone_is_served() -> None:
+    # Who asks decides when: the server scores what it is sent.
+    assert _read_term("psnr", '{"when": "evaluation", "weight": 0}').when == "always"

@@ -60,10 +60,20 @@ def test_edits_at_age_0_equal_a_synchronous_run(start: Start, tmp_path: Path) ->
     rows = []
     for index, word in enumerate(("CAT", "DOG")):
         Image.new("RGB", (128, 128), (100 * index, 200, 50)).save(tmp_path / f"{word}.png")
-        rows.append({"prompt": f'write "{word}"', "source": f"{word}.png"})
+        rows.append({"prompt": f'write "{word}"', "source": f"{word}.png", "target": "CAT.png"})
     edits = tmp_path / "edits.jsonl"
     edits.write_text("\n".join(map(json.dumps, rows)))
-    overrides = (f"data.path={edits}", f"data.eval_path={edits}", "data.sources=1", "train.steps=2")
+    overrides = (
+        f"data.path={edits}",
+        f"data.eval_path={edits}",
+        "data.sources=1",
+        "train.steps=2",
+        # The learner weighs, and learns from targets, what collectors made.
+        "reward.combine=shares",
+        "+reward.terms.own.at_least=0.9",
+        "+reward.terms.psnr.weight=0.5",
+        "anchor.weight=0.1",
+    )
     plain, collected = start(*overrides), start(*AGE_0, *overrides)
     assert plain.wait() == 0, plain.log
     assert collected.wait() == 0, collected.log

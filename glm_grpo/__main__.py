@@ -1,0 +1,8 @@
+"""`python -m glm_grpo`: the command line."""
+
+from __future__ import annotations
+
+from glm_grpo.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Target pictures as examples: their tokens, for a cross-entropy beside GRPO or in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from glm_grpo.config.sections import AnchorSection
+from glm_grpo.models.base import Preview
+from glm_grpo.training.collect import encode_sources
+from glm_grpo.training.data.prompts import part_of_batch, prompts_at
+from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.types import Examples, PromptBatch
+
+
+def anchor_weight(settings: AnchorSection, step: int, steps: int) -> float:
+    """Weight at a step, from 1: falls or rises in equal steps from `weight` to `final_weight`."""
+    if settings.final_weight is None or steps == 1:
+        return settings.weight
+    done = (step - 1) / (steps - 1)
+    return settings.weight + done * (settings.final_weight - settings.weight)
+
+
+def examples_of(
+    models: Models, batch: PromptBatch, *, weight: float, preview: Preview, clock: PhaseClock
+) -> Examples:
+    """The target pictures of a batch as token grids.
+
+    Prompts without a target have no part in it.
+
+    Args:
+        batch: With the tokens of its source pictures, if it has any.
+        weight: Factor of their mean cross-entropy in the loss.
+        preview: Where preview tokens come from, as `anchor.preview`.
+        clock: Gets the time, as `sources`.
+
+    Raises:
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    places = [place for place, prompt in enumerate(batch.prompts) if prompt.target is not None]
+    rows = places or [0]
+    has_preview = batch.num_sources == 0
+    if places:
+        targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
+        size = f"one target picture of {batch.height} x {batch.width} pixels at a time"
+        with models.phase("sources", size, clock):
+            token_ids = models.policy.tokenize_pictures(
+                torch.stack(targets), has_preview=has_preview, preview=preview
+            )
+    else:
+        tokens = models.policy.tokens_per_image(batch.height, batch.width, has_preview=has_preview)
+        token_ids = torch.zeros(1, tokens, dtype=torch.long)
+    return Examples(
+        prompts=replace(prompts_at(batch, torch.tensor(rows)), group_size=1),
+        token_ids=token_ids,
+        places=torch.tensor(places, dtype=torch.long),
+        weight=weight,
+    )
+
+
+class TargetSource:
+    """Target pictures alone, to learn from without sampling (`train.method: sft`).
+
+    Args:
+        models: Their policy reads the pictures.
+        processes: Of which each takes its part of the prompts.
+        batch_for_step: All prompts of a step, from 0, a pure function of its number.
+        preview: As `anchor.preview`.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        processes: Processes,
+        *,
+        batch_for_step: Callable[[int], PromptBatch],
+        preview: Preview,
+    ) -> None:
+        self._models, self._processes = models, processes
+        self.batch_for_step = batch_for_step
+        self._preview = preview
+
+    def next_examples(self, step: int, clock: PhaseClock) -> tuple[Examples, int]:
+        """The targets of this process's part of a step's prompts, from 1, and its prompts' number.
+
+        Raises:
+            MemoryLimitError: Memory ran out; names phase, size and remedy.
+            PeerError: Another process failed.
+        """
+        processes = self._processes
+        with processes.together():
+            whole = self.batch_for_step(step - 1)
+            part = part_of_batch(whole, processes.part(len(whole.prompts)))
+            batch = encode_sources(self._models, part, clock)
+            examples = examples_of(
+                self._models, batch, weight=1.0, preview=self._preview, clock=clock
+            )
+        return examples, len(batch.prompts)
+
+    def close(self) -> None:
+        """There is nothing to close."""
