@@ -1,23 +1,25 @@
 """What each recipe makes of equally many images: held-out words after 2,560 drawn ones.
 
 python -m benchmarks.recipes train [--recipes base cispo ...] [--seeds 0 1 2] [--folder F]
-python -m benchmarks.recipes table [--reach 0.6] [--folder F]
+python -m benchmarks.recipes table [--reach 0.6]
+python -m benchmarks.recipes page
 
 `train` makes one run of `train.py` after another, all of configs/tiny.yaml with the overrides of
-`RECIPES`, in F/<recipe>/seed-<seed> (F: outputs/recipes). A run that is there already is left
-alone, one that was cut short is gone on with: the command can be stopped and given again. A run
-takes some six minutes on two cores.
+`RECIPES`, in F/<recipe>/seed-<seed> (F: outputs/recipes), and adds the figures of each to
+benchmarks/recipes.jsonl. A run whose figures are there is left alone, one that was cut short is
+gone on with: the command can be stopped and given again. A run takes some six minutes on two cores.
 
-`table` reads what is there. The share of pictures whose text is read without a mistake
+`table` shows the figures. The share of pictures whose text is read without a mistake
 (`ocr_exact`), after all images, is compared with recipe `base` word by word, averaged over the
-seeds that both have; intervals are paired by word. Images and seconds are those up to the first
-evaluation that reaches `--reach`, without the evaluations themselves.
+seeds that both have; intervals are paired by word. Images are those up to the first evaluation
+that reaches `--reach`. `page` writes the table of docs/recipes.md,
+and docs/images/recipes.svg with a line for each recipe that has three seeds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import subprocess
 import sys
 from collections import defaultdict
@@ -27,7 +29,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import matplotlib
 import torch
+from matplotlib import pyplot
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
@@ -35,6 +40,9 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.training.recording.summaries import Interval, paired_bootstrap
+
+matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "glm_grpo"
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = 2560
@@ -89,73 +97,126 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "anchor-1-to-0": ("anchor.weight=1", "anchor.final_weight=0"),
     "sft-10": ("train.method=sft", "train.steps=10"),
     "sft-40": ("train.method=sft",),
-    "after-sft-10": ("model.start_from={folder}/sft-10/seed-{seed}",),
-    "after-sft-40": ("model.start_from={folder}/sft-40/seed-{seed}",),
+    "after-sft-10": (),
+    "after-sft-40": (),
     "shares": ("reward.combine=shares",),
     "brightness": _BRIGHTNESS,
     "brightness-bound": (*_BRIGHTNESS, "+reward.terms.ocr.at_least=0.6"),
     "batch-std": ("advantage.normalization=batch_std",),
 }
-"""Overrides by name; all draw as many images, but for sft-..., which draw none. What a recipe
-begins with stands before it."""
+"""Overrides by name; all draw as many images, but for sft-..., which draw none."""
+
+_BEGIN_WITH = {"after-sft-10": "sft-10", "after-sft-40": "sft-40"}
+"""Recipes that go on from what another made of the same seed."""
+
+FIGURES = ("total", "ocr", "ocr_exact", "lpips", "ssim", "aesthetic")
+PAGE = ROOT / "docs" / "recipes.md"
+_BEGIN, _END = "<!-- table: python -m benchmarks.recipes page -->", "<!-- end of table -->"
+_SMALL: Any = {"textcoords": "offset points", "fontsize": 8}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Held-out words at one step of a run.
+
+    Attributes:
+        images: Drawn for training up to here.
+        seconds: Of the training steps up to here, without evaluations.
+        figures: Means by name: total, ocr, ocr_exact, lpips, ssim, aesthetic.
+    """
+
+    images: int
+    seconds: float
+    figures: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One run.
+    """The figures of one run.
 
     Attributes:
+        recipe: Name in `RECIPES`.
+        seed: Of the run.
+        overrides: Of configs/tiny.yaml, as they were.
         exact: Share of each held-out word's pictures without a mistake, in the order of words.
-        last: Metrics of the last step with its evaluation.
-        untrained: Metrics of step 0.
-        reached: Images and seconds up to the first evaluation at which the given share was
-            reached; None where it was not.
+        evaluations: The first of them before training.
         departures: Steps with a canary out of its band.
     """
 
-    exact: torch.Tensor
-    last: Mapping[str, float | None]
-    untrained: Mapping[str, float | None]
-    reached: tuple[int, float] | None
+    recipe: str
+    seed: int
+    overrides: list[str]
+    exact: list[float]
+    evaluations: list[Evaluated]
     departures: int
+
+    @property
+    def last(self) -> Mapping[str, float]:
+        """Figures after all images."""
+        return self.evaluations[-1].figures
+
+    def reached(self, share: float) -> Evaluated | None:
+        """The first evaluation with that share of pictures read without a mistake."""
+        return next((one for one in self.evaluations if one.figures["ocr_exact"] >= share), None)
+
+
+RESULTS = Path(__file__).with_suffix(".jsonl")
+"""A line for each run, as `Finished`."""
+_FILE = TypeAdapter(Finished)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("do", choices=["train", "table"])
+    parser.add_argument("do", choices=["train", "table", "page"])
     parser.add_argument("--recipes", nargs="+", choices=[*RECIPES], default=[*RECIPES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "recipes")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--reach", type=float, default=0.6, help="ocr_exact that counts images")
-    parser.add_argument("--steps", type=int, help="fewer, to try it out")
-    parser.add_argument("--json", type=Path, help="file for the figures of the table")
     options = parser.parse_args(arguments)
+    runs = read_results(options.results)
     if options.do == "train":
         # All recipes with the first seed, then the next: a table can be made early.
-        for seed in options.seeds:
-            for name in options.recipes:
-                train(name, seed, options.folder, steps=options.steps)
+        for seed, name in itertools.product(options.seeds, options.recipes):
+            if seed not in runs.get(name, {}):
+                folder = train(name, seed, options.folder)
+                with options.results.open("a") as file:
+                    file.write(f"{_FILE.dump_json(read_run(folder, name, seed)).decode()}\n")
         return
-    runs = read_runs(options.folder, options.recipes, options.seeds, reach=options.reach)
-    rows = summarize(runs)
-    Console(width=160).print(_table(rows, reach=options.reach))
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2))
+    rows = summarize(runs, reach=options.reach)
+    if options.do == "table":
+        Console(width=160).print(_table(rows, reach=options.reach))
+        return
+    text = PAGE.read_text()
+    before, _, rest = text.partition(_BEGIN)
+    after = rest.partition(_END)[2]
+    PAGE.write_text(f"{before}{_BEGIN}\n{markdown(rows)}{_END}{after}")
+    if any(len(of_seeds) >= 3 for of_seeds in runs.values()):
+        draw(runs, PAGE.parent / "images" / "recipes.svg")
 
 
-def train(name: str, seed: int, folder: Path, *, steps: int | None = None) -> None:
-    """Make or finish one run; a finished one is left alone.
+def read_results(file: Path) -> dict[str, dict[int, Finished]]:
+    """Runs by recipe and seed; of two lines on one run the later counts."""
+    runs: dict[str, dict[int, Finished]] = defaultdict(dict)
+    for line in file.read_text().splitlines() if file.exists() else ():
+        run = _FILE.validate_json(line)
+        runs[run.recipe][run.seed] = run
+    return dict(runs)
+
+
+def train(name: str, seed: int, folder: Path) -> RunFolder:
+    """Make or finish one run, and the one that it begins with; a finished one is left alone.
 
     Raises:
         subprocess.CalledProcessError: The run failed.
     """
     run_dir = folder / name / f"seed-{seed}"
     if is_finished(RunFolder(run_dir)):
-        return
-    length = [] if steps is None else [f"train.steps={steps}"]
-    overrides = overrides_of(name, seed, folder)
-    command = [sys.executable, str(ROOT / "train.py"), *overrides, *COMMON, *length]
+        return RunFolder(run_dir)
+    if name in _BEGIN_WITH:
+        train(_BEGIN_WITH[name], seed, folder)
+    command = [sys.executable, str(ROOT / "train.py"), *overrides_of(name, seed, folder), *COMMON]
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with (folder / name / f"seed-{seed}.log").open("a") as log:
         sys.stderr.write(f"{name}, seed {seed} ...\n")
@@ -166,18 +227,14 @@ def train(name: str, seed: int, folder: Path, *, steps: int | None = None) -> No
             stdout=log,
             stderr=log,
         )
+    return RunFolder(run_dir)
 
 
 def overrides_of(name: str, seed: int, folder: Path) -> list[str]:
     """Of one run, with the run that it begins with."""
-    places = {"{folder}": str(folder.resolve()), "{seed}": str(seed)}
-    overrides = []
-    for each in RECIPES[name]:
-        text = each
-        for mark, place in places.items():
-            text = text.replace(mark, place)
-        overrides.append(text)
-    return overrides
+    start = _BEGIN_WITH.get(name)
+    begin = [f"model.start_from={folder.resolve() / start / f'seed-{seed}'}"] if start else []
+    return [*RECIPES[name], *begin]
 
 
 def is_finished(folder: RunFolder) -> bool:
@@ -189,20 +246,8 @@ def is_finished(folder: RunFolder) -> bool:
     return bool(rows) and rows[-1]["step"] == last and rows[-1].get("eval/total") is not None
 
 
-def read_runs(
-    folder: Path, recipes: Sequence[str], seeds: Sequence[int], *, reach: float
-) -> dict[str, dict[int, Finished]]:
-    """The finished runs by recipe and seed."""
-    runs: dict[str, dict[int, Finished]] = defaultdict(dict)
-    for name in recipes:
-        for seed in seeds:
-            run = RunFolder(folder / name / f"seed-{seed}")
-            if is_finished(run):
-                runs[name][seed] = _read(run, reach)
-    return dict(runs)
-
-
-def _read(folder: RunFolder, reach: float) -> Finished:
+def read_run(folder: RunFolder, name: str, seed: int) -> Finished:
+    """The figures of a finished run."""
     config, rows = read_config(folder), read_metrics(folder)
     a_step = config.rollout.prompts_per_step * config.rollout.group_size
     if config.train.method == "sft":
@@ -210,24 +255,32 @@ def _read(folder: RunFolder, reach: float) -> Finished:
     scores = read_evaluation(folder, config.train.steps, ["prompt_id", "raw/ocr"])
     of_words: dict[str, list[float]] = defaultdict(list)
     for prompt, score in zip(
-        *(scores[name].to_pylist() for name in scores.column_names), strict=True
+        *(scores[column].to_pylist() for column in scores.column_names), strict=True
     ):
         of_words[prompt].append(float(score == 1))
-    reached, seconds = None, 0.0
+    evaluations, seconds = [], 0.0
     for row in rows:
         seconds += row.get("time/step") or 0.0
-        if reached is None and (row.get("eval/ocr_exact") or 0.0) >= reach:
-            reached = (int(row["step"] or 0) * a_step, seconds)
+        if row.get("eval/total") is not None:
+            figures = {each: row[f"eval/{each}"] for each in FIGURES}
+            evaluations.append(
+                Evaluated(
+                    int(row["step"] or 0) * a_step,
+                    round(seconds, 1),
+                    {each: round(value, 4) for each, value in figures.items() if value is not None},
+                )
+            )
     return Finished(
-        exact=torch.tensor([fmean(each) for each in of_words.values()]),
-        last=rows[-1],
-        untrained=rows[0],
-        reached=reached,
+        recipe=name,
+        seed=seed,
+        overrides=[*RECIPES[name]],
+        exact=[round(fmean(each), 4) for each in of_words.values()],
+        evaluations=evaluations,
         departures=sum((row.get("canary/departures") or 0) > 0 for row in rows),
     )
 
 
-def summarize(runs: Mapping[str, Mapping[int, Finished]]) -> list[dict[str, Any]]:
+def summarize(runs: Mapping[str, Mapping[int, Finished]], *, reach: float) -> list[dict[str, Any]]:
     """A row for each recipe, the best first."""
     base = runs.get(BASE, {})
     rows: list[dict[str, Any]] = []
@@ -236,36 +289,30 @@ def summarize(runs: Mapping[str, Mapping[int, Finished]]) -> list[dict[str, Any]
         gain: Interval | None = None
         if name != BASE and both:
             before, after = (
-                torch.stack([one[seed].exact for seed in both]).mean(dim=0)
+                torch.tensor([one[seed].exact for seed in both]).mean(dim=0)
                 for one in (base, of_seeds)
             )
             gain = paired_bootstrap(before, after, seed=0)
         finished = [of_seeds[seed] for seed in sorted(of_seeds)]
-        reached = [each.reached for each in finished if each.reached is not None]
+        reached = [each for run in finished if (each := run.reached(reach)) is not None]
         rows.append(
             {
                 "recipe": name,
-                "overrides": " ".join(RECIPES[name]),
+                "overrides": [*finished[0].overrides],
                 "seeds": sorted(of_seeds),
-                "ocr_exact": [_figure(each, "eval/ocr_exact") for each in finished],
+                "ocr_exact": [each.last["ocr_exact"] for each in finished],
                 "gain": None if gain is None else [gain.mean_difference, gain.low, gain.high],
                 **{
-                    term: fmean(_figure(each, f"eval/{term}") for each in finished)
+                    term: fmean(each.last[term] for each in finished)
                     for term in ("total", "ocr", "lpips", "ssim")
                 },
                 "reached": len(reached),
-                "images": fmean(images for images, _ in reached) if reached else None,
-                "seconds": fmean(seconds for _, seconds in reached) if reached else None,
+                "images": fmean(each.images for each in reached) if reached else None,
+                "seconds": fmean(each.seconds for each in reached) if reached else None,
                 "departures": [each.departures for each in finished],
             }
         )
     return sorted(rows, key=lambda row: -fmean(row["ocr_exact"]))
-
-
-def _figure(run: Finished, name: str) -> float:
-    value = run.last[name]
-    assert value is not None
-    return value
 
 
 def _table(rows: Sequence[Mapping[str, Any]], *, reach: float) -> Table:
@@ -289,6 +336,60 @@ def _table(rows: Sequence[Mapping[str, Any]], *, reach: float) -> Table:
             " ".join(str(each) for each in row["departures"]),
         )
     return table
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of docs/recipes.md."""
+    lines = [
+        "| Recipe | Overrides of `configs/tiny.yaml` | Whole words, by seed | Over `base` "
+        "| Letters | LPIPS | SSIM | Images to .6 | Steps out of band |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        name, gain = row["recipe"], row["gain"]
+        overrides = [*row["overrides"]]
+        if name in _BEGIN_WITH:
+            overrides.append(f"model.start_from=<run of {_BEGIN_WITH[name]}>")
+        images = "never" if row["images"] is None else f"{row['images']:,.0f}"
+        if 0 < row["reached"] < len(row["seeds"]):
+            images += f" ({row['reached']} of {len(row['seeds'])})"
+        cells = [
+            f"`{name}`",
+            " ".join(f"`{each}`" for each in overrides) or "none",
+            " ".join(f"{each:.3f}" for each in row["ocr_exact"]),
+            "" if gain is None else f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]",
+            *(f"{row[term]:.3f}" for term in ("ocr", "lpips", "ssim")),
+            images,
+            " ".join(str(each) for each in row["departures"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def draw(runs: Mapping[str, Mapping[int, Finished]], file: Path) -> None:
+    """Whole words by images drawn, a line for each recipe with three seeds, as an SVG."""
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, of_seeds in runs.items():
+        finished = [*of_seeds.values()]
+        if len(finished) < 3:
+            continue
+        images = [each.images for each in finished[0].evaluations]
+        shares = [
+            fmean(run.evaluations[at].figures["ocr_exact"] for run in finished)
+            for at in range(len(images))
+        ]
+        if images[-1] == 0:
+            axes.axhline(shares[-1], linestyle=":", color="0.5")
+            axes.annotate(f"{name} (none drawn)", (0, shares[-1]), xytext=(2, 3), **_SMALL)
+        else:
+            (line,) = axes.plot(images, shares, marker="o", markersize=4)
+            axes.annotate(
+                name, (images[-1], shares[-1]), xytext=(5, -3), color=line.get_color(), **_SMALL
+            )
+    axes.set(xlabel="images drawn", ylabel="held-out words read whole", ylim=(0, 1))
+    axes.margins(x=0.15)
+    figure.savefig(file, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
+from pydantic import TypeAdapter
 
 from benchmarks.recipes import (
     COMMON,
     IMAGES,
+    PAGE,
     RECIPES,
+    RESULTS,
+    Evaluated,
     Finished,
+    markdown,
     overrides_of,
-    read_runs,
+    read_results,
     summarize,
 )
 from glm_grpo.config import compose_config
@@ -29,21 +33,26 @@ def test_every_recipe_composes_and_draws_as_many_images(name: str) -> None:
     assert a_step * config.train.steps == IMAGES or config.train.method == "sft"
 
 
-def finished(*exact: float, reached: tuple[int, float] | None = None) -> Finished:
-    last: dict[str, float | None] = {f"eval/{name}": value for name, value in FIGURES.items()}
-    last["eval/ocr_exact"] = sum(exact) / len(exact)
-    return Finished(torch.tensor(exact), last, {}, reached, departures=1)
+def finished(
+    seed: int, *exact: float, reached: tuple[int, float] | None = None, recipe: str = "kl-0"
+) -> Finished:
+    figures = {**FIGURES, "ocr_exact": sum(exact) / len(exact)}
+    evaluations = [Evaluated(0, 0.0, {**figures, "ocr_exact": 0.2})]
+    if reached is not None:
+        evaluations.append(Evaluated(*reached, {**figures, "ocr_exact": 0.9}))
+    evaluations.append(Evaluated(IMAGES, 200.0, figures))
+    return Finished(recipe, seed, [], [*exact], evaluations, departures=1)
 
 
 def test_gain_is_over_the_seeds_that_both_have_word_by_word() -> None:
     runs = {
-        "base": {0: finished(0.0, 0.5), 1: finished(0.5, 0.5)},
+        "base": {0: finished(0, 0.0, 0.5), 1: finished(1, 0.5, 0.5)},
         "kl-0": {
-            1: finished(1.0, 1.0, reached=(640, 60.0)),
-            2: finished(0.0, 0.0, reached=(1280, 100.0)),
+            1: finished(1, 1.0, 1.0, reached=(640, 60.0)),
+            2: finished(2, 0.0, 0.0, reached=(1280, 100.0)),
         },
     }
-    best, base = summarize(runs)
+    best, base = summarize(runs, reach=0.6)
     # Seed 1 alone: both words gain 0.5, so the interval has no width.
     assert best["recipe"] == "kl-0"
     assert best["gain"] == [0.5, 0.5, 0.5]
@@ -53,5 +62,14 @@ def test_gain_is_over_the_seeds_that_both_have_word_by_word() -> None:
     assert (base["images"], base["reached"]) == (None, 0)
 
 
-def test_runs_that_are_not_there_are_left_out(tmp_path: Path) -> None:
-    assert read_runs(tmp_path, ["base"], [0], reach=0.5) == {}
+def test_of_two_lines_on_one_run_the_later_counts(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    assert read_results(file) == {}
+    lines = [TypeAdapter(Finished).dump_json(finished(0, share)) for share in (0.5, 1.0)]
+    file.write_bytes(b"\n".join(lines))
+    assert read_results(file) == {"kl-0": {0: finished(0, 1.0)}}
+
+
+def test_the_page_shows_the_figures_that_are_kept() -> None:
+    rows = summarize(read_results(RESULTS), reach=0.6)
+    assert markdown(rows) in PAGE.read_text()
