@@ -8,7 +8,7 @@ Each step
 
 1. samples G token grids for each of P prompts, with the log-probability of every token;
 2. decodes them with the frozen diffusion transformer and VAE;
-3. scores the pictures and weighs the scores into one reward each;
+3. scores the pictures and combines each picture's scores into one weighted reward;
 4. compares the rewards inside each prompt's group, which gives one advantage an image;
 5. takes one clipped, KL-regularised update of the policy's adapters.
 
@@ -41,7 +41,7 @@ CLIP = 0.2  # the probability ratio acts inside [1 - CLIP, 1 + CLIP]
 KL_COEF = 0.02  # weight of the KL to the untrained policy
 STD_FLOOR = 0.02  # smallest divisor of a group's rewards: nearly equal ones are not blown up
 LEARNING_RATE = 2e-4
-ROWS = 16  # token grids a forward and backward pass replays at once: memory, not the gradient
+ROWS = 16  # token grids per forward and backward pass; affects memory, not the gradient
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,15 @@ class StepResult:
 
 
 def total_rewards(table: RewardTable) -> Tensor:
-    """The weighted mean [P G] of the terms that apply to each prompt.
+    """The weighted sum [P G] of the terms that apply to each prompt.
 
-    A prompt without a target picture has no LPIPS: the term is left out, it does not count as 0.
+    A prompt without a target picture has no LPIPS: the term does not count as 0, its weight goes
+    to the terms that apply.
     """
     weights = table.weights * table.is_applicable  # [P R]
     scores = torch.where(table.is_applicable[:, None], table.raw, 0.0)  # [P G R]
-    return (scores * weights[:, None]).sum(dim=-1) / weights.sum(dim=-1, keepdim=True)
+    scale = table.weights.abs().sum() / weights.abs().sum(dim=-1, keepdim=True)
+    return (scores * weights[:, None]).sum(dim=-1) * scale
 
 
 def group_advantages(rewards: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ class TermConfig(Options):
 
     @abstractmethod
     def memory_bytes(self) -> int:
-        """Of its weights, in fp32; 0 where they are elsewhere or no one can know them.
+        """Bytes of its fp32 weights; 0 if they are remote or unknown.
 
         Raises:
             RewardError: It names a network that does not exist.

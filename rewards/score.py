@@ -1,4 +1,4 @@
-"""Run every term over groups of pictures, and refuse whatever is not a score.
+"""Run every term over groups of pictures and reject invalid scores.
 
 Each term works in a thread of its own, so that pictures can be scored while others are still being
 decoded, and so that a term that hangs does not hang the run.

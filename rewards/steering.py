@@ -1,4 +1,4 @@
-"""Weights that move during a run: shares of the advantage that hold, and bounds of scores.
+"""Adapt reward weights to keep requested shares of the advantage and minimum scores.
 
 Shares. A term's share of what tells the images of a group apart (`reweigh.advantage_shares`) moves
 although weights do not: where pictures get equal in one term, another one decides. Under `shares`

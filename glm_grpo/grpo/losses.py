@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal, assert_never, cast
 
 import torch
 from jaxtyping import Float32, Shaped
@@ -65,7 +65,7 @@ class LossInputs:
 
     @property
     def proximal_log_probs(self) -> Float32[Tensor, "N T"]:
-        """Of the policy that the updates begin with: what ratios are taken to."""
+        """Log-probs at the start of the updates: the ratio's denominator."""
         return self.old_log_probs if self.correction is None else self.correction.proximal_log_probs
 
 
@@ -77,7 +77,8 @@ class LossOutput:
         total: To be minimised, a scalar: a mean over tokens, so that micro-batches weighed by their
             share of tokens add up to the batch; carries the gradient.
         metrics: By the name they are stored under; a scalar, or one value a token. What is
-            reported is the mean over the tokens of all sequences. `ratio/mean_square` becomes
+            reported is the mean over the tokens of all sequences; under `loss/...` those that
+            `train.skip_flat` leaves out count as 0. `ratio/mean_square` becomes
             `ratio/effective_sample_size`; `ratio/sequence_log` and its `_square` become
             `ratio/sequence_std`.
     """
@@ -87,7 +88,7 @@ class LossOutput:
 
 
 class LossSettings(Options):
-    """What all kinds of loss share: the KL terms that hold the policy where it was."""
+    """Options that all kinds of loss share: KL and entropy regularisation."""
 
     kl_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the reference policy; 0: the reference is never run."""
@@ -142,8 +143,8 @@ class TokenLoss(LossSettings):
     """What the kinds share that are made of a surrogate for each token."""
 
     preview_weight: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Part of the policy loss that the tokens of the preview carry, the target's carry the rest;
-    absent: each token counts alike, so that it is the preview's part of the tokens."""
+    """Fraction of the policy loss that falls on preview tokens, the rest on target tokens; absent:
+    all tokens weigh the same."""
     top_entropy_quantile: float | None = Field(default=None, gt=0.0, le=1.0)
     """Only this part of an image's tokens, those of highest entropy, has a policy loss; the mean
     is still over all tokens. Absent: all of them."""
@@ -249,7 +250,7 @@ class CispoLoss(TokenLoss):
     def surrogate(
         self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
     ) -> Surrogate:
-        """Capped weights; the value is no objective, only its gradient has a meaning."""
+        """Log-probs weighed by capped ratios; only the gradient is meaningful, not the value."""
         surrogate = cispo_surrogate(
             inputs.log_probs,
             inputs.proximal_log_probs,
@@ -421,9 +422,11 @@ def kl_estimate(
         return -difference
     if estimator == "k2":
         return difference.square() / 2
-    # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where a healthy run lives; the
-    # clamp removes the rounding that is left, which could be below 0 by one unit.
-    return (torch.expm1(difference) - difference).clamp(min=0.0)
+    if estimator == "k3":
+        # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where a healthy run lives; the
+        # clamp removes the rounding that is left, which could be below 0 by one unit.
+        return (torch.expm1(difference) - difference).clamp(min=0.0)
+    assert_never(estimator)
 
 
 def corrected_kl_estimate(
@@ -483,8 +486,8 @@ def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
     that sampled. `k3_corrected` is weighed likewise; the other KL terms stay as they are.
 
     `kl/reference_tokens` are the values of `corrected_kl_estimate`, and `kl/reference` their mean,
-    whichever estimator the loss uses, so that runs compare, and so do the updates of a rollout: of
-    an older policy's tokens k3 alone is no estimate. NaN without a reference: it was not measured.
+    whichever estimator the loss uses, so that runs are comparable, and so are the updates of one
+    rollout; k3 alone is biased on tokens from an older policy. NaN without a reference.
 
     Source: DeepSeekMath (arXiv 2402.03300), equation 3; decoupled: Hilton et al. 2022
     (arXiv 2110.00641), for language models AReaL (arXiv 2505.24298).

@@ -43,7 +43,7 @@ def clipped_surrogate(
     """The clipped objective of PPO, as a loss.
 
     loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_prob - old_log_prob).
-    The bound acts on the side where the ratio already went the way of the advantage: above for
+    The bound acts where the ratio has already moved in the advantage's direction: above for
     A > 0, below for A < 0. On the other side the token keeps its gradient and is brought back.
     With `ratio_cap` the first r is min(r, ratio_cap): for A < 0 a token whose ratio rose beyond it
     has no gradient either, which without the cap grows with the ratio.

@@ -151,12 +151,12 @@ def update_policy(
     """Learn from one rollout: `updates_per_rollout` passes, an update for each minibatch of each.
 
     A minibatch has every k-th prompt of the batch, counted over all processes, with k =
-    `minibatches_per_rollout`; with 1 it is the whole batch. Groups that were discarded are in none.
-    Every update replays its sequences in
-    micro-batches whose accumulated gradient is that of the whole minibatch. Ratios are always to
-    the log-probs as sampled, or where the policy has moved on since then to those of the
-    experience's correction. Reference log-probs are those of the experience, else computed once,
-    before the first update, and not at all when the loss has no KL to the reference.
+    `minibatches_per_rollout`; with 1 it is the whole batch. Discarded groups are excluded. Every
+    update replays its sequences in micro-batches whose accumulated gradient is that of the whole
+    minibatch. Ratios are always to the log-probs as sampled, or where the policy has moved on since
+    then to those of the experience's correction. Reference log-probs are those of the experience,
+    else computed once, before the first update, and not at all when the loss has no KL to the
+    reference.
 
     The optimizer does not step, and no weight changes, when
 

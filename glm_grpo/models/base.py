@@ -1,7 +1,7 @@
 """Protocols of the models: an AR policy, and the decoder of its tokens.
 
-`glm_grpo.models.glm_image` has the ones of GLM-Image. A second model is a second folder beside it,
-and a line in `glm_grpo.build`.
+`glm_grpo.models.glm_image` contains the GLM-Image implementations. A second model is a second
+folder beside it, and `glm_grpo.build`, which constructs one or the other.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Policy(PolicyForUpdate, Protocol):
             batch: Prompts and seed.
             policy_step: Recorded in the rollout.
             phase: Of the run, for errors.
+            first_tokens: Tokens that each grid begins with, given instead of sampled; None: none.
 
         Raises:
             NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
@@ -95,11 +96,11 @@ class Policy(PolicyForUpdate, Protocol):
         ...
 
     def modules(self) -> Sequence[nn.Module]:
-        """What sampling and replay need on the accelerator."""
+        """Modules that sampling and replay need on the accelerator."""
         ...
 
     def source_modules(self) -> Sequence[nn.Module]:
-        """What `encode_sources` needs there."""
+        """Modules that `encode_sources` needs on the accelerator."""
         ...
 
     def mix_reference(self, mix: float) -> None:
@@ -107,7 +108,7 @@ class Policy(PolicyForUpdate, Protocol):
         ...
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put in the weights, as of `state_tensors`, that policy and reference begin with."""
+        """Load initial weights, named as in `state_tensors`, into policy and reference."""
         ...
 
     def reference_tensors(self) -> dict[str, Tensor]:
@@ -119,11 +120,11 @@ class Policy(PolicyForUpdate, Protocol):
         ...
 
     def reference_modules(self) -> Sequence[nn.Module]:
-        """What the reference needs there besides."""
+        """Modules that the reference needs on the accelerator besides those of `modules`."""
         ...
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What training changes."""
+        """The tensors that training changes, by name."""
         ...
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:

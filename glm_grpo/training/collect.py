@@ -61,9 +61,9 @@ def collect(
 
     Where several processes each bring a part of a batch, advantages are those of the whole.
 
-    With `refill_rounds`, flat groups are replaced by groups of spare prompts, and those of them
-    that are flat by others, so many rounds at most; where no spare prompt is left a flat group
-    stays. The experience has all groups that were sampled, and says which are discarded.
+    With `refill_rounds`, flat groups are replaced by groups of spare prompts. Replacements that are
+    flat are replaced again, up to `refill_rounds` times; without spare prompts a flat group stays.
+    The experience has all groups that were sampled, and says which are discarded.
     Source: DAPO (arXiv 2503.14476), section 3.2, "dynamic sampling".
 
     Args:
@@ -236,7 +236,7 @@ def decode_and_score(
     is_evaluation: bool = False,
     meanwhile: Callable[[], object] | None = None,
 ) -> tuple[ImageBatch, RewardTable]:
-    """Decodes prompt by prompt and scores what is decoded, meanwhile where the terms can.
+    """Decodes prompt by prompt; scores groups while later ones decode, where the terms allow it.
 
     The phase `reward` is the time the step waits for scores once the last picture is decoded and
     `meanwhile` is done. Terms whose networks wait in CPU memory during decoding begin there.
@@ -269,7 +269,7 @@ def decode_and_score(
 def batch_advantages(
     rewards: Float32[Tensor, "P G"], settings: AdvantageSettings, processes: Processes
 ) -> Advantages:
-    """Of this process's groups; standard deviations over a batch are those of all processes."""
+    """Advantages of this process's groups; standard deviations over a batch cover all processes."""
     parts = processes.gather(rewards)
     advantages = group_advantages(
         torch.cat(parts),

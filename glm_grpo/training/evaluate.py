@@ -1,4 +1,4 @@
-"""Held-out prompts, sampled and scored with fixed seeds: only the policy changes between two."""
+"""Held-out prompts, sampled and scored with fixed seeds: evaluations differ by the policy alone."""
 
 from __future__ import annotations
 

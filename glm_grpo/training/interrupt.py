@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run after the step at hand, saved; a second one ends it at once.
+"""Ctrl-C and SIGTERM finish the current step, save, then stop; a second one stops at once.
 
 Before the first step, Ctrl-C ends the program as it does in any: by KeyboardInterrupt.
 """

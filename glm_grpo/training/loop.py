@@ -2,9 +2,10 @@
 
 Each step samples G token grids for each of P prompts, decodes them with the frozen decoder, scores
 the pictures, turns scores into advantages inside each group, and takes `updates_per_rollout`
-clipped, KL-regularised updates of the policy. `glm_grpo.training.collect` has the first half of
-that, `glm_grpo.grpo` the second. With `train.method: sft` a step learns the tokens of target
-pictures instead, and nothing is sampled but in evaluations.
+clipped, KL-regularised updates of the policy. The first half, up to the advantages, is
+`collect` in `glm_grpo.training.collect`, called by the run's `ExperienceSource`; the second is
+`update_policy` in `glm_grpo.grpo.update`. With `train.method: sft` a step learns the tokens of
+target pictures instead, and nothing is sampled but in evaluations.
 
 Source: DeepSeekMath, Shao et al. 2024 (arXiv 2402.03300), section 4.1.
 """
@@ -43,9 +44,9 @@ from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.recording.progress import Progress
 from glm_grpo.training.recording.run_recorder import RunRecorder, StepRecord
 from glm_grpo.training.replay_check import check_replay
+from glm_grpo.training.reward_weights import weigh_experience
 from glm_grpo.training.sources import ExperienceSource
 from glm_grpo.training.targets import TargetSource, anchor_weight, examples_of
-from glm_grpo.training.weights import weigh_experience
 from glm_grpo.types import EvaluationPart, Examples, Experience, PromptBatch
 from rewards.audit.canaries import Departure
 from rewards.steering import Steering
@@ -99,7 +100,7 @@ class Trainer:
         saver: Writes its checkpoints.
         progress: Tells the terminal.
         strategy: Joins the gradients of the processes.
-        average: Of the weights, evaluated in their place; None: they are.
+        average: Weights to evaluate; None: the current ones.
     """
 
     def __init__(
@@ -295,7 +296,7 @@ class Trainer:
             self._models.policy.mix_reference(self._settings.update.loss.reference_mix)
 
     def _begin(self) -> None:
-        """Evaluates the untrained policy, or takes up the run where it was left."""
+        """Evaluates the untrained policy, or resumes the run."""
         step = self._state.step
         if step == 0:
             with self._saver.saved_on_failure(0):

@@ -1,4 +1,4 @@
-"""The figures of one step and of one evaluation; docs/reading_curves.md explains their names."""
+"""Metrics of a training step and of an evaluation; docs/reading_curves.md explains their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exponential moving average of what training changes: evaluated and exported in its place."""
+"""Exponential moving average of the trained weights, used for evaluation and export."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The policy has the average inside, and its own weights again afterwards, to the bit."""
+        """Load the average into the policy; restore its exact weights on exit."""
         # On the CPU: of a policy trained in full an accelerator may have no room for a second copy.
         own = {
             name: tensor.detach().to("cpu", copy=True)

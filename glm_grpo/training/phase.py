@@ -1,7 +1,7 @@
 """The models of a run, and the phases of a step.
 
-In a phase the models that it uses are on the accelerator, its seconds are counted, and memory that
-runs out becomes an error that says on which sizes, and which keys to change.
+During a phase the models that it uses are on the accelerator and its seconds are counted. Out of
+memory becomes an error that names the sizes at hand and the keys to change.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def examples_of(
 ) -> Examples:
     """The target pictures of a batch as token grids.
 
-    Prompts without a target have no part in it.
+    Prompts without a target are skipped.
 
     Args:
         batch: With the tokens of its source pictures, if it has any.

@@ -1,4 +1,4 @@
-"""Weigh an experience with weights that move, and say where they stand."""
+"""Recompute totals and advantages under reward weights that move during a run."""
 
 from __future__ import annotations
 
