@@ -17,6 +17,7 @@ from rapidfuzz.distance import Levenshtein
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
+from glm_grpo.gallery.pace import pace
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import (
@@ -451,6 +452,7 @@ def run_data(records: Records) -> dict[str, Any]:
         "chunks": [{"key": key, "steps": list(steps)} for key, steps in records.chunks.items()],
         "bands": records.bands,
         "problems": list(records.problems),
+        **pace(records.folder, records.metrics),
     }
 
 

@@ -155,17 +155,15 @@ def test_views_of_an_edit_run_show_the_source(
     expect(page.locator(".problem")).to_have_count(0)
 
 
-def test_viewer_of_an_edit_shows_source_target_sample_and_both_differences(
+def test_large_view_of_an_edit_shows_source_target_sample_and_both_differences(
     open_gallery: OpenGallery, edit_run: RunFolder
 ) -> None:
     page = open_gallery("groups?step=1&prompt=OPEN&sample=0&large=1", run=edit_run)
-    captions = page.locator(".viewer-pictures figcaption")
-    expect(captions).to_have_text(
-        [
-            "Source",
-            "Target",
-            "Sample",
-            "Difference, brightened",
-            "Difference to the source, brightened",
-        ]
-    )
+    page.keyboard.press("s")
+    captions = page.get_by_role("dialog").locator("figcaption")
+    expect(captions).to_have_text(["Sample", "Target", "Source"])
+    page.keyboard.press("d")
+    label = page.locator(".large-label")
+    expect(label).to_have_text("Difference, brightened: sample less target")
+    page.get_by_role("dialog").get_by_label("With").select_option("Source")
+    expect(label).to_have_text("Difference, brightened: sample less source")

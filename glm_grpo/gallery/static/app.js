@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts, views } = gallery;
-  const { Dialog, Problem, keys, useKeys } = parts;
+  const { Dialog, Live, Problem, keys, useKeys } = parts;
   const { useEffect, useReducer, useRef, useState } = preactHooks;
 
   const TITLES = {
@@ -13,6 +13,7 @@
     weights: "Weights",
     curves: "Curves",
     find: "Find",
+    film: "Film",
   };
   const REPORT = "report.html";
   const COMMON_KEYS = [
@@ -23,6 +24,7 @@
   function App() {
     const { view, params } = gallery.useRoute();
     const [isHelpOpen, setIsHelpOpen] = useState(false);
+    const [, onAdopt] = useReducer((count) => count + 1, 0);
     const main = useRef(null);
     const pages = Object.keys(TITLES).map((name) => () => gallery.go(name));
     pages.push(() => location.assign(REPORT));
@@ -31,7 +33,7 @@
     useTitle(view);
     useFocusOnHeading(main, view);
     return html`
-      <${Header} view=${view} main=${main} onHelp=${() => setIsHelpOpen(true)} />
+      <${Header} view=${view} main=${main} onAdopt=${onAdopt} onHelp=${() => setIsHelpOpen(true)} />
       <main ref=${main} id="main" tabindex="-1">
         <${Boundary} key=${view}><${View} view=${view} params=${params} /></${Boundary}>
       </main>
@@ -63,7 +65,7 @@
     heading.focus();
   }
 
-  function Header({ view, main, onHelp }) {
+  function Header({ view, main, onAdopt, onHelp }) {
     const [, update] = useReducer((count) => count + 1, 0);
     useEffect(() => gallery.onProblem(update), []);
     const problems = [...gallery.run.problems, ...gallery.problems()];
@@ -72,7 +74,7 @@
         Skip to the view
       </button>
       <${RunName} />
-      <p class="soft">${describeLength()}</p>
+      <${Live} onAdopt=${onAdopt} />
       <nav aria-label="Views">
         <ul>
           ${Object.entries(TITLES).map(
@@ -99,12 +101,6 @@
   function RunName() {
     const [, place = "", last] = /^(.* \/ )?(.*)$/s.exec(gallery.run.name);
     return html`<h1>${place}<span class="run-name">${last}</span></h1>`;
-  }
-
-  function describeLength() {
-    const { chunks, steps_planned: planned } = gallery.run;
-    const last = Math.max(0, ...chunks.flatMap((chunk) => chunk.steps));
-    return planned === null ? `step ${last}` : `step ${last} of ${planned}`;
   }
 
   function View({ view, params }) {
@@ -164,6 +160,19 @@
         <thead><tr><th scope="col">Key</th><th scope="col">Does</th></tr></thead>
         <tbody>
           ${rows.map(
+            ([key, effect]) =>
+              html`<tr key=${key}>
+                <th scope="row"><kbd>${key}</kbd></th>
+                <td>${effect}</td>
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+      <h3>In the large view of a picture</h3>
+      <table>
+        <thead><tr><th scope="col">Key</th><th scope="col">Does</th></tr></thead>
+        <tbody>
+          ${parts.LARGE_KEYS.map(
             ([key, effect]) =>
               html`<tr key=${key}>
                 <th scope="row"><kbd>${key}</kbd></th>

@@ -6,7 +6,7 @@
   const { html } = gallery;
   const { BOUNDS, filterImages, isRanged, listCanaries, listColumns, loadImages, sortImages } = gallery.imageTable;
   const { useEffect, useLayoutEffect, useMemo, useRef, useState } = preactHooks;
-  const { Picture, Problem, clip, memo, useKeys, useLoaded } = gallery.parts;
+  const { FoundLarge, Picture, Problem, clip, memo, useKeys, useLoaded } = gallery.parts;
 
   /* Height of a row in CSS pixels, as in find.css: rows that are not on the screen are not made. */
   const ROW_HEIGHT = 68;
@@ -107,7 +107,7 @@
   }
 
   function Results({ data, params, columns, set }) {
-    const { at, sort, order, ...filters } = params;
+    const { at, sort, order, large, ...filters } = params;
     const filterKey = JSON.stringify(filters);
     const found = useMemo(() => filterImages(data.images, params, columns), [data, columns, filterKey]);
     const column = columns.find(({ id }) => id === sort);
@@ -121,7 +121,9 @@
       const next = Math.min(Math.max(place < 0 && by < 0 ? 0 : place + by, 0), sorted.length - 1);
       if (sorted[next]) set({ at: sorted[next].image });
     }
-    useKeys({ n: () => move(1), p: () => move(-1), o: open });
+    const rows = useMemo(() => sorted.map(({ shared, sample }) => [{ ...shared, sample }]), [sorted]);
+    const enlarge = () => place >= 0 && set({ large: 1 });
+    useKeys({ n: () => move(1), p: () => move(-1), o: open, v: enlarge });
     return html`
       ${data.problems.map(({ kind, step, problem }) => html`<${Problem} key=${`${kind} ${step}`}
         where=${`${kind === "training" ? "Step" : "Evaluation at step"} ${step} is left out`} message=${problem} />`)}
@@ -144,7 +146,9 @@
         </p>
       </div>
       <${Table} images=${sorted} place=${place} columns=${columns} column=${column} order=${order} set=${set}
-        keys=${{ ArrowDown: () => move(1), ArrowUp: () => move(-1), Enter: open }} />`;
+        keys=${{ ArrowDown: () => move(1), ArrowUp: () => move(-1), Enter: open }} />
+      ${large && html`<${FoundLarge} rows=${rows} at=${at} onShow=${(image) => set({ at: image })}
+        onClose=${() => set({ large: null })} />`}`;
   }
 
   /** The rows on the screen out of all of them, between two rows as high as the others. */
@@ -261,9 +265,15 @@
       event.preventDefault();
       gallery.go(...addressOf(image));
     }
+    function enlarge(event) {
+      /* What the row does on a click would come after it. */
+      event.stopPropagation();
+      set({ at: image.image, large: 1 });
+    }
     return html`<tr aria-rowindex=${index + 2} aria-current=${isChosen ? "true" : undefined} onClick=${choose}>
       <td class="find-picture">
-        <${Picture} image=${image.image} alt=${nameOf(image)} size=${side} attributes=${{ href, tabIndex: -1 }} />
+        <${Picture} image=${image.image} alt=${nameOf(image)} size=${side} onOpen=${enlarge}
+          attributes=${{ "aria-haspopup": "dialog", tabIndex: -1 }} />
       </td>
       ${columns.map((column) => html`<${Cell} key=${column.id} column=${column} image=${image}
         href=${href} />`)}
@@ -289,6 +299,7 @@
     ["n", "The next image found"],
     ["p", "The previous image found"],
     ["o", "Open the chosen image in its group"],
+    ["v", "The chosen image large"],
     ["Arrows, Enter", "The same, while the table has the focus"],
   ];
   gallery.views.find = Find;

@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html } = gallery;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
-  const { Picture, PromptText, clip, fmt, signed } = gallery.parts;
+  const { FoundLarge, Picture, PromptText, clip, fmt, signed } = gallery.parts;
 
   const PAGE_SIZE = 12;
   /* Between two lists while a slider moves: figures and slider follow every move, a hundred pictures
@@ -57,6 +57,8 @@
     const page = Math.min(Math.max(Number.parseInt(params.page, 10) || 1, 1), pages);
     const shown = listed.slice((page - 1) * PAGE_SIZE, page * PAGE_SIZE);
     const set = (change) => gallery.replace("weights", { ...params, page: null, ...change });
+    const enlarge = (change) =>
+      gallery.replace("weights", { ...gallery.route().params, ...change });
     const title = useRef(null);
     function turn(to) {
       set({ page: to === 1 ? null : to });
@@ -80,9 +82,11 @@
       ${listed.length === 0 && html`<p>No group changes its winner.</p>`}
       <ol class="weights-groups">
         ${shown.map((group) => html`<${Group} key=${`${group.step} ${group.group.prompt_id}`}
-          compared=${group} />`)}
+          compared=${group} onOpen=${(at) => enlarge({ at, large: 1 })} />`)}
       </ol>
       <${Pager} page=${page} pages=${pages} turn=${turn} />
+      ${params.large && html`<${FoundLarge} rows=${shown.map(samplesOf)} at=${params.at}
+        onShow=${(at) => enlarge({ at })} onClose=${() => enlarge({ at: null, large: null })} />`}
     </section>`;
   }
 
@@ -101,7 +105,13 @@
     return `${best.length === 1 ? "sample" : "samples"} ${best.join(", ")}`;
   }
 
-  function Group({ compared }) {
+  /* The samples of a group in their new order, for the large view. */
+  function samplesOf({ step, group, totalsAfter }) {
+    const order = gallery.scoring.orderByRank(gallery.scoring.ranks(totalsAfter));
+    return order.map((sample) => ({ kind: "training", step, group, sample }));
+  }
+
+  function Group({ compared, onOpen }) {
     const { step, group, isFlatAfter, isWinnerChanged, rankCorrelation } = compared;
     const ranks = {
       before: gallery.scoring.ranks(compared.totalsBefore),
@@ -120,19 +130,19 @@
       <p><${PromptText} text=${group.prompt} /></p>
       <ol class="weights-samples">
         ${gallery.scoring.orderByRank(ranks.after).map((sample) => html`<${Sample} key=${sample}
-          compared=${compared} sample=${sample} rank=${ranks.after[sample]} rankBefore=${ranks.before[sample]} />`)}
+          compared=${compared} sample=${sample} onOpen=${onOpen} rank=${ranks.after[sample]} rankBefore=${ranks.before[sample]} />`)}
       </ol>
     </li>`;
   }
 
-  function Sample({ compared, sample, rank, rankBefore }) {
+  function Sample({ compared, sample, rank, rankBefore, onOpen }) {
     const { step, group, totalsAfter, advantagesBefore, advantagesAfter } = compared;
-    const href = gallery.link("groups", { step, prompt: group.prompt_id, sample });
     const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
     const moved = rank === rankBefore ? "" : ` (was ${rankBefore})`;
     const isBest = rank === 1 && !compared.isFlatAfter;
     return html`<li class=${isBest ? "is-best" : ""}>
-      <${Picture} image=${group.images[sample]} alt=${alt} attributes=${{ href }} />
+      <${Picture} image=${group.images[sample]} alt=${alt} onOpen=${() => onOpen(group.images[sample])}
+        attributes=${{ "aria-haspopup": "dialog" }} />
       <span class="weights-rank">${rank}${moved}</span>
       ${advantagesAfter && html`<span>
         ${signed(advantagesBefore[sample], 2)} to ${signed(advantagesAfter[sample], 2)}
