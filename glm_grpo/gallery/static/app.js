@@ -8,15 +8,19 @@
   const { useEffect, useReducer, useRef, useState } = preactHooks;
 
   const TITLES = {
+    start: "Start",
     progress: "Progress",
     groups: "Groups",
     weights: "Weights",
     curves: "Curves",
+    letters: "Letters",
     find: "Find",
+    marks: "Marks",
   };
   const REPORT = "report.html";
   const COMMON_KEYS = [
     ["?", "This help"],
+    ...gallery.marks.keyHelp,
     [`1 to ${Object.keys(TITLES).length + 1}`, "The pages, in the order of the navigation"],
   ];
 

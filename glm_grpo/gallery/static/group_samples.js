@@ -5,6 +5,8 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { Notes, Picture, Problem, PromptText, Scores, Texts, clip, fmt, signed, useNear } = parts;
+  const { MarkButtons } = gallery.marks;
+  const { AskedRead } = gallery.readings;
   const { useEffect, useRef } = preactHooks;
 
   /* The parts come from the weights of config.yaml, or where those move from those of the step; a
@@ -126,15 +128,17 @@
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         alt=${sampleTitle(arranged, sample)} onOpen=${open}
         attributes=${{ "aria-haspopup": "dialog" }} />
+      <${MarkButtons} image=${group.images[sample]} name=${sampleTitle(arranged, sample)} />
       <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
     </li>`;
   }
 
-  /** Advantage, scores and notes of one sample. */
+  /** What was asked and read, advantage, scores and notes of one sample. */
   function SampleFigures({ arranged, sample, reach }) {
     const { group, extent } = arranged;
     const penalty = group.penalty[sample];
     return html`<div class="figures">
+      <${AskedRead} group=${group} sample=${sample} />
       <${Advantage} value=${group.advantage[sample]} reach=${reach} />
       ${penalty !== 0 && html`<p class="line"><span>Penalty</span> ${fmt(penalty)}</p>`}
       <${Scores} parts=${pick(arranged.parts, sample)} raw=${pick(group.raw, sample)}

@@ -4,8 +4,9 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, PromptText, Texts, Viewer, fmt, useKeys, useLoaded } = parts;
+  const { Problem, PromptText, Viewer, fmt, useKeys, useLoaded } = parts;
   const { Group, SampleFigures, arrange, sampleTitle } = gallery.groupSamples;
+  const { MarkButtons } = gallery.marks;
   const { useMemo } = preactHooks;
 
   function Groups({ params }) {
@@ -167,8 +168,9 @@
 
   function ViewerBody({ arranged, sample, reach }) {
     const { group } = arranged;
-    return html`<p><${PromptText} text=${group.prompt} /></p>
-      <${Texts} texts=${group.texts} />
+    return html`<${MarkButtons} key=${group.images[sample]} image=${group.images[sample]}
+        name=${sampleTitle(arranged, sample)} areKeysOn isInDialog />
+      <p><${PromptText} text=${group.prompt} /></p>
       <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
       <p class="soft">
         Noise seed ${group.decode_seed}. <a href=${parts.fullUrl(group.images[sample])}>
