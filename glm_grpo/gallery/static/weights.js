@@ -197,6 +197,11 @@
     const varying = useMemo(() => scoring.findVarying(steps, own), [steps]);
     const canHave = Object.fromEntries(own.terms.map(({ name }, index) => [name, varying[index]]));
     const isMoving = scoring.moves(reward);
+    function chooseCombination(combine) {
+      /* The shares asked for stay, where weights can follow from them. */
+      if (shares === null || combine === "shares") set({ ...reward, combine });
+      else gallery.replace("weights", { ...params, page: null, combine: combine === own.combine ? null : combine });
+    }
     function askForShares() {
       /* From what each term has now; one that pulls against the total gets none. */
       const measured = comparison?.terms.map(({ shareAfter }) => Math.max(shareAfter, 0)) ?? [];
@@ -217,7 +222,7 @@
         <legend>Combination</legend>
         ${Object.entries(COMBINATIONS).map(([combine, meaning]) => html`<label key=${combine} class="weights-choice">
           <input type="radio" name="combine" value=${combine} checked=${reward.combine === combine}
-            onChange=${() => set({ ...reward, combine })} />
+            onChange=${() => chooseCombination(combine)} />
           <span><code>${combine}</code> <span class="soft">${meaning}</span></span>
         </label>`)}
       </fieldset>
