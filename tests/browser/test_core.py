@@ -141,9 +141,11 @@ def test_groups_mark_the_wrong_letters_that_were_read(open_gallery: OpenGallery)
     samples = samples_of(open_gallery("groups?step=1"), "plain")
     # In order of reward: what was read of samples 2, 0 and 1.
     for index, wrong in enumerate(([], ["X"], [])):
-        expect(samples.nth(index).locator(".notes mark")).to_have_text(wrong)
+        expect(samples.nth(index).locator(".asked-read mark")).to_have_text(wrong)
     expect(samples.nth(1).locator(".note")).to_have_text(re.compile(r"^CXT\s+\(wrong: X\)$"))
     expect(samples.nth(2).locator(".note")).to_have_text("nothing")
+    said = samples.nth(1).locator(".asked-read")
+    expect(said).to_have_text(re.compile(r"^asked CAT, read CXT\b"))
 
 
 def test_groups_mark_flat_groups_and_terms_that_do_not_apply(open_gallery: OpenGallery) -> None:
@@ -400,7 +402,7 @@ def test_unknown_step_and_view_offer_the_nearest(open_gallery: OpenGallery) -> N
 def test_navigation_moves_focus_and_title_and_marks_the_view(open_gallery: OpenGallery) -> None:
     page = open_gallery()
     name = page.locator("h1").inner_text()
-    expect(page).to_have_title(f"Progress: {name}")
+    expect(page).to_have_title(f"Start: {name}")
     expect(page.get_by_role("banner")).to_contain_text("step 13 of 40")
     navigation = page.get_by_role("navigation")
     navigation.get_by_role("link", name="Groups").click()
@@ -410,7 +412,7 @@ def test_navigation_moves_focus_and_title_and_marks_the_view(open_gallery: OpenG
     report = navigation.get_by_role("link", name="Before and after")
     expect(report).to_have_attribute("href", "report.html")
     page.go_back()
-    expect(page.get_by_role("heading", name="Progress")).to_be_focused()
+    expect(page.get_by_role("heading", name="Start", exact=True)).to_be_focused()
 
 
 def test_skip_button_is_the_first_stop_and_leads_to_the_view(open_gallery: OpenGallery) -> None:
@@ -418,7 +420,7 @@ def test_skip_button_is_the_first_stop_and_leads_to_the_view(open_gallery: OpenG
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Skip to the view")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Progress")).to_be_focused()
+    expect(page.get_by_role("heading", name="Start", exact=True)).to_be_focused()
 
 
 def test_help_lists_keys_and_switches_them_off(open_gallery: OpenGallery) -> None:
@@ -454,7 +456,7 @@ def test_keys_work_while_a_control_has_the_focus(
     expect(page.get_by_role("dialog")).to_contain_text("The pages, in the order of the navigation")
     page.keyboard.press("Escape")
     expect(page.get_by_role(role, name=name).first).to_be_focused()
-    page.keyboard.press("4")
+    page.keyboard.press("5")
     expect(page.get_by_role("heading", level=2)).to_have_text("Curves")
 
 
@@ -492,7 +494,7 @@ def test_keys_leave_a_control_what_it_needs_itself(open_gallery: OpenGallery) ->
 
 def test_last_key_leads_to_before_and_after(open_gallery: OpenGallery) -> None:
     page = open_gallery()
-    page.keyboard.press("7")
+    page.keyboard.press("0")
     page.wait_for_url("**/gallery/report.html")
 
 
@@ -548,7 +550,12 @@ def test_missing_list_of_the_run_is_said(open_gallery: OpenGallery, copied_run: 
 
 
 @pytest.mark.parametrize(
-    ("fragment", "what"), [("progress", "No evaluation is stored"), ("groups", "No training step")]
+    ("fragment", "what"),
+    [
+        ("", "Nothing is recorded yet"),
+        ("progress", "No evaluation is stored"),
+        ("groups", "No training step"),
+    ],
 )
 def test_run_without_records_says_what_will_appear(
     open_gallery: OpenGallery, empty_run: RunFolder, fragment: str, what: str

@@ -186,7 +186,7 @@ def test_large_view_compares_with_an_earlier_step(open_gallery: OpenGallery) -> 
 def test_progress_opens_large_and_goes_through_steps_samples_and_prompts(
     open_gallery: OpenGallery,
 ) -> None:
-    page = open_gallery()
+    page = open_gallery("progress")
     page.get_by_role("button", name="plain, step 6, sample 0").click()
     expect_title(page, "plain: step 6, sample 0")
     page.keyboard.press("PageUp")
@@ -314,7 +314,7 @@ def test_size_and_density_are_remembered(open_gallery: OpenGallery) -> None:
 
 
 def test_sizes_work_where_the_browser_stores_nothing(open_gallery: OpenGallery) -> None:
-    page = open_gallery()
+    page = open_gallery("progress")
     page.evaluate(
         """() => Object.defineProperty(window, "localStorage", {
             get() { throw new DOMException("refused", "SecurityError"); } })"""

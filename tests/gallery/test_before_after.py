@@ -150,11 +150,25 @@ def test_page_shows_every_sample_with_its_scores_and_the_seed(
     samples = [
         text
         for total in ("0.250", "0.500")
-        for text in ("total", total, "ocr", "0.625", "lpips", "does not apply")
+        for text in ("asked", "DOG", "total", total, "ocr", "0.625", "lpips", "does not apply")
     ]
     assert page.after("After, step 10", len(samples)) == samples
     assert "DOG" in page.texts
     assert ". Seed of the decoder's noise: 9223372036854775807." in page.texts
+
+
+def test_page_shows_what_was_read_with_its_wrong_letters_marked(
+    tmp_path: Path, configs_dir: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config_path.write_text(to_yaml(compose_config(configs_dir, "tiny", [])))
+    notes = {0: "", 10: "D0G <b>"}
+    for step, note in notes.items():
+        store_evaluation(folder, step, {"a": [0.25]}, texts=["DOG"], **{"note/ocr": note})
+    page = write_before_after(folder, ()).read_text(encoding="utf-8")
+    before, after = page.split("<figcaption>")[1:]
+    assert re.search(r"read</span>\s*<span class=\"soft\">nothing</span>", before)
+    assert "D<mark>0</mark>G <mark>&lt;b&gt;</mark>" in after
 
 
 def test_page_says_where_a_picture_is_missing(folder: RunFolder, read_page: ReadPage) -> None:

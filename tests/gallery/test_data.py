@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from glm_grpo.gallery import write_gallery
+from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.gallery.marks import MarkChange, change_mark
 from rewards.types import Prompt
 
 HOSTILE = (
@@ -75,6 +77,9 @@ def test_run_tells_the_settings(run: Any) -> None:
         "evaluations": [],
         "chunks": [],
         "bands": None,
+        "overview": {"steps": [], "values": {}},
+        "marks": {},
+        "summary": [],
         "problems": [],
         "recorded": None,
         "seconds_per_step": None,
@@ -125,6 +130,37 @@ def test_run_lists_steps_by_tens_and_evaluations(run: Any) -> None:
     assert entries[1]["problem"].startswith("Cannot read rollouts/step-000002.parquet: No such")
 
 
+def test_run_tells_its_course_and_what_it_gained(run: Any) -> None:
+    run.recorder.record_step(0, {"eval/total": 0.5})
+    run.record_step(1)
+    run.record_step(2, **{"reward/mean": math.nan, "canary/departures": 1.0})
+    summary = SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.5)
+    write_gallery(run.folder, [summary])
+    data = run.data("run")
+    assert data["overview"] == {
+        "steps": [0, 1, 2],
+        "values": {
+            "reward/mean": [None, 1 / 7, None],
+            "eval/total": [0.5, None, None],
+            "canary/departures": [None, None, 1.0],
+        },
+    }
+    assert data["summary"] == [asdict(summary)]
+
+
+def test_run_tells_marks_or_why_they_cannot_be_read(run: Any) -> None:
+    run.record_step(1)
+    image = "step-000001/kite-0.png"
+    change_mark(run.folder, MarkChange(image=image, verdict="reject", note="<b>"))
+    assert written(run, "run")["marks"] == {image: {"verdict": "reject", "note": "<b>"}}
+    run.folder.marks_path.write_text('{"x": {"verdict": "maybe"}}')
+    data = written(run, "run")
+    assert data["marks"] == {}
+    (problem,) = data["problems"]
+    assert problem["where"] == "marks.json"
+    assert "x.verdict is 'maybe'" in problem["message"]
+
+
 def test_first_chunk_holds_the_metrics_of_the_evaluation_before_the_first_step(run: Any) -> None:
     run.recorder.record_step(0, {"eval/total": 0.5})
     assert written(run, "run")["chunks"] == [{"key": "steps-000001", "steps": []}]
@@ -165,10 +201,15 @@ def test_step_holds_every_field_of_its_groups(run: Any) -> None:
         },
         "notes": {
             "ocr": [
-                {"read": "OPFN", "marks": [["OP", True], ["F", False], ["N", True]]},
-                {"read": "", "marks": []},
+                {
+                    "read": "OPFN",
+                    "marks": [["OP", True], ["F", False], ["N", True]],
+                    "errors": [["E", "F"]],
+                },
+                {"read": "", "marks": [], "errors": [[letter, ""] for letter in "OPEN"]},
             ]
         },
+        "asked": {"ocr": "OPEN"},
         # 0.4 * 0.1 + 0.2 * 0.2 + 0.3 * 0.3 + 0.1 * 0.4, and so on.
         "total": [pytest.approx(0.21), pytest.approx(0.4 / 3 + 0.05 + 0.3)],
         "penalty": [0.0, 0.1],
@@ -202,7 +243,7 @@ def test_evaluation_holds_what_was_not_learned_from(run: Any) -> None:
     assert group["notes"]["ocr"][0]["read"] == "OPFN"
     assert set(group) == {
         *("prompt_id", "prompt", "texts", "target", "decode_seed", "images", "raw", "notes"),
-        "total",
+        *("asked", "total"),
     }
 
 

@@ -5,6 +5,8 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { Notes, Picture, Problem, PromptText, Scores, Texts, clip, fmt, signed, useNear } = parts;
+  const { MarkButtons } = gallery.marks;
+  const { AskedRead } = gallery.readings;
   const { useEffect, useRef } = preactHooks;
 
   /* The parts come from the weights of config.yaml, or where those move from those of the step; a
@@ -137,7 +139,15 @@
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         alt=${sampleTitle(arranged, sample)} onOpen=${() => openLarge(step, group, sample)}
         attributes=${{ ...OPENS, title: density === "pictures" ? caption : null }} />
-      ${density === "captions" && html`<p class="caption">${caption}</p>`}
+      ${
+        density !== "pictures" &&
+        html`<${MarkButtons} image=${group.images[sample]} name=${sampleTitle(arranged, sample)} />`
+      }
+      ${
+        density === "captions" &&
+        html`<p class="caption">${caption}</p>
+          <${AskedRead} group=${group} sample=${sample} isShort />`
+      }
       ${
         density === "figures" &&
         html`<${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />`
@@ -145,11 +155,12 @@
     </li>`;
   }
 
-  /** Advantage, scores and notes of one sample. */
+  /** What was asked and read, advantage, scores and notes of one sample. */
   function SampleFigures({ arranged, sample, reach }) {
     const { group, extent } = arranged;
     const penalty = group.penalty[sample];
     return html`<div class="figures">
+      <${AskedRead} group=${group} sample=${sample} />
       <${Advantage} value=${group.advantage[sample]} reach=${reach} />
       ${penalty !== 0 && html`<p class="line"><span>Penalty</span> ${fmt(penalty)}</p>`}
       <${Scores} parts=${pick(arranged.parts, sample)} raw=${pick(group.raw, sample)}
@@ -191,7 +202,6 @@
       title: `Step ${step}: ${sampleTitle(arranged, sample)}`,
       earlier: () => findEarlier(group.prompt_id, sample, step),
       body: () => html`<p><${PromptText} text=${group.prompt} /></p>
-        <${Texts} texts=${group.texts} />
         <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
         <p class="soft">Noise seed ${group.decode_seed}.</p>`,
     };

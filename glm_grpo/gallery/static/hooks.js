@@ -3,9 +3,11 @@
   "use strict";
 
   const gallery = window.glmGallery;
-  const { useEffect, useMemo, useRef, useState } = preactHooks;
+  const { useEffect, useLayoutEffect, useMemo, useRef, useState } = preactHooks;
 
   const NEAR_MARGIN = "800px";
+  /* Of a region in its first rendering, before its height is known. */
+  const FIRST_HEIGHT = 800;
 
   /* Places that need all keys for themselves, and those that need the named ones, such as arrows. */
   const TYPING = "input:not([type=checkbox], [type=radio], [type=range]), textarea";
@@ -100,5 +102,30 @@
     return [ref, isNear];
   }
 
-  gallery.parts = { keys, memo, useKeys, useLoaded, useNear };
+  /**
+   * What of a region with a scroll bar is in sight, in CSS pixels: {top, height, width}. `top` in
+   * whole rows: most movements need no other rows.
+   */
+  function useScrolled(ref, rowHeight) {
+    const [view, setView] = useState({ top: 0, height: FIRST_HEIGHT, width: 0 });
+    useLayoutEffect(() => {
+      const region = ref.current;
+      function look() {
+        const { scrollTop, clientHeight: height, clientWidth: width } = region;
+        const seen = { top: scrollTop - (scrollTop % rowHeight), height, width };
+        setView((known) => (Object.keys(seen).every((key) => known[key] === seen[key]) ? known : seen));
+      }
+      look();
+      const observer = new ResizeObserver(look);
+      observer.observe(region);
+      region.addEventListener("scroll", look);
+      return () => {
+        observer.disconnect();
+        region.removeEventListener("scroll", look);
+      };
+    }, [rowHeight]);
+    return view;
+  }
+
+  gallery.parts = { keys, memo, useKeys, useLoaded, useNear, useScrolled };
 })();

@@ -5,6 +5,7 @@
   const gallery = window.glmGallery;
   const { html, parts, useSetting } = gallery;
   const { Dialog, fullUrl, useKeys } = parts;
+  const { MarkButtons } = gallery.marks;
   const { Stage } = gallery.largeStage;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
 
@@ -26,6 +27,7 @@
     ["0 1", "Fit into the window; 100 %: a pixel of the picture is one of the page"],
     ["Shift and an arrow", "Move what is seen, in Wipe with \u2190 \u2192 the edge; a drag does so too"],
     ["i", "Figures beside the picture"],
+    ["t x m", "Star, reject or note the picture"],
   ];
 
   /**
@@ -114,6 +116,9 @@
         <${Stage} focus=${stage} label=${`Pictures of ${item.title}`} layout=${layout} shown=${shown}
           isFlipped=${isFlipped} wipe=${wipe} onWipe=${setWipe} moves=${moves} zoomRef=${zoom}
           onZoom=${setScale} />
+        <div class="large-marks">
+          <${MarkButtons} key=${item.image} image=${item.image} name=${item.alt} areKeysOn isInDialog />
+        </div>
         ${
           (areFigures || areKeys) &&
           html`<div class="large-side scroll-region" tabindex="0" role="region" aria-label="Figures">
@@ -199,7 +204,7 @@
     latest.current = flip;
     useEffect(() => {
       const onKeyDown = (event) => {
-        if (event.key !== " " || event.target.closest("button, select, a, .large-side")) return;
+        if (event.key !== " " || event.target.closest("button, select, a, [type=text], .large-side")) return;
         event.preventDefault();
         latest.current();
       };

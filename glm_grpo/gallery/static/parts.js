@@ -217,15 +217,15 @@
     </span>`;
   }
 
-  /** What the terms found in one sample of a group. */
+  /** What the terms found in one sample of a group; readings stand below the picture itself. */
   function Notes({ notes, sample }) {
-    const found = Object.entries(notes).filter(([, group]) => (group[sample] ?? null) !== null);
+    const found = Object.entries(notes).filter(([, group]) => typeof group[sample] === "string");
     return (
       found.length > 0 &&
       html`<dl class="notes">
       ${found.map(
         ([name, group]) => html`<div key=${name}>
-        <dt>${name} ${typeof group[sample] === "string" ? "found" : "read"}</dt>
+        <dt>${name} found</dt>
         <dd><${Note} note=${group[sample]} /></dd>
       </div>`,
       )}

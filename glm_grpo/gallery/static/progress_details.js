@@ -4,7 +4,9 @@
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { LargeView, Notes, PromptText, Texts, changeClass, clip, fmt, movesIn, signed } = parts;
+  const { LargeView, Notes, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
+  const { MarkButtons } = gallery.marks;
+  const { AskedRead } = gallery.readings;
   const { baseOf, changeOf } = gallery.progressTable;
 
   const LABEL = "Scores of the picture";
@@ -14,6 +16,8 @@
     return `${clip(row.id)}: step ${step}, sample ${sample}`;
   }
 
+  const imageOf = ({ row, step, sample }) => row.bySteps[step].images[sample];
+
   /* Every term of one picture, with its change since the first evaluation. */
   function Figures({ place: { row, step, sample } }) {
     const group = row.bySteps[step];
@@ -22,7 +26,8 @@
     const line = (name, values, older) =>
       html`<${Line} key=${name} name=${name} value=${values && values[sample]}
         change=${before && changeOf(values, older, sample)} hasChange=${before !== null} />`;
-    return html`<table class="scores">
+    return html`<${AskedRead} group=${group} sample=${sample} />
+      <table class="scores">
         <thead>
           <tr>
             <th scope="col">Term</th>
@@ -37,8 +42,7 @@
           ${line("Total", group.total, before?.total)}
         </tfoot>
       </table>
-      <${Notes} notes=${group.notes} sample=${sample} />
-      <${Texts} texts=${group.texts} />`;
+      <${Notes} notes=${group.notes} sample=${sample} />`;
   }
 
   function Line({ name, value, change, hasChange }) {
@@ -68,6 +72,7 @@
         <button type="button" aria-haspopup="dialog" onClick=${onLarge}>Enlarge</button>
         <button type="button" onClick=${onClose}>Close</button>
       </div>
+      <${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} name=${describe(place)} />
       <${Figures} place=${place} />
     </aside>`;
   }

@@ -5,6 +5,7 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { Picture, PromptText, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
+  const { AskedRead, sayReading } = gallery.readings;
   const { useEffect, useRef, useState } = preactHooks;
 
   const PROMPT_LIMIT = 120;
@@ -217,9 +218,11 @@
     const total = fmt(group.total[sample]);
     const change = step === base ? null : changeOf(group.total, row.bySteps[base].total, sample);
     const name = `${clip(row.id)}, step ${step}, sample ${sample}: total ${total}`;
+    const said = change === null ? name : `${name}, change ${signed(change)}`;
+    const reading = sayReading(group, sample);
     return html`<div class=${isPinned ? "cell is-pinned" : "cell"} ref=${cell}>
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
-        alt=${change === null ? name : `${name}, change ${signed(change)}`}
+        alt=${reading ? `${said}, ${reading}` : said}
         onOpen=${() => onOpen({ row, step, sample })}
         attributes=${{ ...attributes, "aria-haspopup": "dialog" }} />
       ${
@@ -227,6 +230,11 @@
         html`<span class="cell-figures" aria-hidden="true">
           <span>${total}</span> ${change !== null && html`<${Change} value=${change} />`}
         </span>`
+      }
+      ${
+        density !== "pictures" &&
+        html`<${AskedRead} group=${group} sample=${sample} isShort
+          attributes=${{ "aria-hidden": "true" }} />`
       }
       ${density === "figures" && html`<${Terms} raw=${group.raw} sample=${sample} />`}
     </div>`;
