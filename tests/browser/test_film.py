@@ -23,9 +23,9 @@ def test_film_shows_a_held_out_prompt_at_every_evaluation(open_gallery: OpenGall
         ]
     )
     page.get_by_role("button", name="Next prompt").click()
-    expect(page.get_by_label("Prompt")).to_have_value("masked")
+    expect(page.locator(".film-prompt")).to_have_value("masked")
     page.keyboard.press("k")
-    expect(page.get_by_label("Prompt")).to_have_value("plain")
+    expect(page.locator(".film-prompt")).to_have_value("plain")
 
 
 def test_film_plays_pauses_and_begins_again(open_gallery: OpenGallery) -> None:

@@ -66,22 +66,24 @@ def open_served(browser: Browser, young_run: RunFolder) -> Iterator[Callable[[st
 def expect_news(page: Page, run: RunFolder) -> None:
     """The page says what is new, and shows it once it is asked to."""
     choice = page.get_by_label("Training step")
-    expect(choice).to_have_value("3")
+    expect(choice).to_have_value("2")
     go_on(run)
     page.get_by_role("banner").get_by_role("button", name="9 new steps").click()
     expect(choice).to_have_value("12")
-    expect(page.get_by_role("progressbar", name="Training steps")).to_have_js_property("value", 12)
+    expect(
+        page.get_by_role("progressbar", name="Part of the run that is done")
+    ).to_have_js_property("value", 12)
     expect(page.locator(".sample").first).to_be_visible()
 
 
 def test_page_from_disk_notices_new_steps(open_gallery: OpenGallery, young_run: RunFolder) -> None:
-    expect_news(open_gallery("groups?step=3", run=young_run), young_run)
+    expect_news(open_gallery("groups?step=2", run=young_run), young_run)
 
 
 def test_served_page_notices_new_steps(
     open_served: Callable[[str], Page], young_run: RunFolder
 ) -> None:
-    expect_news(open_served("groups?step=3"), young_run)
+    expect_news(open_served("groups?step=2"), young_run)
 
 
 def test_page_that_follows_shows_the_newest_by_itself(
@@ -113,7 +115,7 @@ def test_head_tells_the_time_left_and_silence(
 def test_page_says_that_the_run_cannot_be_read_and_keeps_what_it_has(
     open_gallery: OpenGallery, young_run: RunFolder
 ) -> None:
-    page = open_gallery("groups?step=3", run=young_run, allows="ERR_FILE_NOT_FOUND")
+    page = open_gallery("groups?step=2", run=young_run, allows="ERR_FILE_NOT_FOUND")
     (young_run.gallery_path.parent / "data" / "run.js").unlink()
     expect(page.get_by_role("banner")).to_contain_text("data/run.js cannot be read now")
     expect(page.locator(".sample").first).to_be_visible()
@@ -140,7 +142,7 @@ def test_head_of_a_run_that_goes_on_passes_axe(
     scheme: str,
 ) -> None:
     viewport = {"width": 390, "height": 844}
-    page = open_gallery("groups?step=3", run=young_run, color_scheme=scheme, viewport=viewport)
+    page = open_gallery("groups?step=2", run=young_run, color_scheme=scheme, viewport=viewport)
     go_on(young_run)
     expect(page.get_by_role("button", name="9 new steps")).to_be_visible()
     assert find_violations(page) == []

@@ -138,7 +138,7 @@
       }
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         alt=${sampleTitle(arranged, sample)} onOpen=${() => openLarge(step, group, sample)}
-        attributes=${{ ...OPENS, title: density === "pictures" ? caption : null }} />
+        attributes=${{ ...OPENS, ...(density === "pictures" && { title: caption }) }} />
       ${
         density !== "pictures" &&
         html`<${MarkButtons} image=${group.images[sample]} name=${sampleTitle(arranged, sample)} />`

@@ -121,7 +121,7 @@
       ${
         run.steps_planned !== null &&
         !isOver &&
-        html`<progress max=${run.steps_planned} value=${lastStep(run)} aria-label="Training steps">
+        html`<progress max=${run.steps_planned} value=${lastStep(run)} aria-label="Part of the run that is done">
         </progress>`
       }
       ${
