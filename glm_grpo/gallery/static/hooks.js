@@ -94,7 +94,8 @@
       if (isNear || !ref.current) return undefined;
       const observer = new IntersectionObserver(
         (entries) => entries.some((entry) => entry.isIntersecting) && setIsNear(true),
-        { rootMargin: NEAR_MARGIN },
+        /* Of the page, and of regions that scroll by themselves. */
+        { rootMargin: NEAR_MARGIN, scrollMargin: NEAR_MARGIN },
       );
       observer.observe(ref.current);
       return () => observer.disconnect();

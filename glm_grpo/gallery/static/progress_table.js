@@ -47,7 +47,12 @@
         step: steps[column - 1],
         sample: samples[line % samples.length],
       };
-      if (hasPicture(place)) onHover(place);
+      /* Not below a finger: what then opens would lie over the picture, and take the tap. */
+      const isPointedAt =
+        event.type === "focusin"
+          ? event.target.matches(":focus-visible")
+          : event.pointerType !== "touch";
+      if (isPointedAt && hasPicture(place)) onHover(place);
     };
     const isOfRow = (index) => Math.floor(active.line / samples.length) === index;
     const style = {
@@ -58,7 +63,7 @@
     };
     return html`<div class="scroll-region" ref=${region} tabindex="-1">
       <table role="grid" class="progress-table" aria-label="Held-out prompts by evaluation"
-        style=${style} onMouseOver=${pick} onFocusIn=${pick} onKeyDown=${onKeyDown}>
+        style=${style} onPointerOver=${pick} onFocusIn=${pick} onKeyDown=${onKeyDown}>
         <${Head} steps=${steps} loaded=${loaded} />
         <tbody role="rowgroup">
           ${rows.map(
