@@ -52,6 +52,7 @@ def expect_whole_pictures(page: Page) -> None:
         ("weights?combine=normalize_then_sum", "Weights", ".weights-group"),
         ("find", "Find", "tbody tr"),
         ("find?of=evaluations", "Find", "tbody tr"),
+        ("film", "Film", ".strip li"),
     ],
 )
 def test_views_show_the_pictures_of_a_real_run(
@@ -62,6 +63,21 @@ def test_views_show_the_pictures_of_a_real_run(
     expect(page.locator(pictures).first).to_be_visible()
     expect_whole_pictures(page)
     expect(page.locator(".problem")).to_have_count(0)
+    expect_no_freeze(page)
+
+
+def test_large_view_shows_the_pictures_of_a_real_run(
+    open_gallery: OpenGallery, real_run: RunFolder
+) -> None:
+    page = open_gallery("groups?step=1", run=real_run)
+    page.locator(".sample .picture").first.click()
+    for layout in ("o", "s", "w", "d"):
+        page.keyboard.press(layout)
+        pictures = page.get_by_role("dialog").locator("img")
+        # The sample and its target.
+        expect(pictures).to_have_count(2)
+        for picture in pictures.all():
+            expect(picture).not_to_have_js_property("naturalWidth", 0)
     expect_no_freeze(page)
 
 
