@@ -282,14 +282,42 @@ def swipe(page: Page, stage: Locator, start: tuple[int, int], end: tuple[int, in
     touch("touchEnd", [])
 
 
-def test_eight_samples_stand_in_one_row_of_1440_pixels(open_gallery: OpenGallery) -> None:
-    page = open_gallery("groups?step=1", viewport=DESKTOP)
-    samples = page.locator(".samples").first
-    expect(samples.locator(".sample")).not_to_have_count(0)
-    columns = samples.evaluate(
-        "list => getComputedStyle(list).gridTemplateColumns.split(' ').length"
-    )
-    assert columns == 8
+@pytest.fixture
+def grow(gallery_run: RunFolder, tmp_path: Path) -> Callable[[int, int], RunFolder]:
+    """Makes a gallery of a step with so many groups of so many samples, copies of one another."""
+
+    def copy(count: int, samples: int) -> RunFolder:
+        shutil.copytree(gallery_run.path, tmp_path / "run")
+        run = RunFolder(tmp_path / "run")
+
+        def multiply(data: Any) -> None:
+            plain = data["steps"][0]["groups"][0]
+            for name in ("images", "total", "advantage", "penalty"):
+                plain[name] = (plain[name] * samples)[:samples]
+            for part in ("raw", "notes"):
+                columns = plain[part].items()
+                plain[part] = {name: (values * samples)[:samples] for name, values in columns}
+            groups = [{**plain, "prompt_id": f"plain {index}"} for index in range(count)]
+            data["steps"] = [{"step": 1, "groups": groups}]
+
+        change_data(run, "steps-000001", multiply)
+        change_data(run, "run", lambda data: data.update(group_size=samples))
+        return run
+
+    return copy
+
+
+@pytest.mark.parametrize("width", [1440, 1920])
+def test_eight_samples_stand_in_one_row(
+    open_gallery: OpenGallery, grow: Callable[[int, int], RunFolder], width: int
+) -> None:
+    page = open_gallery("groups?step=1", run=grow(1, 8), viewport={"width": width, "height": 900})
+    samples = page.locator(".sample")
+    expect(samples).to_have_count(8)
+    boxes = [sample.bounding_box() or {} for sample in samples.all()]
+    assert len({box["y"] for box in boxes}) == 1
+    # They take the width there is.
+    assert boxes[-1]["x"] + boxes[-1]["width"] > 0.9 * width
 
 
 def test_size_and_density_are_remembered(open_gallery: OpenGallery) -> None:
@@ -327,23 +355,9 @@ def test_sizes_work_where_the_browser_stores_nothing(open_gallery: OpenGallery) 
 
 
 def test_sixteen_groups_of_32_are_no_endless_page(
-    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
+    open_gallery: OpenGallery, grow: Callable[[int, int], RunFolder]
 ) -> None:
-    shutil.copytree(gallery_run.path, tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
-
-    def multiply(data: Any) -> None:
-        plain = data["steps"][0]["groups"][0]
-        for name in ("images", "total", "advantage", "penalty"):
-            plain[name] = (plain[name] * 11)[:32]
-        for part in ("raw", "notes"):
-            plain[part] = {name: (values * 11)[:32] for name, values in plain[part].items()}
-        groups = [{**plain, "prompt_id": f"plain {index}"} for index in range(16)]
-        data["steps"] = [{"step": 1, "groups": groups}]
-
-    change_data(run, "steps-000001", multiply)
-    change_data(run, "run", lambda data: data.update(group_size=32))
-    page = open_gallery("groups?step=1", run=run, viewport=DESKTOP)
+    page = open_gallery("groups?step=1", run=grow(16, 32), viewport=DESKTOP)
     for group in page.locator(".group").all():
         group.scroll_into_view_if_needed()
         expect(group.locator(".sample")).to_have_count(32)

@@ -84,7 +84,7 @@
         (isNear || isChosen) &&
         html`<div class="group-pictures">
         <${Target} group=${group} onOpen=${(first) => openLarge(step, group, order[0], first)} />
-        <ol class="samples" aria-label="Samples in order of reward">
+        <ol class="samples" aria-label="Samples in order of reward" style=${{ "--count": order.length }}>
           ${order.map(
             (sample) =>
               html`<${Sample} key=${sample} arranged=${arranged} sample=${sample} step=${step}
