@@ -33,7 +33,9 @@ def samples_of(page: Page, prompt_id: str) -> Locator:
 
 
 def wait_until_drawn(page: Page) -> None:
-    """Until pictures stand in all groups or rows, few enough to be near the screen."""
+    """Until pictures stand in all groups, few enough to be near the screen, and in all rows."""
+    for row in page.locator(".progress-table tbody tr").all():
+        row.scroll_into_view_if_needed()
     expect(page.locator(".group:not(:has(.group-pictures))")).to_have_count(0)
     expect(page.locator(".progress-table tbody tr:not(:has([data-place]))")).to_have_count(0)
 
@@ -220,7 +222,7 @@ def test_groups_address_leads_to_a_sample(open_gallery: OpenGallery) -> None:
 
 def test_viewer_pages_by_keys_and_gives_the_focus_back(open_gallery: OpenGallery) -> None:
     page = open_gallery("groups?step=1")
-    opener = group_of(page, "plain").get_by_role("button", name=re.compile("sample 0"))
+    opener = group_of(page, "plain").get_by_role("button", name=re.compile("^plain, sample 0"))
     opener.press("Enter")
     viewer = page.get_by_role("dialog")
     expect(viewer.get_by_role("heading")).to_have_text("Step 1: plain, sample 0, rank 2 of 3")
@@ -246,7 +248,7 @@ def test_viewer_has_an_address(open_gallery: OpenGallery) -> None:
 
 
 def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGallery) -> None:
-    page = open_gallery()
+    page = open_gallery("progress")
     expect(page.locator("thead th")).to_have_text(
         ["Prompt", "Target", re.compile("^Step 0"), re.compile("^Step 6"), re.compile("^Step 12")]
     )
@@ -266,7 +268,7 @@ def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGal
 
 
 def test_progress_sorts_rows(open_gallery: OpenGallery, hostile: str) -> None:
-    page = open_gallery()
+    page = open_gallery("progress")
     names = page.locator(".row-id")
     expect(names).to_have_text(["plain", "masked", "flat", re.compile("^<script>")])
     page.get_by_label("Order").select_option("Identifier")
@@ -280,7 +282,7 @@ def test_progress_sorts_rows(open_gallery: OpenGallery, hostile: str) -> None:
 
 
 def test_progress_shows_every_score_of_what_is_pointed_at(open_gallery: OpenGallery) -> None:
-    page = open_gallery()
+    page = open_gallery("progress")
     details = page.get_by_role("complementary")
     expect(details).to_contain_text("Point at a picture")
     page.get_by_role("button", name="plain, step 6, sample 0").hover()
@@ -298,7 +300,7 @@ def test_progress_shows_every_score_of_what_is_pointed_at(open_gallery: OpenGall
 
 
 def test_progress_moves_by_arrow_keys_with_one_tab_stop(open_gallery: OpenGallery) -> None:
-    page = open_gallery()
+    page = open_gallery("progress")
     page.get_by_role("button", name="plain, step 0, sample 0").focus()
     for key in ("ArrowRight", "ArrowDown", "End"):
         page.keyboard.press(key)
@@ -351,7 +353,9 @@ def test_progress_offers_the_nearest_evaluation(open_gallery: OpenGallery) -> No
 
 
 def test_progress_details_open_by_touch(open_gallery: OpenGallery) -> None:
-    page = open_gallery(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    page = open_gallery(
+        "progress", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
+    )
     page.get_by_role("button", name="plain, step 0, sample 0").tap()
     details = page.get_by_role("complementary")
     expect(details.get_by_role("heading")).to_have_text("plain: step 0, sample 0")
@@ -375,7 +379,7 @@ def test_hostile_prompt_is_text_and_does_nothing(
 def test_hostile_prompt_can_be_addressed(open_gallery: OpenGallery, hostile: str) -> None:
     page = open_gallery("groups?step=1")
     group = page.locator(".group").last
-    group.get_by_role("button", name=re.compile("sample 0")).click()
+    group.locator(".sample button.picture").first.click()
     expect(page).to_have_url(re.compile("large=1$"))
     page.reload()
     expect(page.get_by_role("dialog").get_by_role("heading")).to_contain_text("<script>")
@@ -532,7 +536,7 @@ def test_dialogs_take_the_focus_without_a_word_in_the_console(open_gallery: Open
     page.get_by_role("button", name="Keys").click()
     expect(page.get_by_role("dialog").get_by_role("button", name="Close")).to_be_focused()
     page.keyboard.press("Escape")
-    group_of(page, "plain").get_by_role("button", name=re.compile("sample 0")).click()
+    group_of(page, "plain").get_by_role("button", name=re.compile("^plain, sample 0")).click()
     expect(page.get_by_role("dialog").get_by_role("button", name="Close")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
@@ -566,6 +570,7 @@ def test_failed_scripts_and_files_leave_the_rest_working(
     page.get_by_role("link", name="Progress").click()
     expect(page.locator("main .problem")).to_contain_text("data/evaluation-000006.js is missing")
     expect(page.get_by_role("banner")).to_contain_text("data/evaluation-000006.js: is missing")
+    wait_until_drawn(page)
     expect(page.locator(".cell-figures")).to_have_count(8)
 
 

@@ -168,8 +168,7 @@
 
   function ViewerBody({ arranged, sample, reach }) {
     const { group } = arranged;
-    return html`<${MarkButtons} key=${group.images[sample]} image=${group.images[sample]}
-        name=${sampleTitle(arranged, sample)} areKeysOn isInDialog />
+    return html`<${MarkButtons} key=${group.images[sample]} image=${group.images[sample]} areKeysOn isInDialog />
       <p><${PromptText} text=${group.prompt} /></p>
       <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
       <p class="soft">

@@ -72,7 +72,7 @@
         <button type="button" aria-haspopup="dialog" onClick=${onLarge}>Enlarge</button>
         <button type="button" onClick=${onClose}>Close</button>
       </div>
-      <${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} name=${describe(place)} />
+      <${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} />
       <${Figures} place=${place} />
     </aside>`;
   }
@@ -97,8 +97,7 @@
 
   function ViewerBody({ place }) {
     const group = place.row.bySteps[place.step];
-    return html`<${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} name=${describe(place)}
-        areKeysOn isInDialog />
+    return html`<${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} areKeysOn isInDialog />
       <p><${PromptText} text=${group.prompt} /></p>
       <${Figures} place=${place} />
       <p class="soft">
