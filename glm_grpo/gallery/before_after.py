@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
@@ -36,13 +36,13 @@ class Picture:
 
     Attributes:
         thumbnail: Path relative to the page; None when neither it nor the picture is there.
-        original: Path relative to the page; None when the picture is gone.
+        large: Address of its large view in the gallery; None when both are gone.
         scores: By term, the total first; None where a term does not apply.
         readings: What OCR terms read, by name, in pieces that are right or wrong.
     """
 
     thumbnail: str | None
-    original: str | None
+    large: str | None
     scores: Mapping[str, float | None]
     readings: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
 
@@ -152,14 +152,17 @@ def _case(
         texts=tuple(first["texts"]),
         change=_mean_total(after) - _mean_total(before),
         decode_seed=first["decode_seed"],
-        target=None if target is None else Picture(*_paths(folder, target), {}),
-        sources=tuple(Picture(*_paths(folder, name), {}) for name in first.get(SOURCES, ())),
-        before=tuple(_picture(folder, row, readers) for row in before),
-        after=tuple(_picture(folder, row, readers) for row in after),
+        target=None if target is None else _picture(folder, target, after[0], first="target"),
+        sources=tuple(
+            _picture(folder, name, after[0], first=f"source-{index}" if index > 1 else "source")
+            for index, name in enumerate(first.get(SOURCES, ()), start=1)
+        ),
+        before=tuple(_sample(folder, row, index, readers) for index, row in enumerate(before)),
+        after=tuple(_sample(folder, row, index, readers) for index, row in enumerate(after)),
     )
 
 
-def _picture(folder: RunFolder, row: _Row, readers: Mapping[str, bool]) -> Picture:
+def _sample(folder: RunFolder, row: _Row, index: int, readers: Mapping[str, bool]) -> Picture:
     terms = {name.removeprefix(RAW): row[name] for name in row if name.startswith(RAW)}
     scores = {"total": row["total"], **terms}
     notes = {name: row.get(NOTE + name) for name in readers}
@@ -168,17 +171,27 @@ def _picture(folder: RunFolder, row: _Row, readers: Mapping[str, bool]) -> Pictu
         for name, note in notes.items()
         if note is not None
     }
-    return Picture(*_paths(folder, row["image"]), scores, readings)
+    shown = _picture(folder, row["image"], row, sample=index)
+    return replace(shown, scores=scores, readings=readings)
 
 
-def _paths(folder: RunFolder, stored: str) -> tuple[str | None, str | None]:
-    """Thumbnail and picture relative to the page, of a path relative to the run folder."""
+def _picture(
+    folder: RunFolder,
+    stored: str,
+    row: _Row,
+    *,
+    sample: int = 0,
+    first: str | None = None,
+) -> Picture:
+    """A picture of a row's prompt; `first` names a target or source for the large view."""
     thumbnail = PurePosixPath("thumbs", picture_name(stored)).with_suffix(".webp")
-    original = quote(f"../{stored}") if os.path.isfile(folder.picture(stored)) else None
     # One that was made before outlives its picture.
-    if original is None and not os.path.isfile(folder.inside(f"gallery/{thumbnail}")):
-        return None, None
-    return quote(str(thumbnail)), original
+    shown = (folder.picture(stored), folder.inside(f"gallery/{thumbnail}"))
+    if not any(map(os.path.isfile, shown)):
+        return Picture(None, None, {})
+    place = {"prompt": row["prompt_id"], "step": row["step"], "sample": sample, "large": 1}
+    query = urlencode(place | ({} if first is None else {"first": first}), errors="replace")
+    return Picture(quote(str(thumbnail)), f"index.html#progress?{query}", {})
 
 
 _SMALL_WIDTH = 256

@@ -16,6 +16,7 @@ from jaxtyping import Float32
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
 from glm_grpo.gallery.marks import Mark, read_marks
+from glm_grpo.gallery.pace import pace
 from glm_grpo.gallery.readings import asked_letters, read_letters, shown_reading
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder
@@ -402,6 +403,7 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
         "marks": {image: mark.model_dump() for image, mark in records.marks.items()},
         "summary": [asdict(row) for row in summary],
         "problems": list(records.problems),
+        **pace(records.folder, records.metrics),
     }
 
 

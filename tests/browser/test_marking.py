@@ -42,7 +42,7 @@ def test_marks_from_disk_stay_in_the_browser_and_leave_as_files(
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
     page.keyboard.press("t")
-    star = dialog.get_by_role("button", name="Star this picture")
+    star = dialog.get_by_role("button", name="Star plain, sample 0")
     expect(star).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("m")
     dialog.get_by_role("textbox").fill("kept")

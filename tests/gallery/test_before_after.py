@@ -118,7 +118,7 @@ def test_page_shows_the_chosen_prompts_and_states_the_rule(
     assert "prompt rose" not in text
 
 
-def test_page_shows_thumbnails_that_lead_to_the_pictures(
+def test_page_shows_thumbnails_that_lead_to_the_large_view(
     folder: RunFolder, read_page: ReadPage
 ) -> None:
     path = write_before_after(folder, SUMMARY)
@@ -129,8 +129,11 @@ def test_page_shows_thumbnails_that_lead_to_the_pictures(
         "thumbs/eval-000010/leapt-0.webp",
     ]
     links = [str(link["href"]) for link in page.all("a")]
-    assert links[:2] == ["index.html", "../images/targets/leapt.png"]
-    assert all((path.parent / link).is_file() for link in links[1:])
+    assert links[:3] == [
+        "index.html",
+        "index.html#progress?prompt=leapt&step=10&sample=0&large=1&first=target",
+        "index.html#progress?prompt=leapt&step=0&sample=0&large=1",
+    ]
     assert page.alternatives()["thumbs/eval-000010/fell-0.webp"] == (
         "After, step 10, sample 1 of: prompt fell"
     )
@@ -184,7 +187,7 @@ def test_page_shows_a_thumbnail_that_outlived_its_picture(
     write_atomically(folder.path / f"gallery/thumbs/{image}.webp", b"")
     page = read_page(write_before_after(folder, SUMMARY))
     assert f"thumbs/{image}.webp" in page.alternatives()
-    assert f"../images/{image}.png" not in page.linked()
+    assert "index.html#progress?prompt=leapt&step=10&sample=0&large=1" in page.linked()
 
 
 def test_page_says_in_words_what_was_trained(
@@ -396,7 +399,7 @@ def test_page_loads_nothing_but_what_lies_in_the_run(
     path = write_before_after(folder, SUMMARY)
     assert not re.search(r"https?:|//\w|@import|url\(|<script|<iframe", path.read_text())
     linked = {str(link) for link in read_page(path).linked()}
-    assert all(re.match(r"(thumbs/|\.\./images/|index\.html$)", link) for link in linked)
+    assert all(re.match(r"(thumbs/|index\.html$|index\.html#progress\?)", link) for link in linked)
 
 
 def test_page_sharpens_small_pictures_only(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -80,7 +81,19 @@ def test_run_tells_the_settings(run: Any) -> None:
         "marks": {},
         "summary": [],
         "problems": [],
+        "recorded": None,
+        "seconds_per_step": None,
     }
+
+
+def test_run_tells_when_it_recorded_and_the_pace_of_its_last_ten_steps(run: Any) -> None:
+    for step, seconds in enumerate((100.0, 100.0, *[2.0] * 4, 3.0, *[4.0] * 5), start=1):
+        run.recorder.record_step(step, {"time/step": seconds})
+    os.utime(run.folder.metrics_path, (1_700_000_000, 1_700_000_000))
+    data = written(run, "run")
+    # Of the last ten, 2 four times, 3, and 4 five times: between the fifth and the sixth.
+    assert data["seconds_per_step"] == 3.5
+    assert data["recorded"] == 1_700_000_000
 
 
 def test_run_tells_the_kind_of_a_term_with_a_name_of_its_own(run: Any) -> None:

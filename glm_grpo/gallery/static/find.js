@@ -10,7 +10,7 @@
   const { MarkSigns, VERDICTS, toggle, useMarks } = gallery.marks;
   const { AskedRead, listReaders } = gallery.readings;
   const { useEffect, useLayoutEffect, useMemo, useRef, useState } = preactHooks;
-  const { Picture, Problem, clip, memo, useKeys, useLoaded, useScrolled } = gallery.parts;
+  const { FoundLarge, Picture, Problem, clip, memo, useKeys, useLoaded, useScrolled } = gallery.parts;
 
   /* Height of a row in CSS pixels, as in find.css: rows that are not on the screen are not made. */
   const ROW_HEIGHT = 68;
@@ -111,7 +111,7 @@
   const clearedParams = ({ of, sort, order, show }) => ({ of, sort, order, show });
 
   function Results({ data, params, columns, set }) {
-    const { at, sort, order, show, ...filters } = params;
+    const { at, sort, order, show, large, ...filters } = params;
     const filterKey = JSON.stringify(filters);
     const { version, problem } = useMarks();
     const found = useMemo(
@@ -129,8 +129,10 @@
       const next = Math.min(Math.max(place < 0 && by < 0 ? 0 : place + by, 0), sorted.length - 1);
       if (sorted[next]) set({ at: sorted[next].image });
     }
+    const rows = useMemo(() => sorted.map(({ shared, sample }) => [{ ...shared, sample }]), [sorted]);
+    const enlarge = () => place >= 0 && set({ large: 1 });
     const mark = (verdict) => () => place >= 0 && toggle(sorted[place].image, verdict);
-    useKeys({ n: () => move(1), p: () => move(-1), o: open, t: mark("star"), x: mark("reject") });
+    useKeys({ n: () => move(1), p: () => move(-1), o: open, v: enlarge, t: mark("star"), x: mark("reject") });
     return html`
       ${problem && html`<div role="alert"><${Problem} where="Marks" message=${problem} /></div>`}
       ${data.problems.map(({ kind, step, problem }) => html`<${Problem} key=${`${kind} ${step}`}
@@ -165,7 +167,9 @@
         : show === "grid"
           ? html`<${gallery.FindGrid} images=${sorted} place=${place} set=${set} version=${version} move=${move} open=${open} />`
           : html`<${Table} images=${sorted} place=${place} columns=${columns} column=${column} order=${order} set=${set}
-              version=${version} keys=${{ ArrowDown: () => move(1), ArrowUp: () => move(-1), Enter: open }} />`}`;
+              version=${version} keys=${{ ArrowDown: () => move(1), ArrowUp: () => move(-1), Enter: open }} />`}
+      ${large && html`<${FoundLarge} rows=${rows} at=${at} onShow=${(image) => set({ at: image })}
+        onClose=${() => set({ large: null })} />`}`;
   }
 
   function Nothing({ count, params }) {
@@ -283,9 +287,15 @@
       event.preventDefault();
       gallery.go(...addressOf(image));
     }
+    function enlarge(event) {
+      /* What the row does on a click would come after it. */
+      event.stopPropagation();
+      set({ at: image.image, large: 1 });
+    }
     return html`<tr aria-rowindex=${index + 2} aria-current=${isChosen ? "true" : undefined} onClick=${choose}>
       <td class="find-picture">
-        <${Picture} image=${image.image} alt=${nameOf(image)} size=${side} attributes=${{ href, tabIndex: -1 }} />
+        <${Picture} image=${image.image} alt=${nameOf(image)} size=${side} onOpen=${enlarge}
+          attributes=${{ "aria-haspopup": "dialog", tabIndex: -1 }} />
       </td>
       ${columns.map((column) => html`<${Cell} key=${column.id} column=${column} image=${image}
         href=${href} />`)}
@@ -314,6 +324,7 @@
     ["n", "The next image found"],
     ["p", "The previous image found"],
     ["o", "Open the chosen image in its group"],
+    ["v", "The chosen image large"],
     ["Arrows, Enter", "The same, while the table or the grid has the focus"],
   ];
   gallery.views.find = Find;

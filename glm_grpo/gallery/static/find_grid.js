@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html } = gallery;
-  const { addressOf, nameOf } = gallery.imageTable;
+  const { nameOf } = gallery.imageTable;
   const { MarkSigns } = gallery.marks;
   const { AskedRead } = gallery.readings;
   const { Picture, fmt, memo, useScrolled } = gallery.parts;
@@ -77,12 +77,11 @@
   /* While the grid scrolls the cells that stay are not made again. */
   const Cell = memo(({ image, side, index, count, isChosen, set }) => {
     const { shared, sample, isBest } = image;
-    const [view, place] = addressOf(image);
     const choose = () => set({ at: image.image });
-    function open() {
-      /* The address of this view first gets its choice, for the way back. */
-      choose();
-      gallery.go(view, { ...place, large: 1 });
+    function open(event) {
+      /* What the cell does on a click would come after it. */
+      event.stopPropagation();
+      set({ at: image.image, large: 1 });
     }
     return html`<li aria-setsize=${count} aria-posinset=${index + 1} aria-current=${isChosen ? "true" : undefined}
         onClick=${choose}>

@@ -3,7 +3,7 @@
   "use strict";
 
   const gallery = window.glmGallery;
-  const { useEffect, useLayoutEffect, useRef, useState } = preactHooks;
+  const { useEffect, useLayoutEffect, useMemo, useRef, useState } = preactHooks;
 
   const NEAR_MARGIN = "800px";
   /* Of a region in its first rendering, before its height is known. */
@@ -63,22 +63,26 @@
 
   /**
    * What a promise brings: {data, error, progress}. `start(onProgress)` is called again whenever
-   * `deps` change; progress is {done, total} or null.
+   * `deps` change, and when the page adopts newer data of the run: what was there then stays until
+   * the new has come. progress is {done, total} or null.
    */
   function useLoaded(start, deps) {
     const [state, setState] = useState({ data: undefined, error: null, progress: null });
+    const question = useMemo(() => ({}), deps);
+    const asked = useRef(null);
     useEffect(() => {
       let isWanted = true;
       const update = (change) => isWanted && setState((state) => ({ ...state, ...change }));
-      setState({ data: undefined, error: null, progress: null });
+      if (asked.current !== question) setState({ data: undefined, error: null, progress: null });
+      asked.current = question;
       start((done, total) => update({ progress: { done, total } })).then(
-        (data) => update({ data }),
+        (data) => update({ data, error: null }),
         (error) => update({ error }),
       );
       return () => {
         isWanted = false;
       };
-    }, deps);
+    }, [question, gallery.run]);
     return state;
   }
 
@@ -90,7 +94,8 @@
       if (isNear || !ref.current) return undefined;
       const observer = new IntersectionObserver(
         (entries) => entries.some((entry) => entry.isIntersecting) && setIsNear(true),
-        { rootMargin: NEAR_MARGIN },
+        /* Of the page, and of regions that scroll by themselves. */
+        { rootMargin: NEAR_MARGIN, scrollMargin: NEAR_MARGIN },
       );
       observer.observe(ref.current);
       return () => observer.disconnect();

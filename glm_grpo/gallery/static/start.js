@@ -25,7 +25,7 @@
       return html`<h2>Start</h2>
         <p>
           Nothing is recorded yet. After the first evaluation this page shows what the run gained, its
-          reward, its best and worst pictures and its canaries. Reload the page to see it.
+          reward, its best and worst pictures and its canaries. It appears by itself.
         </p>`;
     }
     return html`<h2>Start</h2>

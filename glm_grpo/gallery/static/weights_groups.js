@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html } = gallery;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
-  const { Picture, PromptText, clip, fmt, signed } = gallery.parts;
+  const { FoundLarge, Picture, PromptText, clip, fmt, signed } = gallery.parts;
 
   const { AskedRead } = gallery.readings;
 
@@ -62,6 +62,8 @@
     const page = Math.min(Math.max(Number.parseInt(params.page, 10) || 1, 1), pages);
     const shown = listed.slice((page - 1) * PAGE_SIZE, page * PAGE_SIZE);
     const set = (change) => gallery.replace("weights", { ...params, page: null, ...change });
+    const enlarge = (change) =>
+      gallery.replace("weights", { ...gallery.route().params, ...change });
     const title = useRef(null);
     function turn(to) {
       set({ page: to === 1 ? null : to });
@@ -85,9 +87,11 @@
       ${listed.length === 0 && html`<p>No group changes its winner.</p>`}
       <ol class="weights-groups">
         ${shown.map((group) => html`<${Group} key=${`${group.step} ${group.group.prompt_id}`}
-          compared=${group} />`)}
+          compared=${group} onOpen=${(at) => enlarge({ at, large: 1 })} />`)}
       </ol>
       <${Pager} page=${page} pages=${pages} turn=${turn} />
+      ${params.large && html`<${FoundLarge} rows=${shown.map(samplesOf)} at=${params.at}
+        onShow=${(at) => enlarge({ at })} onClose=${() => enlarge({ at: null, large: null })} />`}
     </section>`;
   }
 
@@ -108,7 +112,13 @@
     return `${best.length === 1 ? "sample" : "samples"} ${best.join(", ")}`;
   }
 
-  function Group({ compared }) {
+  /* The samples of a group in their new order, for the large view. */
+  function samplesOf({ step, group, totalsAfter }) {
+    const order = gallery.scoring.orderByRank(gallery.scoring.ranks(totalsAfter));
+    return order.map((sample) => ({ kind: "training", step, group, sample }));
+  }
+
+  function Group({ compared, onOpen }) {
     const { step, group, isFlatAfter, isWinnerChanged, rankCorrelation } = compared;
     const ranks = {
       before: gallery.scoring.ranks(compared.totalsBefore),
@@ -126,37 +136,36 @@
       </p>
       <p><${PromptText} text=${group.prompt} /></p>
       ${isWinnerChanged && html`<div class="weights-pair">
-        <${Best} caption="was best" compared=${compared} ranks=${ranks.before} />
-        <${Best} caption="is best" compared=${compared} ranks=${ranks.after} />
+        <${Best} caption="was best" compared=${compared} ranks=${ranks.before} onOpen=${onOpen} />
+        <${Best} caption="is best" compared=${compared} ranks=${ranks.after} onOpen=${onOpen} />
       </div>`}
       <ol class="weights-samples">
         ${gallery.scoring.orderByRank(ranks.after).map((sample) => html`<${Sample} key=${sample}
-          compared=${compared} sample=${sample} rank=${ranks.after[sample]} rankBefore=${ranks.before[sample]} />`)}
+          compared=${compared} sample=${sample} onOpen=${onOpen} rank=${ranks.after[sample]} rankBefore=${ranks.before[sample]} />`)}
       </ol>
     </li>`;
   }
 
   /* The first of those that share the first rank. */
-  function Best({ caption, compared, ranks }) {
-    const { step, group } = compared;
+  function Best({ caption, compared, ranks, onOpen }) {
+    const { group } = compared;
     const sample = ranks.indexOf(1);
-    const open = () => gallery.go("groups", { step, prompt: group.prompt_id, sample, large: 1 });
     return html`<figure>
       <${Picture} image=${group.images[sample]} alt=${`${caption}: sample ${sample} of prompt ${clip(group.prompt_id)}`}
-        onOpen=${open} attributes=${{ "aria-haspopup": "dialog" }} />
+        onOpen=${() => onOpen(group.images[sample])} attributes=${{ "aria-haspopup": "dialog" }} />
       <figcaption><strong>${caption}</strong> <span class="soft">sample ${sample}</span>
         <${AskedRead} group=${group} sample=${sample} isShort /></figcaption>
     </figure>`;
   }
 
-  function Sample({ compared, sample, rank, rankBefore }) {
+  function Sample({ compared, sample, rank, rankBefore, onOpen }) {
     const { step, group, totalsAfter, advantagesBefore, advantagesAfter } = compared;
-    const href = gallery.link("groups", { step, prompt: group.prompt_id, sample });
     const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
     const moved = rank === rankBefore ? "" : ` (was ${rankBefore})`;
     const isBest = rank === 1 && !compared.isFlatAfter;
     return html`<li class=${isBest ? "is-best" : ""}>
-      <${Picture} image=${group.images[sample]} alt=${alt} attributes=${{ href }} />
+      <${Picture} image=${group.images[sample]} alt=${alt} onOpen=${() => onOpen(group.images[sample])}
+        attributes=${{ "aria-haspopup": "dialog" }} />
       <${AskedRead} group=${group} sample=${sample} isShort />
       <span class="weights-rank">${rank}${moved}</span>
       ${advantagesAfter && html`<span>
