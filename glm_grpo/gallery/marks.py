@@ -79,5 +79,4 @@ def change_mark(folder: RunFolder, change: MarkChange) -> None:
 def to_json(marks: dict[str, Mark]) -> bytes:
     """The content of `marks.json`."""
     values = {image: marks[image].model_dump() for image in sorted(marks)}
-    # ASCII: a note may hold halves of surrogate pairs, which have no UTF-8 form.
-    return (json.dumps(values, indent=1) + "\n").encode("ascii")
+    return (json.dumps(values, indent=1) + "\n").encode()

@@ -32,7 +32,9 @@ def samples_of(page: Page, prompt_id: str) -> Locator:
 
 
 def wait_until_drawn(page: Page) -> None:
-    """Until pictures stand in all groups or rows, few enough to be near the screen."""
+    """Until pictures stand in all groups, few enough to be near the screen, and in all rows."""
+    for row in page.locator(".progress-table tbody tr").all():
+        row.scroll_into_view_if_needed()
     expect(page.locator(".group:not(:has(.group-pictures))")).to_have_count(0)
     expect(page.locator(".progress-table tbody tr:not(:has([data-place]))")).to_have_count(0)
 
@@ -541,6 +543,7 @@ def test_failed_scripts_and_files_leave_the_rest_working(
     page.get_by_role("link", name="Progress").click()
     expect(page.locator("main .problem")).to_contain_text("data/evaluation-000006.js is missing")
     expect(page.get_by_role("banner")).to_contain_text("data/evaluation-000006.js: is missing")
+    wait_until_drawn(page)
     expect(page.locator(".cell-figures")).to_have_count(8)
 
 

@@ -162,10 +162,11 @@ def test_server_keeps_marks_beside_the_run(served: Any, port: int) -> None:
     assert (status, headers["Content-Type"], json.loads(content)) == (200, "application/json", {})
     assert put(port, {"image": KITE, "verdict": "star"}) == 204
     assert put(port, {"image": "targets/../step-000001/kite-1.png"}) == 400
-    assert put(port, {"image": "step-000001/b-0.png", "note": "</script> \ud83d"}) == 204
+    assert put(port, {"image": "step-000001/b-0.png", "note": "\ud83d"}) == 400
+    assert put(port, {"image": "step-000001/b-0.png", "note": "</script> 🙂"}) == 204
     marks = {
         KITE: {"verdict": "star", "note": ""},
-        "step-000001/b-0.png": {"verdict": None, "note": "</script> \ud83d"},
+        "step-000001/b-0.png": {"verdict": None, "note": "</script> 🙂"},
     }
     assert json.loads(ask(port, "/marks.json")[2]) == marks
     assert json.loads(served.folder.marks_path.read_bytes()) == marks

@@ -128,11 +128,11 @@
    * Star, reject and note one picture.
    *
    * @param image Path relative to images/.
-   * @param name What the picture is, for those who do not see it.
+   * @param name What the picture is, for those who do not see it, where several are on the page.
    * @param areKeysOn Whether t, x and m do the same, as where one picture alone is before the reader.
    * @param isInDialog Whether that is in a dialog.
    */
-  function MarkButtons({ image, name, areKeysOn, isInDialog }) {
+  function MarkButtons({ image, name = "this picture", areKeysOn, isInDialog }) {
     useMarks();
     const id = useId();
     const [isOpen, setIsOpen] = useState(false);

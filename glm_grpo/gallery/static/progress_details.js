@@ -72,7 +72,7 @@
         <button type="button" aria-haspopup="dialog" onClick=${onLarge}>Enlarge</button>
         <button type="button" onClick=${onClose}>Close</button>
       </div>
-      <${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} name=${describe(place)} />
+      <${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} />
       <${Figures} place=${place} />
     </aside>`;
   }
