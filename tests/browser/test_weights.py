@@ -22,6 +22,7 @@ from glm_grpo.rescore.rescore import rescore
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
+from rewards.audit.shares import SHARE_TOLERANCE
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
 from tests.browser.conftest import HOSTILE, OpenGallery
@@ -308,7 +309,8 @@ def test_weights_follow_from_the_shares_asked_for(
     expect(page.locator(".weights-results [role=alert]")).to_have_count(0)
     overrides = read_overrides(page)
     reached = {term.name: term.share_after for term in rescore(sum_run, overrides).terms}
-    assert reached == pytest.approx(wanted, abs=2e-3)
+    # As near as `probe --share` comes: groups of six images leave no weights that give them all.
+    assert reached == pytest.approx(wanted, abs=SHARE_TOLERANCE)
     assert_shows(page, sum_run, overrides)
     # Back to weights: those found stay.
     page.get_by_label("set weights").check()
@@ -384,8 +386,10 @@ def test_weights_list_groups_by_what_changes_in_their_new_order(
     pair = plain.locator(".weights-pair figcaption")
     expect(pair.nth(0)).to_contain_text(re.compile(r"was best sample 2\s*asked CAT, read CAT"))
     expect(pair.nth(1)).to_contain_text(re.compile(r"is best sample 1\s*asked CAT, read nothing"))
-    links = plain.locator(".weights-samples a").evaluate_all("all => all.map((one) => one.hash)")
-    assert links == [f"#groups?step=1&prompt=plain&sample={sample}" for sample in (1, 2, 0)]
+    pictures = plain.locator(".weights-samples img")
+    for index, sample in enumerate((1, 2, 0)):
+        name = f"step 1, prompt plain, sample {sample}"
+        expect(pictures.nth(index)).to_have_attribute("alt", name)
     # Of the three pairs of `plain` only 1-2 and 0-1 turn round: (1 - 2) / 3.
     expect(plain).to_contain_text("tau \u22120.333")
     flat = page.locator(".weights-group", has_text="Step 1, prompt flat")

@@ -15,8 +15,9 @@
   const SMALLEST_VARIANCE = 1e-12;
 
   const MOST_STEPS = 100;
-  /* A step that leaves more of the error than this is the last: a slider waits for the end. */
-  const STALLED = 0.999;
+  /* So many steps in a row that leave more of the error than this are the last: a slider waits. */
+  const STALLED = 0.99;
+  const MOST_STALLS = 4;
   /* Damping at first, the factor it changes by, and where nothing is gained any more. */
   const DAMPING = 1e-3;
   const DAMPING_FACTOR = 4;
@@ -142,14 +143,15 @@
     let logs = start;
     let at = evaluate(covariances, wanted, logs);
     let damping = DAMPING;
+    let stalls = 0;
     for (let step = 0; step < MOST_STEPS && at.error > 1e-14 && damping < MOST_DAMPING; step += 1) {
       const change = solveLinear(normalEquations(at, damping), at.jacobian, at.residual);
       const next = logs.map((log, index) => Math.min(Math.max(log + change[index], -LOG_RANGE), LOG_RANGE));
       const found = evaluate(covariances, wanted, next);
       if (found.error < at.error) {
-        const isStalled = found.error > STALLED * at.error;
+        stalls = found.error > STALLED * at.error ? stalls + 1 : 0;
         [logs, at] = [next, found];
-        if (isStalled) break;
+        if (stalls === MOST_STALLS) break;
         damping /= DAMPING_FACTOR;
       } else {
         damping *= DAMPING_FACTOR;
