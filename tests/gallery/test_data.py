@@ -131,6 +131,8 @@ def test_run_lists_steps_by_tens_and_evaluations(run: Any) -> None:
 
 
 def test_run_tells_its_course_and_what_it_gained(run: Any) -> None:
+    run.record_evaluation(0)
+    run.record_evaluation(2)
     run.recorder.record_step(0, {"eval/total": 0.5})
     run.record_step(1)
     run.record_step(2, **{"reward/mean": math.nan, "canary/departures": 1.0})
