@@ -110,11 +110,13 @@ def test_floor_of_the_update_counts_the_matrices_of_its_model() -> None:
     assert sum(p.numel() for p in matrices) == update.LAYER_ENTRIES
 
 
+@pytest.mark.long
 def test_update_whose_process_fails_ends_with_its_exit_code(run_benchmark) -> None:
     with pytest.raises(SystemExit, match="--child plain ended: 1"):
         run_benchmark(update.main, "--side", "33", "--batch", "2", "--repeats", "1")
 
 
+@pytest.mark.long
 def test_growth_of_the_smallest_sizes_is_that_of_the_cache() -> None:
     sizes = growth.Sizes(
         groups=(1, 2),

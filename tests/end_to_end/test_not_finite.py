@@ -96,7 +96,7 @@ def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make
     assert skipped(folder) == [0, 1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, pytest.param(-torch.inf, marks=pytest.mark.long)])
 def test_a_score_that_is_not_finite_ends_a_run_that_goes_on_with_the_term_repaired(
     make_run, brightness, value
 ):
@@ -142,7 +142,8 @@ def spoil_weight(value, at):
 
 
 @pytest.mark.parametrize(
-    ("value", "truncation"), [(torch.nan, "top_p=null"), (torch.inf, "top_p=0.9")]
+    ("value", "truncation"),
+    [(torch.nan, "top_p=null"), pytest.param(torch.inf, "top_p=0.9", marks=pytest.mark.long)],
 )
 def test_logits_that_are_not_finite_draw_no_token(make_run, value, truncation):
     trainer, _, folder = make_run(f"rollout.{truncation}", at_step=spoil_weight(value, at=3))

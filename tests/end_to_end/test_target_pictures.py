@@ -209,7 +209,9 @@ def test_supervised_fine_tuning_without_any_target_is_refused(make_trainer, conf
         check_prompt_sets(config, models, build_prompts(config))
 
 
-@pytest.mark.parametrize("adapter", ["null", "{rank: 4, alpha: 8.0}"])
+@pytest.mark.parametrize(
+    "adapter", [pytest.param("null", marks=pytest.mark.long), "{rank: 4, alpha: 8.0}"]
+)
 def test_a_run_begins_with_the_weights_of_another_one(make_trainer, adapter):
     held = f"model.adapter={adapter}"
     first, _, first_dir = make_trainer(*SFT, held, folder="first")

@@ -92,8 +92,10 @@ def files_of(run_dir: Path) -> dict[str, str]:
     [
         ("policy.safetensors", truncate("policy.safetensors", 0.7)),
         ("optimizer.safetensors", flip("optimizer.safetensors", 1)),
-        ("checkpoint.json", truncate("checkpoint.json", 0.5)),
-        ("policy.safetensors", remove("policy.safetensors")),
+        pytest.param(
+            *("checkpoint.json", truncate("checkpoint.json", 0.5)), marks=pytest.mark.long
+        ),
+        pytest.param(*("policy.safetensors", remove("policy.safetensors")), marks=pytest.mark.long),
         ("checkpoint.json", remove("checkpoint.json")),
     ],
     ids=["torn weights", "flipped bit", "torn manifest", "missing weights", "missing manifest"],

@@ -101,18 +101,33 @@ def assert_complete_is_readable(run_dir: Path) -> None:
     [
         ("open .config.yaml", 1, 0, "Cannot write {}/config.yaml: "),
         ("open images/.step-000002", 2, 0, "Cannot write {}/images/step-000002: "),
-        ("open rollouts/.step-000002", 1, 0, "Cannot write {}/rollouts/step-000002.parquet: "),
+        pytest.param(
+            *("open rollouts/.step-000002", 1, 0),
+            "Cannot write {}/rollouts/step-000002.parquet: ",
+            marks=pytest.mark.long,
+        ),
         ("open metrics.jsonl", 1, 0, "Cannot append to {}/metrics.jsonl: "),
-        ("open .metrics.jsonl", 1, 0, "Cannot write {}/metrics.jsonl: "),
-        ("open gallery/thumbs/step-000002", 1, 0, "Cannot write {}/gallery/thumbs/step-000002/p"),
+        pytest.param(
+            *("open .metrics.jsonl", 1, 0),
+            "Cannot write {}/metrics.jsonl: ",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *("open gallery/thumbs/step-000002", 1, 0),
+            "Cannot write {}/gallery/thumbs/step-000002/p",
+            marks=pytest.mark.long,
+        ),
         ("open gallery/data/.run.js", 2, 0, "Cannot write {}/gallery/data/run.js: "),
-        ("open gallery/.report.html", 3, 0, "Cannot write {}/gallery/report.html: "),
+        pytest.param(
+            *("open gallery/.report.html", 3, 0),
+            "Cannot write {}/gallery/report.html: ",
+            marks=pytest.mark.long,
+        ),
         # Within its first file, its second one, and its manifest.
-        (
-            "mkdir checkpoints/.step-000002",
-            1,
-            MEBIBYTE,
+        pytest.param(
+            *("mkdir checkpoints/.step-000002", 1, MEBIBYTE),
             "Cannot write {}/checkpoints/step-000002: ",
+            marks=pytest.mark.long,
         ),
         (
             "mkdir checkpoints/.step-000002",
@@ -208,7 +223,11 @@ def test_read_only_folder_is_refused_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("open images/.step-000002", "Cannot write {}/images/step-000002: "),
+        pytest.param(
+            "open images/.step-000002",
+            "Cannot write {}/images/step-000002: ",
+            marks=pytest.mark.long,
+        ),
         ("open metrics.jsonl", "Cannot append to {}/metrics.jsonl: "),
         ("mkdir checkpoints/.step-000002", "Cannot write {}/checkpoints/step-000002: "),
     ],

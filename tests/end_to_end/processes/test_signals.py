@@ -36,9 +36,9 @@ def steps_of(run_dir: Path) -> list[Any]:
     ("place", "steps", "number"),
     [
         (EVALUATION_0, [0], TERMINATE),
-        (EVALUATION_0, [0], INTERRUPT),
+        pytest.param(EVALUATION_0, [0], INTERRUPT, marks=pytest.mark.long),
         (STEP_1, [0, 1], INTERRUPT),
-        (TABLE_1, [0, 1], TERMINATE),
+        pytest.param(TABLE_1, [0, 1], TERMINATE, marks=pytest.mark.long),
     ],
     ids=["first evaluation TERM", "first evaluation INT", "pictures INT", "table TERM"],
 )
@@ -79,9 +79,9 @@ def test_signal_in_the_last_evaluation_lets_the_run_finish(
     ("place", "first", "second", "code"),
     [
         (EVALUATION_0, INTERRUPT, INTERRUPT, INTERRUPTED),
-        (EVALUATION_0, TERMINATE, TERMINATE, -TERMINATE),
+        pytest.param(EVALUATION_0, TERMINATE, TERMINATE, -TERMINATE, marks=pytest.mark.long),
         (TABLE_1, INTERRUPT, TERMINATE, -TERMINATE),
-        (STEP_1, TERMINATE, INTERRUPT, INTERRUPTED),
+        pytest.param(*(STEP_1, TERMINATE, INTERRUPT, INTERRUPTED), marks=pytest.mark.long),
     ],
     ids=["evaluation INT INT", "evaluation TERM TERM", "table INT TERM", "pictures TERM INT"],
 )

@@ -56,6 +56,7 @@ def test_age_0_equals_a_synchronous_run_to_the_last_figure(start: Start) -> None
     assert [row["async/policy_age"] for row in collected.rows()[1:]] == [0, 0, 0, 0]
 
 
+@pytest.mark.long
 def test_edits_at_age_0_equal_a_synchronous_run(start: Start, tmp_path: Path) -> None:
     rows = []
     for index, word in enumerate(("CAT", "DOG")):
