@@ -4,7 +4,8 @@ python benchmarks/gallery.py [--images 20000] [--folder DIR] [--chromium PATH] [
 
 Makes a run folder as training writes one (32 small pictures a step, ten evaluations), writes its
 gallery, and opens the page from disk in a headless Chromium: milliseconds from the request to the
-first picture of each view, frames while it scrolls, and the wait after a weight is moved.
+first picture of each view, frames while it scrolls, and the waits after a weight is moved and for
+the next picture of the large view.
 """
 
 from __future__ import annotations
@@ -75,6 +76,22 @@ _MOVE = """async (value) => {
 }"""
 """Moves the first slider, and returns the milliseconds until the second frame after it."""
 
+_NEXT = """async () => {
+  const begun = performance.now();
+  const sourceOf = () => document.querySelector("dialog .large-sheet img")?.src;
+  const before = sourceOf();
+  const event = new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true, cancelable: true});
+  document.querySelector(".large-stage").dispatchEvent(event);
+  for (;;) {
+    await new Promise(requestAnimationFrame);
+    const image = document.querySelector("dialog .large-sheet img");
+    if (sourceOf() !== before && image.complete && image.naturalWidth) break;
+  }
+  return performance.now() - begun;
+}"""
+"""Goes to the next sample in the large view, and returns the milliseconds until its picture is
+there."""
+
 
 @dataclass(frozen=True)
 class ViewTimes:
@@ -128,12 +145,17 @@ def _measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _open(address: str, chromium: str, steps: int) -> dict[str, Any]:
+    prompt = f"train-{steps * PROMPTS % 997}"
+    large = f"groups?step={steps}&prompt={prompt}&sample=0&large=1"
     views = {
         "progress": "progress",
         "groups": f"groups?step={steps}",
         "weights": "weights",
         "find": "find",
         "curves": "curves",
+        "film": "film",
+        "film of training": "film?of=training",
+        "large": large,
     }
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -144,8 +166,15 @@ def _open(address: str, chromium: str, steps: int) -> dict[str, Any]:
         page.wait_for_function(_HAS_PICTURE)
         values = [f"{index / SLIDER_MOVES:.2f}" for index in range(1, SLIDER_MOVES + 1)]
         moves = [float(page.evaluate(_MOVE, value)) for value in values]
+        page.goto(f"{address}#{large}")
+        page.wait_for_selector("dialog img")
+        pages = [float(page.evaluate(_NEXT)) for _ in range(GROUP * PROMPTS - GROUP)]
         browser.close()
-    return {"views": times, "slider_ms": {"median": statistics.median(moves), "max": max(moves)}}
+    return {
+        "views": times,
+        "slider_ms": {"median": statistics.median(moves), "max": max(moves)},
+        "next_picture_ms": {"median": statistics.median(pages), "max": max(pages)},
+    }
 
 
 def _view(page: Page, address: str) -> ViewTimes:

@@ -175,6 +175,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PNG",
         help="also one picture of target, before and after",
     )
+    gallery.add_argument(
+        "--film",
+        type=types.output_file(".gif", ".webp"),
+        metavar="FILE",
+        help="also one prompt through all steps, as FILE.gif or FILE.webp",
+    )
+    gallery.add_argument(
+        "--prompt", metavar="ID", help="for --film; held out or trained (the first held out)"
+    )
     gallery.set_defaults(command=_gallery)
 
     rescore = commands.add_parser(
@@ -310,7 +319,13 @@ def _gallery(options: argparse.Namespace) -> None:
     from glm_grpo.gallery.server import serve_gallery
     from glm_grpo.run.folder import RunFolder
 
-    for written in rewrite_gallery(options.run, sheet=options.sheet, archive=options.zip):
+    for written in rewrite_gallery(
+        options.run,
+        sheet=options.sheet,
+        archive=options.zip,
+        film=options.film,
+        prompt_id=options.prompt,
+    ):
         _print(str(written))
     if options.serve:
         serve_gallery(RunFolder(options.run), port=options.port, announce=_announce)

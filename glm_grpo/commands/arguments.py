@@ -99,13 +99,14 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def output_file(suffix: str) -> Callable[[str], Path]:
+def output_file(*suffixes: str) -> Callable[[str], Path]:
     """A type: a file that can be written, named for what it will hold."""
+    rule = " or ".join(suffixes)
 
     def parse(text: str) -> Path:
         found = path(text)
-        if found.suffix.lower() != suffix:
-            raise _refusal(text, f"must end in {suffix}, which is what is written to it")
+        if found.suffix.lower() not in suffixes:
+            raise _refusal(text, f"must end in {rule}, which is what is written to it")
         if found.is_dir():
             raise _refusal(text, "is a folder; write the name of a file in it")
         _check_writable(text, found.absolute().parent)

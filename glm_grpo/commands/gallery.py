@@ -10,6 +10,7 @@ from glm_grpo.errors import CheckpointError, StorageError
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.gallery.film import write_film
 from glm_grpo.gallery.pictures import write_contact_sheet
 from glm_grpo.output import printable
 from glm_grpo.run.folder import RunFolder
@@ -19,11 +20,29 @@ from rewards.keys import hide_secrets
 _SHEET_COLUMNS = 8
 
 
-def rewrite_gallery(run: Path, *, sheet: Path | None, archive: Path | None) -> Iterator[Path]:
-    """Writes the gallery, and where asked for one picture of the run and a ZIP; yields the paths.
+def rewrite_gallery(
+    run: Path,
+    *,
+    sheet: Path | None,
+    archive: Path | None,
+    film: Path | None,
+    prompt_id: str | None,
+) -> Iterator[Path]:
+    """Writes the gallery, and where asked for a picture of the run, a film and a ZIP.
+
+    Args:
+        run: Its folder.
+        sheet: A PNG of the run.
+        archive: A ZIP of gallery and pictures.
+        film: A GIF or WebP of one prompt through the steps.
+        prompt_id: Of the film; the first held-out prompt without.
+
+    Yields:
+        The path of each once it is written.
 
     Raises:
         CheckpointError: The folder holds no run.
+        ConfigError: The run has no prompt of that identifier.
         StorageError: It cannot be read or written.
     """
     folder = RunFolder(run)
@@ -32,6 +51,9 @@ def rewrite_gallery(run: Path, *, sheet: Path | None, archive: Path | None) -> I
     if sheet is not None:
         write_contact_sheet(folder, sheet, columns=_SHEET_COLUMNS)
         yield sheet
+    if film is not None:
+        write_film(folder, film, prompt_id=prompt_id)
+        yield film
     if archive is not None:
         write_archive(folder, archive)
         yield archive

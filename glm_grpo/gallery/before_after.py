@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
-from glm_grpo.gallery.data import SummaryRow, describe
+from glm_grpo.gallery.data import SummaryRow, describe, list_readers
 from glm_grpo.gallery.pages import render_page
+from glm_grpo.gallery.readings import Mark, read_letters, shown_reading
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder, write_atomically
-from glm_grpo.run.tables import RAW, SOURCES, evaluation_steps, picture_name, read_evaluation
+from glm_grpo.run.tables import NOTE, RAW, SOURCES, evaluation_steps, picture_name, read_evaluation
 from rewards.base import ComparingConfig, TermConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.lpips import LpipsConfig
 
 _COLUMNS = (
     *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
-    *(RAW, SOURCES),
+    *(RAW, NOTE, SOURCES),
 )
 
 _Row = dict[str, Any]
@@ -35,13 +36,15 @@ class Picture:
 
     Attributes:
         thumbnail: Path relative to the page; None when neither it nor the picture is there.
-        original: Path relative to the page; None when the picture is gone.
+        large: Address of its large view in the gallery; None when both are gone.
         scores: By term, the total first; None where a term does not apply.
+        readings: What OCR terms read, by name, in pieces that are right or wrong.
     """
 
     thumbnail: str | None
-    original: str | None
+    large: str | None
     scores: Mapping[str, float | None]
+    readings: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,14 @@ def choose_cases(changes: Mapping[str, float]) -> dict[str, str]:
     return {"Best change": ordered[0], **middle, "Worst change": ordered[-1]}
 
 
-def read_cases(folder: RunFolder, steps: Sequence[int]) -> tuple[tuple[Case, ...], int, str | None]:
-    """The chosen prompts, the number of those that both evaluations have, and a problem."""
+def read_cases(
+    folder: RunFolder, steps: Sequence[int], readers: Mapping[str, bool]
+) -> tuple[tuple[Case, ...], int, str | None]:
+    """The chosen prompts, the number of those that both evaluations have, and a problem.
+
+    Args:
+        readers: OCR terms by name, and whether case counts.
+    """
     if len(steps) < 2:
         return (), 0, None
     try:
@@ -108,7 +117,7 @@ def read_cases(folder: RunFolder, steps: Sequence[int]) -> tuple[tuple[Case, ...
         if prompt_id in after
     }
     cases = tuple(
-        _case(folder, heading, before[prompt_id], after[prompt_id])
+        _case(folder, heading, (before[prompt_id], after[prompt_id]), readers)
         for heading, prompt_id in choose_cases(changes).items()
     )
     return cases, len(changes), None
@@ -128,7 +137,13 @@ def _mean_total(rows: Sequence[_Row]) -> float:
     return fmean(row["total"] for row in rows)
 
 
-def _case(folder: RunFolder, heading: str, before: Sequence[_Row], after: Sequence[_Row]) -> Case:
+def _case(
+    folder: RunFolder,
+    heading: str,
+    ends: tuple[Sequence[_Row], Sequence[_Row]],
+    readers: Mapping[str, bool],
+) -> Case:
+    before, after = ends
     first = before[0]
     target = first["target"]
     return Case(
@@ -137,27 +152,46 @@ def _case(folder: RunFolder, heading: str, before: Sequence[_Row], after: Sequen
         texts=tuple(first["texts"]),
         change=_mean_total(after) - _mean_total(before),
         decode_seed=first["decode_seed"],
-        target=None if target is None else Picture(*_paths(folder, target), {}),
-        sources=tuple(Picture(*_paths(folder, name), {}) for name in first.get(SOURCES, ())),
-        before=tuple(_picture(folder, row) for row in before),
-        after=tuple(_picture(folder, row) for row in after),
+        target=None if target is None else _picture(folder, target, after[0], first="target"),
+        sources=tuple(
+            _picture(folder, name, after[0], first=f"source-{index}" if index > 1 else "source")
+            for index, name in enumerate(first.get(SOURCES, ()), start=1)
+        ),
+        before=tuple(_sample(folder, row, index, readers) for index, row in enumerate(before)),
+        after=tuple(_sample(folder, row, index, readers) for index, row in enumerate(after)),
     )
 
 
-def _picture(folder: RunFolder, row: _Row) -> Picture:
+def _sample(folder: RunFolder, row: _Row, index: int, readers: Mapping[str, bool]) -> Picture:
     terms = {name.removeprefix(RAW): row[name] for name in row if name.startswith(RAW)}
     scores = {"total": row["total"], **terms}
-    return Picture(*_paths(folder, row["image"]), scores)
+    notes = {name: row.get(NOTE + name) for name in readers}
+    readings = {
+        name: read_letters(shown_reading(note), row["texts"], is_case_sensitive=readers[name]).marks
+        for name, note in notes.items()
+        if note is not None
+    }
+    shown = _picture(folder, row["image"], row, sample=index)
+    return replace(shown, scores=scores, readings=readings)
 
 
-def _paths(folder: RunFolder, stored: str) -> tuple[str | None, str | None]:
-    """Thumbnail and picture relative to the page, of a path relative to the run folder."""
+def _picture(
+    folder: RunFolder,
+    stored: str,
+    row: _Row,
+    *,
+    sample: int = 0,
+    first: str | None = None,
+) -> Picture:
+    """A picture of a row's prompt; `first` names a target or source for the large view."""
     thumbnail = PurePosixPath("thumbs", picture_name(stored)).with_suffix(".webp")
-    original = quote(f"../{stored}") if os.path.isfile(folder.picture(stored)) else None
     # One that was made before outlives its picture.
-    if original is None and not os.path.isfile(folder.inside(f"gallery/{thumbnail}")):
-        return None, None
-    return quote(str(thumbnail)), original
+    shown = (folder.picture(stored), folder.inside(f"gallery/{thumbnail}"))
+    if not any(map(os.path.isfile, shown)):
+        return Picture(None, None, {})
+    place = {"prompt": row["prompt_id"], "step": row["step"], "sample": sample, "large": 1}
+    query = urlencode(place | ({} if first is None else {"first": first}), errors="replace")
+    return Picture(quote(str(thumbnail)), f"index.html#progress?{query}", {})
 
 
 _SMALL_WIDTH = 256
@@ -196,7 +230,9 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
     steps = evaluation_steps(folder)
     settings = _read_settings(folder)
     config = settings.config
-    cases, prompts, problem = read_cases(folder, steps)
+    cases, prompts, problem = read_cases(
+        folder, steps, {} if config is None else list_readers(config)
+    )
     page = render_page(
         "before_after.html.j2",
         run=" / ".join(folder.path.absolute().parts[-2:]),

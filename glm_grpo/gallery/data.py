@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow
 from jaxtyping import Float32
-from rapidfuzz.distance import Levenshtein
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
+from glm_grpo.gallery.marks import Mark, read_marks
+from glm_grpo.gallery.pace import pace
+from glm_grpo.gallery.readings import asked_letters, read_letters, shown_reading
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import (
@@ -36,7 +37,6 @@ from glm_grpo.run.tables import (
 )
 from rewards.config import RewardConfig
 from rewards.terms.ocr import OcrConfig
-from rewards.terms.text_matching import fold_text, split_words, take_words
 
 Problem = dict[str, str]
 """`where`: the file; `message`: what, and the remedy."""
@@ -99,7 +99,7 @@ def read_settings(folder: RunFolder) -> Settings:
         problem = {"where": folder.config_path.name, "message": describe(error, folder)}
         return _from_tables(folder, text, problem)
     is_moving = config.reward.steering() is not None
-    return Settings(_from_config(config, text), _readers(config), (), is_moving)
+    return Settings(_from_config(config, text), list_readers(config), (), is_moving)
 
 
 _RATES = ("share_rate", "bound_rate", "bound_max")
@@ -131,7 +131,8 @@ def _from_config(config: Config, text: str) -> dict[str, Any]:
     }
 
 
-def _readers(config: Config) -> dict[str, bool]:
+def list_readers(config: Config) -> dict[str, bool]:
+    """The OCR terms by name, and whether case counts there."""
     return {
         name: term.case_sensitive
         for name, term in config.reward.terms.items()
@@ -183,80 +184,6 @@ def _term(name: str, kind: str, weight: float, std_floor: float) -> dict[str, An
 def _decimal(value: float) -> float:
     """The shortest decimal that gives a 32-bit number back, as it stood in the config."""
     return float(str(np.float32(value)))
-
-
-Mark = tuple[str, bool]
-"""A piece of a reading, and whether its letters are right."""
-
-
-def mark_reading(
-    read: str, wanted: Sequence[str], *, is_case_sensitive: bool = False
-) -> list[Mark]:
-    """Tell the right letters of a reading from the wrong ones.
-
-    Right are the letters that a wanted text shares, by the fewest edits, with the words that
-    `match_texts` gives to it; all else is wrong: other letters, and words that no text took. What
-    is no difference there (compatibility form, white space, case if so) is none here.
-
-    Args:
-        read: What was read.
-        wanted: The texts that should appear.
-        is_case_sensitive: Whether case is a difference.
-
-    Returns:
-        Pieces, right and wrong in turn, that joined give `read`; white space goes with what stands
-        before it. Empty where nothing was read.
-    """
-    is_right = _right_letters(read, wanted, is_case_sensitive=is_case_sensitive)
-    marks: list[Mark] = []
-    blank, place = "", 0
-    for cluster in _clusters(read):
-        letters = len(fold_text(cluster, is_case_sensitive=is_case_sensitive))
-        if letters == 0 and not marks:
-            blank += cluster
-            continue
-        judgement = all(is_right[place : place + letters]) if letters else marks[-1][1]
-        marks.append((blank + cluster, judgement))
-        blank, place = "", place + letters
-    if blank:
-        marks.append((blank, False))
-    return [
-        ("".join(piece for piece, _ in pieces), judgement)
-        for judgement, pieces in itertools.groupby(marks, key=lambda mark: mark[1])
-    ]
-
-
-def _right_letters(read: str, wanted: Sequence[str], *, is_case_sensitive: bool) -> list[bool]:
-    """Of each letter of the folded reading, whether a wanted text has it."""
-    words = split_words(read, is_case_sensitive=is_case_sensitive)
-    texts = [fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted]
-    starts = [0, *itertools.accumulate(map(len, words))]
-    is_right = [False] * starts[-1]
-    for span in take_words(words, texts):
-        joined = "".join(words[span.start : span.stop])
-        for block in Levenshtein.opcodes(joined, span.text):
-            if block.tag == "equal":
-                for letter in range(block.src_start, block.src_end):
-                    is_right[starts[span.start] + letter] = True
-    return is_right
-
-
-def _clusters(text: str) -> list[str]:
-    """Split where the compatibility form of the whole is that of the parts, joined."""
-    clusters: list[str] = []
-    for character in text:
-        if clusters and _is_joined(clusters[-1], character):
-            clusters[-1] += character
-        else:
-            clusters.append(character)
-    return clusters
-
-
-def _is_joined(before: str, character: str) -> bool:
-    """Whether a character, a mark or half a syllable, changes or belongs to those before it."""
-    apart = unicodedata.normalize("NFKC", before) + unicodedata.normalize("NFKC", character)
-    is_mark = unicodedata.combining(character) != 0
-    return is_mark or unicodedata.normalize("NFKC", before + character) != apart
 
 
 Group = dict[str, Any]
@@ -341,6 +268,13 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
         "raw": raw,
         "notes": notes,
     }
+    asked = {
+        term: asked_letters(texts, is_case_sensitive=readers[term])
+        for term in notes
+        if term in readers
+    }
+    if asked:
+        group["asked"] = asked
     if SOURCES in columns:
         group["sources"] = [picture_name(name) for name in columns[SOURCES][0]]
     group |= {name: _decimals(columns[name]) for name in _NUMBERS if name in columns}
@@ -369,10 +303,9 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
     """What a term said of a picture: the text, or for OCR terms its letters, right and wrong."""
     if is_case_sensitive is None:
         return note
-    # Engines return full-width letters, which score as Latin ones do and which many fonts lack.
-    read = unicodedata.normalize("NFKC", note)
-    marks = mark_reading(read, texts, is_case_sensitive=is_case_sensitive)
-    return {"read": read, "marks": marks}
+    read = shown_reading(note)
+    reading = read_letters(read, texts, is_case_sensitive=is_case_sensitive)
+    return {"read": read, "marks": reading.marks, "errors": reading.errors}
 
 
 SCHEMA = 1
@@ -391,6 +324,7 @@ class Records:
         chunks: Key of a data file -> its steps in order, those with a rollout or metrics. Step 0
             is in the first file and in no list.
         evaluations: Policy steps, in order.
+        marks: Stars, rejections and notes, by path of the picture below `images/`.
         problems: Files that could not be read.
     """
 
@@ -400,6 +334,7 @@ class Records:
     bands: Mapping[str, Any] | None
     chunks: Mapping[str, tuple[int, ...]]
     evaluations: tuple[int, ...]
+    marks: Mapping[str, Mark]
     problems: tuple[Problem, ...]
 
 
@@ -417,6 +352,11 @@ def read_records(folder: RunFolder) -> Records:
         bands = read_bands(folder)
     except StorageError as error:
         problems.append(_problem(folder.canaries_path, error, folder))
+    marks: Mapping[str, Mark] = {}
+    try:
+        marks = read_marks(folder)
+    except StorageError as error:
+        problems.append(_problem(folder.marks_path, error, folder))
     return Records(
         folder=folder,
         settings=settings,
@@ -424,6 +364,7 @@ def read_records(folder: RunFolder) -> Records:
         bands=None if bands is None else {name: asdict(band) for name, band in bands.items()},
         chunks=_chunks({*rows, *stored_steps(folder.rollouts_dir)}),
         evaluations=tuple(evaluation_steps(folder)),
+        marks=marks,
         problems=tuple(problems),
     )
 
@@ -439,8 +380,16 @@ def evaluation_key(step: int) -> str:
     return f"evaluation-{step:06d}"
 
 
-def run_data(records: Records) -> dict[str, Any]:
-    """The run as a whole: its settings, and which data files there are."""
+_OVERVIEW = ("reward/mean", "reward/std", "eval/total", "canary/departures")
+"""Metrics of all steps that the first page shows before any other file is read."""
+
+
+def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, Any]:
+    """The run as a whole: its settings, its course, and which data files there are.
+
+    Args:
+        summary: Before and after, as of the last evaluation; may be empty.
+    """
     return {
         "schema": SCHEMA,
         "name": " / ".join(records.folder.path.absolute().parts[-2:]),
@@ -450,8 +399,22 @@ def run_data(records: Records) -> dict[str, Any]:
         ],
         "chunks": [{"key": key, "steps": list(steps)} for key, steps in records.chunks.items()],
         "bands": records.bands,
+        "overview": _overview(records.metrics),
+        "marks": {image: mark.model_dump() for image, mark in records.marks.items()},
+        "summary": [asdict(row) for row in summary],
         "problems": list(records.problems),
+        **pace(records.folder, records.metrics),
     }
+
+
+def _overview(metrics: Mapping[int, MetricsRow]) -> dict[str, Any]:
+    """Steps and columns of a few metrics; None where a step has none, or none that is finite."""
+    columns = {
+        name: [row.get(name) for row in metrics.values()]
+        for name in _OVERVIEW
+        if any(row.get(name) is not None for row in metrics.values())
+    }
+    return {"steps": list(metrics), "values": columns}
 
 
 def steps_data(records: Records, key: str) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Serve a run's gallery to browsers on this machine, where no page can be opened from disk.
 
+It answers with files of the gallery, and takes one thing: marks of pictures, from its own page.
+
 What is not covered: other machines. There is no password, so no address but the loopback listens.
 """
 
@@ -11,6 +13,7 @@ import os
 import re
 import socketserver
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -19,7 +22,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from pydantic import ValidationError
+
 from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.gallery.marks import MarkChange, change_mark, read_marks, to_json
 from glm_grpo.run.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
@@ -28,6 +34,12 @@ LOOPBACK = "127.0.0.1"
 _SERVED = ("gallery", "images")
 """Folders of a run; what else lies there, checkpoints for one, is nothing for a browser."""
 _PAGE = "/gallery/index.html"
+_MARKS = "/marks.json"
+_JSON = "application/json"
+_LONGEST_REQUEST = 16_384
+"""Bytes of a mark; the longest note takes at most 12,000."""
+_TIMEOUT = 30.0
+"""Seconds in which a request must arrive, and a connection may wait for the next."""
 _OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -58,7 +70,7 @@ def serve_gallery(folder: RunFolder, *, port: int, announce: Callable[[str], Non
 
 
 class GalleryServer(ThreadingHTTPServer):
-    """Answers with the files of a run's `gallery/` and `images/`, and with nothing else.
+    """Answers with the files of a run's `gallery/` and `images/`, and keeps its marks.
 
     Args:
         folder: The run.
@@ -70,6 +82,7 @@ class GalleryServer(ThreadingHTTPServer):
 
     def __init__(self, folder: RunFolder, port: int) -> None:
         self._folder = folder
+        self._marking = threading.Lock()
         try:
             # The folder is unused; without one, a request fails where the current folder is gone.
             super().__init__((LOOPBACK, port), partial(_Handler, directory=folder.path))
@@ -104,6 +117,23 @@ class GalleryServer(ThreadingHTTPServer):
             # Not there, a folder, or replaced or removed meanwhile.
             return None
 
+    def marks(self) -> bytes:
+        """All marks as JSON.
+
+        Raises:
+            StorageError: `marks.json` is damaged, or a link that leads out of the run.
+        """
+        return to_json(read_marks(self._folder))
+
+    def mark(self, change: MarkChange) -> None:
+        """Store a mark.
+
+        Raises:
+            StorageError: As `change_mark`.
+        """
+        with self._marking:
+            change_mark(self._folder, change)
+
     def server_bind(self) -> None:
         """Bind without asking a name server for the host's name, which can take long."""
         socketserver.TCPServer.server_bind(self)
@@ -117,6 +147,7 @@ class GalleryServer(ThreadingHTTPServer):
 
 class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = _TIMEOUT
     server: GalleryServer
 
     def send_head(self) -> BinaryIO | None:
@@ -131,6 +162,8 @@ class _Handler(SimpleHTTPRequestHandler):
             self.send_header("Location", _PAGE)
             self.send_header("Content-Length", "0")
             self.end_headers()
+        elif address == _MARKS:
+            self._send_marks()
         elif (file := self.server.open(address)) is None:
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
@@ -141,6 +174,55 @@ class _Handler(SimpleHTTPRequestHandler):
             self.end_headers()
             return file
         return None
+
+    def _send_marks(self) -> None:
+        try:
+            content = self.server.marks()
+        except StorageError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, error)
+            return
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", _JSON)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def do_PUT(self) -> None:
+        """Store one mark: JSON of `MarkChange`, from a page of this server alone."""
+        host = self.headers.get("Host", "")
+        length = self.headers.get("Content-Length", "")
+        # A page of someone else's names its own origin, whichever address it was sent to.
+        is_own = _OWN_HOSTS.fullmatch(host) and self.headers.get("Origin") == f"http://{host}"
+        if not is_own:
+            self._refuse(HTTPStatus.FORBIDDEN)
+        elif self.path != _MARKS:
+            self._refuse(HTTPStatus.NOT_FOUND)
+        elif self.headers.get("Content-Type") != _JSON:
+            # Any other kind a browser would send for a foreign page without asking first.
+            self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        elif not (length.isascii() and length.isdecimal()):
+            self._refuse(HTTPStatus.LENGTH_REQUIRED)
+        elif len(length) > len(str(_LONGEST_REQUEST)) or int(length) > _LONGEST_REQUEST:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        else:
+            self._take_mark(self.rfile.read(int(length)))
+
+    def _take_mark(self, content: bytes) -> None:
+        try:
+            self.server.mark(MarkChange.model_validate_json(content))
+        except (ValidationError, StorageError) as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, error)
+        else:
+            self.send_response(HTTPStatus.NO_CONTENT)
+            self.end_headers()
+
+    def _refuse(self, status: HTTPStatus, reason: Exception | None = None) -> None:
+        """Answer that a request was not followed; what it still holds is not read."""
+        if reason is not None:
+            _logger.warning("%s", reason)
+        self.close_connection = True
+        self.send_error(status)
 
     def end_headers(self) -> None:
         # The pages grow while the run goes on.

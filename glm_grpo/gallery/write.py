@@ -83,7 +83,7 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
         _write_steps(records, key)
     for step in records.evaluations:
         _write_evaluation(records, step)
-    run = run_data(records)
+    run = run_data(records, summary)
     _write_script(folder, _RUN_KEY, run)
     write_before_after(folder, summary)
     write_atomically(folder.gallery_path, render_page("gallery.html.j2", name=run["name"]))

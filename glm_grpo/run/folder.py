@@ -149,6 +149,11 @@ class RunFolder:
         return self.inside("trackers.json")
 
     @property
+    def marks_path(self) -> Path:
+        """Stars, rejections and notes of pictures, made in the gallery."""
+        return self.inside("marks.json")
+
+    @property
     def gallery_path(self) -> Path:
         """The page that shows samples and scores."""
         return self.inside("gallery/index.html")

@@ -183,6 +183,15 @@ def _record(path: Path, mode: Mode, configs_dir: Path) -> RunFolder:
     return folder
 
 
+def change_data(run: RunFolder, key: str, change: Callable[[Any], None]) -> None:
+    """Changes what a data file hands over."""
+    path = run.gallery_path.parent / "data" / f"{key}.js"
+    call, separator, text = path.read_text(encoding="utf-8").partition(", ")
+    data, end = json.JSONDecoder().raw_decode(text)
+    change(data)
+    path.write_text(call + separator + json.dumps(data) + text[end:], encoding="utf-8")
+
+
 @pytest.fixture(scope="session")
 def hostile() -> str:
     """The prompt of every run here, and its identifier, that would like to be more than text."""

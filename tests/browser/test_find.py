@@ -91,6 +91,12 @@ def open_find(open_gallery: OpenGallery) -> OpenGallery:
         # Of each varied group the samples above its mean; `hostile` and `masked` have one at it.
         ({"min__advantage": 0.001}, 4 * (2 + 1 + 1)),
         ({"text": "word", "best": 1, "from": 12}, 2),
+        # Read of `masked`: DOG, D0G, DOG; of `plain` CXT, nothing and CAT.
+        ({"read": "d0"}, 4),
+        ({"wrong": "o", "as": "0"}, 4),
+        ({"wrong": "A", "as": "none", "id": "plain"}, 4),
+        ({"wrong": "A", "id": "plain"}, 2 * 4),
+        ({"wrong": "none"}, 0),
         # What is no number is no bound.
         ({"from": "x", "min__total": "x"}, ALL),
     ],
@@ -285,9 +291,10 @@ MARGIN = 3.0
 
 
 def canary_metrics(step: int) -> dict[str, float | None]:
-    """Values that go out of the bands at different steps, and are missing at one."""
+    """Values that go out of the bands at different steps, come back, and are missing at one."""
+    edges = 0.08 if step == MANY_STEPS else 0.08 + 0.001 * step
     return {
-        "canary/edge_density": 0.08 + 0.001 * step,
+        "canary/edge_density": edges,
         "canary/token_entropy": 0.5 - 0.0001 * step,
         "canary/aesthetic": None if step == 17 else 0.5 + 0.01 * step,
     }
@@ -415,6 +422,58 @@ def test_find_makes_the_rows_on_the_screen_alone(
     expect(rows_of(page).first).to_have_attribute("aria-rowindex", "2")
     scores = [float(score) for score in read_column(page, "ocr")]
     assert scores == sorted(scores, reverse=True)
+
+
+def test_find_shows_a_grid_of_the_pictures_near_the_screen(
+    open_find: OpenGallery, large_run: RunFolder
+) -> None:
+    page = open_find("find", run=large_run)
+    page.get_by_label("grid").check()
+    page.wait_for_url(re.compile("show=grid"))
+    cells = page.locator(".find-grid li")
+    expect(cells.first).to_have_attribute("aria-setsize", "8000")
+    expect(cells.first).to_contain_text(re.compile(r"\d\.\d{3}.*step 1\s*asked w4"))
+    assert cells.count() < 200
+    region = page.get_by_role("region", name="Images found")
+    region.evaluate("region => { region.scrollTop = region.scrollHeight; }")
+    expect(cells.last).to_have_attribute("aria-posinset", "8000")
+    assert cells.count() < 200
+    # Arrows go along the pictures, Enter opens the chosen one in its group.
+    region.evaluate("region => { region.scrollTop = 0; }")
+    region.focus()
+    columns = region.evaluate(
+        "region => getComputedStyle(region.firstElementChild).gridTemplateColumns.split(' ').length"
+    )
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        region.press(key)
+    chosen = page.locator(".find-grid [aria-current]")
+    expect(chosen).to_have_attribute("aria-posinset", str(2 + columns))
+    expect(chosen).to_be_in_viewport()
+    region.press("Enter")
+    expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
+    page.go_back()
+    expect(chosen).to_have_attribute("aria-posinset", str(2 + columns))
+
+
+def test_find_says_when_nothing_is_found(open_find: OpenGallery) -> None:
+    page = open_find(fragment(text="zebra", sort="total", show="grid"))
+    expect(page.locator("main")).to_contain_text("Nothing found: none of the 48 images passes")
+    page.get_by_role("button", name="Show all images").click()
+    expect_count(page, ALL)
+    # The way of looking stays.
+    page.wait_for_url(re.compile(r"#find\?sort=total&show=grid$"))
+
+
+def test_start_tells_which_canaries_are_outside_their_band(
+    open_find: OpenGallery, large_run: RunFolder
+) -> None:
+    page = open_find("start", run=large_run)
+    state = page.get_by_role("region", name="Canaries")
+    departed = find_departed(MANY_STEPS)
+    assert 0 < len(departed) < len(BANDS)
+    expect(state).to_contain_text(f"{len(departed)} of 3 outside their band at step {MANY_STEPS}")
+    outside = state.locator("tbody tr", has_text="outside")
+    expect(outside.locator("th")).to_have_text([name for name in BANDS if name in departed])
 
 
 def test_find_brings_the_chosen_row_into_sight(

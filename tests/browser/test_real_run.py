@@ -52,6 +52,7 @@ def expect_whole_pictures(page: Page) -> None:
         ("weights?combine=normalize_then_sum", "Weights", ".weights-group"),
         ("find", "Find", "tbody tr"),
         ("find?of=evaluations", "Find", "tbody tr"),
+        ("film", "Film", ".strip li"),
     ],
 )
 def test_views_show_the_pictures_of_a_real_run(
@@ -62,6 +63,21 @@ def test_views_show_the_pictures_of_a_real_run(
     expect(page.locator(pictures).first).to_be_visible()
     expect_whole_pictures(page)
     expect(page.locator(".problem")).to_have_count(0)
+    expect_no_freeze(page)
+
+
+def test_large_view_shows_the_pictures_of_a_real_run(
+    open_gallery: OpenGallery, real_run: RunFolder
+) -> None:
+    page = open_gallery("groups?step=1", run=real_run)
+    page.locator(".sample .picture").first.click()
+    for layout in ("o", "s", "w", "d"):
+        page.keyboard.press(layout)
+        pictures = page.get_by_role("dialog").locator("img")
+        # The sample and its target.
+        expect(pictures).to_have_count(2)
+        for picture in pictures.all():
+            expect(picture).not_to_have_js_property("naturalWidth", 0)
     expect_no_freeze(page)
 
 
@@ -155,17 +171,15 @@ def test_views_of_an_edit_run_show_the_source(
     expect(page.locator(".problem")).to_have_count(0)
 
 
-def test_viewer_of_an_edit_shows_source_target_sample_and_both_differences(
+def test_large_view_of_an_edit_shows_source_target_sample_and_both_differences(
     open_gallery: OpenGallery, edit_run: RunFolder
 ) -> None:
     page = open_gallery("groups?step=1&prompt=OPEN&sample=0&large=1", run=edit_run)
-    captions = page.locator(".viewer-pictures figcaption")
-    expect(captions).to_have_text(
-        [
-            "Source",
-            "Target",
-            "Sample",
-            "Difference, brightened",
-            "Difference to the source, brightened",
-        ]
-    )
+    page.keyboard.press("s")
+    captions = page.get_by_role("dialog").locator("figcaption")
+    expect(captions).to_have_text(["Sample", "Target", "Source"])
+    page.keyboard.press("d")
+    label = page.locator(".large-label")
+    expect(label).to_have_text("Difference, brightened: sample less target")
+    page.get_by_role("dialog").get_by_label("With").select_option("Source")
+    expect(label).to_have_text("Difference, brightened: sample less source")

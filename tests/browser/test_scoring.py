@@ -14,6 +14,7 @@ from torch import Tensor
 
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.rescore.rescore import kendall_taus, winner_changes
+from rewards.audit.shares import weights_for_shares
 from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
 from rewards.steering import Steering, tables_in_force
 from rewards.types import RewardTable
@@ -24,7 +25,7 @@ OTHER_WEIGHTS = (0.05, 0.0, -0.7, 0.9)
 ADVANTAGE = {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0}
 MODES: tuple[Mode, ...] = ("weighted_sum", "normalize_then_sum")
 PROMPTS, IMAGES, STEPS = 5, 6, 4
-SCRIPTS = ("scoring.js", "steering.js", "advantages.js", "comparing.js")
+SCRIPTS = ("scoring.js", "steering.js", "advantages.js", "comparing.js", "shares.js")
 
 
 @pytest.fixture
@@ -363,3 +364,46 @@ def test_scoring_refuses_to_standardise_a_single_image(page: Page) -> None:
     reward = to_reward(make_table(0), "normalize_then_sum", WEIGHTS)
     with pytest.raises(Error, match="group size 1: .* sample at least 2 per prompt"):
         call(page, "totals", group, reward)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "shares",
+    [
+        {"lpips": 0.4, "ssim": 0.2, "ocr": 0.3, "aesthetic": 0.1},
+        {"lpips": 0.0, "ssim": 0.05, "ocr": 0.6, "aesthetic": 0.35},
+    ],
+)
+def test_scoring_finds_weights_for_shares_as_probe_does(
+    page: Page, mode: Mode, shares: dict[str, float]
+) -> None:
+    # The sign of a weight stays: ocr is pushed down.
+    signed = (0.4, 0.2, -0.3, 0.1)
+    table = replace(make_table(seed=13), weights=torch.tensor(signed))
+    steps = to_steps(to_groups(table, make_penalty(13)))
+    found = call(page, "weightsForShares", steps, to_reward(table, mode, signed), shares)
+    assert found["isReached"]
+    weights = torch.tensor(found["weights"])
+    reached = advantage_shares(replace(table, weights=weights), mode=mode)
+    assert reached.tolist() == pytest.approx(list(shares.values()), abs=1e-3)
+    assert found["reached"] == pytest.approx(reached.tolist(), abs=1e-6)
+    expected = weights_for_shares(table, mode, shares)
+    assert weights.tolist() == pytest.approx(expected.tolist(), abs=2e-3)
+    assert weights[2] < 0
+
+
+def test_scoring_says_where_no_weights_give_the_shares(page: Page) -> None:
+    table = make_table(seed=11)
+    # The one varies in every group, the other in one: its share is a twentieth at the most.
+    table.is_applicable[:] = torch.tensor([True, True, False, False])
+    table.raw[1:, :, 1] = 0.5
+    table.raw[:, :, 0] = torch.rand(table.raw.shape[:2], generator=torch.Generator().manual_seed(0))
+    table.raw[0, :, 1] = torch.arange(float(IMAGES))
+    steps = to_steps(to_groups(table, make_penalty(11)))
+    reward = to_reward(table, "weighted_sum", WEIGHTS)
+    found = call(page, "weightsForShares", steps, reward, {"lpips": 0.5, "ssim": 0.5})
+    assert not found["isReached"]
+    assert found["reached"][1] < 0.06
+    with pytest.raises(ValueError, match="no weights were found"):
+        weights_for_shares(table, "weighted_sum", {"lpips": 0.5, "ssim": 0.5})
+    assert call(page, "findVarying", steps, reward) == [True, True, False, False]

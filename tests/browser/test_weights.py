@@ -22,6 +22,7 @@ from glm_grpo.rescore.rescore import rescore
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
+from rewards.audit.shares import SHARE_TOLERANCE
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
 from tests.browser.conftest import HOSTILE, OpenGallery
@@ -281,6 +282,68 @@ def test_weights_yaml_is_what_a_config_takes(
     assert config.reward.weights() == {"lpips": 0.4, "ssim": -2, "ocr": 1e-7, "aesthetic": 0.1}
 
 
+def test_weights_give_a_training_command_that_a_config_takes(
+    open_gallery: OpenGallery, sum_run: RunFolder, configs_dir: Path
+) -> None:
+    page = open_gallery(fragment(combine="normalize_then_sum", w__ssim=-2), run=sum_run)
+    words = shlex.split(page.locator("pre").nth(2).inner_text())
+    assert words[:4] == ["python", "train.py", "--config-name", "CONFIG"]
+    config = compose_config(configs_dir, "tiny", words[4:])
+    assert config.reward.combine == "normalize_then_sum"
+    assert config.reward.weights() == {"lpips": 0.4, "ssim": -2, "ocr": 0.3, "aesthetic": 0.1}
+
+
+def test_weights_follow_from_the_shares_asked_for(
+    open_gallery: OpenGallery, sum_run: RunFolder
+) -> None:
+    page = open_gallery("weights", run=sum_run)
+    measured = {name: now for name, (_, now) in read_shares(page).items()}
+    page.get_by_label("set shares, get weights").check()
+    slider = page.get_by_role("slider", name="ocr")
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(r"^share \d+\.\d %, weight 0\."))
+    slider.fill("0.4")
+    page.wait_for_url(re.compile(r"by=shares.*s\.ocr=0\.4"))
+    # The others keep their proportion.
+    rest = 1 - measured["ocr"]
+    wanted = {name: 0.6 * share / rest for name, share in measured.items()} | {"ocr": 0.4}
+    expect(page.locator(".weights-results [role=alert]")).to_have_count(0)
+    overrides = read_overrides(page)
+    reached = {term.name: term.share_after for term in rescore(sum_run, overrides).terms}
+    # As near as `probe --share` comes: groups of six images leave no weights that give them all.
+    assert reached == pytest.approx(wanted, abs=SHARE_TOLERANCE)
+    assert_shows(page, sum_run, overrides)
+    # Back to weights: those found stay.
+    page.get_by_label("set weights").check()
+    page.wait_for_url(re.compile(r"#weights\?(?!.*s\.ocr).*w\.ocr="))
+    assert read_overrides(page) == overrides
+
+
+def test_weights_say_which_shares_cannot_be_had(
+    open_gallery: OpenGallery, gallery_run: RunFolder
+) -> None:
+    # Of the three groups that are not flat `hostile` varies in lpips alone, `masked` in ocr alone.
+    page = open_gallery(
+        fragment(by="shares", s__lpips=0.95, s__ocr=0.05), run=gallery_run, allows=MISSING
+    )
+    said = page.locator(".weights-results [role=alert]")
+    expect(said).to_contain_text("no weights were found that give these shares; the nearest give")
+
+
+def test_weights_sliders_stay_in_sight_and_reach_further(
+    open_gallery: OpenGallery, sum_run: RunFolder
+) -> None:
+    for width in (1280, 390):
+        page = open_gallery("weights", run=sum_run, viewport={"width": width, "height": 844})
+        slider = page.get_by_role("slider", name="lpips")
+        expect(slider).to_have_attribute("max", "1")
+        page.get_by_label("sliders reach").select_option("5")
+        expect(slider).to_have_attribute("max", "5")
+        slider.fill("3.5")
+        page.wait_for_url(re.compile(r"w\.lpips=3\.5"))
+        page.locator(".weights-group").last.scroll_into_view_if_needed()
+        expect(slider).to_be_in_viewport()
+
+
 def test_weights_select_the_text_where_the_clipboard_is_refused(
     open_gallery: OpenGallery, sum_run: RunFolder
 ) -> None:
@@ -320,8 +383,13 @@ def test_weights_list_groups_by_what_changes_in_their_new_order(
     plain = page.locator(".weights-group", has_text="Step 1, prompt plain")
     expect(plain).to_contain_text("winner changes: sample 2 to sample 1")
     expect(plain.locator(".weights-rank")).to_have_text(["1 (was 3)", "2 (was 1)", "3 (was 2)"])
-    links = plain.locator(".weights-samples a").evaluate_all("all => all.map((one) => one.hash)")
-    assert links == [f"#groups?step=1&prompt=plain&sample={sample}" for sample in (1, 2, 0)]
+    pair = plain.locator(".weights-pair figcaption")
+    expect(pair.nth(0)).to_contain_text(re.compile(r"was best sample 2\s*asked CAT, read CAT"))
+    expect(pair.nth(1)).to_contain_text(re.compile(r"is best sample 1\s*asked CAT, read nothing"))
+    pictures = plain.locator(".weights-samples img")
+    for index, sample in enumerate((1, 2, 0)):
+        name = f"step 1, prompt plain, sample {sample}"
+        expect(pictures.nth(index)).to_have_attribute("alt", name)
     # Of the three pairs of `plain` only 1-2 and 0-1 turn round: (1 - 2) / 3.
     expect(plain).to_contain_text("tau \u22120.333")
     flat = page.locator(".weights-group", has_text="Step 1, prompt flat")
@@ -330,6 +398,11 @@ def test_weights_list_groups_by_what_changes_in_their_new_order(
     expect(page.locator(".weights-group h4")).to_have_count(12)
     headings = page.locator(".weights-group h4").all_inner_texts()
     assert all("plain" in text or "script" in text for text in headings[:8])
+    # Groups that stay as they are come last.
+    page.get_by_role("button", name="Next").click()
+    last = page.locator(".weights-group h4")
+    expect(last).to_have_count(4)
+    assert all("flat" in text or "masked" in text for text in last.all_inner_texts())
     page.get_by_label("only groups whose winner changes").check()
     expect(page.locator(".weights-group")).to_have_count(8)
 

@@ -118,7 +118,7 @@ def test_page_shows_the_chosen_prompts_and_states_the_rule(
     assert "prompt rose" not in text
 
 
-def test_page_shows_thumbnails_that_lead_to_the_pictures(
+def test_page_shows_thumbnails_that_lead_to_the_large_view(
     folder: RunFolder, read_page: ReadPage
 ) -> None:
     path = write_before_after(folder, SUMMARY)
@@ -129,8 +129,11 @@ def test_page_shows_thumbnails_that_lead_to_the_pictures(
         "thumbs/eval-000010/leapt-0.webp",
     ]
     links = [str(link["href"]) for link in page.all("a")]
-    assert links[:2] == ["index.html", "../images/targets/leapt.png"]
-    assert all((path.parent / link).is_file() for link in links[1:])
+    assert links[:3] == [
+        "index.html",
+        "index.html#progress?prompt=leapt&step=10&sample=0&large=1&first=target",
+        "index.html#progress?prompt=leapt&step=0&sample=0&large=1",
+    ]
     assert page.alternatives()["thumbs/eval-000010/fell-0.webp"] == (
         "After, step 10, sample 1 of: prompt fell"
     )
@@ -147,11 +150,25 @@ def test_page_shows_every_sample_with_its_scores_and_the_seed(
     samples = [
         text
         for total in ("0.250", "0.500")
-        for text in ("total", total, "ocr", "0.625", "lpips", "does not apply")
+        for text in ("asked", "DOG", "total", total, "ocr", "0.625", "lpips", "does not apply")
     ]
     assert page.after("After, step 10", len(samples)) == samples
     assert "DOG" in page.texts
     assert ". Seed of the decoder's noise: 9223372036854775807." in page.texts
+
+
+def test_page_shows_what_was_read_with_its_wrong_letters_marked(
+    tmp_path: Path, configs_dir: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config_path.write_text(to_yaml(compose_config(configs_dir, "tiny", [])))
+    notes = {0: "", 10: "D0G <b>"}
+    for step, note in notes.items():
+        store_evaluation(folder, step, {"a": [0.25]}, texts=["DOG"], **{"note/ocr": note})
+    page = write_before_after(folder, ()).read_text(encoding="utf-8")
+    before, after = page.split("<figcaption>")[1:]
+    assert re.search(r"read</span>\s*<span class=\"soft\">nothing</span>", before)
+    assert "D<mark>0</mark>G <mark>&lt;b&gt;</mark>" in after
 
 
 def test_page_says_where_a_picture_is_missing(folder: RunFolder, read_page: ReadPage) -> None:
@@ -170,7 +187,7 @@ def test_page_shows_a_thumbnail_that_outlived_its_picture(
     write_atomically(folder.path / f"gallery/thumbs/{image}.webp", b"")
     page = read_page(write_before_after(folder, SUMMARY))
     assert f"thumbs/{image}.webp" in page.alternatives()
-    assert f"../images/{image}.png" not in page.linked()
+    assert "index.html#progress?prompt=leapt&step=10&sample=0&large=1" in page.linked()
 
 
 def test_page_says_in_words_what_was_trained(
@@ -382,7 +399,7 @@ def test_page_loads_nothing_but_what_lies_in_the_run(
     path = write_before_after(folder, SUMMARY)
     assert not re.search(r"https?:|//\w|@import|url\(|<script|<iframe", path.read_text())
     linked = {str(link) for link in read_page(path).linked()}
-    assert all(re.match(r"(thumbs/|\.\./images/|index\.html$)", link) for link in linked)
+    assert all(re.match(r"(thumbs/|index\.html$|index\.html#progress\?)", link) for link in linked)
 
 
 def test_page_sharpens_small_pictures_only(

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import os
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from glm_grpo.gallery import write_gallery
+from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.gallery.marks import MarkChange, change_mark
 from rewards.types import Prompt
 
 HOSTILE = (
@@ -74,8 +77,23 @@ def test_run_tells_the_settings(run: Any) -> None:
         "evaluations": [],
         "chunks": [],
         "bands": None,
+        "overview": {"steps": [], "values": {}},
+        "marks": {},
+        "summary": [],
         "problems": [],
+        "recorded": None,
+        "seconds_per_step": None,
     }
+
+
+def test_run_tells_when_it_recorded_and_the_pace_of_its_last_ten_steps(run: Any) -> None:
+    for step, seconds in enumerate((100.0, 100.0, *[2.0] * 4, 3.0, *[4.0] * 5), start=1):
+        run.recorder.record_step(step, {"time/step": seconds})
+    os.utime(run.folder.metrics_path, (1_700_000_000, 1_700_000_000))
+    data = written(run, "run")
+    # Of the last ten, 2 four times, 3, and 4 five times: between the fifth and the sixth.
+    assert data["seconds_per_step"] == 3.5
+    assert data["recorded"] == 1_700_000_000
 
 
 def test_run_tells_the_kind_of_a_term_with_a_name_of_its_own(run: Any) -> None:
@@ -110,6 +128,39 @@ def test_run_lists_steps_by_tens_and_evaluations(run: Any) -> None:
         (10, True),
     ]
     assert entries[1]["problem"].startswith("Cannot read rollouts/step-000002.parquet: No such")
+
+
+def test_run_tells_its_course_and_what_it_gained(run: Any) -> None:
+    run.record_evaluation(0)
+    run.record_evaluation(2)
+    run.recorder.record_step(0, {"eval/total": 0.5})
+    run.record_step(1)
+    run.record_step(2, **{"reward/mean": math.nan, "canary/departures": 1.0})
+    summary = SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.5)
+    write_gallery(run.folder, [summary])
+    data = run.data("run")
+    assert data["overview"] == {
+        "steps": [0, 1, 2],
+        "values": {
+            "reward/mean": [None, 1 / 7, None],
+            "eval/total": [0.5, None, None],
+            "canary/departures": [None, None, 1.0],
+        },
+    }
+    assert data["summary"] == [asdict(summary)]
+
+
+def test_run_tells_marks_or_why_they_cannot_be_read(run: Any) -> None:
+    run.record_step(1)
+    image = "step-000001/kite-0.png"
+    change_mark(run.folder, MarkChange(image=image, verdict="reject", note="<b>"))
+    assert written(run, "run")["marks"] == {image: {"verdict": "reject", "note": "<b>"}}
+    run.folder.marks_path.write_text('{"x": {"verdict": "maybe"}}')
+    data = written(run, "run")
+    assert data["marks"] == {}
+    (problem,) = data["problems"]
+    assert problem["where"] == "marks.json"
+    assert "x.verdict is 'maybe'" in problem["message"]
 
 
 def test_first_chunk_holds_the_metrics_of_the_evaluation_before_the_first_step(run: Any) -> None:
@@ -152,10 +203,15 @@ def test_step_holds_every_field_of_its_groups(run: Any) -> None:
         },
         "notes": {
             "ocr": [
-                {"read": "OPFN", "marks": [["OP", True], ["F", False], ["N", True]]},
-                {"read": "", "marks": []},
+                {
+                    "read": "OPFN",
+                    "marks": [["OP", True], ["F", False], ["N", True]],
+                    "errors": [["E", "F"]],
+                },
+                {"read": "", "marks": [], "errors": [[letter, ""] for letter in "OPEN"]},
             ]
         },
+        "asked": {"ocr": "OPEN"},
         # 0.4 * 0.1 + 0.2 * 0.2 + 0.3 * 0.3 + 0.1 * 0.4, and so on.
         "total": [pytest.approx(0.21), pytest.approx(0.4 / 3 + 0.05 + 0.3)],
         "penalty": [0.0, 0.1],
@@ -189,7 +245,7 @@ def test_evaluation_holds_what_was_not_learned_from(run: Any) -> None:
     assert group["notes"]["ocr"][0]["read"] == "OPFN"
     assert set(group) == {
         *("prompt_id", "prompt", "texts", "target", "decode_seed", "images", "raw", "notes"),
-        "total",
+        *("asked", "total"),
     }
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.gallery import update_gallery, write_gallery
+from glm_grpo.gallery.marks import read_marks
 from glm_grpo.gallery.server import LOOPBACK, GalleryServer, serve_gallery
 
 
@@ -44,10 +47,11 @@ def port(served: Any) -> Iterator[int]:
 
 
 def ask(
-    port: int, address: str, method: str = "GET", **headers: str
+    port: int, address: str, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=10)
-    connection.request(method, address, headers=headers)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, address, body, headers=named)
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
@@ -128,10 +132,130 @@ def test_server_answers_head_without_content(served: Any, port: int) -> None:
     assert (status, int(headers["Content-Length"]), content) == (200, size, b"")
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_server_takes_nothing(method: str, served: Any, port: int) -> None:
-    assert ask(port, "/gallery/index.html", method)[0] == 501
-    assert served.folder.gallery_path.is_file()
+@pytest.mark.parametrize(
+    ("method", "status"), [("POST", 501), ("DELETE", 501), ("OPTIONS", 501), ("PUT", 403)]
+)
+def test_server_takes_nothing_but_marks(method: str, status: int, served: Any, port: int) -> None:
+    before = served.folder.gallery_path.read_bytes()
+    assert ask(port, "/gallery/index.html", method)[0] == status
+    assert put(port, {"image": KITE}, address="/gallery/index.html") == 404
+    assert served.folder.gallery_path.read_bytes() == before
+
+
+KITE = "step-000001/kite-0.png"
+
+
+def put(port: int, mark: Any, *, address: str = "/marks.json", **headers: str) -> int:
+    """Send a mark as the page of the gallery does; headers as given instead, "" for none."""
+    own = {
+        "Host": f"{LOOPBACK}:{port}",
+        "Origin": f"http://{LOOPBACK}:{port}",
+        "Content_Type": "application/json",
+    }
+    body = mark if isinstance(mark, bytes) else json.dumps(mark).encode()
+    given = {name: value for name, value in (own | headers).items() if value}
+    return ask(port, address, "PUT", body, **given)[0]
+
+
+def test_server_keeps_marks_beside_the_run(served: Any, port: int) -> None:
+    status, headers, content = ask(port, "/marks.json")
+    assert (status, headers["Content-Type"], json.loads(content)) == (200, "application/json", {})
+    assert put(port, {"image": KITE, "verdict": "star"}) == 204
+    assert put(port, {"image": "targets/../step-000001/kite-1.png"}) == 400
+    assert put(port, {"image": "step-000001/b-0.png", "note": "\ud83d"}) == 400
+    assert put(port, {"image": "step-000001/b-0.png", "note": "</script> 🙂"}) == 204
+    marks = {
+        KITE: {"verdict": "star", "note": ""},
+        "step-000001/b-0.png": {"verdict": None, "note": "</script> 🙂"},
+    }
+    assert json.loads(ask(port, "/marks.json")[2]) == marks
+    assert json.loads(served.folder.marks_path.read_bytes()) == marks
+    # The pages that are written next have them, also where they are opened from disk.
+    write_gallery(served.folder, ())
+    assert served.data("run")["marks"][KITE] == {"verdict": "star", "note": ""}
+    # One that says nothing takes the mark away, the last one the file.
+    assert put(port, {"image": KITE}) == put(port, {"image": "step-000001/b-0.png"}) == 204
+    assert not served.folder.marks_path.exists()
+
+
+def test_server_takes_marks_at_a_time_one_by_one(served: Any, port: int) -> None:
+    images = [f"step-000001/{name}-{sample}.png" for name in ("kite", "b") for sample in (0, 1)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda image: put(port, {"image": image, "note": "x"}), images * 3))
+    assert found == [204] * 12
+    assert set(read_marks(served.folder)) == set(images)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        # Pages of others, whatever they call this server; "null" is a page from disk or a frame.
+        ({"Origin": "http://example.org"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Host": "example.org", "Origin": "http://example.org"}, 403),
+        ({"Host": "localhost", "Origin": "http://localhost"}, 204),
+        # What a browser sends from a foreign page without asking first.
+        ({"Content_Type": "text/plain"}, 415),
+        ({"Content_Type": ""}, 415),
+    ],
+)
+def test_server_takes_marks_from_its_own_page_alone(
+    headers: dict[str, str], status: int, served: Any, port: int
+) -> None:
+    assert put(port, {"image": KITE, "verdict": "star"}, **headers) == status
+    assert served.folder.marks_path.exists() == (status == 204)
+
+
+@pytest.mark.parametrize(
+    ("mark", "status"),
+    [
+        (b"{", 400),
+        ([], 400),
+        ({}, 400),
+        ({"image": KITE, "verdict": "maybe"}, 400),
+        ({"image": KITE, "verdict": "star", "more": 1}, 400),
+        ({"image": KITE, "note": 5}, 400),
+        ({"image": KITE, "note": "x" * 2001}, 400),
+        ({"image": KITE, "note": "x" * 20_000}, 413),
+        ({"image": "step-000001/none-0.png", "verdict": "star"}, 400),
+        ({"image": "../../outside.png", "verdict": "star"}, 400),
+        ({"image": "step-000001", "verdict": "star"}, 400),
+        ({"image": "\0", "verdict": "star"}, 400),
+        (b"[" * 16_000, 400),
+    ],
+)
+def test_server_stores_no_mark_that_is_none(mark: Any, status: int, served: Any, port: int) -> None:
+    assert put(port, mark) == status
+    assert not served.folder.marks_path.exists()
+
+
+@pytest.mark.parametrize("length", ["", "-1", "1e3", "\u0663", "9" * 5000])
+def test_server_reads_no_request_of_unknown_or_endless_length(length: str, port: int) -> None:
+    with socket.create_connection((LOOPBACK, port), timeout=10) as connection:
+        head = (
+            f"PUT /marks.json HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        )
+        connection.sendall(head.encode())
+        assert connection.recv(12) in (b"HTTP/1.1 411", b"HTTP/1.1 413")
+
+
+def test_server_says_that_marks_are_damaged_and_keeps_them(served: Any, port: int) -> None:
+    served.folder.marks_path.write_text("{")
+    assert ask(port, "/marks.json")[0] == 500
+    assert put(port, {"image": KITE, "verdict": "star"}) == 400
+    assert served.folder.marks_path.read_text() == "{"
+
+
+def test_server_writes_no_marks_through_a_link_that_leads_out(served: Any, port: int) -> None:
+    outside = served.folder.path.parent / "outside.json"
+    outside.write_text("{}")
+    served.folder.path.joinpath("marks.json").symlink_to(outside)
+    assert ask(port, "/marks.json")[0] == 500
+    assert put(port, {"image": KITE, "verdict": "star"}) == 400
+    assert outside.read_text() == "{}"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def test_report_shows_the_sources(edits: Any) -> None:
     write_gallery(edits.folder, ())
     page = (edits.gallery / "report.html").read_text()
     assert page.count("<h4>Source</h4>") >= 2
-    assert "images/sources/kite-0.png" in page
+    assert "thumbs/sources/kite-0.webp" in page
+    assert "sample=0&amp;large=1&amp;first=source" in page
 
 
 def test_sheet_begins_with_a_row_for_each_source(edits: Any, tmp_path: Path) -> None:

@@ -4,34 +4,42 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts, views } = gallery;
-  const { Dialog, Problem, keys, useKeys } = parts;
+  const { Dialog, Live, Problem, keys, useKeys } = parts;
   const { useEffect, useReducer, useRef, useState } = preactHooks;
 
   const TITLES = {
+    start: "Start",
     progress: "Progress",
     groups: "Groups",
     weights: "Weights",
     curves: "Curves",
+    letters: "Letters",
     find: "Find",
+    film: "Film",
+    marks: "Marks",
   };
   const REPORT = "report.html";
+  /* As they lie on a keyboard; there is no key beyond. */
+  const PAGE_KEYS = "1234567890";
   const COMMON_KEYS = [
     ["?", "This help"],
-    [`1 to ${Object.keys(TITLES).length + 1}`, "The pages, in the order of the navigation"],
+    ...gallery.marks.keyHelp,
+    ["1 to 9, 0", "The pages, in the order of the navigation"],
   ];
 
   function App() {
     const { view, params } = gallery.useRoute();
     const [isHelpOpen, setIsHelpOpen] = useState(false);
+    const [, onAdopt] = useReducer((count) => count + 1, 0);
     const main = useRef(null);
     const pages = Object.keys(TITLES).map((name) => () => gallery.go(name));
     pages.push(() => location.assign(REPORT));
-    const toPage = pages.map((open, index) => [String(index + 1), open]);
+    const toPage = pages.map((open, index) => [PAGE_KEYS[index], open]);
     useKeys({ "?": () => setIsHelpOpen(true), ...Object.fromEntries(toPage) });
     useTitle(view);
     useFocusOnHeading(main, view);
     return html`
-      <${Header} view=${view} main=${main} onHelp=${() => setIsHelpOpen(true)} />
+      <${Header} view=${view} main=${main} onAdopt=${onAdopt} onHelp=${() => setIsHelpOpen(true)} />
       <main ref=${main} id="main" tabindex="-1">
         <${Boundary} key=${view}><${View} view=${view} params=${params} /></${Boundary}>
       </main>
@@ -63,7 +71,7 @@
     heading.focus();
   }
 
-  function Header({ view, main, onHelp }) {
+  function Header({ view, main, onAdopt, onHelp }) {
     const [, update] = useReducer((count) => count + 1, 0);
     useEffect(() => gallery.onProblem(update), []);
     const problems = [...gallery.run.problems, ...gallery.problems()];
@@ -72,7 +80,7 @@
         Skip to the view
       </button>
       <${RunName} />
-      <p class="soft">${describeLength()}</p>
+      <${Live} onAdopt=${onAdopt} />
       <nav aria-label="Views">
         <ul>
           ${Object.entries(TITLES).map(
@@ -99,12 +107,6 @@
   function RunName() {
     const [, place = "", last] = /^(.* \/ )?(.*)$/s.exec(gallery.run.name);
     return html`<h1>${place}<span class="run-name">${last}</span></h1>`;
-  }
-
-  function describeLength() {
-    const { chunks, steps_planned: planned } = gallery.run;
-    const last = Math.max(0, ...chunks.flatMap((chunk) => chunk.steps));
-    return planned === null ? `step ${last}` : `step ${last} of ${planned}`;
   }
 
   function View({ view, params }) {
@@ -164,6 +166,19 @@
         <thead><tr><th scope="col">Key</th><th scope="col">Does</th></tr></thead>
         <tbody>
           ${rows.map(
+            ([key, effect]) =>
+              html`<tr key=${key}>
+                <th scope="row"><kbd>${key}</kbd></th>
+                <td>${effect}</td>
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+      <h3>In the large view of a picture</h3>
+      <table>
+        <thead><tr><th scope="col">Key</th><th scope="col">Does</th></tr></thead>
+        <tbody>
+          ${parts.LARGE_KEYS.map(
             ([key, effect]) =>
               html`<tr key=${key}>
                 <th scope="row"><kbd>${key}</kbd></th>

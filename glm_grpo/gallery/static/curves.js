@@ -22,7 +22,7 @@
     else if (!data) content = html`<p role="status">Loading metrics${progress && `: ${progress.done} of ${progress.total} files`}</p>`;
     else if (!data.steps.length) {
       content = html`<p>No metrics are recorded yet. After the first step this page shows them as
-        curves. Reload the page to see it.</p>`;
+        curves. It appears by itself.</p>`;
     }
     return html`<h2>Curves</h2>${content}`;
   }

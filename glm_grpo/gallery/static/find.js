@@ -4,31 +4,22 @@
 
   const gallery = window.glmGallery;
   const { html } = gallery;
-  const { BOUNDS, filterImages, isRanged, listCanaries, listColumns, loadImages, sortImages } = gallery.imageTable;
+  const {
+    BOUNDS, NO_LETTER, addressOf, filterImages, isRanged, listCanaries, listColumns, loadImages, nameOf, sortImages,
+  } = gallery.imageTable;
+  const { MarkSigns, VERDICTS, toggle, useMarks } = gallery.marks;
+  const { AskedRead, listReaders } = gallery.readings;
   const { useEffect, useLayoutEffect, useMemo, useRef, useState } = preactHooks;
-  const { Picture, Problem, clip, memo, useKeys, useLoaded } = gallery.parts;
+  const { FoundLarge, Picture, Problem, clip, memo, useKeys, useLoaded, useScrolled } = gallery.parts;
 
   /* Height of a row in CSS pixels, as in find.css: rows that are not on the screen are not made. */
   const ROW_HEIGHT = 68;
   const PICTURE_SIDE = 60;
   const SPARE_ROWS = 8;
-  /* Rows of a first rendering, before the height of the region is known. */
-  const FIRST_HEIGHT = 800;
   const PROMPT_LIMIT = 200;
   const DIRECTIONS = { asc: "ascending", desc: "descending" };
   const ARROWS = { ascending: "\u25b2", descending: "\u25bc" };
   const SOURCES = { training: "training steps", evaluations: "evaluations", both: "both" };
-
-  function addressOf({ shared, sample }) {
-    const { kind, step, group } = shared;
-    const view = kind === "training" ? "groups" : "progress";
-    return [view, { step, prompt: group.prompt_id, sample }];
-  }
-
-  function nameOf({ shared, sample }) {
-    const kind = shared.kind === "training" ? "step" : "evaluation at step";
-    return `${kind} ${shared.step}, prompt ${clip(shared.group.prompt_id)}, sample ${sample}`;
-  }
 
   function Find({ params }) {
     const source = Object.hasOwn(SOURCES, params.of) ? params.of : "training";
@@ -38,7 +29,7 @@
     return html`<section class="find" aria-labelledby="find-title">
       <h2 id="find-title">Find</h2>
       <p class="lead">
-        Every sampled image in one table: filter it, sort it by a column's name, and open an image in its group.
+        Every sampled image, as a table or a grid: filter them, sort them by a column's name, and open one in its group.
         Best: of the highest total in its group, ties included. Flat: all totals of its group are equal, so nothing is
         trained on it and none is best. Masked: a term does not apply to its prompt. Canary: in its step a measure of
         the pictures, such as their brightness, left the band of the untrained model, a hint that the policy games its
@@ -59,14 +50,15 @@
     const ranged = columns.filter(isRanged);
     const areRangesSet = ranged.some(({ id }) => BOUNDS.some((bound) => params[`${bound}.${id}`]));
     const [areRangesOpen, setAreRangesOpen] = useState(areRangesSet);
-    const field = (name, type, label) => html`<label>${label}
+    const hasReaders = listReaders().length > 0;
+    const field = (name, type, label, title) => html`<label title=${title}>${label}
       <input type=${type} step="any" value=${params[name] ?? ""}
         onInput=${(event) => set({ [name]: event.currentTarget.value })} />
     </label>`;
     const box = (name, label) => html`<label><input type="checkbox" checked=${Boolean(params[name])}
       onChange=${(event) => set({ [name]: event.currentTarget.checked ? 1 : null })} /> ${label}</label>`;
     const clear = () =>
-      gallery.replace("find", { of: params.of, sort: params.sort, order: params.order });
+      gallery.replace("find", clearedParams(params));
     return html`<form role="search" aria-label="Images" class="find-filters"
         onSubmit=${(event) => event.preventDefault()}>
       <div class="toolbar">
@@ -75,9 +67,9 @@
           ${Object.entries(SOURCES).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}
         </select></label>
         ${field("text", "search", "Prompt contains")}
+        ${hasReaders && field("read", "search", "Reading contains")}
         ${field("id", "search", "Prompt id is")}
-        ${field("from", "number", "Steps from")}
-        ${field("to", "number", "to")}
+        <span class="find-steps">${field("from", "number", "Steps from")} ${field("to", "number", "to")}</span>
       </div>
       <div class="toolbar">
         ${box("best", "best of their group only")}
@@ -91,6 +83,15 @@
             steps where ${name} left its band
           </option>`)}
         </select>${canaries.length === 0 && html`<span class="soft">no band to judge by</span>`}</label>
+        ${hasReaders && html`<span class="find-letters">
+          ${field("wrong", "text", "Letter read wrong", `a letter; ${NO_LETTER}: where none was asked for`)}
+          ${field("as", "text", "read as", `a letter; ${NO_LETTER}: where it is missing`)}
+        </span>`}
+        <label>Marks <select value=${params.mark ?? ""} onChange=${(event) => set({ mark: event.currentTarget.value })}>
+          <option value="">any</option>
+          ${[...Object.entries(VERDICTS), ["note", "with a note"]].map(([name, label]) => html`<option key=${name}
+            value=${name}>${label}</option>`)}
+        </select></label>
         <button type="button" onClick=${clear}>Clear filters</button>
       </div>
       <details open=${areRangesOpen} onToggle=${(event) => setAreRangesOpen(event.currentTarget.open)}>
@@ -106,10 +107,17 @@
     </form>`;
   }
 
+  /* The way of looking stays. */
+  const clearedParams = ({ of, sort, order, show }) => ({ of, sort, order, show });
+
   function Results({ data, params, columns, set }) {
-    const { at, sort, order, ...filters } = params;
+    const { at, sort, order, show, large, ...filters } = params;
     const filterKey = JSON.stringify(filters);
-    const found = useMemo(() => filterImages(data.images, params, columns), [data, columns, filterKey]);
+    const { version, problem } = useMarks();
+    const found = useMemo(
+      () => filterImages(data.images, params, columns),
+      [data, columns, filterKey, params.mark && version],
+    );
     const column = columns.find(({ id }) => id === sort);
     const sorted = useMemo(
       () => (column ? sortImages(found, column, order === "desc") : found),
@@ -121,48 +129,66 @@
       const next = Math.min(Math.max(place < 0 && by < 0 ? 0 : place + by, 0), sorted.length - 1);
       if (sorted[next]) set({ at: sorted[next].image });
     }
-    useKeys({ n: () => move(1), p: () => move(-1), o: open });
+    const rows = useMemo(() => sorted.map(({ shared, sample }) => [{ ...shared, sample }]), [sorted]);
+    const enlarge = () => place >= 0 && set({ large: 1 });
+    const mark = (verdict) => () => place >= 0 && toggle(sorted[place].image, verdict);
+    useKeys({ n: () => move(1), p: () => move(-1), o: open, v: enlarge, t: mark("star"), x: mark("reject") });
     return html`
+      ${problem && html`<div role="alert"><${Problem} where="Marks" message=${problem} /></div>`}
       ${data.problems.map(({ kind, step, problem }) => html`<${Problem} key=${`${kind} ${step}`}
         where=${`${kind === "training" ? "Step" : "Evaluation at step"} ${step} is left out`} message=${problem} />`)}
       <div class="toolbar">
         <p role="status" class="find-count">
           <strong>${sorted.length.toLocaleString("en")}</strong> of ${data.images.length.toLocaleString("en")} images
         </p>
+        <fieldset class="find-show">
+          <legend class="visually-hidden">Show as</legend>
+          ${["table", "grid"].map((way) => html`<label key=${way}>
+            <input type="radio" name="show" checked=${(show === "grid") === (way === "grid")}
+              onChange=${() => set({ show: way === "grid" ? way : null })} />${` ${way}`}
+          </label>`)}
+        </fieldset>
         <div class="buttons">
           <button type="button" disabled=${place <= 0} onClick=${() => move(-1)}>
             Previous <kbd>p</kbd>
           </button>
-          <button type="button" disabled=${place === sorted.length - 1} onClick=${() => move(1)}>
+          <button type="button" disabled=${place >= sorted.length - 1} onClick=${() => move(1)}>
             Next <kbd>n</kbd>
           </button>
         </div>
         <p role="status" class="find-chosen">
           ${place >= 0 && html`${place + 1}: <a href=${gallery.link(...addressOf(sorted[place]))}>
             ${nameOf(sorted[place])}
-          </a>`}
+          </a> <${MarkSigns} image=${sorted[place].image} />`}
         </p>
       </div>
-      <${Table} images=${sorted} place=${place} columns=${columns} column=${column} order=${order} set=${set}
-        keys=${{ ArrowDown: () => move(1), ArrowUp: () => move(-1), Enter: open }} />`;
+      ${sorted.length === 0
+        ? html`<${Nothing} count=${data.images.length} params=${params} />`
+        : show === "grid"
+          ? html`<${gallery.FindGrid} images=${sorted} place=${place} set=${set} version=${version} move=${move} open=${open} />`
+          : html`<${Table} images=${sorted} place=${place} columns=${columns} column=${column} order=${order} set=${set}
+              version=${version} keys=${{ ArrowDown: () => move(1), ArrowUp: () => move(-1), Enter: open }} />`}
+      ${large && html`<${FoundLarge} rows=${rows} at=${at} onShow=${(image) => set({ at: image })}
+        onClose=${() => set({ large: null })} />`}`;
+  }
+
+  function Nothing({ count, params }) {
+    if (count === 0) {
+      return html`<p class="panel">
+        No image is stored here yet. After the first training step this page shows them; evaluations have a choice of
+        their own, above.
+      </p>`;
+    }
+    return html`<div class="panel">
+      <p>Nothing found: none of the ${count.toLocaleString("en")} images passes all filters above.</p>
+      <button type="button" onClick=${() => gallery.replace("find", clearedParams(params))}>Show all images</button>
+    </div>`;
   }
 
   /** The rows on the screen out of all of them, between two rows as high as the others. */
-  function Table({ images, place, columns, column, order, set, keys }) {
+  function Table({ images, place, columns, column, order, set, version, keys }) {
     const region = useRef(null);
-    const [view, setView] = useState({ top: 0, height: FIRST_HEIGHT });
-    function look() {
-      const { scrollTop, clientHeight } = region.current;
-      /* In whole rows: most movements need no other rows. */
-      const seen = { top: scrollTop - (scrollTop % ROW_HEIGHT), height: clientHeight };
-      setView((known) => (known.top === seen.top && known.height === seen.height ? known : seen));
-    }
-    useLayoutEffect(() => {
-      look();
-      const observer = new ResizeObserver(look);
-      observer.observe(region.current);
-      return () => observer.disconnect();
-    }, []);
+    const view = useScrolled(region, ROW_HEIGHT);
     useLayoutEffect(() => {
       region.current.scrollTop = 0;
     }, [images]);
@@ -182,7 +208,7 @@
       keys[event.key]();
     }
     return html`<div class="find-region" ref=${region} tabindex="0" role="region" aria-label="Images found"
-        onScroll=${look} onKeyDown=${onKeyDown}>
+        onKeyDown=${onKeyDown}>
       <table aria-rowcount=${images.length + 1}>
         <thead>
           <tr aria-rowindex="1">
@@ -196,7 +222,7 @@
           <${Spacer} rows=${first} columns=${columns} />
           ${images.slice(first, last).map((image, index) => html`<${MemoRow} key=${image.image}
             image=${image} columns=${columns} index=${first + index}
-            isChosen=${first + index === place} set=${set} />`)}
+            isChosen=${first + index === place} version=${version} set=${set} />`)}
           <${Spacer} rows=${images.length - last} columns=${columns} />
         </tbody>
       </table>
@@ -261,13 +287,19 @@
       event.preventDefault();
       gallery.go(...addressOf(image));
     }
+    function enlarge(event) {
+      /* What the row does on a click would come after it. */
+      event.stopPropagation();
+      set({ at: image.image, large: 1 });
+    }
     return html`<tr aria-rowindex=${index + 2} aria-current=${isChosen ? "true" : undefined} onClick=${choose}>
       <td class="find-picture">
-        <${Picture} image=${image.image} alt=${nameOf(image)} size=${side} attributes=${{ href, tabIndex: -1 }} />
+        <${Picture} image=${image.image} alt=${nameOf(image)} size=${side} onOpen=${enlarge}
+          attributes=${{ "aria-haspopup": "dialog", tabIndex: -1 }} />
       </td>
       ${columns.map((column) => html`<${Cell} key=${column.id} column=${column} image=${image}
         href=${href} />`)}
-      <td class="find-marks">${marks.filter(Boolean).join(", ")}</td>
+      <td class="find-marks">${marks.filter(Boolean).join(", ")}${" "}<${MarkSigns} image=${image.image} /></td>
     </tr>`;
   }
 
@@ -279,6 +311,9 @@
     if (column.id === "prompt") {
       return html`<td class=${classOf(column)}><a href=${href} dir="auto">${clip(value, PROMPT_LIMIT)}</a></td>`;
     }
+    if (column.id === "reading") {
+      return html`<td class=${classOf(column)}><${AskedRead} group=${image.shared.group} sample=${image.sample} isShort /></td>`;
+    }
     if (column.isText) return html`<td class=${classOf(column)}><span dir="auto">${clip(value)}</span></td>`;
     return html`<td class=${classOf(column)}>
       ${value == null ? html`<span class="soft">none</span>` : column.show(value)}
@@ -289,7 +324,8 @@
     ["n", "The next image found"],
     ["p", "The previous image found"],
     ["o", "Open the chosen image in its group"],
-    ["Arrows, Enter", "The same, while the table has the focus"],
+    ["v", "The chosen image large"],
+    ["Arrows, Enter", "The same, while the table or the grid has the focus"],
   ];
   gallery.views.find = Find;
 })();

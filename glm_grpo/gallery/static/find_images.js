@@ -4,9 +4,13 @@
 
   const gallery = window.glmGallery;
   const { scoring } = gallery;
-  const { fmt, signed } = gallery.parts;
+  const { clip, fmt, signed } = gallery.parts;
+  const { VERDICTS, markOf } = gallery.marks;
+  const { listReaders, readingsOf, textRead } = gallery.readings;
 
   const BOUNDS = ["min", "max"];
+  /* In the address: no letter where one was asked for, and a letter where none was. */
+  const NO_LETTER = "none";
   const collator = new Intl.Collator("en", { numeric: true });
 
   /** Every image of training steps and evaluations: {images, problems}. */
@@ -59,6 +63,19 @@
     });
   }
 
+  /** Where the page of an image is: view and params. */
+  function addressOf({ shared, sample }) {
+    const { kind, step, group } = shared;
+    const view = kind === "training" ? "groups" : "progress";
+    return [view, { step, prompt: group.prompt_id, sample }];
+  }
+
+  /** What an image is, in words. */
+  function nameOf({ shared, sample }) {
+    const kind = shared.kind === "training" ? "step" : "evaluation at step";
+    return `${kind} ${shared.step}, prompt ${clip(shared.group.prompt_id)}, sample ${sample}`;
+  }
+
   /** Names of the canaries that can be judged. */
   function listCanaries() {
     const { bands, canary_margin: margin } = gallery.run;
@@ -68,17 +85,20 @@
   /** Names of the canaries that left their band in a step; see rewards.audit.canaries.find_departures.
       `metrics` is the step's row of loadMetrics(). */
   function listDepartures(metrics, groups) {
+    return listCanaries().filter((name) => judgeCanary(name, metrics, groups)?.isInside === false);
+  }
+
+  /** A canary in one step: {value, low, high, isInside}; null where it has no value there. */
+  function judgeCanary(name, metrics, groups) {
     const { bands, canary_margin: margin, reward } = gallery.run;
-    return listCanaries().filter((name) => {
-      const value = metrics[`canary/${name}`];
-      /* A term is judged over the prompts to which it applies, a measure of pictures over all. */
-      const judged = reward.watch.includes(name)
-        ? groups.filter((group) => group.raw[name] != null)
-        : groups;
-      if (value == null || judged.length === 0) return false;
-      const { low, high } = gallery.curveMetrics.canaryBand(bands[name], margin, [judged.length]);
-      return value < low[0] || value > high[0];
-    });
+    const value = metrics[`canary/${name}`];
+    /* A term is judged over the prompts to which it applies, a measure of pictures over all. */
+    const judged = reward.watch.includes(name)
+      ? groups.filter((group) => group.raw[name] != null)
+      : groups;
+    if (value == null || judged.length === 0) return null;
+    const { low, high } = gallery.curveMetrics.canaryBand(bands[name], margin, [judged.length]);
+    return { value, low: low[0], high: high[0], isInside: value >= low[0] && value <= high[0] };
   }
 
   /** What the table shows: {id, title, value(image), isText, show(value)}, pictures aside. */
@@ -89,6 +109,7 @@
       number("step", "Step", ({ shared }) => shared.step, String),
       text("prompt", "Prompt", ({ shared }) => shared.group.prompt),
       text("id", "Prompt id", ({ shared }) => shared.group.prompt_id),
+      ...(listReaders().length ? [text("reading", "Asked and read", ({ shared, sample }) => textRead(shared.group, sample))] : []),
       number("sample", "Sample", ({ sample }) => sample, String),
       number("total", "Total", ({ shared, sample }) => shared.group.total[sample]),
       number("advantage", "Advantage", ({ shared, sample }) => shared.group.advantage?.[sample], signed),
@@ -103,10 +124,15 @@
 
   /** What the address asks for, as a list of tests that an image must pass. */
   function listTests(params, columns) {
-    const { text, id, from, to, flat, masked, best, canary } = params;
+    const { text, read, wrong, mark, id, from, to, flat, masked, best, canary } = params;
     const tests = [];
     const words = (text ?? "").toLowerCase();
     if (words) tests.push(({ shared }) => shared.searched.includes(words));
+    const reading = (read ?? "").toLowerCase();
+    if (reading) tests.push(({ shared, sample }) => textRead(shared.group, sample).toLowerCase().includes(reading));
+    if (wrong) tests.push(isMisread(wrong, params.as));
+    if (mark === "note") tests.push(({ image }) => markOf(image).note !== "");
+    else if (Object.hasOwn(VERDICTS, mark ?? "")) tests.push(({ image }) => markOf(image).verdict === mark);
     if (id) tests.push(({ shared }) => shared.group.prompt_id === id);
     if (isNumber(from)) tests.push(({ shared }) => shared.step >= Number(from));
     if (isNumber(to)) tests.push(({ shared }) => shared.step <= Number(to));
@@ -122,6 +148,19 @@
       if (isNumber(high)) tests.push((image) => column.value(image) <= Number(high));
     });
     return tests;
+  }
+
+  /* Whether a letter that was asked for was read as another; `as` undefined: as any other. */
+  function isMisread(asked, as) {
+    const isLetter = (wanted) => {
+      const forms = wanted === NO_LETTER ? [""] : [wanted, wanted.toUpperCase()];
+      return (letter) => forms.includes(letter);
+    };
+    const [isAsked, isRead] = [isLetter(asked), as ? isLetter(as) : () => true];
+    return ({ shared, sample }) =>
+      readingsOf(shared.group, sample).some(([, note]) =>
+        (note.errors ?? []).some(([wanted, given]) => isAsked(wanted) && isRead(given)),
+      );
   }
 
   /** The images that pass all that the address asks for. */
@@ -145,5 +184,8 @@
     return [...images.keys()].sort(compareValues).map((index) => images[index]);
   }
 
-  gallery.imageTable = { BOUNDS, filterImages, isRanged, listCanaries, listColumns, loadImages, sortImages };
+  gallery.imageTable = {
+    BOUNDS, NO_LETTER, addressOf, filterImages, isRanged, judgeCanary, listCanaries, listColumns, loadImages, nameOf,
+    sortImages,
+  };
 })();

@@ -5,6 +5,8 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { Notes, Picture, Problem, PromptText, Scores, Texts, clip, fmt, signed, useNear } = parts;
+  const { MarkButtons } = gallery.marks;
+  const { AskedRead } = gallery.readings;
   const { useEffect, useRef } = preactHooks;
 
   /* The parts come from the weights of config.yaml, or where those move from those of the step; a
@@ -44,9 +46,10 @@
    * @param arranged As arrange gives it.
    * @param reach The largest |advantage| of the step.
    * @param isDiff Show differences to the target.
+   * @param density "pictures", "captions" or "figures": what stands below them.
    * @param chosen Sample that the address names, "" for none; null where it names another prompt.
    */
-  function Group({ arranged, step, reach, isDiff, chosen }) {
+  function Group({ arranged, step, reach, isDiff, density, chosen }) {
     const { group, order, problem } = arranged;
     const [near, isNear] = useNear();
     const heading = useRef(null);
@@ -80,12 +83,12 @@
       ${
         (isNear || isChosen) &&
         html`<div class="group-pictures">
-        <${Target} group=${group} />
-        <ol class="samples" aria-label="Samples in order of reward">
+        <${Target} group=${group} onOpen=${(first) => openLarge(step, group, order[0], first)} />
+        <ol class="samples" aria-label="Samples in order of reward" style=${{ "--count": order.length }}>
           ${order.map(
             (sample) =>
               html`<${Sample} key=${sample} arranged=${arranged} sample=${sample} step=${step}
-                reach=${reach} isDiff=${isDiff} isChosen=${chosen === String(sample)} />`,
+                reach=${reach} isDiff=${isDiff} density=${density} isChosen=${chosen === String(sample)} />`,
           )}
         </ol>
       </div>`
@@ -93,17 +96,27 @@
     </section>`;
   }
 
-  function Target({ group }) {
+  /* The large view of a sample, or with `first` of its target or source. */
+  function openLarge(step, group, sample, first) {
+    const place = { step, prompt: group.prompt_id, sample, first, large: 1 };
+    gallery.replace("groups", { ...gallery.route().params, ...place });
+  }
+
+  const OPENS = { "aria-haspopup": "dialog" };
+
+  function Target({ group, onOpen }) {
     const sources = group.sources || [];
     return html`<div class="target">
       ${sources.map(
         (image, index) => html`<h4>Source</h4>
-          <${Picture} key=${index} image=${image} alt=${`Source of ${clip(group.prompt_id)}`} />`,
+          <${Picture} key=${index} image=${image} alt=${`Source of ${clip(group.prompt_id)}`}
+            onOpen=${() => onOpen(index ? `source-${index + 1}` : "source")} attributes=${OPENS} />`,
       )}
       <h4>Target</h4>
       ${
         group.target
-          ? html`<${Picture} image=${group.target} alt=${`Target of ${clip(group.prompt_id)}`} />`
+          ? html`<${Picture} image=${group.target} alt=${`Target of ${clip(group.prompt_id)}`}
+              onOpen=${() => onOpen("target")} attributes=${OPENS} />`
           : html`<p class="soft">This prompt has no target picture.</p>`
       }
     </div>`;
@@ -115,26 +128,39 @@
     return `${clip(group.prompt_id)}, sample ${sample}, ${rank}`;
   }
 
-  function Sample({ arranged, sample, step, reach, isDiff, isChosen }) {
+  function Sample({ arranged, sample, step, reach, isDiff, density, isChosen }) {
     const { group, ranks } = arranged;
-    const open = () => {
-      const place = { step, prompt: group.prompt_id, sample, large: 1 };
-      gallery.replace("groups", { ...gallery.route().params, ...place });
-    };
+    const caption = `total ${fmt(group.total[sample])}, advantage ${signed(group.advantage[sample], 2)}`;
     return html`<li class="sample" aria-current=${isChosen ? "true" : undefined}>
-      <h4>Rank ${ranks[sample]} <span class="soft">sample ${sample}</span></h4>
+      ${
+        density !== "pictures" &&
+        html`<h4>Rank ${ranks[sample]} <span class="soft">sample ${sample}</span></h4>`
+      }
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
-        alt=${sampleTitle(arranged, sample)} onOpen=${open}
-        attributes=${{ "aria-haspopup": "dialog" }} />
-      <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
+        alt=${sampleTitle(arranged, sample)} onOpen=${() => openLarge(step, group, sample)}
+        attributes=${{ ...OPENS, ...(density === "pictures" && { title: caption }) }} />
+      ${
+        density !== "pictures" &&
+        html`<${MarkButtons} image=${group.images[sample]} name=${sampleTitle(arranged, sample)} />`
+      }
+      ${
+        density === "captions" &&
+        html`<p class="caption">${caption}</p>
+          <${AskedRead} group=${group} sample=${sample} isShort />`
+      }
+      ${
+        density === "figures" &&
+        html`<${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />`
+      }
     </li>`;
   }
 
-  /** Advantage, scores and notes of one sample. */
+  /** What was asked and read, advantage, scores and notes of one sample. */
   function SampleFigures({ arranged, sample, reach }) {
     const { group, extent } = arranged;
     const penalty = group.penalty[sample];
     return html`<div class="figures">
+      <${AskedRead} group=${group} sample=${sample} />
       <${Advantage} value=${group.advantage[sample]} reach=${reach} />
       ${penalty !== 0 && html`<p class="line"><span>Penalty</span> ${fmt(penalty)}</p>`}
       <${Scores} parts=${pick(arranged.parts, sample)} raw=${pick(group.raw, sample)}
@@ -164,5 +190,32 @@
       </div>`;
   }
 
-  gallery.groupSamples = { Group, SampleFigures, arrange, sampleTitle };
+  /** What the large view needs of a sample; see LargeView. */
+  function largeItem(arranged, sample, step, reach) {
+    const { group } = arranged;
+    return {
+      id: group.images[sample],
+      image: group.images[sample],
+      target: group.target,
+      sources: group.sources,
+      alt: sampleTitle(arranged, sample),
+      title: `Step ${step}: ${sampleTitle(arranged, sample)}`,
+      earlier: () => findEarlier(group.prompt_id, sample, step),
+      body: () => html`<p><${PromptText} text=${group.prompt} /></p>
+        <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
+        <p class="soft">Noise seed ${group.decode_seed}.</p>`,
+    };
+  }
+
+  /* The same sample of a prompt at the training steps before one, for LargeView. */
+  async function findEarlier(promptId, sample, step) {
+    const entries = (await gallery.loadSteps()).filter((entry) => entry.step < step);
+    return entries.flatMap((entry) => {
+      const group = entry.groups?.find((each) => each.prompt_id === promptId);
+      const image = group?.images[sample];
+      return image ? [{ step: entry.step, image, title: `Step ${entry.step}, sample ${sample}` }] : [];
+    });
+  }
+
+  gallery.groupSamples = { Group, arrange, largeItem, sampleTitle };
 })();

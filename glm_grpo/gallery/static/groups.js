@@ -4,9 +4,16 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, PromptText, Texts, Viewer, fmt, useKeys, useLoaded } = parts;
-  const { Group, SampleFigures, arrange, sampleTitle } = gallery.groupSamples;
+  const { LargeView, Problem, SizeControls, fmt, movesIn, useKeys, useLoaded, useSizes } = parts;
+  const { Group, arrange, largeItem } = gallery.groupSamples;
   const { useMemo } = preactHooks;
+
+  /* Widths of pictures in CSS pixels: eight samples of a group stand in one row of a window of 1,440
+     pixels, with the target beside them. */
+  const USUAL_SIZE = 132;
+  /* More samples than this in a group are shown smaller, and without figures. */
+  const MANY_SAMPLES = 16;
+  const MANY_SIZE = 96;
 
   function Groups({ params }) {
     const steps = gallery.run.chunks.flatMap((chunk) => chunk.steps);
@@ -21,20 +28,31 @@
       return html`<h2>Groups</h2>
         <p>
           No training step is recorded yet. After the first one this page shows its prompts, each
-          with its group of samples in order of reward. Reload the page to see it.
+          with its group of samples in order of reward. It appears by itself.
         </p>`;
     }
     const step = params.step === undefined ? steps[steps.length - 1] : Number(params.step);
+    return html`<${StepOfRun} steps=${steps} step=${step} params=${params} />`;
+  }
+
+  function StepOfRun({ steps, step, params }) {
+    const isMany = gallery.run.group_size > MANY_SAMPLES;
+    const usual = isMany
+      ? { size: MANY_SIZE, density: "pictures" }
+      : { size: USUAL_SIZE, density: "figures" };
+    const sizes = useSizes("groups", usual);
     return html`<h2>Groups</h2>
       <p class="lead">
         The samples of one training step, prompt by prompt, best reward first. The coloured bar adds
         up the weighted parts of the reward; the advantage says how much a sample is better than the
         others of its prompt.
       </p>
-      <${StepChoice} steps=${steps} step=${step} params=${params} />
+      <${StepChoice} steps=${steps} step=${step} sizes=${sizes} params=${params} />
       ${
         steps.includes(step)
-          ? html`<${Step} key=${step} step=${step} params=${params} />`
+          ? html`<div class=${`groups is-${sizes.density}`} style=${sizes.style}>
+              <${Step} key=${step} step=${step} density=${sizes.density} params=${params} />
+            </div>`
           : html`<${UnknownStep} steps=${steps} params=${params} />`
       }`;
   }
@@ -47,7 +65,7 @@
     </${Problem}>`;
   }
 
-  function StepChoice({ steps, step, params }) {
+  function StepChoice({ steps, step, sizes, params }) {
     const index = steps.indexOf(step);
     /* Prompts of one step are not those of another: only the way of looking stays. */
     const show = (next) => {
@@ -78,10 +96,11 @@
         <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
         Difference to the target, brightened
       </label>
+      <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />
     </div>`;
   }
 
-  function Step({ step, params }) {
+  function Step({ step, density, params }) {
     const { key } = gallery.run.chunks.find((chunk) => chunk.steps.includes(step));
     const { data, error } = useLoaded(() => gallery.load(key), [key]);
     const where = `Step ${step}`;
@@ -93,10 +112,11 @@
       return html`<${Problem} where=${where} message=${message} />`;
     }
     if (found.problem) return html`<${Problem} where=${where} message=${found.problem} />`;
-    return html`<${StepGroups} step=${step} groups=${found.groups} params=${params} />`;
+    return html`<${StepGroups} step=${step} groups=${found.groups} density=${density}
+      params=${params} />`;
   }
 
-  function StepGroups({ step, groups, params }) {
+  function StepGroups({ step, groups, density, params }) {
     const advantages = groups.flatMap((group) => group.advantage);
     const reach = Math.max(...advantages.map(Math.abs));
     const shown = useMemo(() => groups.map(arrange), [groups]);
@@ -112,7 +132,7 @@
       ${shown.map(
         (arranged) =>
           html`<${Group} key=${arranged.group.prompt_id} arranged=${arranged} step=${step}
-            reach=${reach} isDiff=${Boolean(params.diff)}
+            reach=${reach} isDiff=${Boolean(params.diff)} density=${density}
             chosen=${isChosen(arranged.group) ? (params.sample ?? "") : null} />`,
       )}
       ${
@@ -138,46 +158,30 @@
     if (next) next.focus();
   }
 
-  /* Pages through all samples of the step, in the order in which they stand. */
+  /* Prompts below one another, samples side by side, in the order in which they stand. */
   function GroupViewer({ shown, step, reach, params }) {
-    const places = shown.flatMap((arranged) =>
-      arranged.order.map((sample) => ({ arranged, sample })),
-    );
-    const index = places.findIndex(
-      ({ arranged, sample }) =>
-        arranged.group.prompt_id === params.prompt && String(sample) === params.sample,
-    );
-    if (index < 0) return null;
-    const items = places.map(({ arranged, sample }) => ({
-      image: arranged.group.images[sample],
-      target: arranged.group.target,
-      sources: arranged.group.sources,
-      alt: sampleTitle(arranged, sample),
-      title: `Step ${step}: ${sampleTitle(arranged, sample)}`,
-      body: () => html`<${ViewerBody} arranged=${arranged} sample=${sample} reach=${reach} />`,
-    }));
+    const row = shown.findIndex(({ group }) => group.prompt_id === params.prompt);
+    const column = row < 0 ? -1 : shown[row].order.findIndex((each) => String(each) === params.sample);
+    if (column < 0) return null;
     const set = (change) => gallery.replace("groups", { ...params, step, ...change });
-    const show = (next) => {
-      const { arranged, sample } = places[next];
-      set({ prompt: arranged.group.prompt_id, sample });
+    const show = ([nextRow, nextColumn]) => {
+      const { group, order } = shown[nextRow];
+      set({ prompt: group.prompt_id, sample: order[nextColumn], first: null });
     };
-    return html`<${Viewer} items=${items} index=${index} onIndex=${show}
-      onClose=${() => set({ large: null })} />`;
-  }
-
-  function ViewerBody({ arranged, sample, reach }) {
-    const { group } = arranged;
-    return html`<p><${PromptText} text=${group.prompt} /></p>
-      <${Texts} texts=${group.texts} />
-      <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
-      <p class="soft">
-        Noise seed ${group.decode_seed}. <a href=${parts.fullUrl(group.images[sample])}>
-          Open the stored picture</a>
-      </p>`;
+    const arranged = shown[row];
+    const beside = [arranged.order[column - 1], arranged.order[column + 1]];
+    return html`<${LargeView} item=${largeItem(arranged, arranged.order[column], step, reach)}
+      moves=${movesIn(
+        shown.map(({ order }) => order.length),
+        [row, column],
+        show,
+      )}
+      near=${beside.filter((sample) => sample !== undefined).map((sample) => arranged.group.images[sample])}
+      first=${params.first} onClose=${() => set({ large: null, first: null })} />`;
   }
 
   Groups.keyHelp = [
-    ["\u2190 \u2192", "Previous and next training step; in the large view, picture"],
+    ["\u2190 \u2192", "Previous and next training step"],
     ["j k", "Next and previous prompt"],
     ["d", "Difference to the target"],
   ];

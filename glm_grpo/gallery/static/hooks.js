@@ -3,9 +3,11 @@
   "use strict";
 
   const gallery = window.glmGallery;
-  const { useEffect, useRef, useState } = preactHooks;
+  const { useEffect, useLayoutEffect, useMemo, useRef, useState } = preactHooks;
 
   const NEAR_MARGIN = "800px";
+  /* Of a region in its first rendering, before its height is known. */
+  const FIRST_HEIGHT = 800;
 
   /* Places that need all keys for themselves, and those that need the named ones, such as arrows. */
   const TYPING = "input:not([type=checkbox], [type=radio], [type=range]), textarea";
@@ -61,22 +63,26 @@
 
   /**
    * What a promise brings: {data, error, progress}. `start(onProgress)` is called again whenever
-   * `deps` change; progress is {done, total} or null.
+   * `deps` change, and when the page adopts newer data of the run: what was there then stays until
+   * the new has come. progress is {done, total} or null.
    */
   function useLoaded(start, deps) {
     const [state, setState] = useState({ data: undefined, error: null, progress: null });
+    const question = useMemo(() => ({}), deps);
+    const asked = useRef(null);
     useEffect(() => {
       let isWanted = true;
       const update = (change) => isWanted && setState((state) => ({ ...state, ...change }));
-      setState({ data: undefined, error: null, progress: null });
+      if (asked.current !== question) setState({ data: undefined, error: null, progress: null });
+      asked.current = question;
       start((done, total) => update({ progress: { done, total } })).then(
-        (data) => update({ data }),
+        (data) => update({ data, error: null }),
         (error) => update({ error }),
       );
       return () => {
         isWanted = false;
       };
-    }, deps);
+    }, [question, gallery.run]);
     return state;
   }
 
@@ -88,7 +94,8 @@
       if (isNear || !ref.current) return undefined;
       const observer = new IntersectionObserver(
         (entries) => entries.some((entry) => entry.isIntersecting) && setIsNear(true),
-        { rootMargin: NEAR_MARGIN },
+        /* Of the page, and of regions that scroll by themselves. */
+        { rootMargin: NEAR_MARGIN, scrollMargin: NEAR_MARGIN },
       );
       observer.observe(ref.current);
       return () => observer.disconnect();
@@ -96,5 +103,30 @@
     return [ref, isNear];
   }
 
-  gallery.parts = { keys, memo, useKeys, useLoaded, useNear };
+  /**
+   * What of a region with a scroll bar is in sight, in CSS pixels: {top, height, width}. `top` in
+   * whole rows: most movements need no other rows.
+   */
+  function useScrolled(ref, rowHeight) {
+    const [view, setView] = useState({ top: 0, height: FIRST_HEIGHT, width: 0 });
+    useLayoutEffect(() => {
+      const region = ref.current;
+      function look() {
+        const { scrollTop, clientHeight: height, clientWidth: width } = region;
+        const seen = { top: scrollTop - (scrollTop % rowHeight), height, width };
+        setView((known) => (Object.keys(seen).every((key) => known[key] === seen[key]) ? known : seen));
+      }
+      look();
+      const observer = new ResizeObserver(look);
+      observer.observe(region);
+      region.addEventListener("scroll", look);
+      return () => {
+        observer.disconnect();
+        region.removeEventListener("scroll", look);
+      };
+    }, [rowHeight]);
+    return view;
+  }
+
+  gallery.parts = { keys, memo, useKeys, useLoaded, useNear, useScrolled };
 })();

@@ -14,6 +14,7 @@
   /* Pictures narrower than this (pixels) keep their pixels sharp when they are enlarged. */
   const SMALL_WIDTH = 256;
   const TERM_COLOURS = 8;
+  const LAZY = { loading: "lazy", decoding: "async" };
 
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   const mean = (values) => sum(values) / values.length;
@@ -61,19 +62,18 @@
   const thumbUrl = (image) => `thumbs/${encodePath(image.replace(/\.[^./]*$/, ""))}.webp`;
 
   /**
-   * A picture in place: its thumbnail, or with `isFull` the stored picture, each standing in for
-   * the other; "picture missing" where both are gone.
+   * A button that is a picture: its thumbnail, or the stored picture where that is missing;
+   * "picture missing" where both are.
    *
    * @param image Path relative to images/, or null.
    * @param target Path of the target relative to images/; needed with isDiff.
    * @param alt What the picture is, for those who do not see it.
    * @param size Width in CSS pixels; without it the picture fills its place.
    * @param isDiff Show the brightened difference to the target instead.
-   * @param isFull Prefer the stored picture to its thumbnail.
-   * @param onOpen Called by a click; without it the picture is a link to the stored file.
-   * @param attributes Of the button or link, for instance tabIndex.
+   * @param onOpen Called by a click.
+   * @param attributes Of the button, for instance tabIndex.
    */
-  function Picture({ image, target, alt, size, isDiff, isFull, onOpen, attributes }) {
+  function Picture({ image, target, alt, size, isDiff, onOpen, attributes }) {
     const { width, height } = gallery.run.picture ?? { width: SMALL_WIDTH, height: SMALL_WIDTH };
     const style = {
       "--picture-width": size ? `${size}px` : "100%",
@@ -91,19 +91,19 @@
       </span>`;
     }
     const layer = (path, text) =>
-      html`<${Layer} key=${`${path} ${isFull}`} path=${path} alt=${text} isFull=${isFull} />`;
+      html`<${Layer} key=${path} path=${path} alt=${text} attributes=${LAZY} />`;
     const layers = isDiff
       ? html`<span class="difference">
           ${layer(target, "")}${layer(image, `Difference to the target: ${alt}`)}
         </span>`
       : layer(image, alt);
     const shared = { class: kind, style, ...attributes };
-    return onOpen
-      ? html`<button type="button" onClick=${onOpen} ...${shared}>${layers}</button>`
-      : html`<a href=${fullUrl(image)} ...${shared}>${layers}</a>`;
+    return html`<button type="button" onClick=${onOpen} ...${shared}>${layers}</button>`;
   }
 
-  function Layer({ path, alt, isFull }) {
+  /** A picture in its place: with `isFull` the stored one, else its thumbnail; each stands in for the
+      other, and a text for both. */
+  function Layer({ path, alt, isFull, attributes }) {
     const [failures, setFailures] = useState(0);
     const sources = isFull ? [fullUrl(path), thumbUrl(path)] : [thumbUrl(path), fullUrl(path)];
     if (failures >= sources.length) {
@@ -111,8 +111,8 @@
         picture missing<span class="visually-hidden">: ${alt}</span>
       </span>`;
     }
-    return html`<img key=${failures} src=${sources[failures]} alt=${alt} loading="lazy"
-      decoding="async" onError=${() => setFailures(failures + 1)} />`;
+    return html`<img key=${failures} src=${sources[failures]} alt=${alt}
+      onError=${() => setFailures(failures + 1)} ...${attributes} />`;
   }
 
   /**
@@ -217,15 +217,15 @@
     </span>`;
   }
 
-  /** What the terms found in one sample of a group. */
+  /** What the terms found in one sample of a group; readings stand below the picture itself. */
   function Notes({ notes, sample }) {
-    const found = Object.entries(notes).filter(([, group]) => (group[sample] ?? null) !== null);
+    const found = Object.entries(notes).filter(([, group]) => typeof group[sample] === "string");
     return (
       found.length > 0 &&
       html`<dl class="notes">
       ${found.map(
         ([name, group]) => html`<div key=${name}>
-        <dt>${name} ${typeof group[sample] === "string" ? "found" : "read"}</dt>
+        <dt>${name} found</dt>
         <dd><${Note} note=${group[sample]} /></dd>
       </div>`,
       )}
@@ -275,6 +275,7 @@
   }
 
   Object.assign(gallery.parts, {
+    Layer,
     Notes,
     Note,
     Picture,
@@ -293,5 +294,6 @@
     stackExtent,
     sum,
     termColour,
+    thumbUrl,
   });
 })();

@@ -4,10 +4,13 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, mean } = parts;
+  const { Problem, SizeControls, mean, useSizes } = parts;
   const { Table } = gallery.progressTable;
   const { Details, RowViewer } = gallery.progressDetails;
   const { useCallback, useEffect, useMemo, useState } = preactHooks;
+
+  /* CSS pixels of a cell where there is room; see progress.css. */
+  const USUAL_SIZE = 160;
 
   const SORTS = {
     stored: ["As stored", () => 0],
@@ -30,7 +33,7 @@
       <p>
         No evaluation is stored yet. After the first one this page shows every held-out prompt as a
         row and every evaluation as a column, sampled with the same seeds, so that only the policy
-        changes along a row. Reload the page to see it.
+        changes along a row. It appears by itself.
       </p>`;
   }
 
@@ -45,14 +48,14 @@
           const failed = (error) => ({ step, problem: error.message });
           const entry = await gallery.load(key).catch(failed);
           if (!isWanted) return;
-          setLoaded((known) => ({ ...known, [step]: entry }));
+          setLoaded((known) => (known[step] === entry ? known : { ...known, [step]: entry }));
         }
       }
       loadAll();
       return () => {
         isWanted = false;
       };
-    }, []);
+    }, [gallery.run]);
     return loaded;
   }
 
@@ -80,7 +83,7 @@
 
   function Evaluations({ params }) {
     const loaded = useEvaluations();
-    const rows = useMemo(() => makeRows(loaded), [loaded]);
+    const rows = useMemo(() => makeRows(loaded), [loaded, gallery.run]);
     const sort = Object.hasOwn(SORTS, params.sort ?? "") ? params.sort : "stored";
     const sorted = useMemo(() => [...rows].sort(SORTS[sort][1]), [rows, sort]);
     const count = Math.max(1, ...rows.map((row) => row.group.images.length));
@@ -96,16 +99,19 @@
       setHovered(null);
       set({ prompt: row.id, step, sample, ...others });
     }, []);
+    const open = useCallback((place, first) => pin(place, { first, large: 1 }), []);
     const unpin = () => {
       setHovered(null);
       set({ prompt: null, step: null, sample: null });
     };
+    const sizes = useSizes("progress", { size: null, density: "captions" });
     /* Made again for what it shows only: what is pointed at changes often. */
     const table = useMemo(
       () =>
         html`<${Table} rows=${sorted} loaded=${loaded} samples=${samples}
-          isDiff=${Boolean(params.diff)} pinned=${pinned} onHover=${setHovered} onPin=${pin} />`,
-      [sorted, loaded, samples, params.diff, pinned],
+          isDiff=${Boolean(params.diff)} pinned=${pinned} onHover=${setHovered}
+          onOpen=${open} sizes=${sizes} />`,
+      [gallery.run, sorted, loaded, samples, params.diff, pinned, sizes.size, sizes.density],
     );
     const isWhole = gallery.run.evaluations.every(({ step }) => loaded[step]);
     return html`<h2>Progress</h2>
@@ -116,7 +122,7 @@
           " Totals are in standard deviations of the untrained model's scores."
         }
       </p>
-      <${Toolbar} params=${params} sort=${sort} count=${count} samples=${samples} />
+      <${Toolbar} params=${params} sort=${sort} count=${count} samples=${samples} sizes=${sizes} />
       <${TableProblems} loaded=${loaded} />
       ${!isWhole && !rows.length && html`<p role="status">Loading evaluations</p>`}
       ${isWhole && !pinned && html`<${UnknownPlace} rows=${rows} params=${params} />`}
@@ -130,8 +136,9 @@
       ${
         params.large &&
         pinned &&
-        html`<${RowViewer} place=${pinned} onStep=${(step) => set({ step })}
-        onClose=${() => set({ large: null })} />`
+        html`<${RowViewer} place=${pinned} rows=${sorted} first=${params.first}
+        onShow=${(next) => pin(next, { first: null })}
+        onClose=${() => set({ large: null, first: null })} />`
       }`;
   }
 
@@ -148,7 +155,7 @@
     return { row, step: Number(step), sample: Number(sample) };
   }
 
-  function Toolbar({ params, sort, count, samples }) {
+  function Toolbar({ params, sort, count, samples, sizes }) {
     const option = (value, title) => html`<option key=${value} value=${value}>${title}</option>`;
     const numbers = Array.from({ length: count }, (_, sample) => String(sample));
     const toggle = () => set({ diff: params.diff ? null : 1 });
@@ -171,6 +178,7 @@
         <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
         Difference to the target, brightened
       </label>
+      <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />
     </div>`;
   }
 
@@ -203,7 +211,7 @@
 
   Progress.keyHelp = [
     ["\u2190 \u2191 \u2192 \u2193", "From picture to picture, once the table has the focus"],
-    ["Enter", "Keep the scores of the picture on the page"],
+    ["Enter", "The picture large"],
   ];
   gallery.views.progress = Progress;
 })();

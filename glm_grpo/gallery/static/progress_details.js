@@ -4,7 +4,9 @@
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { Notes, PromptText, Texts, Viewer, changeClass, clip, fmt, signed } = parts;
+  const { LargeView, Notes, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
+  const { MarkButtons } = gallery.marks;
+  const { AskedRead } = gallery.readings;
   const { baseOf, changeOf } = gallery.progressTable;
 
   const LABEL = "Scores of the picture";
@@ -14,6 +16,8 @@
     return `${clip(row.id)}: step ${step}, sample ${sample}`;
   }
 
+  const imageOf = ({ row, step, sample }) => row.bySteps[step].images[sample];
+
   /* Every term of one picture, with its change since the first evaluation. */
   function Figures({ place: { row, step, sample } }) {
     const group = row.bySteps[step];
@@ -22,7 +26,8 @@
     const line = (name, values, older) =>
       html`<${Line} key=${name} name=${name} value=${values && values[sample]}
         change=${before && changeOf(values, older, sample)} hasChange=${before !== null} />`;
-    return html`<table class="scores">
+    return html`<${AskedRead} group=${group} sample=${sample} />
+      <table class="scores">
         <thead>
           <tr>
             <th scope="col">Term</th>
@@ -37,8 +42,7 @@
           ${line("Total", group.total, before?.total)}
         </tfoot>
       </table>
-      <${Notes} notes=${group.notes} sample=${sample} />
-      <${Texts} texts=${group.texts} />`;
+      <${Notes} notes=${group.notes} sample=${sample} />`;
   }
 
   function Line({ name, value, change, hasChange }) {
@@ -68,37 +72,66 @@
         <button type="button" aria-haspopup="dialog" onClick=${onLarge}>Enlarge</button>
         <button type="button" onClick=${onClose}>Close</button>
       </div>
+      <${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} />
       <${Figures} place=${place} />
     </aside>`;
   }
 
-  /** Pages through the evaluations of a prompt, sample by sample the same. */
-  function RowViewer({ place, onStep, onClose }) {
-    const { row, sample } = place;
+  /**
+   * Prompts below one another, their samples side by side, evaluations one behind the other.
+   *
+   * @param rows All prompts, in the order in which they stand.
+   * @param onShow Called with the place to show.
+   */
+  function RowViewer({ place, rows, first, onShow, onClose }) {
+    const { row, step, sample } = place;
+    const there = rows.filter((each) => each.bySteps[step]);
+    const steps = stepsOf(place);
+    const at = steps.indexOf(step);
+    const toStep = (next) => next !== undefined && (() => onShow({ row, sample, step: next }));
+    const moves = movesIn(
+      there.map((each) => each.bySteps[step].images.length),
+      [there.indexOf(row), sample],
+      ([index, next]) => onShow({ row: there[index], step, sample: next }),
+    );
+    const item = largeItem(place, steps.slice(0, at));
+    const near = [steps[at - 1], steps[at + 1]].filter((each) => each !== undefined);
+    return html`<${LargeView} item=${item} first=${first} onClose=${onClose}
+      moves=${{ ...moves, before: toStep(steps[at - 1]), after: toStep(steps[at + 1]) }}
+      near=${near.map((each) => row.bySteps[each].images[sample])} />`;
+  }
+
+  /** What the large view needs of a place; `earlier` are steps before it, null where none is known. */
+  function largeItem(place, earlier) {
+    const { row, step, sample } = place;
+    const group = row.bySteps[step];
+    const findEarlier = async () =>
+      earlier.map((before) => ({
+        step: before,
+        image: row.bySteps[before].images[sample],
+        title: `Step ${before}`,
+      }));
+    return {
+      id: group.images[sample],
+      image: group.images[sample],
+      target: group.target,
+      sources: group.sources,
+      alt: describe(place),
+      title: describe(place),
+      earlier: earlier?.length ? findEarlier : null,
+      body: () => html`<p><${PromptText} text=${group.prompt} /></p>
+        <${Figures} place=${place} />
+        <p class="soft">Noise seed ${group.decode_seed}.</p>`,
+    };
+  }
+
+  /* The evaluations that have a sample of a prompt, in order. */
+  function stepsOf({ row, sample }) {
     const steps = Object.keys(row.bySteps).map(Number);
-    const shown = steps.filter((step) => row.bySteps[step].images[sample] !== undefined);
-    shown.sort((a, b) => a - b);
-    const items = shown.map((step) => ({
-      image: row.bySteps[step].images[sample],
-      target: row.bySteps[step].target,
-      sources: row.bySteps[step].sources,
-      alt: describe({ ...place, step }),
-      title: describe({ ...place, step }),
-      body: () => html`<${ViewerBody} place=${{ ...place, step }} />`,
-    }));
-    return html`<${Viewer} items=${items} index=${shown.indexOf(place.step)}
-      onIndex=${(next) => onStep(shown[next])} onClose=${onClose} />`;
+    return steps
+      .filter((step) => row.bySteps[step].images[sample] !== undefined)
+      .sort((one, other) => one - other);
   }
 
-  function ViewerBody({ place }) {
-    const group = place.row.bySteps[place.step];
-    return html`<p><${PromptText} text=${group.prompt} /></p>
-      <${Figures} place=${place} />
-      <p class="soft">
-        Noise seed ${group.decode_seed}. <a href=${parts.fullUrl(group.images[place.sample])}>
-          Open the stored picture</a>
-      </p>`;
-  }
-
-  gallery.progressDetails = { Details, RowViewer };
+  gallery.progressDetails = { Details, RowViewer, largeItem };
 })();

@@ -5,6 +5,7 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { Picture, PromptText, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
+  const { AskedRead, sayReading } = gallery.readings;
   const { useEffect, useRef, useState } = preactHooks;
 
   const PROMPT_LIMIT = 120;
@@ -28,9 +29,10 @@
    * @param isDiff Show differences to the target.
    * @param pinned {row, step, sample} or null.
    * @param onHover Called with what is pointed at or has the focus, as `pinned`.
-   * @param onPin Called with what was chosen.
+   * @param onOpen Called with what was chosen, and "target" or "source" where that was.
+   * @param sizes As useSizes gives it.
    */
-  function Table({ rows, loaded, samples, isDiff, pinned, onHover, onPin }) {
+  function Table({ rows, loaded, samples, isDiff, pinned, onHover, onOpen, sizes }) {
     const steps = gallery.run.evaluations.map(({ step }) => step);
     const region = useRef(null);
     const size = { lines: rows.length * samples.length, columns: steps.length + 1 };
@@ -45,24 +47,30 @@
         step: steps[column - 1],
         sample: samples[line % samples.length],
       };
-      if (hasPicture(place)) onHover(place);
+      /* Not below a finger: what then opens would lie over the picture, and take the tap. */
+      const isPointedAt =
+        event.type === "focusin"
+          ? event.target.matches(":focus-visible")
+          : event.pointerType !== "touch";
+      if (isPointedAt && hasPicture(place)) onHover(place);
     };
     const isOfRow = (index) => Math.floor(active.line / samples.length) === index;
     const style = {
       "--columns": size.columns,
       "--lines": samples.length,
       "--ratio": pictureRatio(),
+      ...sizes.style,
     };
     return html`<div class="scroll-region" ref=${region} tabindex="-1">
       <table role="grid" class="progress-table" aria-label="Held-out prompts by evaluation"
-        style=${style} onMouseOver=${pick} onFocusIn=${pick} onKeyDown=${onKeyDown}>
+        style=${style} onPointerOver=${pick} onFocusIn=${pick} onKeyDown=${onKeyDown}>
         <${Head} steps=${steps} loaded=${loaded} />
         <tbody role="rowgroup">
           ${rows.map(
             (row, index) =>
               html`<${Row} key=${row.id} row=${row} first=${index * samples.length}
-                samples=${samples} isDiff=${isDiff} active=${isOfRow(index) ? active : null}
-                pinned=${pinned?.row.id === row.id ? pinned : null} onPin=${onPin} />`,
+                samples=${samples} isDiff=${isDiff} density=${sizes.density} active=${isOfRow(index) ? active : null}
+                pinned=${pinned?.row.id === row.id ? pinned : null} onOpen=${onOpen} />`,
           )}
         </tbody>
       </table>
@@ -139,22 +147,23 @@
     return `mean ${fmt(mean(entry.groups.flatMap((group) => group.total)))}`;
   }
 
-  const Row = memo(({ row, first, samples, isDiff, active, pinned, onPin }) => {
+  const Row = memo(({ row, first, samples, isDiff, density, active, pinned, onOpen }) => {
     const [near, isNear] = useNear();
     const place = (line, column) => ({
       "data-place": `${first + line},${column}`,
       tabIndex: active?.line === first + line && active.column === column ? 0 : -1,
     });
     const cell = (step, at) => (sample, line) =>
-      html`<${Cell} key=${sample} row=${row} step=${step} sample=${sample} isDiff=${isDiff}
+      html`<${Cell} key=${sample} row=${row} step=${step} sample=${sample} isDiff=${isDiff} density=${density}
         isPinned=${pinned?.step === step && pinned.sample === sample}
-        attributes=${place(line, at + 1)} onPin=${onPin} />`;
+        attributes=${place(line, at + 1)} onOpen=${onOpen} />`;
     return html`<tr role="row" ref=${near}>
       <${RowHead} row=${row} />
       ${
         (isNear || active || pinned) &&
         html`<td role="gridcell">
-          <${Target} row=${row} attributes=${place(active ? active.line - first : 0, 0)} />
+          <${Target} row=${row} sample=${samples[0]} onOpen=${onOpen}
+            attributes=${place(active ? active.line - first : 0, 0)} />
         </td>
         ${gallery.run.evaluations.map(
           ({ step }, at) =>
@@ -186,18 +195,22 @@
   }
 
   /* One for all samples of a row: it goes with whichever of them is active. */
-  function Target({ row, attributes }) {
+  function Target({ row, sample, attributes, onOpen }) {
     const { target, sources } = row.group;
+    const step = Math.max(...Object.keys(row.bySteps).map(Number));
+    const open = (first) => () => onOpen({ row, step, sample }, first);
+    const opens = { "aria-haspopup": "dialog" };
     const shown = (sources || []).map(
       (image, index) =>
-        html`<${Picture} key=${index} image=${image} alt=${`Source of ${clip(row.id)}`} />`,
+        html`<${Picture} key=${index} image=${image} alt=${`Source of ${clip(row.id)}`}
+          onOpen=${open(index ? `source-${index + 1}` : "source")} attributes=${opens} />`,
     );
     if (!target) return html`${shown}<span class="soft" ...${attributes}>no target</span>`;
     return html`${shown}<${Picture} image=${target} alt=${`Target of ${clip(row.id)}`}
-      attributes=${attributes} />`;
+      onOpen=${open("target")} attributes=${{ ...opens, ...attributes }} />`;
   }
 
-  function Cell({ row, step, sample, isDiff, isPinned, attributes, onPin }) {
+  function Cell({ row, step, sample, isDiff, density, isPinned, attributes, onOpen }) {
     const cell = useRef(null);
     useEffect(() => {
       if (isPinned) cell.current.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -210,15 +223,38 @@
     const total = fmt(group.total[sample]);
     const change = step === base ? null : changeOf(group.total, row.bySteps[base].total, sample);
     const name = `${clip(row.id)}, step ${step}, sample ${sample}: total ${total}`;
+    const said = change === null ? name : `${name}, change ${signed(change)}`;
+    const reading = sayReading(group, sample);
     return html`<div class=${isPinned ? "cell is-pinned" : "cell"} ref=${cell}>
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
-        alt=${change === null ? name : `${name}, change ${signed(change)}`}
-        onOpen=${() => onPin({ row, step, sample })}
-        attributes=${{ ...attributes, "aria-pressed": isPinned }} />
-      <span class="cell-figures" aria-hidden="true">
-        <span>${total}</span> ${change !== null && html`<${Change} value=${change} />`}
-      </span>
+        alt=${reading ? `${said}, ${reading}` : said}
+        onOpen=${() => onOpen({ row, step, sample })}
+        attributes=${{ ...attributes, "aria-haspopup": "dialog" }} />
+      ${
+        density !== "pictures" &&
+        html`<span class="cell-figures" aria-hidden="true">
+          <span>${total}</span> ${change !== null && html`<${Change} value=${change} />`}
+        </span>`
+      }
+      ${
+        density !== "pictures" &&
+        html`<${AskedRead} group=${group} sample=${sample} isShort
+          attributes=${{ "aria-hidden": "true" }} />`
+      }
+      ${density === "figures" && html`<${Terms} raw=${group.raw} sample=${sample} />`}
     </div>`;
+  }
+
+  /* The score of every term below a picture. */
+  function Terms({ raw, sample }) {
+    return html`<dl class="cell-terms">
+      ${Object.entries(raw).map(
+        ([name, values]) => html`<div key=${name}>
+          <dt title=${name}>${name}</dt>
+          <dd>${values === null ? "none" : fmt(values[sample])}</dd>
+        </div>`,
+      )}
+    </dl>`;
   }
 
   gallery.progressTable = { Table, baseOf, changeOf };

@@ -4,7 +4,7 @@
   "use strict";
 
   const gallery = window.glmGallery;
-  const DEFAULT_VIEW = "progress";
+  const DEFAULT_VIEW = "start";
   /* Browsers refuse more than about 200 changes of the address in ten seconds. */
   const WRITE_DELAY_MS = 100;
 

@@ -11,6 +11,9 @@
   const loads = new Map();
   const problems = [];
   const listeners = new Set();
+  /* Data of data/run.js as they were read last, see readRun. */
+  let newest = null;
+  let readings = 0;
 
   const gallery = {
     html: htm.bind(preact.h),
@@ -21,6 +24,8 @@
     load,
     loadSteps,
     loadMetrics,
+    readRun,
+    adopt,
     problems: () => problems.slice(),
     onProblem,
   };
@@ -28,23 +33,50 @@
 
   /** Called by the data files: keeps `data` under `key`. */
   function receive(key, data) {
-    received.set(key, data);
-    if (key !== "run") return;
-    if (data.schema === SCHEMA) {
-      gallery.run = data;
-    } else {
+    if (key !== "run") {
+      received.set(key, data);
+    } else if (data.schema !== SCHEMA) {
       addProblem(
         "data/run.js",
         `its schema is ${data.schema}, this page reads schema ${SCHEMA}; ` + REMEDY,
       );
+    } else {
+      newest = data;
+      gallery.run ??= data;
     }
+  }
+
+  /** Reads data/run.js again, which a run that goes on writes anew: its data, or null where it could
+      not be read. The page shows them once they are adopted. */
+  async function readRun() {
+    readings += 1;
+    newest = null;
+    await addScript(`data/run.js?reading=${readings}`);
+    return newest;
+  }
+
+  /** Makes `run` the run that is shown, and forgets the data files that have changed since. */
+  function adopt(run) {
+    const before = new Map(gallery.run.chunks.map(({ key, steps }) => [key, steps.join()]));
+    const last = run.chunks[run.chunks.length - 1]?.key;
+    const evaluations = new Set(run.evaluations.map(({ key }) => key));
+    for (const key of [...received.keys(), ...loads.keys()]) {
+      const chunk = run.chunks.find((each) => each.key === key);
+      /* To the last one more may have been added than its steps. */
+      const isKept = chunk ? key !== last && before.get(key) === chunk.steps.join() : evaluations.has(key);
+      if (!isKept) {
+        received.delete(key);
+        loads.delete(key);
+      }
+    }
+    gallery.run = run;
   }
 
   /** Data of data/KEY.js as a promise; loaded once. A failure is noted and may be tried again. */
   function load(key) {
     if (received.has(key)) return Promise.resolve(received.get(key));
     if (!loads.has(key)) {
-      const loading = addScript(key);
+      const loading = loadFile(key);
       loads.set(key, loading);
       loading.catch((error) => {
         loads.delete(key);
@@ -54,17 +86,23 @@
     return loads.get(key);
   }
 
-  function addScript(key) {
-    return new Promise((resolve, reject) => {
+  async function loadFile(key) {
+    /* An address of its own after each reading, so that no browser gives what it kept. */
+    const query = readings ? `?reading=${readings}` : "";
+    await addScript(`data/${encodeURIComponent(key)}.js${query}`);
+    if (received.has(key)) return received.get(key);
+    throw new Error(`data/${key}.js is missing or damaged`);
+  }
+
+  /* Ends when the script has run, or could not be had. */
+  function addScript(address) {
+    return new Promise((resolve) => {
       const script = document.createElement("script");
-      script.src = `data/${encodeURIComponent(key)}.js`;
-      const settle = () => {
+      script.src = address;
+      script.onload = script.onerror = () => {
         script.remove();
-        if (received.has(key)) resolve(received.get(key));
-        else reject(new Error(`data/${key}.js is missing or damaged`));
+        resolve();
       };
-      script.onload = settle;
-      script.onerror = settle;
       document.head.append(script);
     });
   }

@@ -5,13 +5,16 @@
   const gallery = window.glmGallery;
   const { html } = gallery;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
-  const { Picture, PromptText, clip, fmt, signed } = gallery.parts;
+  const { FoundLarge, Picture, PromptText, clip, fmt, signed } = gallery.parts;
+
+  const { AskedRead } = gallery.readings;
 
   const PAGE_SIZE = 12;
   /* Between two lists while a slider moves: figures and slider follow every move, a hundred pictures
      would hold them up. */
   const LIST_INTERVAL_MS = 80;
   const SORTINGS = {
+    winner: "another best picture first",
     advantage: "largest change of an advantage",
     order: "change of order (Kendall's tau)",
     step: "step",
@@ -19,6 +22,8 @@
 
   /** How much a group changes by each sorting; more comes first. */
   const CHANGES = {
+    /* Groups whose order stays, flat ones too, have nothing to show. */
+    winner: (group) => Number(!isTrivial(group)) + Number(group.isWinnerChanged),
     advantage: (group) => group.largestChange,
     order: (group) => -(group.rankCorrelation ?? 1),
     step: (group) => -group.step,
@@ -46,17 +51,19 @@
     const comparison = useThrottled(latest, LIST_INTERVAL_MS);
     /* They are not known where the run's config could not be read. */
     const areAdvantagesKnown = gallery.run.advantage !== null;
-    const usual = areAdvantagesKnown ? "advantage" : "order";
-    const sorting = Object.hasOwn(SORTINGS, params.sort) ? params.sort : usual;
+    const sorting = Object.hasOwn(SORTINGS, params.sort) ? params.sort : "winner";
     const listed = useMemo(() => {
       const listed = comparison.perGroup.filter((group) => !params.changed || group.isWinnerChanged);
       const change = CHANGES[sorting];
-      return listed.sort((one, other) => change(other) - change(one));
+      const then = CHANGES[areAdvantagesKnown ? "advantage" : "order"];
+      return listed.sort((one, other) => change(other) - change(one) || then(other) - then(one));
     }, [comparison, sorting, params.changed]);
     const pages = Math.max(1, Math.ceil(listed.length / PAGE_SIZE));
     const page = Math.min(Math.max(Number.parseInt(params.page, 10) || 1, 1), pages);
     const shown = listed.slice((page - 1) * PAGE_SIZE, page * PAGE_SIZE);
     const set = (change) => gallery.replace("weights", { ...params, page: null, ...change });
+    const enlarge = (change) =>
+      gallery.replace("weights", { ...gallery.route().params, ...change });
     const title = useRef(null);
     function turn(to) {
       set({ page: to === 1 ? null : to });
@@ -80,9 +87,11 @@
       ${listed.length === 0 && html`<p>No group changes its winner.</p>`}
       <ol class="weights-groups">
         ${shown.map((group) => html`<${Group} key=${`${group.step} ${group.group.prompt_id}`}
-          compared=${group} />`)}
+          compared=${group} onOpen=${(at) => enlarge({ at, large: 1 })} />`)}
       </ol>
       <${Pager} page=${page} pages=${pages} turn=${turn} />
+      ${params.large && html`<${FoundLarge} rows=${shown.map(samplesOf)} at=${params.at}
+        onShow=${(at) => enlarge({ at })} onClose=${() => enlarge({ at: null, large: null })} />`}
     </section>`;
   }
 
@@ -95,13 +104,21 @@
     </nav>`;
   }
 
+  const isTrivial = ({ rankCorrelation }) => rankCorrelation === null || rankCorrelation === 1;
+
   /** The samples of the first rank, in words. */
   function nameBest(ranks) {
     const best = [...ranks.keys()].filter((sample) => ranks[sample] === 1);
     return `${best.length === 1 ? "sample" : "samples"} ${best.join(", ")}`;
   }
 
-  function Group({ compared }) {
+  /* The samples of a group in their new order, for the large view. */
+  function samplesOf({ step, group, totalsAfter }) {
+    const order = gallery.scoring.orderByRank(gallery.scoring.ranks(totalsAfter));
+    return order.map((sample) => ({ kind: "training", step, group, sample }));
+  }
+
+  function Group({ compared, onOpen }) {
     const { step, group, isFlatAfter, isWinnerChanged, rankCorrelation } = compared;
     const ranks = {
       before: gallery.scoring.ranks(compared.totalsBefore),
@@ -118,21 +135,38 @@
         <span class="soft">tau ${rankCorrelation === null ? "none (flat)" : fmt(rankCorrelation)}</span>
       </p>
       <p><${PromptText} text=${group.prompt} /></p>
+      ${isWinnerChanged && html`<div class="weights-pair">
+        <${Best} caption="was best" compared=${compared} ranks=${ranks.before} onOpen=${onOpen} />
+        <${Best} caption="is best" compared=${compared} ranks=${ranks.after} onOpen=${onOpen} />
+      </div>`}
       <ol class="weights-samples">
         ${gallery.scoring.orderByRank(ranks.after).map((sample) => html`<${Sample} key=${sample}
-          compared=${compared} sample=${sample} rank=${ranks.after[sample]} rankBefore=${ranks.before[sample]} />`)}
+          compared=${compared} sample=${sample} onOpen=${onOpen} rank=${ranks.after[sample]} rankBefore=${ranks.before[sample]} />`)}
       </ol>
     </li>`;
   }
 
-  function Sample({ compared, sample, rank, rankBefore }) {
+  /* The first of those that share the first rank. */
+  function Best({ caption, compared, ranks, onOpen }) {
+    const { group } = compared;
+    const sample = ranks.indexOf(1);
+    return html`<figure>
+      <${Picture} image=${group.images[sample]} alt=${`${caption}: sample ${sample} of prompt ${clip(group.prompt_id)}`}
+        onOpen=${() => onOpen(group.images[sample])} attributes=${{ "aria-haspopup": "dialog" }} />
+      <figcaption><strong>${caption}</strong> <span class="soft">sample ${sample}</span>
+        <${AskedRead} group=${group} sample=${sample} isShort /></figcaption>
+    </figure>`;
+  }
+
+  function Sample({ compared, sample, rank, rankBefore, onOpen }) {
     const { step, group, totalsAfter, advantagesBefore, advantagesAfter } = compared;
-    const href = gallery.link("groups", { step, prompt: group.prompt_id, sample });
     const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
     const moved = rank === rankBefore ? "" : ` (was ${rankBefore})`;
     const isBest = rank === 1 && !compared.isFlatAfter;
     return html`<li class=${isBest ? "is-best" : ""}>
-      <${Picture} image=${group.images[sample]} alt=${alt} attributes=${{ href }} />
+      <${Picture} image=${group.images[sample]} alt=${alt} onOpen=${() => onOpen(group.images[sample])}
+        attributes=${{ "aria-haspopup": "dialog" }} />
+      <${AskedRead} group=${group} sample=${sample} isShort />
       <span class="weights-rank">${rank}${moved}</span>
       ${advantagesAfter && html`<span>
         ${signed(advantagesBefore[sample], 2)} to ${signed(advantagesAfter[sample], 2)}

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm_grpo.gallery.data import mark_reading
+from glm_grpo.gallery.readings import Error, asked_letters, read_letters
 from rewards.terms.text_matching import fold_text, match_texts
 
 TEXTS = st.text(alphabet="abAB é\u0301\ufb01\uff11ß한ᄒ\u1161ｶﾞ \n漢", max_size=12)
@@ -42,25 +43,23 @@ TEXTS = st.text(alphabet="abAB é\u0301\ufb01\uff11ß한ᄒ\u1161ｶﾞ \n漢", 
         (" \n ", ["OPEN"], [(" \n ", False)]),
     ],
 )
-def test_mark_reading_tells_right_letters_from_wrong_ones(
+def test_read_letters_tells_right_letters_from_wrong_ones(
     read: str, wanted: list[str], marks: list[tuple[str, bool]]
 ) -> None:
-    assert mark_reading(read, wanted) == marks
+    assert list(read_letters(read, wanted).marks) == marks
 
 
-def test_mark_reading_minds_case_where_the_term_does() -> None:
-    assert mark_reading("OpEN", ["OPEN"], is_case_sensitive=True) == [
-        ("O", True),
-        ("p", False),
-        ("EN", True),
-    ]
+def test_read_letters_minds_case_where_the_term_does() -> None:
+    reading = read_letters("OpEN", ["OPEN"], is_case_sensitive=True)
+    assert reading.marks == (("O", True), ("p", False), ("EN", True))
+    assert reading.errors == (("P", "p"),)
 
 
 @given(read=TEXTS, wanted=st.lists(TEXTS.filter(str.strip), max_size=3))
-def test_mark_reading_gives_the_reading_back_in_pieces_of_alternating_kind(
+def test_read_letters_gives_the_reading_back_in_pieces_of_alternating_kind(
     read: str, wanted: list[str]
 ) -> None:
-    marks = mark_reading(read, wanted)
+    marks = read_letters(read, wanted).marks
     assert "".join(piece for piece, _ in marks) == read
     assert "".join(fold_text(piece) for piece, _ in marks) == fold_text(read)
     assert all(first[1] != second[1] for first, second in itertools.pairwise(marks))
@@ -70,8 +69,8 @@ def test_mark_reading_gives_the_reading_back_in_pieces_of_alternating_kind(
     read=st.text(alphabet="abc ", max_size=10),
     wanted=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=2),
 )
-def test_mark_reading_agrees_with_the_score(read: str, wanted: list[str]) -> None:
-    marks = mark_reading(read, wanted)
+def test_read_letters_agrees_with_the_score(read: str, wanted: list[str]) -> None:
+    marks = read_letters(read, wanted).marks
     right = sum(len(fold_text(piece)) for piece, is_right in marks if is_right)
     score = match_texts(read, wanted, extra_text_penalty=1.0)
     # All is right, and nothing is missing or too much, exactly where the score is 1.
@@ -79,3 +78,34 @@ def test_mark_reading_agrees_with_the_score(read: str, wanted: list[str]) -> Non
     assert (score == 1.0) == is_perfect
     # Without a letter in common there is no score, and the other way round.
     assert (match_texts(read, wanted) == 0.0) == (right == 0)
+
+
+@pytest.mark.parametrize(
+    ("read", "wanted", "errors"),
+    [
+        ("OPEN", ["OPEN"], []),
+        ("0PFN", ["OPEN"], [("O", "0"), ("E", "F")]),
+        ("PEN", ["OPEN"], [("O", "")]),
+        ("OPPEN", ["OPEN"], [("", "P")]),
+        # A word that no text took is none of its letters; a text that took none misses all.
+        ("OPEN NOW", ["OPEN"], []),
+        ("", ["AT"], [("A", ""), ("T", "")]),
+        ("open", ["Oben"], [("B", "P")]),
+        # The capital of this letter is two.
+        ("", ["\u0149"], [("\u02bc", ""), ("N", "")]),
+    ],
+)
+def test_read_letters_names_the_letter_asked_for_and_the_one_read(
+    read: str, wanted: list[str], errors: list[Error]
+) -> None:
+    assert list(read_letters(read, wanted).errors) == errors
+
+
+@given(read=TEXTS, wanted=st.lists(TEXTS.filter(str.strip), max_size=3))
+def test_read_letters_finds_errors_among_the_letters_asked_for(
+    read: str, wanted: list[str]
+) -> None:
+    asked = Counter(asked_letters(wanted))
+    wrong = Counter(letter for letter, _ in read_letters(read, wanted).errors if letter)
+    assert wrong <= asked
+    assert all(first != second for first, second in read_letters(read, wanted).errors)

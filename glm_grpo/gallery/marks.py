@@ -1,0 +1,82 @@
+"""What people think of a run's pictures: stars, rejections and notes, kept in `marks.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from glm_grpo.errors import StorageError
+from glm_grpo.run.folder import RunFolder, remove, storage_errors, write_atomically
+from glm_grpo.run.tables import check_stored
+
+LONGEST_NOTE = 2_000
+"""Characters."""
+_LONGEST_IMAGE = 300
+"""Characters of a path below `images/`: folder and file have at most about 100."""
+
+
+class Mark(BaseModel):
+    """What one person said of one picture."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    verdict: Literal["star", "reject"] | None = None
+    note: Annotated[str, Field(max_length=LONGEST_NOTE)] = ""
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether there is neither a verdict nor a note."""
+        return self.verdict is None and not self.note
+
+
+class MarkChange(Mark):
+    """The mark that a picture is to have from now on; one that says nothing takes its mark away."""
+
+    image: Annotated[str, Field(min_length=1, max_length=_LONGEST_IMAGE)]
+
+
+class _Marks(RootModel[dict[str, Mark]]):
+    """`marks.json`, by path below `images/`."""
+
+
+def read_marks(folder: RunFolder) -> dict[str, Mark]:
+    """All marks of a run, by path of the picture below `images/`; empty without any.
+
+    Raises:
+        StorageError: The file cannot be read, or holds something else.
+    """
+    path = folder.marks_path
+    if not path.exists():
+        return {}
+    with storage_errors("read", path):
+        content = path.read_bytes()
+    return check_stored(_Marks, content, str(path)).root
+
+
+def change_mark(folder: RunFolder, change: MarkChange) -> None:
+    """Store the mark of one picture; not to be called twice at a time.
+
+    Raises:
+        StorageError: The run has no such picture, or the file cannot be read or written.
+    """
+    if not os.path.isfile(folder.picture(f"images/{change.image}")):
+        raise StorageError(
+            f"picture {change.image!r} is not among the run's; mark one that is there"
+        )
+    marks = read_marks(folder)
+    marks.pop(change.image, None)
+    if not change.says_nothing:
+        marks[change.image] = Mark(verdict=change.verdict, note=change.note)
+    if marks:
+        write_atomically(folder.marks_path, to_json(marks))
+    elif folder.marks_path.exists():
+        remove(folder.marks_path)
+
+
+def to_json(marks: dict[str, Mark]) -> bytes:
+    """The content of `marks.json`."""
+    values = {image: marks[image].model_dump() for image in sorted(marks)}
+    return (json.dumps(values, indent=1) + "\n").encode()

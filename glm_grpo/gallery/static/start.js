@@ -1,0 +1,303 @@
+/* Start: what a run gained, how its reward went, its best, worst and most changed pictures. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html, link, parts } = gallery;
+  const { Picture, Problem, changeClass, clip, fmt, mean, signed, useLoaded } = parts;
+  const { AskedRead } = gallery.readings;
+  const { judgeCanary, listCanaries } = gallery.imageTable;
+  const { Chart } = gallery.curveChart;
+  const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
+  const { figure } = gallery.curveMetrics;
+  const { useScheme } = gallery.curvePlot;
+  const { useMemo } = preactHooks;
+
+  /* Pictures in each row. */
+  const SHOWN = 4;
+  const TOTAL = "total";
+  const RULE =
+    "One picture a prompt, chosen by its total alone. Totals are of the weighted reward; Find lists all.";
+
+  function Start() {
+    const { chunks, evaluations, overview } = gallery.run;
+    if (!evaluations.length && !chunks.length) {
+      return html`<h2>Start</h2>
+        <p>
+          Nothing is recorded yet. After the first evaluation this page shows what the run gained, its
+          reward, its best and worst pictures and its canaries. It appears by itself.
+        </p>`;
+    }
+    return html`<h2>Start</h2>
+      <div class="start-cards">
+        <${Gain} />
+        ${overview && html`<${Reward} overview=${overview} />`}
+        <${Canaries} />
+      </div>
+      <${Pictures} />
+      <p class="soft">
+        Another run beside this one, same prompts and same seeds, picture by picture:${" "}
+        <code>glm-grpo compare RUN OTHER --html FOLDER</code>
+      </p>`;
+  }
+
+  /** {step, problem} or {step, groups} of the first and the last evaluation; one may be both. */
+  function useEnds() {
+    const { evaluations } = gallery.run;
+    const ends = evaluations.filter((_, index) => index === 0 || index === evaluations.length - 1);
+    const load = ({ step, key }) => gallery.load(key).catch((error) => ({ step, problem: error.message }));
+    return useLoaded(() => Promise.all(ends.map(load)), [ends.map(({ key }) => key).join()]);
+  }
+
+  /* What the interval of a change says, as far as the wish of the reward goes. */
+  function judge({ name, low, high }) {
+    if (low <= 0 && high >= 0) return ["no clear change", ""];
+    const weight = gallery.run.reward.terms.find((term) => term.name === name)?.weight ?? 1;
+    if (weight === 0) return [low > 0 ? "rose" : "fell", ""];
+    const word = low > 0 === weight > 0 ? "better" : "worse";
+    return [word, word];
+  }
+
+  function Gain() {
+    const { evaluations, summary } = gallery.run;
+    const total = summary?.find(({ name }) => name === TOTAL);
+    const [first, last] = [evaluations[0]?.step, evaluations[evaluations.length - 1]?.step];
+    return html`<section class="panel" aria-labelledby="start-gain">
+      <h3 id="start-gain">Gain on held-out prompts</h3>
+      ${total
+        ? html`<${Summary} total=${total} summary=${summary} first=${first} last=${last} />`
+        : evaluations.length > 1
+          ? html`<${GainSoFar} />`
+          : html`<p class="soft">It takes two evaluations, of which ${evaluations.length || "none"} is stored.</p>`}
+    </section>`;
+  }
+
+  function Summary({ total, summary, first, last }) {
+    const [verdict, kind] = judge(total);
+    return html`<p class="start-gain">
+        <strong class=${kind}>${signed(total.difference)}</strong>${" "}
+        <span>95 % interval ${signed(total.low)} to ${signed(total.high)}: ${verdict}</span>
+      </p>
+      <p>Mean total ${fmt(total.before)} at step ${first}, ${fmt(total.after)} at step ${last}.</p>
+      <div class="scroll-region" tabindex="0" role="region" aria-label="Before and after, by term">
+        <table>
+          <thead><tr><th scope="col">Term</th><th scope="col">Before</th><th scope="col">After</th>
+            <th scope="col">Change</th><th scope="col">95 % interval</th></tr></thead>
+          <tbody>
+            ${summary.map((row) => html`<tr key=${row.name}>
+              <th scope="row">${row.name}</th>
+              <td>${fmt(row.before)}</td><td>${fmt(row.after)}</td>
+              <td class=${judge(row)[1]}>${signed(row.difference)}</td>
+              <td class="start-interval">${signed(row.low)} to ${signed(row.high)}</td>
+            </tr>`)}
+          </tbody>
+        </table>
+      </div>
+      <p class="soft">
+        Paired bootstrap over prompts. <a href="report.html">Before and after</a> says what each term measures.
+      </p>`;
+  }
+
+  /* While a run goes on there is no interval: neither here nor in Before and after. */
+  function GainSoFar() {
+    const { data } = useEnds();
+    const [before, after] = data ?? [];
+    if (!data) return html`<p role="status">Loading evaluations</p>`;
+    if (!before.groups || !after.groups) return html`<p class="soft">An evaluation cannot be read.</p>`;
+    const changes = pairs(before, after).map(({ change }) => change);
+    if (!changes.length) return html`<p class="soft">The two evaluations have no prompt in common.</p>`;
+    const change = mean(changes);
+    return html`<p class="start-gain">
+        <strong class=${changeClass(change)}>${signed(change)}</strong>${" "}
+        <span>from step ${before.step} to step ${after.step}</span>
+      </p>
+      <p class="soft">
+        The interval comes with the end of the run, or with <code>glm-grpo gallery RUN</code>.
+      </p>`;
+  }
+
+  function Reward({ overview }) {
+    const scheme = useScheme();
+    const chart = useMemo(() => makeChart(overview), [overview]);
+    const open = (step, isEvaluation) => gallery.go(isEvaluation ? "progress" : "groups", isEvaluation ? {} : { step });
+    return html`<section class="start-curve" aria-label="Reward">
+      <${Chart} chart=${chart} steps=${overview.steps} smoothing=${0} range=${{ from: null, to: null }}
+        scheme=${scheme} onOpen=${open} onRange=${(range) => gallery.go("curves", range)}
+        set=${({ large }) => gallery.go("curves", { large })} />
+    </section>`;
+  }
+
+  function makeChart({ values }) {
+    /* What a step does not have is no value that was not finite. */
+    const column = (name) => values[name]?.map((value) => value ?? undefined);
+    const has = (name) => values[name] !== undefined;
+    const line = { name: "reward/mean", values: column("reward/mean"), std: column("reward/std"), stdName: "reward/std" };
+    return {
+      id: "reward/mean",
+      title: "Reward",
+      unit: "",
+      lines: has("reward/mean") ? [{ ...line, style: lineStyle(0) }] : [],
+      evaluations: has("eval/total") ? [{ name: "eval/total", values: column("eval/total"), style: EVALUATION_STYLE }] : [],
+      band: null,
+    };
+  }
+
+  function Canaries() {
+    return html`<section class="panel" aria-labelledby="start-canaries">
+      <h3 id="start-canaries">Canaries</h3>
+      ${listCanaries().length
+        ? html`<${CanaryTable} />`
+        : html`<p class="soft">
+            None watch this run: without a band of the untrained model nothing tells whether the policy games its
+            reward.
+          </p>`}
+    </section>`;
+  }
+
+  function CanaryTable() {
+    const { chunks } = gallery.run;
+    const { key } = chunks[chunks.length - 1] ?? {};
+    const { data, error } = useLoaded(() => (key ? gallery.load(key) : Promise.resolve({ metrics: [], steps: [] })), [key]);
+    if (error) return html`<${Problem} where="Canaries" message=${error.message} />`;
+    if (!data) return html`<p role="status">Loading canaries</p>`;
+    const judged = data.metrics.flatMap((row) => {
+      const groups = data.steps.find(({ step }) => step === row.step)?.groups;
+      const found = groups ? listCanaries().map((name) => [name, judgeCanary(name, row, groups)]) : [];
+      return found.some(([, canary]) => canary) ? [{ step: row.step, canaries: found }] : [];
+    });
+    const last = judged[judged.length - 1];
+    if (!last) return html`<p class="soft">No step with canaries is recorded yet.</p>`;
+    const outside = last.canaries.filter(([, canary]) => canary && !canary.isInside);
+    const history = (gallery.run.overview?.values["canary/departures"] ?? []).filter((count) => count > 0).length;
+    return html`<p>
+        <strong class=${outside.length ? "worse" : "better"}>
+          ${outside.length ? `${outside.length} of ${last.canaries.length} outside their band` : "All inside their bands"}
+        </strong> at step ${last.step}.${" "}
+        ${history > 0 &&
+        html`<a href=${link("find", { canary: "any" })}>At ${history} ${history === 1 ? "step" : "steps"} one was outside.</a>`}
+      </p>
+      <table>
+        <thead><tr><th scope="col">Canary</th><th scope="col">Value</th><th scope="col">Band</th></tr></thead>
+        <tbody>
+          ${last.canaries.map(([name, canary]) => html`<tr key=${name}>
+            <th scope="row"><a href=${link("curves", { metric: `canary/${name}` })}>${name}</a></th>
+            ${canary
+              ? html`<td>${figure(canary.value)}${!canary.isInside && html` <strong class="worse">outside</strong>`}</td>
+                  <td>${figure(canary.low)} to ${figure(canary.high)}</td>`
+              : html`<td colspan="2" class="soft">not known at this step</td>`}
+          </tr>`)}
+        </tbody>
+      </table>`;
+  }
+
+  /** Each prompt that both evaluations have: its sample of the largest change, and the mean change. */
+  function pairs(before, after) {
+    const earlier = new Map(before.groups.map((group) => [group.prompt_id, group]));
+    return after.groups.flatMap((group) => {
+      const old = earlier.get(group.prompt_id);
+      return old ? [{ old, group, change: mean(group.total) - mean(old.total) }] : [];
+    });
+  }
+
+  function Pictures() {
+    const { data, error } = useEnds();
+    if (!gallery.run.evaluations.length) return html`<${LastStep} />`;
+    if (error) return html`<${Problem} where="Evaluations" message=${error.message} />`;
+    if (!data) return html`<p role="status">Loading evaluations</p>`;
+    const broken = data.filter(({ problem }) => problem);
+    const [before, after] = [data[0], data[data.length - 1]];
+    return html`
+      ${broken.map(({ step, problem }) => html`<${Problem} key=${step}
+        where=${`Evaluation of step ${step}`} message=${problem} />`)}
+      ${before !== after && before.groups && after.groups && html`<${Changed} before=${before} after=${after} />`}
+      ${after.groups && html`<${Extremes} view="progress" step=${after.step} groups=${after.groups}
+        of=${`the evaluation at step ${after.step}`} />`}`;
+  }
+
+  /* Without held-out prompts. */
+  function LastStep() {
+    const { chunks } = gallery.run;
+    const chunk = chunks[chunks.length - 1];
+    const { data } = useLoaded(() => gallery.load(chunk.key), [chunk.key]);
+    const whole = data?.steps.filter(({ groups }) => groups) ?? [];
+    if (!whole.length) return null;
+    const { step, groups } = whole[whole.length - 1];
+    return html`<${Extremes} view="groups" step=${step} groups=${groups} of=${`training step ${step}`} />`;
+  }
+
+  function Changed({ before, after }) {
+    const all = pairs(before, after).map(({ old, group }) => {
+      const samples = group.total.map((total, sample) => ({ sample, change: total - old.total[sample] }));
+      const known = samples.filter(({ change }) => Number.isFinite(change));
+      return { old, group, known };
+    });
+    const rows = [
+      ["Most gained", (one, other) => other.change - one.change, ({ change }) => change > 0],
+      ["Most lost", (one, other) => one.change - other.change, ({ change }) => change < 0],
+    ];
+    return rows.map(([title, order, isMeant]) => {
+      const chosen = all
+        .flatMap(({ old, group, known }) => known.sort(order).slice(0, 1).map((one) => ({ old, group, ...one })))
+        .filter(isMeant)
+        .sort(order)
+        .slice(0, SHOWN);
+      return html`<${Row} key=${title} title=${title} empty="No picture did.">
+        ${chosen.map(({ old, group, sample, change }) => html`<${Item} key=${group.prompt_id} group=${group}
+          view="progress" place=${{ prompt: group.prompt_id, step: after.step, sample }}
+          figures=${html`total ${fmt(old.total[sample])} to ${fmt(group.total[sample])}${" "}
+            <span class=${changeClass(change)}>${signed(change)}</span>`}
+          pictures=${[
+            [`step ${before.step}`, old, before.step, sample],
+            [`step ${after.step}`, group, after.step, sample],
+          ]} />`)}
+      </${Row}>`;
+    });
+  }
+
+  function Extremes({ view, step, groups, of }) {
+    const rows = [
+      [`Best of ${of}`, (one, other) => other.total - one.total],
+      [`Worst of ${of}`, (one, other) => one.total - other.total],
+    ];
+    return rows.map(([title, order]) => {
+      const chosen = groups
+        .flatMap((group) => group.total.map((total, sample) => ({ group, sample, total })).sort(order).slice(0, 1))
+        .sort(order)
+        .slice(0, SHOWN);
+      return html`<${Row} key=${title} title=${title}>
+        ${chosen.map(({ group, sample, total }) => html`<${Item} key=${group.prompt_id} group=${group}
+          view=${view} place=${{ prompt: group.prompt_id, step, sample }} figures=${`total ${fmt(total)}`}
+          pictures=${[[null, group, step, sample]]} />`)}
+      </${Row}>`;
+    });
+  }
+
+  function Row({ title, empty, children }) {
+    const id = `start-${title.split(" ", 2).join("-").toLowerCase()}`;
+    return html`<section aria-labelledby=${id}>
+      <h3 id=${id} title=${RULE}>${title}</h3>
+      ${children.length === 0 ? html`<p class="soft">${empty}</p>` : html`<ul class="start-pictures">${children}</ul>`}
+    </section>`;
+  }
+
+  /* `view` and `place` of the page on which the picture stands. */
+  function Item({ group, view, place, figures, pictures }) {
+    const name = clip(group.prompt_id);
+    const open = (step) => () => gallery.go(view, { ...place, step, large: 1 });
+    return html`<li class="panel">
+      <p><a href=${link(view, place)} dir="auto">${name}</a> <span class="soft">${figures}</span></p>
+      <div class="start-pair">
+        ${pictures.map(([caption, { images, texts, notes }, step, sample]) => html`<figure key=${step}>
+          <${Picture} image=${images[sample]} alt=${`${name}, step ${step}, sample ${sample}`}
+            onOpen=${open(step)} attributes=${{ "aria-haspopup": "dialog" }} />
+          <figcaption>
+            ${caption && html`<span class="soft">${caption}</span>`}
+            <${AskedRead} group=${{ texts, notes }} sample=${sample} isShort />
+          </figcaption>
+        </figure>`)}
+      </div>
+    </li>`;
+  }
+
+  gallery.views.start = Start;
+})();

@@ -1,0 +1,149 @@
+"""A page that is open while the run goes on."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from glm_grpo.gallery.server import GalleryServer
+from glm_grpo.run.folder import RunFolder
+from tests.browser.conftest import OpenGallery, change_data
+
+
+@pytest.fixture
+def young_run(gallery_run: RunFolder, tmp_path: Path) -> RunFolder:
+    """The common run when it had made three steps and one evaluation, a moment ago."""
+    shutil.copytree(gallery_run.path, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+
+    def rewind(data: Any) -> None:
+        data["chunks"] = data["chunks"][:1]
+        data["evaluations"] = data["evaluations"][:1]
+        # Steps of a second: it is looked at every two.
+        data.update(recorded=time.time(), seconds_per_step=1)
+
+    change_data(run, "run", rewind)
+    return run
+
+
+def go_on(run: RunFolder) -> None:
+    """Steps 4 to 12, of which step 12 is stored, and an evaluation."""
+
+    def add(data: Any) -> None:
+        data["chunks"].append({"key": "steps-000011", "steps": [12]})
+        data["evaluations"].append({"step": 6, "key": "evaluation-000006"})
+        data["recorded"] = time.time()
+
+    change_data(run, "run", add)
+
+
+@pytest.fixture
+def open_served(browser: Browser, young_run: RunFolder) -> Iterator[Callable[[str], Page]]:
+    """Opens an address of the gallery as `glm-grpo gallery --serve` gives it."""
+    with GalleryServer(young_run, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        context = browser.new_context()
+
+        def open_page(fragment: str) -> Page:
+            page = context.new_page()
+            page.goto(f"{server.url}#{fragment}")
+            return page
+
+        yield open_page
+        context.close()
+        server.shutdown()
+        thread.join()
+
+
+def expect_news(page: Page, run: RunFolder) -> None:
+    """The page says what is new, and shows it once it is asked to."""
+    choice = page.get_by_label("Training step")
+    expect(choice).to_have_value("2")
+    go_on(run)
+    page.get_by_role("banner").get_by_role("button", name="9 new steps").click()
+    expect(choice).to_have_value("12")
+    expect(
+        page.get_by_role("progressbar", name="Part of the run that is done")
+    ).to_have_js_property("value", 12)
+    expect(page.locator(".sample").first).to_be_visible()
+
+
+def test_page_from_disk_notices_new_steps(open_gallery: OpenGallery, young_run: RunFolder) -> None:
+    expect_news(open_gallery("groups?step=2", run=young_run), young_run)
+
+
+def test_served_page_notices_new_steps(
+    open_served: Callable[[str], Page], young_run: RunFolder
+) -> None:
+    expect_news(open_served("groups?step=2"), young_run)
+
+
+def test_page_that_follows_shows_the_newest_by_itself(
+    open_gallery: OpenGallery, young_run: RunFolder
+) -> None:
+    page = open_gallery("progress", run=young_run)
+    expect(page.locator("thead th")).to_have_count(3)
+    page.get_by_label("Follow").check()
+    row = page.locator(".row-id").first.element_handle()
+    go_on(young_run)
+    expect(page.locator("thead th")).to_have_count(4)
+    # The table is the same one: what has the focus, and what was scrolled to, stays.
+    assert row is not None
+    assert row.evaluate("row => row.isConnected")
+
+
+def test_head_tells_the_time_left_and_silence(
+    open_gallery: OpenGallery, young_run: RunFolder
+) -> None:
+    change_data(young_run, "run", lambda data: data.update(seconds_per_step=120))
+    head = open_gallery(run=young_run).get_by_role("banner")
+    # 37 steps of two minutes.
+    expect(head).to_contain_text("step 3 of 40, about 1 h 14 min left")
+    change_data(young_run, "run", lambda data: data.update(recorded=time.time() - 7200))
+    head = open_gallery(run=young_run).get_by_role("banner")
+    expect(head).to_contain_text("step 3 of 40, no new step for 2 h 0 min")
+
+
+def test_page_says_that_the_run_cannot_be_read_and_keeps_what_it_has(
+    open_gallery: OpenGallery, young_run: RunFolder
+) -> None:
+    page = open_gallery("groups?step=2", run=young_run, allows="ERR_FILE_NOT_FOUND")
+    (young_run.gallery_path.parent / "data" / "run.js").unlink()
+    expect(page.get_by_role("banner")).to_contain_text("data/run.js cannot be read now")
+    expect(page.locator(".sample").first).to_be_visible()
+
+
+def test_ended_run_is_not_looked_at(open_gallery: OpenGallery, young_run: RunFolder) -> None:
+    changes = {"steps_planned": 3, "recorded": time.time() - 7200}
+    change_data(young_run, "run", lambda data: data.update(changes))
+    page = open_gallery(run=young_run)
+    head = page.get_by_role("banner")
+    expect(head).to_contain_text("step 3 of 3")
+    expect(head.get_by_role("progressbar")).to_have_count(0)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.wait_for_timeout(2500)
+    assert not [url for url in requests if "run.js" in url]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_head_of_a_run_that_goes_on_passes_axe(
+    open_gallery: OpenGallery,
+    find_violations: Callable[[Page], list[str]],
+    young_run: RunFolder,
+    scheme: str,
+) -> None:
+    viewport = {"width": 390, "height": 844}
+    page = open_gallery("groups?step=2", run=young_run, color_scheme=scheme, viewport=viewport)
+    go_on(young_run)
+    expect(page.get_by_role("button", name="9 new steps")).to_be_visible()
+    assert find_violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
