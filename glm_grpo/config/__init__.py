@@ -10,12 +10,14 @@ from glm_grpo.config.load import (
     config_differences,
     flatten,
     from_yaml,
-    load_config,
     override_error,
+    resolve_config,
     to_yaml,
     validate_config,
+    with_whole_weights,
 )
 from glm_grpo.config.root import Config
+from glm_grpo.config.search_path import choose_config, find_packaged_configs, write_out_weights
 from glm_grpo.config.sections import (
     AdapterSection,
     AsyncSection,
@@ -42,13 +44,17 @@ __all__ = [
     "OptimSection",
     "RolloutSection",
     "TrainSection",
+    "choose_config",
     "compose_config",
     "config_differences",
     "effective_config",
+    "find_packaged_configs",
     "flatten",
     "from_yaml",
-    "load_config",
     "override_error",
+    "resolve_config",
     "to_yaml",
     "validate_config",
+    "with_whole_weights",
+    "write_out_weights",
 ]

@@ -17,7 +17,7 @@ from glm_grpo.config import (
     compose_config,
     config_differences,
     from_yaml,
-    load_config,
+    resolve_config,
     to_yaml,
     validate_config,
 )
@@ -208,10 +208,10 @@ def test_from_yaml_refuses_text_that_is_torn() -> None:
         from_yaml("model: {path: tiny\n")
 
 
-def test_load_config_resolves_interpolations(values: dict[str, Any]) -> None:
+def test_resolve_config_resolves_interpolations(values: dict[str, Any]) -> None:
     values["eval"]["seed"] = "${train.seed}"
     values["train"]["seed"] = 7
-    assert load_config(OmegaConf.create(values)).eval.seed == 7
+    assert resolve_config(OmegaConf.create(values)).eval.seed == 7
 
 
 @pytest.mark.parametrize(
@@ -308,11 +308,11 @@ def test_a_config_without_the_group_of_run_folders_names_its_own(
 SWEEP = """
 import sys
 import hydra
-from glm_grpo.config import load_config
+from glm_grpo.config import resolve_config
 
 @hydra.main(version_base=None, config_path=sys.argv.pop(1), config_name="tiny")
 def show(composed):
-    print("run_dir", load_config(composed).run_dir)
+    print("run_dir", resolve_config(composed).run_dir)
 
 show()
 """

@@ -14,7 +14,7 @@ from glm_grpo.cli import main
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.rescore.rescore import rescore
+from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import read_table
 from glm_grpo.training.recording.recorder import Recorder
