@@ -19,3 +19,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("glm_grpo.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -221,8 +221,8 @@ def evaluate(run: Run | str | Path) -> pandas.DataFrame:
 
     Example:
         >>> from glm_grpo import evaluate
-        >>> evaluate("my-run").loc["total", ["before", "after"]].between(0, 1).all()
-        True
+        >>> evaluate("my-run").index.tolist()
+        ['lpips', 'ssim', 'ocr', 'ocr_exact', 'aesthetic', 'total']
 
     Args:
         run: A run, its folder, or one of its checkpoints.
