@@ -293,10 +293,7 @@ def _shortened(message: str) -> str:
 
 def _choose_config(error: MissingConfigException, folders: Sequence[Path]) -> str:
     names = {file.stem for folder in folders for file in folder.glob("*.yaml")}
-    places = " and ".join(map(str, folders))
-    if not names:
-        return f"There is no .yaml file in {places}; give a folder of configs by --config-dir."
-    return f"{_choose(error.missing_cfg_file or '', names)} (of {places})."
+    return f"{_choose(error.missing_cfg_file or '', names)} (of {' and '.join(map(str, folders))})."
 
 
 def _describe_missing_folder(folder: Path) -> str:
@@ -323,7 +320,7 @@ def _describe_unnamed(error: Exception) -> str:
             return f"{error.strerror}; shorten the key or the name"
         # Hydra makes the folder that hydra.run.dir or hydra.sweep.dir names.
         return f"{error.filename}: {error.strerror}; name a folder that can be written to"
-    return f"{error}; write the name of a config, such as tiny, or a key and its value"
+    return f"{error}; write the name of a file of the group, such as tiny, or a key and its value"
 
 
 def _absent_key_problem(key: str, value: str) -> Problem:

@@ -179,10 +179,8 @@ def test_compose_config_suggests_a_folder_for_an_unknown_one(
         ConfigError, match=r"no folder of configs .*cofigs. Did you mean .*configs\?"
     ):
         compose_config(configs_dir.parent / "cofigs", "tiny")
-    with pytest.raises(ConfigError, match=r"Give the folder that holds tiny.yaml"):
+    with pytest.raises(ConfigError, match=r"Give a folder of your own, such as `glm-grpo init "):
         compose_config(tmp_path / "configs", "tiny")
-    with pytest.raises(ConfigError, match=f"There is no .yaml file in {tmp_path}; give the folder"):
-        compose_config(tmp_path, "tiny")
 
 
 def test_compose_config_refuses_a_file_that_is_no_yaml(tmp_path: Path) -> None:
