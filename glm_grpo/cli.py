@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from glm_grpo.config import Config
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_CHOICES = "commands"
+"""Default of the parser: those of the commands, by name."""
+
 _PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any that is free")
 
 
@@ -41,10 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
     try:
-        options = _parser().parse_args(words)
+        parser = _parser()
+        chosen = parser.get_default(_CHOICES).get(words[0]) if words else None
+        # Intermixed: key=value may stand before options, and behind them.
+        options = chosen.parse_intermixed_args(words[1:]) if chosen else parser.parse_args(words)
         from glm_grpo.terminal import errors_explained, refuse_stripped_docstrings
 
-        with errors_explained(f"glm-grpo {options.subcommand}"):
+        with errors_explained(f"glm-grpo {words[0]}"):
             refuse_stripped_docstrings()
             options.command(options)
     finally:
@@ -74,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"glm-grpo {version('glm-grpo')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
+    parser.set_defaults(**{_CHOICES: commands.choices})
 
     init = _add_command(
         commands,

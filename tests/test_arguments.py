@@ -178,6 +178,16 @@ def test_parse_weights_reads_terms_and_numbers() -> None:
     assert parse_weights([], option="--share") == {}
 
 
+def test_keys_may_stand_before_and_behind_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal_of(["plan", "train.stps=1", "--cpu", "train.seeed=2", "--memory", "1GB"], capsys)
+    assert "train.stps" in said or "train.seeed" in said
+    assert "unrecognized" not in said
+    assert "unrecognized arguments: --cup" in refusal_of(["plan", "--cup"], capsys)
+
+
 def test_a_weight_among_the_runs_of_compare_is_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,7 +137,7 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
 {_metadata(what, settings)}
 ---
 
-# {what} trained by glm-grpo for {_name_of(settings.base)}
+# {what} trained by glm-grpo
 
 {_describe_license(settings)}
 
@@ -178,11 +178,6 @@ def _metadata(what: str, settings: StockSettings) -> str:
         pipeline_tag="image-to-image" if settings.num_sources else "text-to-image",
         tags=["glm-grpo", "grpo", "reinforcement-learning", *(["lora"] if is_adapter else [])],
     ).to_yaml()
-
-
-def _name_of(base: str) -> str:
-    """A hub id, or the last part of a path, which says nothing of the machine it was on."""
-    return Path(base).name if Path(base).exists() else base
 
 
 def _describe_license(settings: StockSettings) -> str:
