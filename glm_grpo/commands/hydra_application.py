@@ -12,12 +12,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from glm_grpo.config import (
-    choose_config,
-    find_packaged_configs,
-    resolve_config,
-    with_whole_weights,
-)
+from glm_grpo.search_path import choose_config, find_packaged_configs, may_hold_weights
 from glm_grpo.terminal import ended_in_any_case, job_errors_explained, run_hydra_application
 from glm_grpo.training.interrupt import interrupt
 
@@ -25,6 +20,8 @@ from glm_grpo.training.interrupt import interrupt
 def train(composed: DictConfig) -> None:
     """Validate what Hydra composed, and train."""
     with job_errors_explained():
+        from glm_grpo.config import resolve_config  # noqa: PLC0415
+
         config = resolve_config(composed)
         # The libraries of the models take seconds, which a mistake in the config need not wait for.
         from glm_grpo.commands.train import run_training  # noqa: PLC0415
@@ -50,11 +47,22 @@ def train_by_words(words: Sequence[str]) -> None:
         folder, name = choose_config(given.config_dir, None)
         find_packaged_configs()
         # What Hydra reads.
-        sys.argv[1:] = with_whole_weights(words, given.config_dir, given.config_name)
+        sys.argv[1:] = _with_whole_weights(words, given.config_dir, given.config_name)
         hydra.main(version_base=None, config_path=str(folder), config_name=name)(train)()
 
     with ended_in_any_case():
         run_hydra_application(application)
+
+
+def _with_whole_weights(
+    words: Sequence[str], config_dir: Path | None, name: str | None
+) -> list[str]:
+    if not may_hold_weights(words):
+        return [*words]
+    # Takes seconds, for which the first line of a run does not wait.
+    from glm_grpo.config import with_whole_weights  # noqa: PLC0415
+
+    return with_whole_weights(words, config_dir, name)
 
 
 def _config_options() -> argparse.ArgumentParser:

@@ -10,10 +10,10 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from glm_grpo.config import Config, compose_config
-from glm_grpo.config.search_path import OWN_CONFIG, PACKAGED_CONFIGS
 from glm_grpo.errors import StorageError
 from glm_grpo.output import printable
 from glm_grpo.run.folder import storage_errors, write_atomically
+from glm_grpo.search_path import OWN_CONFIG, PACKAGED_CONFIGS
 from glm_grpo.tiny.prompts import tiny_prompts
 from rewards.pictures import encode_png
 from rewards.types import Prompt

@@ -17,7 +17,6 @@ from glm_grpo.config.load import (
     with_whole_weights,
 )
 from glm_grpo.config.root import Config
-from glm_grpo.config.search_path import choose_config, find_packaged_configs, write_out_weights
 from glm_grpo.config.sections import (
     AdapterSection,
     AsyncSection,
@@ -44,11 +43,9 @@ __all__ = [
     "OptimSection",
     "RolloutSection",
     "TrainSection",
-    "choose_config",
     "compose_config",
     "config_differences",
     "effective_config",
-    "find_packaged_configs",
     "flatten",
     "from_yaml",
     "override_error",
@@ -56,5 +53,4 @@ __all__ = [
     "to_yaml",
     "validate_config",
     "with_whole_weights",
-    "write_out_weights",
 ]

@@ -30,14 +30,14 @@ from glm_grpo.config.problems import (
     unknown_key_problem,
 )
 from glm_grpo.config.root import Config, estimator_problems
-from glm_grpo.config.search_path import (
+from glm_grpo.errors import ConfigError
+from glm_grpo.search_path import (
     PACKAGED_CONFIGS,
     choose_config,
     find_packaged_configs,
-    short_weights,
+    short_keys,
     write_out_weights,
 )
-from glm_grpo.errors import ConfigError
 from rewards.terms import KINDS
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -226,7 +226,7 @@ def with_whole_weights(
     keys = {key.partition(".")[0] for key in known_keys(Config)}
     groups = {path.name for path in PACKAGED_CONFIGS.iterdir() if path.is_dir()}
     terms = set(KINDS)
-    if not terms.issuperset(short_weights(words, keys | groups)):
+    if short_keys(words) - keys - groups - terms:
         terms |= _terms_of(config_dir, name, [word for word in words if word.startswith("reward=")])
     return write_out_weights(words, terms)
 

@@ -7,8 +7,8 @@ import pytest
 from glm_grpo.config import compose_config, with_whole_weights
 from glm_grpo.config.problems import known_keys
 from glm_grpo.config.root import Config
-from glm_grpo.config.search_path import PACKAGED_CONFIGS
 from glm_grpo.errors import ConfigError
+from glm_grpo.search_path import PACKAGED_CONFIGS
 from rewards.terms import KINDS
 
 MINE = "{kind: custom, weight: 1, function: 'a:b'}"

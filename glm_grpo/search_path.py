@@ -1,4 +1,7 @@
-"""Folders that configs are found in: one of the user's own, then the one of the package."""
+"""Folders that configs are found in: one of the user's own, then the one of the package.
+
+Imports nothing heavy: the first line of a run does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parent
 _IN_WHEEL, _IN_CLONE = _PACKAGE / "configs", _PACKAGE.parent / "configs"
 
 PACKAGED_CONFIGS = _IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CLONE
@@ -22,6 +25,7 @@ OWN_CONFIG = "config"
 """Name of the config in a folder of the user's own, as `glm-grpo init` writes it."""
 
 _PROVIDER = "glm-grpo"
+_SHORT_NUMBER = re.compile(r"[a-z][a-z0-9_]*=[-+.\d]")
 _SHORT_WEIGHT = re.compile(r"([a-z][a-z0-9_]*)=")
 
 
@@ -51,14 +55,14 @@ def choose_config(config_dir: Path | None, name: str | None) -> tuple[Path, str]
     return folder, name or (OWN_CONFIG if has_own else "tiny")
 
 
-def short_weights(words: Iterable[str], known: Collection[str]) -> list[str]:
-    """The names of what may be terms in words such as `ocr=0.5`.
+def short_keys(words: Iterable[str]) -> set[str]:
+    """Keys without a dot, as in `ocr=0.5`: those of terms, of the config, or groups."""
+    return {match[1] for word in words if (match := _SHORT_WEIGHT.match(word)) is not None}
 
-    Args:
-        known: Names that are keys or groups.
-    """
-    matches = (_SHORT_WEIGHT.match(word) for word in words)
-    return [match[1] for match in matches if match is not None and match[1] not in known]
+
+def may_hold_weights(words: Iterable[str]) -> bool:
+    """Whether a word such as `ocr=0.5` is among them; which terms there are, others must know."""
+    return any(_SHORT_NUMBER.match(word) for word in words)
 
 
 def write_out_weights(words: Iterable[str], terms: Collection[str]) -> list[str]:
