@@ -194,7 +194,7 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
         >>> from glm_grpo import rescore
         >>> rescoring = rescore("my-run", "ocr=0.9", "lpips=0")
         >>> rescoring.images, rescoring.groups
-        (8, 4)
+        (16, 4)
         >>> [term.name for term in rescoring.terms]
         ['lpips', 'ssim', 'ocr', 'aesthetic']
 

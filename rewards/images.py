@@ -41,8 +41,8 @@ def score_images(
         ...                     "ssim": {"weight": 0.4}}}
         >>> white = Image.new("RGB", (128, 128), "white")
         >>> score_images(['a sign that says "OPEN"'], [white], config, targets=[white])
-           ocr  ssim  total
-        0  0.0   1.0    0.4
+           ssim  ocr  total
+        0   1.0  0.0    0.4
 
     Args:
         prompts: One for each picture. Of a text, what it quotes should be read in the picture; a

@@ -12,6 +12,7 @@ from PIL import Image
 import glm_grpo
 import rewards
 from glm_grpo.errors import CheckpointError
+from glm_grpo.tiny import prompts as tiny_prompts
 from rewards import score_images
 from rewards.types import Prompt
 
@@ -20,6 +21,15 @@ SCORING = {
     "terms": {"ocr": {"weight": 0.6, "engine": "rapidocr"}, "ssim": {"weight": 0.4}},
     "combine": "normalize_then_sum",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_held_out_prompts():
+    """Of 41, so that evaluations take little."""
+    with pytest.MonkeyPatch.context() as patch:
+        words, seed = tiny_prompts._SETS["heldout"]
+        patch.setitem(tiny_prompts._SETS, "heldout", (words[:3], seed))
+        yield
 
 
 def run_examples(function):
