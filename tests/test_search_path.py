@@ -11,8 +11,6 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import PACKAGED_CONFIGS
 from rewards.terms import KINDS
 
-MINE = "{kind: custom, weight: 1, function: 'a:b'}"
-
 
 def test_configs_of_the_package_are_found_from_any_folder(
     configs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

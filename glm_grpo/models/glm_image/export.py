@@ -69,8 +69,9 @@ def find_license(base: str) -> str | None:
         Its name on the hub, such as `mit`; None where no card can be read.
     """
     try:
-        is_folder = Path(base).is_dir()
-        card = Path(base) / README if is_folder else hf_hub_download(base, README)
+        card = Path(base) / README
+        if not Path(base).is_dir():
+            card = Path(hf_hub_download(base, README))
         found = (metadata_load(card) or {}).get("license")
     except (OSError, ValueError, yaml.YAMLError):
         return None
