@@ -23,7 +23,13 @@ from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import DTYPES, Policy, Quantization, ReservedTokens
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
-from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
+from glm_grpo.models.glm_image.export import (
+    README,
+    StockSettings,
+    export_adapter,
+    export_pipeline,
+    find_license,
+)
 from glm_grpo.models.glm_image.loading import check_model, check_source_size, load_pipeline
 from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
@@ -81,6 +87,9 @@ BatchForStep = Callable[[int], PromptBatch]
 
 TINY = "tiny"
 """Value of `model.path` for the model shipped with the package, and prefix of its prompt sets."""
+
+_TINY_LICENSE = "apache-2.0"
+"""That of the package."""
 
 
 def model_path(path: str) -> str:
@@ -275,6 +284,7 @@ def export_model(
     *,
     kind: Literal["adapter", "pipeline"],
     note: Callable[[int], str],
+    training: str,
 ) -> Path:
     """Writes trained weights as other programs load them.
 
@@ -283,9 +293,10 @@ def export_model(
         directory: New or empty.
         kind: A folder that peft loads, or one that `GlmImagePipeline.from_pretrained` loads.
         note: What users should mind, given the tokens of an image.
+        training: Sections of the card, in Markdown.
 
     Returns:
-        A README that shows how to draw a picture with it.
+        The model card, which shows how to draw a picture with it.
 
     Raises:
         ModelError: The model the run began with cannot be loaded.
@@ -311,6 +322,8 @@ def export_model(
         outside_codebook=note(
             policy.tokens_per_image(height, width, has_preview=config.data.sources == 0)
         ),
+        license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
+        training=training,
         num_sources=config.data.sources,
     )
     with storage_errors("write", directory):

@@ -186,7 +186,7 @@ def run_hydra_application(application: Callable[[], None]) -> None:
     guard_output(is_run=True)
     # Hydra's own report ends every error alike with exit code 1 and a shortened traceback; this
     # switch makes it hand the exception on.
-    with errors_explained("train.py"), env_override({_FULL_ERROR: "1"}):
+    with errors_explained("glm-grpo train"), env_override({_FULL_ERROR: "1"}):
         refuse_stripped_docstrings()
         try:
             application()

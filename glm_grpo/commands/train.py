@@ -1,4 +1,4 @@
-"""Training, as train.py asks for it."""
+"""Training, as `glm-grpo train` asks for it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ from glm_grpo.training.recording.trackers import check_trackers
 logger = logging.getLogger(__name__)
 
 
-def run_training(config: Config) -> None:
+def run_training(config: Config) -> RunFolder:
     """Trains as the config says; prints where, and before against after.
+
+    Returns:
+        The run.
 
     Raises:
         ConfigError: The processes it was started on, or a tracker, cannot be used.
@@ -78,7 +81,7 @@ def run_training(config: Config) -> None:
     if processes.count > 1:
         launch.accelerator.end_training()
     if not processes.is_main:
-        return
+        return folder
     console = Console()
     if summary is None:
         Console(stderr=True).print(
@@ -87,6 +90,7 @@ def run_training(config: Config) -> None:
     else:
         console.print(summary_table(summary, title="held-out prompts, before and after"))
     console.print(f"gallery: {folder.gallery_path}", soft_wrap=True)
+    return folder
 
 
 def _prepare(
@@ -173,7 +177,7 @@ def _check_asynchronous(processes: Processes) -> None:
     if processes.count > 1:
         raise ConfigError(
             f"train.mode = 'async': the run was started on {processes.count} processes, and "
-            "collectors work for a single one that learns; start it with `python train.py`, or set "
+            "collectors work for a single one that learns; start it with `glm-grpo train`, or set "
             "train.mode=sync, in which the processes collect and learn together"
         )
     require_ray()

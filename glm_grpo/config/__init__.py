@@ -10,10 +10,11 @@ from glm_grpo.config.load import (
     config_differences,
     flatten,
     from_yaml,
-    load_config,
     override_error,
+    resolve_config,
     to_yaml,
     validate_config,
+    with_whole_weights,
 )
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import (
@@ -47,8 +48,9 @@ __all__ = [
     "effective_config",
     "flatten",
     "from_yaml",
-    "load_config",
     "override_error",
+    "resolve_config",
     "to_yaml",
     "validate_config",
+    "with_whole_weights",
 ]

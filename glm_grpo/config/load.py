@@ -31,6 +31,13 @@ from glm_grpo.config.problems import (
 )
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
+from glm_grpo.search_path import (
+    PACKAGED_CONFIGS,
+    choose_config,
+    find_packaged_configs,
+    short_keys,
+    write_out_weights,
+)
 from rewards.terms import KINDS
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -106,7 +113,7 @@ def _folder_named_to_hydra() -> Path | None:
 OmegaConf.register_new_resolver("sweep_folder_or", _sweep_folder_or, replace=True)
 
 
-def load_config(composed: DictConfig) -> Config:
+def resolve_config(composed: DictConfig) -> Config:
     """Resolve and validate what Hydra composed.
 
     Args:
@@ -180,24 +187,59 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
     return config
 
 
-def compose_config(config_dir: Path, name: str, overrides: Sequence[str] = ()) -> Config:
-    """Compose a file of `config_dir` as `train.py --config-name NAME key=value ...` does.
+def compose_config(
+    config_dir: Path | None, name: str | None, overrides: Sequence[str] = ()
+) -> Config:
+    """Compose a config as `train.py --config-name NAME key=value ...` does, from any folder.
 
     Args:
-        config_dir: Folder that holds the primary configs and their groups.
-        name: Primary config, without `.yaml`.
-        overrides: As written on the command line.
+        config_dir: A folder of the user's own, whose configs may build on those of the package;
+            None: that of the package.
+        name: Without `.yaml`; None: `config` in a folder that has one, else `tiny`.
+        overrides: As written on the command line; `ocr=0.5` is `reward.terms.ocr.weight=0.5`.
 
     Raises:
         ConfigError: The name or an override is unknown, or a value is refused.
     """
+    overrides = with_whole_weights(overrides, config_dir, name)
+    folder, name = choose_config(config_dir, name)
+    find_packaged_configs()
     try:
-        with initialize_config_dir(str(config_dir.resolve()), version_base=None):
-            composed = compose(name, overrides=list(overrides), return_hydra_config=True)
+        with initialize_config_dir(str(folder), version_base=None):
+            composed = compose(name, overrides=overrides, return_hydra_config=True)
     except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS) as error:
         raise override_error(error) from error
     with _hydra_settings(composed):
-        return load_config(composed)
+        return resolve_config(composed)
+
+
+def with_whole_weights(
+    words: Sequence[str], config_dir: Path | None, name: str | None
+) -> list[str]:
+    """Words of a command line in which `ocr=0.5` is written as `reward.terms.ocr.weight=0.5`.
+
+    Args:
+        words: Of any form; those that name no term are left as they are.
+        config_dir: As in `compose_config`.
+        name: As in `compose_config`.
+    """
+    keys = {key.partition(".")[0] for key in known_keys(Config)}
+    groups = {path.name for path in PACKAGED_CONFIGS.iterdir() if path.is_dir()}
+    terms = set(KINDS)
+    if short_keys(words) - keys - groups - terms:
+        terms |= _terms_of(config_dir, name, [word for word in words if word.startswith("reward=")])
+    return write_out_weights(words, terms)
+
+
+def _terms_of(config_dir: Path | None, name: str | None, overrides: Sequence[str]) -> set[str]:
+    """Names of the terms of a config; none where it cannot be composed, which is told elsewhere."""
+    folder, name = choose_config(config_dir, name)
+    find_packaged_configs()
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            return set(compose(name, overrides=list(overrides)).reward.terms)
+    except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS):
+        return set()
 
 
 @contextmanager
@@ -251,10 +293,7 @@ def _shortened(message: str) -> str:
 
 def _choose_config(error: MissingConfigException, folders: Sequence[Path]) -> str:
     names = {file.stem for folder in folders for file in folder.glob("*.yaml")}
-    places = " and ".join(map(str, folders))
-    if not names:
-        return f"There is no .yaml file in {places}; give the folder of configs by --config-dir."
-    return f"{_choose(error.missing_cfg_file or '', names)} (of {places})."
+    return f"{_choose(error.missing_cfg_file or '', names)} (of {' and '.join(map(str, folders))})."
 
 
 def _describe_missing_folder(folder: Path) -> str:
@@ -262,7 +301,7 @@ def _describe_missing_folder(folder: Path) -> str:
     remedy = (
         f"{_choose(folder.name, beside)} in {folder.parent}"
         if beside
-        else "Give the folder that holds tiny.yaml, the project's configs/, or one of your own"
+        else "Give a folder of your own, such as `glm-grpo init my-run` makes, or leave it out"
     )
     return f"There is no folder of configs {folder}. {remedy}."
 
@@ -281,7 +320,7 @@ def _describe_unnamed(error: Exception) -> str:
             return f"{error.strerror}; shorten the key or the name"
         # Hydra makes the folder that hydra.run.dir or hydra.sweep.dir names.
         return f"{error.filename}: {error.strerror}; name a folder that can be written to"
-    return f"{error}; write the name of a file in configs/, such as tiny, or a key and its value"
+    return f"{error}; write the name of a file of the group, such as tiny, or a key and its value"
 
 
 def _absent_key_problem(key: str, value: str) -> Problem:

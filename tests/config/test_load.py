@@ -17,7 +17,7 @@ from glm_grpo.config import (
     compose_config,
     config_differences,
     from_yaml,
-    load_config,
+    resolve_config,
     to_yaml,
     validate_config,
 )
@@ -179,10 +179,8 @@ def test_compose_config_suggests_a_folder_for_an_unknown_one(
         ConfigError, match=r"no folder of configs .*cofigs. Did you mean .*configs\?"
     ):
         compose_config(configs_dir.parent / "cofigs", "tiny")
-    with pytest.raises(ConfigError, match=r"Give the folder that holds tiny.yaml"):
+    with pytest.raises(ConfigError, match=r"Give a folder of your own, such as `glm-grpo init "):
         compose_config(tmp_path / "configs", "tiny")
-    with pytest.raises(ConfigError, match=f"There is no .yaml file in {tmp_path}; give the folder"):
-        compose_config(tmp_path, "tiny")
 
 
 def test_compose_config_refuses_a_file_that_is_no_yaml(tmp_path: Path) -> None:
@@ -208,10 +206,10 @@ def test_from_yaml_refuses_text_that_is_torn() -> None:
         from_yaml("model: {path: tiny\n")
 
 
-def test_load_config_resolves_interpolations(values: dict[str, Any]) -> None:
+def test_resolve_config_resolves_interpolations(values: dict[str, Any]) -> None:
     values["eval"]["seed"] = "${train.seed}"
     values["train"]["seed"] = 7
-    assert load_config(OmegaConf.create(values)).eval.seed == 7
+    assert resolve_config(OmegaConf.create(values)).eval.seed == 7
 
 
 @pytest.mark.parametrize(
@@ -308,11 +306,11 @@ def test_a_config_without_the_group_of_run_folders_names_its_own(
 SWEEP = """
 import sys
 import hydra
-from glm_grpo.config import load_config
+from glm_grpo.config import resolve_config
 
 @hydra.main(version_base=None, config_path=sys.argv.pop(1), config_name="tiny")
 def show(composed):
-    print("run_dir", load_config(composed).run_dir)
+    print("run_dir", resolve_config(composed).run_dir)
 
 show()
 """

@@ -7,7 +7,7 @@ import pytest
 
 from glm_grpo.config import from_yaml, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.rescore.rescore import override_weighing
+from glm_grpo.rescoring.rescore import override_weighing
 
 Bend = Callable[[str, object], dict[str, Any]]
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import metadata_load
 from PIL import Image
 
 from glm_grpo import cli
@@ -121,6 +122,14 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(run, tmp_
         r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL
     )
     subprocess.run([sys.executable, "-c", snippet], cwd=folder, check=True)
+    card = (folder / "README.md").read_text()
+    assert metadata_load(folder / "README.md")["license"] == "apache-2.0"
+    # Of the run: its two held-out prompts, which have no target.
+    assert "| reward | `weighted_sum` of lpips 0.4, ssim 0.2, ocr 0.3, aesthetic 0.1 |" in card
+    assert "| prompts | `tiny:train`, held out: `held_out.jsonl` |" in card
+    assert "Mean scores of 2 prompts" in card
+    after = read_table(RunFolder(run[0]).evaluation_path(1)).to_pandas().total.mean()
+    assert re.search(rf"\| total \| 0\.\d{{3}} \| {after:.3f} \| [+-]0\.\d{{3}} \|", card)
     # As tiny.yaml draws.
     assert Image.open(folder / "picture.png").size == (128, 128)
     assert "num_inference_steps=4," in snippet
