@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     guard_output(is_run=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
+    # It warns of kernels that only CPUs would use.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         options = _parser().parse_args(arguments)
         from glm_grpo.terminal import errors_explained, refuse_stripped_docstrings
