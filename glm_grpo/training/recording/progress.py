@@ -44,6 +44,8 @@ _BAR_WIDTH = 20
 _REFRESHES_PER_SECOND = 4
 _RECENT_STEPS = 20
 """By which the pace is measured: scores, memory and neighbours change it in the course of a run."""
+_INDENT = "    "
+"""Of the further lines of a step."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -333,7 +335,7 @@ def _step_line(step: int, total: int, figures: list[str], *, width: int) -> Text
     wrapped = textwrap.fill(
         "  ".join(part.replace(" ", _NO_BREAK) for part in (head, *figures)),
         width,
-        subsequent_indent=" " * (len(head) + 2),
+        subsequent_indent=_INDENT,
         break_long_words=False,
         break_on_hyphens=False,
     ).replace(_NO_BREAK, " ")

@@ -272,8 +272,8 @@ def test_a_line_is_broken_between_figures_where_the_terminal_is_narrow() -> None
     start = plain.index("step")
     assert plain[start:].splitlines()[:3] == [
         "step  4/40  reward 0.812  lpips 0.875  ocr 0.500",
-        "            kl 0.031  clipped 0.000",
-        "            4.25 images/s  15.0 s  1.50 GB",
+        "    kl 0.031  clipped 0.000  4.25 images/s  15.0 s",
+        "    1.50 GB",
     ]
 
 
