@@ -163,8 +163,8 @@ def announce_loading(composed: DictConfig) -> None:
         for what, key in keys.items()
     }
     terms = OmegaConf.select(composed, "reward.terms", throw_on_resolution_failure=False)
-    if isinstance(terms, DictConfig):
-        options = OmegaConf.to_container(terms, resolve=False)
+    options = OmegaConf.to_container(terms, resolve=False) if OmegaConf.is_dict(terms) else None
+    if isinstance(options, dict):
         named["terms"] = " ".join(str(name) for name in options if options[name] is not None)
     said = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
     logger.info("loading: %s", printable(said))

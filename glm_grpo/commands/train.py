@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import datasets
 import diffusers
-import huggingface_hub
 import transformers
 from accelerate.utils import get_int_from_env
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from rich.console import Console
 from rich.text import Text
 
@@ -123,7 +123,7 @@ def _quiet_libraries(console: Console) -> None:
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     if console.quiet or not console.is_terminal:
-        huggingface_hub.utils.disable_progress_bars()
+        disable_progress_bars()
 
 
 def _prepare(

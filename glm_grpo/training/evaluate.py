@@ -36,9 +36,10 @@ def evaluate(
     display = display or NoDisplay()
     clock = PhaseClock(display)
     images, tables, entropies = [], [], []
-    total = sum(len(batch.prompts) for batch in batches)
+    done, total = 0, sum(len(batch.prompts) for batch in batches)
     for each in batches:
-        display.evaluating(sum(map(len, entropies)), total)
+        display.evaluating(done, total)
+        done += len(each.prompts)
         batch = encode_sources(models, each, clock, is_evaluation=True)
         rollout = sample(models, batch, policy_step=step, clock=clock, is_evaluation=True)
         entropies.append(-rollout.log_probs.mean(dim=(1, 2)))

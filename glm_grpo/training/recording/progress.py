@@ -37,7 +37,13 @@ _EVALUATED = "eval/"
 _EVALUATION, _CHECKPOINT = "evaluation", "checkpoint"
 _BESIDE_STEPS = (_EVALUATION, _CHECKPOINT)
 """Phases that do not belong to every step."""
-_UNITS = {"rollout": "tokens", "decode": "prompts", "reward": "scores", "update": "batches"}
+_UNITS = {
+    "rollout": "tokens",
+    "decode": "prompts",
+    "reward": "scores",
+    "update": "batches",
+    "proximal": "batches",
+}
 """What is counted in a phase."""
 
 _BAR_WIDTH = 20
@@ -170,7 +176,9 @@ class _Left:
     def at(self, now: float) -> str:
         """In words."""
         left = f"left {timedelta(seconds=max(0, round(self.ends - now)))}"
-        return f"{left} and {self.untimed} evaluations" if self.untimed else left
+        if self.untimed == 0:
+            return left
+        return f"{left} and {self.untimed} evaluation{'s' if self.untimed > 1 else ''}"
 
 
 class _TimeLeft:
