@@ -266,10 +266,8 @@ class EvalSection(Options):
 
 
 def _check_text(text: str) -> str:
-    # Halves of surrogate pairs, which no file takes, become question marks.
-    if printable(text.encode(errors="replace").decode()) != text:
-        rule = "must be text without control characters"
-        raise problem_at((), text, rule, "take them out, or write it in UTF-8")
+    if printable(text) != text:
+        raise problem_at((), text, "must be text without control characters", "take them out")
     return text
 
 

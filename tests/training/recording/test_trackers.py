@@ -392,7 +392,7 @@ def test_runs_of_a_sweep_do_not_mix(tmp_path: Path, mlflow_client, make_evaluati
         only_run(mlflow_client(tmp_path / "sweep" / run))
     # Trackio has one folder a process.
     rows = trackio_rows(tmp_path / "sweep" / "0" / "trackio" / "glm-grpo.db")
-    assert {name for (name, _), _, _ in rows} == {"sweep-0", "sweep-1"}
+    assert {name for (name, _), _, _ in rows} == {"larger groups sweep-0", "larger groups sweep-1"}
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
