@@ -375,7 +375,7 @@ def test_name_notes_and_tags_of_a_run_are_text(
 ) -> None:
     said = {"name": hostile, "notes": f"{hostile}\nand more", "tags": ["ocr", hostile]}
     change_data(copied_run, "run", lambda data: data.update(label=said))
-    page = open_gallery("curves", copied_run)
+    page = open_gallery("curves", run=copied_run)
     head = page.locator(".page-head")
     expect(head.locator(".run-title")).to_have_text(hostile)
     expect(head.get_by_text(f"#ocr #{hostile}")).to_be_visible()
