@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from statistics import median
 from types import TracebackType
 from typing import TextIO
 
@@ -49,7 +50,7 @@ _UNITS = {
 _BAR_WIDTH = 20
 _REFRESHES_PER_SECOND = 4
 _RECENT_STEPS = 20
-"""By which the pace is measured: scores, memory and neighbours change it in the course of a run."""
+"""By which the pace is measured: it changes in the course of a run."""
 _INDENT = "    "
 """Of the further lines of a step."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -184,7 +185,8 @@ class _Left:
 class _TimeLeft:
     """Seconds to the end: steps at their pace, and the evaluations and checkpoints to come.
 
-    The pace is that of the last steps, without the first that was seen to end. An evaluation or a
+    A step takes as long as the median of the last ones, without the first that was seen to end: one
+    that a neighbour on the machine holds up says nothing of those to come. An evaluation or a
     checkpoint takes as long as the last one did; a checkpoint that only a best evaluation brings is
     not foreseen.
 
@@ -197,7 +199,8 @@ class _TimeLeft:
         self._phase, self._since = "", now()
         self._last: dict[str, float] = {}
         self._beside_steps = 0.0
-        self._ends: deque[tuple[int, float]] = deque(maxlen=_RECENT_STEPS + 1)
+        self._step_ended: float | None = None
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def begin(self, phase: str) -> None:
         """A phase begins, and the one before it ends."""
@@ -214,15 +217,14 @@ class _TimeLeft:
         """
         self.begin("")
         now = self._now()
-        self._ends.append((step, now - self._beside_steps))
-        first_step, first_spent = self._ends[0]
-        if step == first_step:
+        before, self._step_ended = self._step_ended, now - self._beside_steps
+        if before is None:
             return None
-        pace = (now - self._beside_steps - first_spent) / (step - first_step)
+        self._step_seconds.append(self._step_ended - before)
         evaluations = self._to_come(_EVALUATION, step)
         checkpoints = self._to_come(_CHECKPOINT, step - 1)
         seconds = (
-            pace * (self._total - step)
+            median(self._step_seconds) * (self._total - step)
             + evaluations * self._last.get(_EVALUATION, 0.0)
             + checkpoints * self._last.get(_CHECKPOINT, 0.0)
         )

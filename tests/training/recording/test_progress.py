@@ -216,6 +216,16 @@ def test_time_left_follows_a_pace_that_changed(lines) -> None:
     assert lines()[-1].startswith("step 60/100  left 0:01:20")
 
 
+def test_time_left_forgives_a_step_that_was_held_up(lines) -> None:
+    clock = Clock()
+    progress = make_progress(total=1000, now=clock)
+    for step, seconds in enumerate((10, 10, 10, 100, 10), start=1):
+        clock.seconds += seconds
+        progress.end(step, {})
+    # 995 steps of 10 s.
+    assert lines()[-1].startswith("step 5/1000  left 2:45:50")
+
+
 def test_time_left_takes_an_evaluation_for_one_whatever_its_phases(lines) -> None:
     clock = Clock()
     progress = make_progress(total=3, eval_every=2, now=clock)
@@ -276,7 +286,7 @@ def test_a_line_is_broken_between_figures_where_the_terminal_is_narrow() -> None
     ]
 
 
-def test_time_left_is_the_pace_since_the_first_step_times_the_steps_to_come(lines) -> None:
+def test_time_left_is_the_pace_after_the_first_step_times_the_steps_to_come(lines) -> None:
     clock = Clock()
     progress = make_progress(total=10, done=4, now=clock)
     progress.phase("evaluation")
