@@ -228,7 +228,7 @@ def test_time_left_forgives_a_step_that_was_held_up(lines) -> None:
 
 def test_time_left_takes_an_evaluation_for_one_whatever_its_phases(lines) -> None:
     clock = Clock()
-    progress = make_progress(total=3, eval_every=2, now=clock)
+    progress = make_progress(total=4, eval_every=2, now=clock)
     for step in (1, 2):
         clock.seconds += 10
         if step == 2:
@@ -238,8 +238,8 @@ def test_time_left_takes_an_evaluation_for_one_whatever_its_phases(lines) -> Non
                 clock.seconds += 5
             progress.evaluated(2, {})
         progress.end(step, {})
-    # A step of 10 s and an evaluation of 15 s.
-    assert lines()[-1] == "step 2/3  left 0:00:25"
+    # Two steps of 10 s and an evaluation of 15 s.
+    assert lines()[-1] == "step 2/4  left 0:00:35"
 
 
 STEP = {
