@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from diffusers import GlmImagePipeline
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
@@ -37,6 +39,7 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload, OptimizerPart
 from glm_grpo.models.planning import Planner
+from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, storage_errors
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.seeds import derive_seed
@@ -81,6 +84,8 @@ from glm_grpo.types import PromptBatch
 from rewards.build import build_scorer
 from rewards.steering import MovingWeights
 from rewards.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 BatchForStep = Callable[[int], PromptBatch]
 """The prompts of a step, from 0."""
@@ -181,6 +186,7 @@ def build_models(
     if isinstance(config.loss, CustomLoss):
         config.loss.load()
     refuse_without_accelerator(config.model.quantization, is_on_accelerator=device.type != "cpu")
+    started = time.perf_counter()
     pipeline = load_pipeline(
         model_path(config.model.path),
         dtype=DTYPES[config.model.dtype],
@@ -188,9 +194,22 @@ def build_models(
             language=config.model.quantization, decoder=config.decode.quantization
         ),
     )
+    logger.info(
+        "loaded policy (%s parameters) and decoder (%s) of %s in %.1f s",
+        count_parameters(pipeline.vision_language_encoder),
+        count_parameters(pipeline.transformer, pipeline.vae, pipeline.text_encoder),
+        config.model.path,
+        time.perf_counter() - started,
+    )
     return place_models(
         config, pipeline, device, needs_reference=needs_reference, is_sharded=is_sharded
     )
+
+
+def count_parameters(*modules: nn.Module) -> str:
+    """How many they have together, such as `4.8 M`."""
+    count = sum(weight.numel() for module in modules for weight in module.parameters())
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
 def place_models(
@@ -213,11 +232,14 @@ def place_models(
         batch_size=config.decode.batch_size,
     )
     is_offloading = config.offload != "none" and device.type != "cpu"
+    started = time.perf_counter()
     scorer = build_scorer(
         config.reward,
         torch.device("cpu") if is_offloading else device,
         process_device=device,
     )
+    seconds = time.perf_counter() - started
+    logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
     reads_pictures = config.data.sources > 0 or config.reads_targets
     modules = {
         # If it is not used it stays on the CPU, where no phase looks for it.
@@ -671,6 +693,8 @@ def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Record
         folder,
         trackers=config.trackers,
         config=config.model_dump(mode="json"),
+        # A run that goes on keeps the name that it began with.
+        about=read_config(folder).run,
         combine=config.reward.combine,
     )
     # First: a checkpoint whose records are gone could not be gone on from.

@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     guard_output(is_run=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
+    # It warns of kernels that only CPUs would use.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         parser = _parser()
         chosen = parser.get_default(_CHOICES).get(words[0]) if words else None

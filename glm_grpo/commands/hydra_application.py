@@ -13,17 +13,24 @@ import hydra
 from omegaconf import DictConfig
 
 from glm_grpo.search_path import choose_config, find_packaged_configs, may_hold_weights
-from glm_grpo.terminal import ended_in_any_case, job_errors_explained, run_hydra_application
+from glm_grpo.terminal import (
+    announce_loading,
+    ended_in_any_case,
+    job_errors_explained,
+    run_hydra_application,
+)
 from glm_grpo.training.interrupt import interrupt
 
 
 def train(composed: DictConfig) -> None:
     """Validate what Hydra composed, and train."""
     with job_errors_explained():
+        announce_loading(composed)
+        # Libraries take seconds: the first line does not wait for them, nor does a mistake in the
+        # config for those of the models.
         from glm_grpo.config import resolve_config  # noqa: PLC0415
 
         config = resolve_config(composed)
-        # The libraries of the models take seconds, which a mistake in the config need not wait for.
         from glm_grpo.commands.train import run_training  # noqa: PLC0415
 
         run_training(config)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from glm_grpo.config.effective import EffectiveConfig, effective_config
 from glm_grpo.config.load import (
-    COMPOSITION_ERRORS,
-    UNNAMED_COMPOSITION_ERRORS,
     compose_config,
     config_differences,
     flatten,
@@ -26,12 +24,11 @@ from glm_grpo.config.sections import (
     ModelSection,
     OptimSection,
     RolloutSection,
+    RunSection,
     TrainSection,
 )
 
 __all__ = [
-    "COMPOSITION_ERRORS",
-    "UNNAMED_COMPOSITION_ERRORS",
     "AdapterSection",
     "AsyncSection",
     "Config",
@@ -42,6 +39,7 @@ __all__ = [
     "ModelSection",
     "OptimSection",
     "RolloutSection",
+    "RunSection",
     "TrainSection",
     "compose_config",
     "config_differences",

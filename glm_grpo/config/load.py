@@ -14,13 +14,18 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
+from glm_grpo.composition import (
+    COMPOSITION_ERRORS,
+    UNNAMED_COMPOSITION_ERRORS,
+    folder_named_to_hydra,
+    is_sweep,
+)
 from glm_grpo.config.problems import (
     NOT_GIVEN,
     Problem,
@@ -40,21 +45,11 @@ from glm_grpo.search_path import (
 )
 from rewards.terms import KINDS
 
-COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
-"""What Hydra raises over a file or an override that it cannot make a config of."""
-
-UNNAMED_COMPOSITION_ERRORS = (ValueError, OSError, RecursionError)
-"""What it raises besides, while it composes: over a number for a group's name, a key longer than a
-file name, and brackets nested by the hundred."""
-
 _DEEPEST = 50
 """Sections in sections of a stored config; a real one has five."""
 
 _TERMS = "reward.terms."
 """Keys below it need not stand in a file: terms have names of the user's own."""
-
-_HYDRAS_OWN_FOLDER = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
-"""`hydra.run.dir` where no file and no override sets it."""
 
 _MAY_CHANGE_ON_RESUME = frozenset(
     {
@@ -76,6 +71,9 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         "async.cpus_per_collector",
         "async.gpus_per_collector",
         # What is said about a run, not what it does.
+        "run.name",
+        "run.notes",
+        "run.tags",
         "reward.on_hacking",
         "reward.canary_margin",
     }
@@ -83,34 +81,6 @@ _MAY_CHANGE_ON_RESUME = frozenset(
 
 _LONGEST_MESSAGE = 4_000
 """Characters of an error of Hydra's."""
-
-
-def _sweep_folder_or(run_dir: str) -> str:
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        return str(HydraConfig.get().runtime.output_dir)
-    named = _folder_named_to_hydra()
-    return run_dir if named is None else str(named)
-
-
-def _folder_named_to_hydra() -> Path | None:
-    """What `hydra.run.dir` names; None where nobody set it."""
-    if not HydraConfig.initialized():
-        return None
-    hydra = HydraConfig.get()
-    if OmegaConf.to_container(hydra.run, resolve=False) == {"dir": _HYDRAS_OWN_FOLDER}:
-        return None
-    # `run/dated.yaml` sets it to the current folder, so that Hydra makes none.
-    if Path(hydra.run.dir) == Path():
-        return None
-    # Not made from the name while Hydra runs the job: that may be in another folder by now.
-    is_made = not OmegaConf.is_missing(hydra.runtime, "output_dir")
-    return Path(hydra.runtime.output_dir if is_made else hydra.run.dir).absolute()
-
-
-# `${sweep_folder_or:FOLDER}` in a YAML file: FOLDER, but in a sweep the folder that Hydra made for
-# this run of it, and otherwise that of `hydra.run.dir` where someone sets it. Hydra has no key that
-# means all of them.
-OmegaConf.register_new_resolver("sweep_folder_or", _sweep_folder_or, replace=True)
 
 
 def resolve_config(composed: DictConfig) -> Config:
@@ -151,10 +121,10 @@ def _check_folder(config: Config) -> None:
     Raises:
         ConfigError: The two differ, or a sweep is told to write into one folder.
     """
-    named = _folder_named_to_hydra()
+    named = folder_named_to_hydra()
     if named is None:
         return
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
+    if is_sweep():
         raise ConfigError(
             f"hydra.run.dir = {HydraConfig.get().run.dir!r} names one folder for the runs of a "
             "sweep; set hydra.sweep.dir, in which each has its own"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
@@ -196,6 +197,13 @@ def test_yaml_restores_the_config(configs_dir: Path) -> None:
     assert restored.optim.epsilon == 1e-15
 
 
+def test_from_yaml_reads_runs_of_before_there_were_names(configs_dir: Path) -> None:
+    config = compose_config(configs_dir, "tiny")
+    stored = yaml.safe_load(to_yaml(config))
+    del stored["run"]
+    assert from_yaml(yaml.safe_dump(stored)) == config
+
+
 def test_from_yaml_refuses_what_is_no_mapping() -> None:
     with pytest.raises(ConfigError, match="mapping of sections"):
         from_yaml("- 1\n- 2\n")
@@ -221,6 +229,8 @@ def test_resolve_config_resolves_interpolations(values: dict[str, Any]) -> None:
         ("run_dir", "elsewhere", []),
         ("trackers", [], []),
         ("train.resume", "auto", []),
+        ("run.name", "another", []),
+        ("run.tags", ["another"], []),
         ("train.micro_batch_size", 1, []),
         ("offload", "modules", []),
         ("reward.overlap", False, []),

@@ -49,9 +49,15 @@ def run(tmp_path_factory):
 def test_train_script_says_what_it_did_in_plain_lines(run):
     folder, ended = run
 
+    first = "loading: model tiny, prompts tiny:train, terms lpips ssim ocr aesthetic"
+    assert ended.stdout.splitlines()[0] == first
     assert "self-check passed" in ended.stdout + ended.stderr
     assert "held-out prompts, before and after" in ended.stdout
     assert str(folder / "gallery" / "index.html") in ended.stdout
+    look, compare, use = ended.stdout.splitlines()[-3:]
+    assert look == f"to look at it:  glm-grpo gallery {folder} --serve"
+    assert compare.endswith(f" {folder}")
+    assert use == f"to use it:      glm-grpo export {folder} {folder}-export"
     assert "\x1b" not in ended.stdout + ended.stderr
     assert "\r" not in ended.stdout + ended.stderr
 
