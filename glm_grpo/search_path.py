@@ -78,7 +78,7 @@ def write_out_weights(words: Iterable[str], terms: Collection[str]) -> list[str]
 def _config_dir() -> str:
     """The folder of the primary config."""
     sources = HydraConfig.get().runtime.config_sources
-    return next(source["path"] for source in sources if source["provider"] == "main")
+    return next(source.path for source in sources if source.provider == "main")
 
 
 # `${config_dir:}` in a YAML file: the folder that Hydra looked into first, so that prompt files
