@@ -1,4 +1,4 @@
-"""Train from the command line: argv -> config -> build -> train.
+"""Train from a clone, as `glm-grpo train` does: argv -> config -> build -> train.
 
 python train.py [--config-name NAME] [key=value ...]        one run
 python train.py -m key=value,value ...                      a sweep, one run after another
@@ -8,32 +8,13 @@ accelerate launch train.py [key=value ...]                  one run on several p
 from __future__ import annotations
 
 import signal
+import sys
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Imports take seconds; before errors are explained, Ctrl-C ends the program without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import hydra
-from omegaconf import DictConfig
-
-from glm_grpo.config import load_config
-from glm_grpo.terminal import ended_in_any_case, job_errors_explained, run_hydra_application
-from glm_grpo.training.interrupt import interrupt
-
-
-@hydra.main(version_base=None, config_path="configs", config_name="tiny")
-def train(composed: DictConfig) -> None:
-    """Validate what Hydra composed, and train."""
-    with job_errors_explained():
-        config = load_config(composed)
-        # The libraries of the models take seconds, which a mistake in the config need not wait for.
-        from glm_grpo.commands.train import run_training  # noqa: PLC0415
-
-        run_training(config)
-
+from glm_grpo.cli import main
 
 if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, interrupt)
-    with ended_in_any_case():
-        run_hydra_application(train)
+    main(["train", *sys.argv[1:]])

@@ -1,1 +1,25 @@
-"""GRPO fine-tuning of AR-plus-diffusion image models."""
+"""GRPO fine-tuning of AR-plus-diffusion image models.
+
+The Python API, see `glm_grpo.api`: load_config, train, load_run, rescore, evaluate.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glm_grpo.api import Run, evaluate, load_config, load_run, rescore, train
+
+__all__ = ["Run", "evaluate", "load_config", "load_run", "rescore", "train"]
+
+
+def __getattr__(name: str) -> object:
+    """The API, imported when it is used: it takes seconds, which a help text need not wait for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("glm_grpo.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

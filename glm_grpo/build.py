@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from diffusers import GlmImagePipeline
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
@@ -23,7 +25,13 @@ from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import DTYPES, Policy, Quantization, ReservedTokens
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
-from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
+from glm_grpo.models.glm_image.export import (
+    README,
+    StockSettings,
+    export_adapter,
+    export_pipeline,
+    find_license,
+)
 from glm_grpo.models.glm_image.loading import check_model, check_source_size, load_pipeline
 from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
@@ -31,6 +39,7 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload, OptimizerPart
 from glm_grpo.models.planning import Planner
+from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, storage_errors
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.seeds import derive_seed
@@ -76,11 +85,16 @@ from rewards.build import build_scorer
 from rewards.steering import MovingWeights
 from rewards.types import Prompt
 
+logger = logging.getLogger(__name__)
+
 BatchForStep = Callable[[int], PromptBatch]
 """The prompts of a step, from 0."""
 
 TINY = "tiny"
 """Value of `model.path` for the model shipped with the package, and prefix of its prompt sets."""
+
+_TINY_LICENSE = "apache-2.0"
+"""That of the package."""
 
 
 def model_path(path: str) -> str:
@@ -172,6 +186,7 @@ def build_models(
     if isinstance(config.loss, CustomLoss):
         config.loss.load()
     refuse_without_accelerator(config.model.quantization, is_on_accelerator=device.type != "cpu")
+    started = time.perf_counter()
     pipeline = load_pipeline(
         model_path(config.model.path),
         dtype=DTYPES[config.model.dtype],
@@ -179,9 +194,22 @@ def build_models(
             language=config.model.quantization, decoder=config.decode.quantization
         ),
     )
+    logger.info(
+        "loaded policy (%s parameters) and decoder (%s) of %s in %.1f s",
+        count_parameters(pipeline.vision_language_encoder),
+        count_parameters(pipeline.transformer, pipeline.vae, pipeline.text_encoder),
+        config.model.path,
+        time.perf_counter() - started,
+    )
     return place_models(
         config, pipeline, device, needs_reference=needs_reference, is_sharded=is_sharded
     )
+
+
+def count_parameters(*modules: nn.Module) -> str:
+    """How many they have together, such as `4.8 M`."""
+    count = sum(weight.numel() for module in modules for weight in module.parameters())
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
 def place_models(
@@ -204,11 +232,14 @@ def place_models(
         batch_size=config.decode.batch_size,
     )
     is_offloading = config.offload != "none" and device.type != "cpu"
+    started = time.perf_counter()
     scorer = build_scorer(
         config.reward,
         torch.device("cpu") if is_offloading else device,
         process_device=device,
     )
+    seconds = time.perf_counter() - started
+    logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
     reads_pictures = config.data.sources > 0 or config.reads_targets
     modules = {
         # If it is not used it stays on the CPU, where no phase looks for it.
@@ -275,6 +306,7 @@ def export_model(
     *,
     kind: Literal["adapter", "pipeline"],
     note: Callable[[int], str],
+    training: str,
 ) -> Path:
     """Writes trained weights as other programs load them.
 
@@ -283,9 +315,10 @@ def export_model(
         directory: New or empty.
         kind: A folder that peft loads, or one that `GlmImagePipeline.from_pretrained` loads.
         note: What users should mind, given the tokens of an image.
+        training: Sections of the card, in Markdown.
 
     Returns:
-        A README that shows how to draw a picture with it.
+        The model card, which shows how to draw a picture with it.
 
     Raises:
         ModelError: The model the run began with cannot be loaded.
@@ -311,6 +344,8 @@ def export_model(
         outside_codebook=note(
             policy.tokens_per_image(height, width, has_preview=config.data.sources == 0)
         ),
+        license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
+        training=training,
         num_sources=config.data.sources,
     )
     with storage_errors("write", directory):
@@ -658,6 +693,8 @@ def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Record
         folder,
         trackers=config.trackers,
         config=config.model_dump(mode="json"),
+        # A run that goes on keeps the name that it began with.
+        about=read_config(folder).run,
         combine=config.reward.combine,
     )
     # First: a checkpoint whose records are gone could not be gone on from.

@@ -1,6 +1,6 @@
-"""The command line beside train.py.
+"""The command line.
 
-glm-grpo check | plan | probe | eval | gallery | rescore | compare | export | serve-reward
+glm-grpo init | train | check | plan | probe | eval | gallery | rescore | compare | export | ...
 """
 
 # Each command imports what it needs: the libraries of the models take seconds, and reading tables,
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -27,19 +27,32 @@ from glm_grpo.plan.devices import DEVICES
 if TYPE_CHECKING:
     from glm_grpo.config import Config
 
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_CHOICES = "commands"
+"""Default of the parser: those of the commands, by name."""
+
 _PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any that is free")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; errors end it with a message and exit code 1 or 2."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["train"] and not {"-h", "--help"}.intersection(words):
+        _train(words[1:])
+        return
     guard_output(is_run=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
+    # It warns of kernels that only CPUs would use.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
-        options = _parser().parse_args(arguments)
+        parser = _parser()
+        chosen = parser.get_default(_CHOICES).get(words[0]) if words else None
+        # Intermixed: key=value may stand before options, and behind them.
+        options = chosen.parse_intermixed_args(words[1:]) if chosen else parser.parse_args(words)
         from glm_grpo.terminal import errors_explained, refuse_stripped_docstrings
 
-        with errors_explained(f"glm-grpo {options.subcommand}"):
+        with errors_explained(f"glm-grpo {words[0]}"):
             refuse_stripped_docstrings()
             options.command(options)
     finally:
@@ -47,26 +60,77 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
 
 
+def _train(words: Sequence[str]) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Imports take seconds; before errors are explained, Ctrl-C ends the program without a word.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from glm_grpo.commands.hydra_application import train_by_words
+
+    train_by_words(words)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="glm-grpo",
-        description="Everything but training, which train.py does.",
+        description="Fine-tunes AR-plus-diffusion image models with GRPO.",
         epilog="`glm-grpo COMMAND --help` says more of each command. Examples:\n"
-        "  glm-grpo check --config-name glm_image_80gb data.path=prompts.jsonl\n"
-        "  glm-grpo gallery RUN --serve\n"
-        "  glm-grpo rescore RUN reward.terms.ocr.weight=0.5\n"
-        "  glm-grpo compare RUN_A RUN_B",
+        "  glm-grpo init my-run\n"
+        "  glm-grpo train --config-dir my-run train.steps=20\n"
+        "  glm-grpo gallery outputs/DATE/TIME --serve\n"
+        "  glm-grpo rescore outputs/DATE/TIME ocr=0.5",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"glm-grpo {version('glm-grpo')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
+    parser.set_defaults(**{_CHOICES: commands.choices})
 
-    check = commands.add_parser("check", help="everything that can be checked before a run")
+    init = _add_command(
+        commands,
+        "init",
+        "write a folder to begin with: a config, prompts, a README",
+        "glm-grpo init my-run",
+        "glm-grpo init my-run --config-name glm_image_24gb",
+    )
+    init.add_argument(
+        "directory", type=types.output_folder, metavar="DIR", help="new or empty folder"
+    )
+    init.add_argument(
+        "--config-name",
+        type=types.name,
+        default="tiny",
+        help="the config of the package it builds on (tiny: the embedded model, for a CPU)",
+    )
+    init.set_defaults(command=_init)
+
+    _add_command(
+        commands,
+        "train",
+        "train; Ctrl-C saves and stops",
+        "glm-grpo train train.steps=20",
+        "glm-grpo train --config-dir my-run",
+        "glm-grpo train --config-dir my-run -m ocr=0.1,0.3,0.6    # a sweep, one after another",
+        "glm-grpo train --config-dir my-run train.resume=auto",
+        "glm-grpo train --config-dir my-run --cfg job    # print the config, do nothing",
+        "accelerate launch -m glm_grpo train --config-dir my-run    # several processes",
+        usage="glm-grpo train [--config-dir DIR] [--config-name NAME] [-m] [key=value ...]",
+    )
+
+    check = _add_command(
+        commands,
+        "check",
+        "everything that can be checked before a run",
+        "glm-grpo check --config-dir my-run",
+        "glm-grpo check --config-name glm_image_80gb data.path=a.jsonl data.eval_path=b.jsonl",
+    )
     _add_config(check)
     check.set_defaults(command=_check)
 
-    plan = commands.add_parser(
-        "plan", help="will it fit? memory and least time by phase, no model is loaded"
+    plan = _add_command(
+        commands,
+        "plan",
+        "will it fit? memory and least time by phase, no model is loaded",
+        "glm-grpo plan --config-name glm_image_80gb --memory 80GB data.path=a data.eval_path=b",
+        "glm-grpo plan --config-dir my-run --processes 4",
     )
     _add_config(plan)
     plan.add_argument(
@@ -110,8 +174,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.set_defaults(command=_plan)
 
-    probe = commands.add_parser(
-        "probe", help="before a run: what each reward term measures on the untrained model"
+    probe = _add_command(
+        commands,
+        "probe",
+        "before a run: what each reward term measures on the untrained model",
+        "glm-grpo probe --config-dir my-run",
+        "glm-grpo probe --config-dir my-run ocr=0.5 --share ocr=0.7 lpips=0.3",
     )
     _add_config(probe)
     probe.add_argument(
@@ -143,17 +211,31 @@ def _parser() -> argparse.ArgumentParser:
         help="propose weights that give the terms these shares of the advantage; write last",
     )
     probe.add_argument(
-        "--output", type=types.output_folder, default="probe", help="folder of the page"
+        "--output",
+        type=types.output_folder,
+        default="outputs/probe",
+        help="folder of the page (outputs/probe)",
     )
     probe.set_defaults(command=_probe)
 
-    evaluate = commands.add_parser("eval", help="evaluate a checkpoint on the held-out prompts")
+    evaluate = _add_command(
+        commands,
+        "eval",
+        "evaluate a checkpoint on the held-out prompts",
+        "glm-grpo eval outputs/DATE/TIME",
+    )
     evaluate.add_argument(
         "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
     )
     evaluate.set_defaults(command=_evaluate)
 
-    gallery = commands.add_parser("gallery", help="write a run's gallery again from its tables")
+    gallery = _add_command(
+        commands,
+        "gallery",
+        "write a run's gallery again from its tables",
+        "glm-grpo gallery outputs/DATE/TIME --serve",
+        "glm-grpo gallery outputs/DATE/TIME --zip for-others.zip",
+    )
     gallery.add_argument(
         "run", type=types.path, metavar="RUN", help="run folder, also of a crashed run"
     )
@@ -186,8 +268,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     gallery.set_defaults(command=_gallery)
 
-    rescore = commands.add_parser(
-        "rescore", help="what other weights would have made of a run's stored scores"
+    rescore = _add_command(
+        commands,
+        "rescore",
+        "what other weights would have made of a run's stored scores",
+        "glm-grpo rescore outputs/DATE/TIME ocr=0.5",
+        "glm-grpo rescore outputs/DATE/TIME ocr=0.5 reward.combine=normalize_then_sum",
     )
     rescore.add_argument("run", type=types.path, metavar="RUN")
     rescore.add_argument(
@@ -195,14 +281,24 @@ def _parser() -> argparse.ArgumentParser:
         type=types.word,
         nargs="*",
         metavar="key=value",
-        help="reward.terms.<name>.weight, .share, .at_least or .std_floor, reward.combine, "
-        "advantage.*",
+        help="the weight of a term, such as ocr=0.5; reward.terms.<name>.share, .at_least or "
+        ".std_floor, reward.combine, advantage.*",
     )
     rescore.set_defaults(command=_rescore)
 
-    compare = commands.add_parser("compare", help="judge runs by one reward")
+    compare = _add_command(
+        commands,
+        "compare",
+        "judge runs by one reward",
+        "glm-grpo compare outputs/DATE/TIME_A outputs/DATE/TIME_B --html",
+        "glm-grpo compare multirun/DATE/TIME ocr=1    # judge the runs of a sweep by OCR alone",
+    )
     compare.add_argument(
-        "runs", type=types.path, nargs="+", metavar="RUN", help="run folders, or that of a sweep"
+        "runs",
+        type=types.path,
+        nargs="+",
+        metavar="RUN",
+        help="run folders, or that of a sweep; and weights, such as ocr=0.5",
     )
     compare.add_argument(
         "--weights",
@@ -215,12 +311,18 @@ def _parser() -> argparse.ArgumentParser:
         "--html", action="store_true", help="show the pictures of all runs side by side on the page"
     )
     compare.add_argument(
-        "--output", type=types.output_folder, default="compare", help="folder of the page"
+        "--output",
+        type=types.output_folder,
+        default="outputs/compare",
+        help="folder of the page (outputs/compare)",
     )
     compare.set_defaults(command=_compare)
 
-    serve = commands.add_parser(
-        "serve-reward", help="serve a term over HTTP, for `remote` terms of runs elsewhere"
+    serve = _add_command(
+        commands,
+        "serve-reward",
+        "serve a term over HTTP, for `remote` terms of runs elsewhere",
+        "glm-grpo serve-reward ocr --config-dir my-run --port 8700",
     )
     serve.add_argument("name", type=types.name, metavar="NAME", help="a term of the config")
     _add_config(serve)
@@ -230,7 +332,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=_PORT, default=8700, help="0: any that is free (8700)")
     serve.set_defaults(command=_serve_reward)
 
-    export = commands.add_parser("export", help="write trained weights for other programs")
+    export = _add_command(
+        commands,
+        "export",
+        "write trained weights for other programs",
+        "glm-grpo export outputs/DATE/TIME my-adapter",
+        "glm-grpo export outputs/DATE/TIME my-model --format pipeline",
+    )
     export.add_argument(
         "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
     )
@@ -248,18 +356,51 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_command(
+    commands: _Commands, name: str, does: str, *examples: str, usage: str | None = None
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=does,
+        description=does,
+        usage=usage,
+        epilog="\n  ".join(["Examples:", *examples]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--config-name", type=types.name, default="tiny", help="file in the config folder"
+        "--config-name",
+        type=types.name,
+        help="of the config (`config` in a folder of yours that has one, else tiny)",
     )
-    command.add_argument("--config-dir", type=types.path, default=Path("configs"))
-    command.add_argument("overrides", type=types.word, nargs="*", metavar="key=value")
+    command.add_argument(
+        "--config-dir",
+        type=types.path,
+        metavar="DIR",
+        help="folder of your own configs, which may build on those of the package",
+    )
+    command.add_argument(
+        "overrides",
+        type=types.word,
+        nargs="*",
+        metavar="key=value",
+        help="any key of the config; ocr=0.5 is the weight of a term",
+    )
 
 
 def _compose(options: argparse.Namespace) -> Config:
     from glm_grpo.config import compose_config
 
-    return compose_config(options.config_dir.absolute(), options.config_name, options.overrides)
+    return compose_config(options.config_dir, options.config_name, options.overrides)
+
+
+def _init(options: argparse.Namespace) -> None:
+    from glm_grpo.commands.init import init_folder
+
+    for written in init_folder(options.directory, options.config_name):
+        _print(str(written))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -332,7 +473,7 @@ def _gallery(options: argparse.Namespace) -> None:
 
 
 def _rescore(options: argparse.Namespace) -> None:
-    from glm_grpo.rescore.command import rescore_run
+    from glm_grpo.rescoring.command import rescore_run
 
     sheet = rescore_run(options.run, options.overrides)
     if sheet is not None:
@@ -340,13 +481,15 @@ def _rescore(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    weights = None
-    if options.weights is not None:
-        weights = types.parse_weights(options.weights, option="--weights")
+    # A path goes first: the folder of a run may be named for what it changed.
+    short = [str(run) for run in options.runs if types.is_weight(str(run)) and not run.exists()]
+    runs = [run for run in options.runs if str(run) not in short]
+    words = [*(options.weights or ()), *short]
+    weights = types.parse_weights(words, option="--weights") if words else None
     from glm_grpo.compare.comparison import compare
     from glm_grpo.compare.page import comparison_tables, write_comparison
 
-    comparison = compare(options.runs, weights)
+    comparison = compare(runs, weights)
     _print_tables(comparison_tables(comparison))
     _print(str(write_comparison(comparison, options.output, has_samples=options.html)))
 

@@ -1,11 +1,13 @@
 """Exit of a program: errors as a few lines on stderr.
 
-The traceback of a defect goes to a file; HYDRA_FULL_ERROR=1 prints it in its place.
+The traceback of a defect goes to a file; HYDRA_FULL_ERROR=1 prints it in its place. What takes
+seconds to import is imported where there is an error: the first line of a run does not wait for it.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import shlex
 import sys
@@ -16,19 +18,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
-from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
-from glm_grpo.config import COMPOSITION_ERRORS, UNNAMED_COMPOSITION_ERRORS, override_error
+from glm_grpo.composition import COMPOSITION_ERRORS, UNNAMED_COMPOSITION_ERRORS, is_sweep
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.output import guard_output, printable
 from rewards.keys import hide_secrets
 from rewards.options import path_problem
-from rewards.types import RewardError
 
-EXPECTED_ERRORS = (GlmGrpoError, RewardError, *COMPOSITION_ERRORS)
-"""What a user can act on; any other exception is a defect."""
+logger = logging.getLogger(__name__)
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _IS_TRACEBACK_PRINTED = os.environ.get(_FULL_ERROR) == "1"
@@ -54,9 +53,23 @@ def explain(error: Exception) -> str:
     It may quote prompts, answers of servers and the command line.
     """
     if isinstance(error, COMPOSITION_ERRORS):
-        error = override_error(error)
+        error = _named(error)
     said = ". ".join([str(error), *getattr(error, "__notes__", ())])
     return printable(hide_secrets(f"{type(error).__name__}: {said}"))
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether a user can act on it; any other exception is a defect."""
+    from rewards.types import RewardError  # noqa: PLC0415
+
+    return isinstance(error, (GlmGrpoError, RewardError, *COMPOSITION_ERRORS))
+
+
+def _named(error: Exception) -> ConfigError:
+    """An error of Hydra's as one of ours."""
+    from glm_grpo.config import override_error  # noqa: PLC0415
+
+    return override_error(error)
 
 
 @contextmanager
@@ -74,14 +87,14 @@ def errors_explained(doing: str) -> Iterator[None]:
     try:
         _refuse_folder()
         yield
-    except EXPECTED_ERRORS as error:
-        sys.stderr.write(f"{explain(error)}\n")
-        raise SystemExit(exit_code(error)) from None
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
         raise SystemExit(_INTERRUPTED) from None
-    # The last line of defence: whatever nobody foresaw.
+    # The last line of defence besides: whatever nobody foresaw.
     except Exception as error:
+        if is_expected(error):
+            sys.stderr.write(f"{explain(error)}\n")
+            raise SystemExit(exit_code(error)) from None
         if _IS_TRACEBACK_PRINTED:
             raise
         sys.stderr.write(_explain_defect(error, doing))
@@ -133,9 +146,28 @@ def _refuse_folder() -> None:
         raise ConfigError(f"the current folder is {folder!r}, whose path {rule}")
 
 
-def is_sweep() -> bool:
-    """Whether Hydra trains several runs one after another in this process."""
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+def announce_loading(composed: DictConfig) -> None:
+    """Say what a run is about to load: libraries alone take seconds.
+
+    Args:
+        composed: Not validated yet; what it lacks is left out.
+    """
+    # torchrun's number of the process.
+    if os.environ.get("RANK", "0") != "0":
+        return
+    keys = {"run": "run.name", "model": "model.path", "prompts": "data.path"}
+    named = {
+        what: OmegaConf.select(
+            composed, key, throw_on_resolution_failure=False, throw_on_missing=False
+        )
+        for what, key in keys.items()
+    }
+    terms = OmegaConf.select(composed, "reward.terms", throw_on_resolution_failure=False)
+    options = OmegaConf.to_container(terms, resolve=False) if OmegaConf.is_dict(terms) else None
+    if isinstance(options, dict):
+        named["terms"] = " ".join(str(name) for name in options if options[name] is not None)
+    said = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
+    logger.info("loading: %s", printable(said))
 
 
 @contextmanager
@@ -186,15 +218,15 @@ def run_hydra_application(application: Callable[[], None]) -> None:
     guard_output(is_run=True)
     # Hydra's own report ends every error alike with exit code 1 and a shortened traceback; this
     # switch makes it hand the exception on.
-    with errors_explained("train.py"), env_override({_FULL_ERROR: "1"}):
+    with errors_explained("glm-grpo train"), env_override({_FULL_ERROR: "1"}):
         refuse_stripped_docstrings()
         try:
             application()
-        except EXPECTED_ERRORS:
-            raise
         except UNNAMED_COMPOSITION_ERRORS as error:
+            if is_expected(error):
+                raise
             # Once the application has begun, such an error is a defect.
             begun = inspect.unwrap(application).__code__
             if any(frame.f_code is begun for frame, _ in traceback.walk_tb(error.__traceback__)):
                 raise
-            raise override_error(error) from None
+            raise _named(error) from None

@@ -19,6 +19,7 @@ per batch: T is a constant and there is no padding mask over generated tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -209,3 +210,11 @@ class Evaluation:
     rewards: RewardTable
     totals: Float32[Tensor, "P G"]
     entropy: Float32[Tensor, " P"]
+
+
+Count = Callable[[int, int], object]
+"""Is told how much of a long piece of work is done, and of how much: 3 of 8."""
+
+
+def not_counted(done: int, total: int) -> None:
+    """The `Count` where nobody watches."""

@@ -1,4 +1,26 @@
 """Scores of pictures: terms, the table of their raw scores, and the ways of weighing it.
 
 Nothing here knows how the pictures were made; this package never imports `glm_grpo`.
+`score_images` scores pictures of one's own.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rewards.images import score_images
+
+__all__ = ["score_images"]
+
+
+def __getattr__(name: str) -> object:
+    """The function, imported when it is used: it takes a second."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("rewards.images"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

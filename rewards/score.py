@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -211,8 +211,11 @@ class Scoring:
             if is_early:
                 self._submit(len(self._groups) - 1, column)
 
-    def finish(self) -> RewardTable:
+    def finish(self, count: Callable[[int, int], object] = lambda *_: None) -> RewardTable:
         """Let the other terms begin, and wait for all.
+
+        Args:
+            count: Told how many scores of groups by a term are there, of how many.
 
         Raises:
             RewardError: As `Scorer.score`.
@@ -229,8 +232,9 @@ class Scoring:
                     self._submit(row, column)
         raw = torch.zeros(len(self._groups), self._groups[0].shape[0], len(self._terms))
         notes: dict[str, list[tuple[str, ...]]] = {}
-        for (row, column), future in self._futures.items():
+        for done, ((row, column), future) in enumerate(self._futures.items(), start=1):
             scores = self._wait(row, column, future)
+            count(done, len(self._futures))
             raw[row, :, column] = scores.values
             if scores.notes:
                 name = self._terms[column].name

@@ -70,3 +70,21 @@ class NoDecoder(Decoder):
         other = copy(self)
         other.steps = steps
         return other
+
+
+class Watcher:
+    """A display that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.counts: list[tuple[str, int, int]] = []
+        self.evaluated: list[tuple[int, int]] = []
+
+    def phase(self, name: str) -> None:
+        self.phases.append(name)
+
+    def count(self, done: int, total: int) -> None:
+        self.counts.append((self.phases[-1], done, total))
+
+    def evaluating(self, done: int, total: int) -> None:
+        self.evaluated.append((done, total))

@@ -106,7 +106,9 @@ def test_no_value_of_any_option_ends_in_a_traceback(
     configs_dir: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command, action = data.draw(st.sampled_from(list(_options())))
+    # A folder that `init` may write to is no refusal.
+    options = [each for each in _options() if each[1].dest != "directory" or each[0] != "init"]
+    command, action = data.draw(st.sampled_from(options))
     value = data.draw(
         st.text(max_size=40)
         | st.integers().map(str)
@@ -169,9 +171,34 @@ def test_memory_size_refuses_what_is_not_a_size(text: str) -> None:
 
 
 def test_parse_weights_reads_terms_and_numbers() -> None:
-    words = ["lpips=0.4", "ocr=-1e-1"]
+    words = ["lpips=0.4", "reward.terms.ocr.weight=-1e-1"]
     assert parse_weights(words, option="--weights") == {"lpips": 0.4, "ocr": -0.1}
+    with pytest.raises(ConfigError, match=r"ocr\.weight=1': must be .* each term once"):
+        parse_weights(["ocr=1", "reward.terms.ocr.weight=1"], option="--weights")
     assert parse_weights([], option="--share") == {}
+
+
+def test_keys_may_stand_before_and_behind_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal_of(["plan", "train.stps=1", "--cpu", "train.seeed=2", "--memory", "1GB"], capsys)
+    assert "train.stps" in said or "train.seeed" in said
+    assert "unrecognized" not in said
+    assert "unrecognized arguments: --cup" in refusal_of(["plan", "--cup"], capsys)
+
+
+def test_a_weight_among_the_runs_of_compare_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seed=1").mkdir()
+    # The folder of a run stays one, whatever its name looks like.
+    said = refusal_of(["compare", "seed=1", "ocr=0.5"], capsys)
+    assert "runs seed=1: a comparison needs at least two" in said
+    assert "'ocr=much': must be the name of a term" in refusal_of(
+        ["compare", "seed=1", "ocr=much"], capsys
+    )
 
 
 @pytest.mark.parametrize("word", ["ocr", "ocr=", "=0.5", "ocr=much", "ocr=nan", "ocr=inf", "a=1"])

@@ -181,7 +181,7 @@ def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
         (["rollout.prompts_per_step=2", "train.mode=async"], "processes: 1$"),
         (
             ["model.adapter=null", "model.dtype=bfloat16"],
-            "processes: a single one is refused by train.py: model.dtype is bfloat16",
+            "processes: a single one is refused by glm-grpo train: model.dtype is bfloat16",
         ),
     ],
 )

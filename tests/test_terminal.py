@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
 from glm_grpo import terminal as present
 from glm_grpo.errors import CheckpointError, DataError, ModelError, StorageError
-from glm_grpo.terminal import errors_explained, run_hydra_application
+from glm_grpo.terminal import announce_loading, errors_explained, run_hydra_application
 from rewards.types import RewardError
 
 
@@ -196,3 +197,47 @@ def test_python_without_docstrings_is_refused_with_the_remedy(tmp_path: Path) ->
         [sys.executable, "-OO", *programs[1], "--help"], cwd=tmp_path, capture_output=True
     )
     assert ended.returncode == 0
+
+
+def test_nothing_heavy_is_imported_before_the_first_line_of_a_run() -> None:
+    # What train.py imports at its top, and what Hydra makes before it calls it.
+    modules = "glm_grpo.terminal", "glm_grpo.training.interrupt", "glm_grpo.commands.sweep"
+    program = f"import hydra, sys, {', '.join(modules)}; print(*sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "numpy", "transformers", "pyarrow"} & {*ended.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {
+                "run": {"name": "larger groups"},
+                "model": {"path": "tiny"},
+                "data": {"path": "${oc.env:NOWHERE_SET}"},
+                "reward": {"terms": {"ocr": {"weight": 1.0}, "ssim": None, "near": {"kind": "x"}}},
+            },
+            "loading: run larger groups, model tiny, terms ocr near",
+        ),
+        ({"model": {"path": "a\x1b[31m"}, "reward": 3}, "loading: model a\\x1b[31m"),
+        ({"model": None}, "loading: "),
+        ({"model": {"path": "???"}}, "loading: "),
+    ],
+)
+def test_announce_loading_says_what_a_config_has(
+    values: dict[str, object], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    announce_loading(OmegaConf.create(values))
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_announce_loading_is_for_one_process(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setenv("RANK", "1")
+    announce_loading(OmegaConf.create({"model": {"path": "tiny"}}))
+    assert not caplog.records

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,6 +60,27 @@ def test_train_refuses_with_exit_code_2_and_no_traceback(
     # Which run of a sweep it was, Hydra says.
     assert ("Error executing job" in result.stderr) == ("train.seed=0,1" in arguments)
     assert not (tmp_path / "outputs").exists()
+
+
+def test_the_train_command_trains_by_a_folder_of_ones_own_from_any_folder(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "config.yaml").write_text(
+        "defaults: [tiny, _self_]\ndata: {path: '${config_dir:}/a.txt'}\n"
+        "reward: {terms: {mine: {kind: custom, weight: 1, function: 'a:b'}}}\n"
+    )
+    words = ("-m", "glm_grpo", "train", "--config-dir", str(own))
+    shown = run_python(tmp_path, *words, "ocr=0.7", "mine=0.2", "--cfg", "job", "--resolve")
+    assert shown.returncode == 0, shown.stderr
+    config = yaml.safe_load(shown.stdout)
+    assert config["data"]["path"] == f"{own}/a.txt"
+    assert {name: term["weight"] for name, term in config["reward"]["terms"].items()} == {
+        **{"lpips": 0.4, "ssim": 0.2, "ocr": 0.7, "aesthetic": 0.1, "mine": 0.2}
+    }
+    refused = run_python(own, *words, "-m", "ocr=0.1,0.3", "rollout.group_size=1")
+    assert refused.returncode == 2
+    assert "nothing to be compared with" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 NOT_UTF_8 = "caf\udce9"

@@ -76,7 +76,7 @@ class PeakClock(PhaseClock):
     """
 
     def __init__(self, meter: Meter) -> None:
-        super().__init__(self._begin)
+        super().__init__()
         self._meter = meter
         self.begun = ""
         self.peaks: dict[str, int] = {}
@@ -84,13 +84,11 @@ class PeakClock(PhaseClock):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Times what runs inside; the models it needs are there already."""
+        self.begun = name
         self._meter.reset()
         with super().phase(name):
             yield
         self.peaks[name] = max(self.peaks.get(name, 0), self._meter.peak())
-
-    def _begin(self, name: str) -> None:
-        self.begun = name
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, *, repeats: int = 1) -> float:

@@ -138,8 +138,23 @@ def _refusal(text: str, rule: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{shown} {rule}")
 
 
+_WHOLE_KEY = re.compile(r"reward\.terms\.(\w+)\.(?:weight|share)")
+_TERM = re.compile("[a-z][a-z0-9_]*")
+
+
+def is_weight(text: str) -> bool:
+    """Whether a word gives a term something, as `ocr=0.5` or `reward.terms.ocr.weight=0.5` do."""
+    key, equals, _ = text.partition("=")
+    return bool(equals) and _TERM.fullmatch(_term_of(key)) is not None
+
+
+def _term_of(key: str) -> str:
+    match = _WHOLE_KEY.fullmatch(key)
+    return key if match is None else match[1]
+
+
 def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
-    """Read `TERM=NUMBER` words of a command line.
+    """Read `TERM=NUMBER` words of a command line, or `reward.terms.TERM.weight=NUMBER`.
 
     Args:
         words: As given behind the option.
@@ -150,7 +165,8 @@ def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
     """
     weights: dict[str, float] = {}
     for each in words:
-        term, _, text = each.partition("=")
+        key, _, text = each.partition("=")
+        term = _term_of(key)
         try:
             weight = float(text)
         except ValueError:

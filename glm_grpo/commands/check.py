@@ -104,6 +104,6 @@ def _described_processes(config: Config) -> str:
     try:
         refuse_for_processes(config, UNDIVIDED)
     except ConfigError as error:
-        return f"a single one is refused by train.py: {error}"
+        return f"a single one is refused by glm-grpo train: {error}"
     is_asynchronous = config.train.mode == "async"
     return "1" if is_asynchronous else f"1 to {config.rollout.prompts_per_step}"

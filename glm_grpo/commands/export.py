@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from glm_grpo.build import (
-    export_model,
-)
+from glm_grpo.build import export_model
+from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.resume import FoundCheckpoint, find_checkpoint, read_config_at
@@ -38,15 +37,16 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
             "adapter to export; use --format pipeline"
         )
     found = find_checkpoint(run)
+    step = found.checkpoint.step
     readme = export_model(
         config,
         found.evaluated,
         directory,
         kind=kind,
         note=partial(_outside_codebook_note, found),
+        training=describe_training(found.folder, config, step=step),
     )
-    step = found.checkpoint.step
-    return f"{directory}: step {step}; {readme} shows how to draw a picture with it"
+    return f"{directory}: step {step}; {readme} is its model card, and shows how to draw with it"
 
 
 def _outside_codebook_note(found: FoundCheckpoint, tokens: int) -> str:

@@ -1,15 +1,19 @@
-"""Training, as train.py asks for it."""
+"""Training, as `glm-grpo train` asks for it."""
 
 from __future__ import annotations
 
 import logging
+import shlex
 from contextlib import ExitStack
 from dataclasses import replace
 
+import datasets
 import diffusers
 import transformers
 from accelerate.utils import get_int_from_env
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from rich.console import Console
+from rich.text import Text
 
 from glm_grpo.build import (
     Launch,
@@ -24,12 +28,12 @@ from glm_grpo.build import (
     load_models,
 )
 from glm_grpo.commands.evaluate import summary_table
+from glm_grpo.composition import is_sweep
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.terminal import is_sweep
 from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
 from glm_grpo.training.checkpoint.resume import OpenedRun, open_run
 from glm_grpo.training.distributed.processes import Processes, current_processes
@@ -40,8 +44,11 @@ from glm_grpo.training.recording.trackers import check_trackers
 logger = logging.getLogger(__name__)
 
 
-def run_training(config: Config) -> None:
+def run_training(config: Config) -> RunFolder:
     """Trains as the config says; prints where, and before against after.
+
+    Returns:
+        The run.
 
     Raises:
         ConfigError: The processes it was started on, or a tracker, cannot be used.
@@ -49,6 +56,8 @@ def run_training(config: Config) -> None:
         GlmGrpoError, RewardError: What is needed cannot be read, loaded or written.
     """
     launch = _launch(config)
+    console = Console(stderr=True, quiet=not launch.processes.is_main)
+    _quiet_libraries(console)
     parallelism, given = _parallelism(launch), config
     effective = effective_config(
         given, processes=parallelism.count, is_sharded=parallelism.is_sharded
@@ -73,24 +82,61 @@ def run_training(config: Config) -> None:
             ending.callback(cluster.close)
             launch = replace(launch, cluster=cluster)
         # Nothing keeps the checkpoint: its files are mapped, and are removed while the run goes on.
-        trainer, folder = _prepare(given, config, prompts, launch, ending)
+        trainer, folder = _prepare(given, config, prompts, launch, console, ending)
         summary = trainer.run()
     if processes.count > 1:
         launch.accelerator.end_training()
     if not processes.is_main:
-        return
-    console = Console()
+        return folder
+    results = Console(highlight=False)
     if summary is None:
-        Console(stderr=True).print(
-            f"stopped and saved; go on with train.resume={folder.path}", soft_wrap=True
-        )
+        console.print(f"stopped and saved; go on with train.resume={folder.path}", soft_wrap=True)
     else:
-        console.print(summary_table(summary, title="held-out prompts, before and after"))
-    console.print(f"gallery: {folder.gallery_path}", soft_wrap=True)
+        results.print(summary_table(summary, title="held-out prompts, before and after"))
+    results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)
+    if summary is not None and not is_sweep():
+        for line in _next_commands(folder):
+            results.print(Text(line), soft_wrap=True)
+    return folder
+
+
+def _next_commands(folder: RunFolder) -> list[str]:
+    """What to do with a run that has ended, to be pasted into a shell."""
+    run = shlex.quote(str(folder.path))
+    others = [path.parent for path in folder.path.parent.parent.glob("*/*/config.yaml")]
+    finished = [
+        other
+        for other in sorted(others)
+        if other != folder.path and RunFolder(other).gallery_path.exists()
+    ]
+    other = shlex.quote(str(finished[-1])) if finished else "OTHER_RUN"
+    exported = shlex.quote(f"{folder.path}-export")
+    return [
+        f"to look at it:  glm-grpo gallery {run} --serve",
+        f"to compare it:  glm-grpo compare {other} {run}",
+        f"to use it:      glm-grpo export {run} {exported}",
+    ]
+
+
+def _quiet_libraries(console: Console) -> None:
+    """Their bars would stand between our lines; those of downloads are kept on a terminal.
+
+    A model of 34 GB takes long to be fetched.
+    """
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    if console.quiet or not console.is_terminal:
+        disable_progress_bars()
 
 
 def _prepare(
-    given: Config, config: Config, prompts: Prompts, launch: Launch, ending: ExitStack
+    given: Config,
+    config: Config,
+    prompts: Prompts,
+    launch: Launch,
+    console: Console,
+    ending: ExitStack,
 ) -> tuple[Trainer, RunFolder]:
     """Opens the run folder, which keeps the config as given, and loads the models.
 
@@ -104,11 +150,6 @@ def _prepare(
         "any time)",
         opened.folder.path,
     )
-    console = Console(stderr=True, quiet=not processes.is_main)
-    if not console.is_terminal or not processes.is_main:
-        # Their bars redraw a line with control characters; a log has none.
-        diffusers.utils.logging.disable_progress_bar()
-        transformers.utils.logging.disable_progress_bar()
     with processes.together():
         models = load_models(
             config,
@@ -173,7 +214,7 @@ def _check_asynchronous(processes: Processes) -> None:
     if processes.count > 1:
         raise ConfigError(
             f"train.mode = 'async': the run was started on {processes.count} processes, and "
-            "collectors work for a single one that learns; start it with `python train.py`, or set "
+            "collectors work for a single one that learns; start it with `glm-grpo train`, or set "
             "train.mode=sync, in which the processes collect and learn together"
         )
     require_ray()

@@ -25,8 +25,8 @@ from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_r
 from glm_grpo.training.recording.summaries import paired_bootstrap
 from rewards.reweigh import Mode, combine
 
-_NO_DIFFERENCE = frozenset({"run_dir", "train.resume"})
-"""Keys that say where a run lies, not what it is."""
+_NO_DIFFERENCE = frozenset({"run_dir", "train.resume", "run.name", "run.notes", "run.tags"})
+"""Keys that say where a run lies and what is said about it, not what it is."""
 
 
 def list_settings(config: Config) -> dict[str, str]:
@@ -303,6 +303,7 @@ class ComparedRun:
         gain: Of the total, from the first evaluation to the last.
         over_first: The last total less that of the first run; None for the first run itself.
         terms: Mean raw score of each term at the last evaluation.
+        title: Its `run.name`; None where it was given none.
     """
 
     name: str
@@ -312,6 +313,12 @@ class ComparedRun:
     gain: Gain
     over_first: Gain | None
     terms: Mapping[str, float]
+    title: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Title and folder, or the folder alone."""
+        return self.name if self.title is None else f"{self.title} ({self.name})"
 
 
 @dataclass(frozen=True)
@@ -393,10 +400,18 @@ class Comparison:
     combine: Mode = "weighted_sum"
 
     def labels(self) -> tuple[str, ...]:
-        """A short name for each run: what differs where that is short, else the run's own name."""
-        texts = [_short_settings(run.settings) for run in self.runs]
-        if not all(0 < len(text) <= _LONGEST_LABEL for text in texts):
-            texts = [run.name for run in self.runs]
+        """A short name for each run.
+
+        The title where all have one of their own, else what differs, else the folder: the first of
+        these that is short.
+        """
+        titles = [run.title or "" for run in self.runs]
+        settings = [_short_settings(run.settings) for run in self.runs]
+        texts = [run.name for run in self.runs]
+        for others in (settings, titles):
+            is_short = all(0 < len(text) <= _LONGEST_LABEL for text in others)
+            if is_short and len(set(others)) == len(others):
+                texts = others
         return tuple(f"{number}: {text}" for number, text in enumerate(texts, start=1))
 
 
@@ -526,6 +541,7 @@ def _compare_run(
         gain=_gain(totals[0], totals[-1]),
         over_first=None if reference is None else _gain(reference, totals[-1]),
         terms=run.evaluations[-1].term_means(terms),
+        title=run.config.run.name,
     )
 
 

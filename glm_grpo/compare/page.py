@@ -414,7 +414,9 @@ def _settings_table(comparison: Comparison) -> Table:
     for number, run in enumerate(comparison.runs, start=1):
         rows = [(_text(key), _text(value)) for key, value in run.settings.items()]
         for index, (key, value) in enumerate(rows or [(Text("nothing"), Text(""))]):
-            table.add_row(*((str(number), _text(run.name)) if index == 0 else ("", "")), key, value)
+            table.add_row(
+                *((str(number), _text(run.shown)) if index == 0 else ("", "")), key, value
+            )
         table.add_section()
     return table
 

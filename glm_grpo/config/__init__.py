@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from glm_grpo.config.effective import EffectiveConfig, effective_config
 from glm_grpo.config.load import (
-    COMPOSITION_ERRORS,
-    UNNAMED_COMPOSITION_ERRORS,
     compose_config,
     config_differences,
     flatten,
     from_yaml,
-    load_config,
     override_error,
+    resolve_config,
     to_yaml,
     validate_config,
+    with_whole_weights,
 )
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import (
@@ -25,12 +24,11 @@ from glm_grpo.config.sections import (
     ModelSection,
     OptimSection,
     RolloutSection,
+    RunSection,
     TrainSection,
 )
 
 __all__ = [
-    "COMPOSITION_ERRORS",
-    "UNNAMED_COMPOSITION_ERRORS",
     "AdapterSection",
     "AsyncSection",
     "Config",
@@ -41,14 +39,16 @@ __all__ = [
     "ModelSection",
     "OptimSection",
     "RolloutSection",
+    "RunSection",
     "TrainSection",
     "compose_config",
     "config_differences",
     "effective_config",
     "flatten",
     "from_yaml",
-    "load_config",
     "override_error",
+    "resolve_config",
     "to_yaml",
     "validate_config",
+    "with_whole_weights",
 ]

@@ -14,13 +14,18 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
+from glm_grpo.composition import (
+    COMPOSITION_ERRORS,
+    UNNAMED_COMPOSITION_ERRORS,
+    folder_named_to_hydra,
+    is_sweep,
+)
 from glm_grpo.config.problems import (
     NOT_GIVEN,
     Problem,
@@ -31,23 +36,20 @@ from glm_grpo.config.problems import (
 )
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
+from glm_grpo.search_path import (
+    PACKAGED_CONFIGS,
+    choose_config,
+    find_packaged_configs,
+    short_keys,
+    write_out_weights,
+)
 from rewards.terms import KINDS
-
-COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
-"""What Hydra raises over a file or an override that it cannot make a config of."""
-
-UNNAMED_COMPOSITION_ERRORS = (ValueError, OSError, RecursionError)
-"""What it raises besides, while it composes: over a number for a group's name, a key longer than a
-file name, and brackets nested by the hundred."""
 
 _DEEPEST = 50
 """Sections in sections of a stored config; a real one has five."""
 
 _TERMS = "reward.terms."
 """Keys below it need not stand in a file: terms have names of the user's own."""
-
-_HYDRAS_OWN_FOLDER = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
-"""`hydra.run.dir` where no file and no override sets it."""
 
 _MAY_CHANGE_ON_RESUME = frozenset(
     {
@@ -69,6 +71,9 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         "async.cpus_per_collector",
         "async.gpus_per_collector",
         # What is said about a run, not what it does.
+        "run.name",
+        "run.notes",
+        "run.tags",
         "reward.on_hacking",
         "reward.canary_margin",
     }
@@ -78,35 +83,7 @@ _LONGEST_MESSAGE = 4_000
 """Characters of an error of Hydra's."""
 
 
-def _sweep_folder_or(run_dir: str) -> str:
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        return str(HydraConfig.get().runtime.output_dir)
-    named = _folder_named_to_hydra()
-    return run_dir if named is None else str(named)
-
-
-def _folder_named_to_hydra() -> Path | None:
-    """What `hydra.run.dir` names; None where nobody set it."""
-    if not HydraConfig.initialized():
-        return None
-    hydra = HydraConfig.get()
-    if OmegaConf.to_container(hydra.run, resolve=False) == {"dir": _HYDRAS_OWN_FOLDER}:
-        return None
-    # `run/dated.yaml` sets it to the current folder, so that Hydra makes none.
-    if Path(hydra.run.dir) == Path():
-        return None
-    # Not made from the name while Hydra runs the job: that may be in another folder by now.
-    is_made = not OmegaConf.is_missing(hydra.runtime, "output_dir")
-    return Path(hydra.runtime.output_dir if is_made else hydra.run.dir).absolute()
-
-
-# `${sweep_folder_or:FOLDER}` in a YAML file: FOLDER, but in a sweep the folder that Hydra made for
-# this run of it, and otherwise that of `hydra.run.dir` where someone sets it. Hydra has no key that
-# means all of them.
-OmegaConf.register_new_resolver("sweep_folder_or", _sweep_folder_or, replace=True)
-
-
-def load_config(composed: DictConfig) -> Config:
+def resolve_config(composed: DictConfig) -> Config:
     """Resolve and validate what Hydra composed.
 
     Args:
@@ -144,10 +121,10 @@ def _check_folder(config: Config) -> None:
     Raises:
         ConfigError: The two differ, or a sweep is told to write into one folder.
     """
-    named = _folder_named_to_hydra()
+    named = folder_named_to_hydra()
     if named is None:
         return
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
+    if is_sweep():
         raise ConfigError(
             f"hydra.run.dir = {HydraConfig.get().run.dir!r} names one folder for the runs of a "
             "sweep; set hydra.sweep.dir, in which each has its own"
@@ -180,24 +157,59 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
     return config
 
 
-def compose_config(config_dir: Path, name: str, overrides: Sequence[str] = ()) -> Config:
-    """Compose a file of `config_dir` as `train.py --config-name NAME key=value ...` does.
+def compose_config(
+    config_dir: Path | None, name: str | None, overrides: Sequence[str] = ()
+) -> Config:
+    """Compose a config as `train.py --config-name NAME key=value ...` does, from any folder.
 
     Args:
-        config_dir: Folder that holds the primary configs and their groups.
-        name: Primary config, without `.yaml`.
-        overrides: As written on the command line.
+        config_dir: A folder of the user's own, whose configs may build on those of the package;
+            None: that of the package.
+        name: Without `.yaml`; None: `config` in a folder that has one, else `tiny`.
+        overrides: As written on the command line; `ocr=0.5` is `reward.terms.ocr.weight=0.5`.
 
     Raises:
         ConfigError: The name or an override is unknown, or a value is refused.
     """
+    overrides = with_whole_weights(overrides, config_dir, name)
+    folder, name = choose_config(config_dir, name)
+    find_packaged_configs()
     try:
-        with initialize_config_dir(str(config_dir.resolve()), version_base=None):
-            composed = compose(name, overrides=list(overrides), return_hydra_config=True)
+        with initialize_config_dir(str(folder), version_base=None):
+            composed = compose(name, overrides=overrides, return_hydra_config=True)
     except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS) as error:
         raise override_error(error) from error
     with _hydra_settings(composed):
-        return load_config(composed)
+        return resolve_config(composed)
+
+
+def with_whole_weights(
+    words: Sequence[str], config_dir: Path | None, name: str | None
+) -> list[str]:
+    """Words of a command line in which `ocr=0.5` is written as `reward.terms.ocr.weight=0.5`.
+
+    Args:
+        words: Of any form; those that name no term are left as they are.
+        config_dir: As in `compose_config`.
+        name: As in `compose_config`.
+    """
+    keys = {key.partition(".")[0] for key in known_keys(Config)}
+    groups = {path.name for path in PACKAGED_CONFIGS.iterdir() if path.is_dir()}
+    terms = set(KINDS)
+    if short_keys(words) - keys - groups - terms:
+        terms |= _terms_of(config_dir, name, [word for word in words if word.startswith("reward=")])
+    return write_out_weights(words, terms)
+
+
+def _terms_of(config_dir: Path | None, name: str | None, overrides: Sequence[str]) -> set[str]:
+    """Names of the terms of a config; none where it cannot be composed, which is told elsewhere."""
+    folder, name = choose_config(config_dir, name)
+    find_packaged_configs()
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            return set(compose(name, overrides=list(overrides)).reward.terms)
+    except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS):
+        return set()
 
 
 @contextmanager
@@ -251,10 +263,7 @@ def _shortened(message: str) -> str:
 
 def _choose_config(error: MissingConfigException, folders: Sequence[Path]) -> str:
     names = {file.stem for folder in folders for file in folder.glob("*.yaml")}
-    places = " and ".join(map(str, folders))
-    if not names:
-        return f"There is no .yaml file in {places}; give the folder of configs by --config-dir."
-    return f"{_choose(error.missing_cfg_file or '', names)} (of {places})."
+    return f"{_choose(error.missing_cfg_file or '', names)} (of {' and '.join(map(str, folders))})."
 
 
 def _describe_missing_folder(folder: Path) -> str:
@@ -262,7 +271,7 @@ def _describe_missing_folder(folder: Path) -> str:
     remedy = (
         f"{_choose(folder.name, beside)} in {folder.parent}"
         if beside
-        else "Give the folder that holds tiny.yaml, the project's configs/, or one of your own"
+        else "Give a folder of your own, such as `glm-grpo init my-run` makes, or leave it out"
     )
     return f"There is no folder of configs {folder}. {remedy}."
 
@@ -281,7 +290,7 @@ def _describe_unnamed(error: Exception) -> str:
             return f"{error.strerror}; shorten the key or the name"
         # Hydra makes the folder that hydra.run.dir or hydra.sweep.dir names.
         return f"{error.filename}: {error.strerror}; name a folder that can be written to"
-    return f"{error}; write the name of a file in configs/, such as tiny, or a key and its value"
+    return f"{error}; write the name of a file of the group, such as tiny, or a key and its value"
 
 
 def _absent_key_problem(key: str, value: str) -> Problem:

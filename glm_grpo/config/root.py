@@ -19,6 +19,7 @@ from glm_grpo.config.sections import (
     ModelSection,
     OptimSection,
     RolloutSection,
+    RunSection,
     TrainSection,
 )
 from glm_grpo.grpo.advantages import AdvantageSettings
@@ -80,6 +81,8 @@ class Config(Options):
     """Evaluation on the held-out prompts."""
     offload: Literal["none", "modules", "modules_and_optimizer"]
     """What waits in CPU memory while a phase does not need it."""
+    run: RunSection = Field(default_factory=RunSection)
+    """Name, notes and tags of the run, for people."""
     trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)]
     """Where metrics and evaluation prompts go besides the run folder; may be empty."""
     run_dir: PathText

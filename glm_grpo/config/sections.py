@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from rewards.options import LARGEST_INT, Options, PathText
+from glm_grpo.output import printable
+from rewards.options import LARGEST_INT, Options, PathText, problem_at
 
 _BetaCoefficient = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -262,3 +263,39 @@ class EvalSection(Options):
     ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Evaluate, and export, a moving average of the weights with this decay a training step, such
     as 0.9; absent: the weights themselves."""
+
+
+def _check_text(text: str) -> str:
+    if printable(text) != text:
+        raise problem_at((), text, "must be text without control characters", "take them out")
+    return text
+
+
+def _check_line(text: str) -> str:
+    if not text.strip() or "\n" in text or "\t" in text:
+        raise problem_at((), text, "must be one line of text", "write a word or two")
+    return _check_text(text)
+
+
+_MOST_TAGS = 32
+_LONGEST_TAG = 64
+"""Characters; what W&B takes."""
+
+_LONGEST_NOTES = 5_000
+"""Characters; MLflow shows no longer ones among the settings."""
+
+_Line = Annotated[str, Field(max_length=120), AfterValidator(_check_line)]
+_Notes = Annotated[str, Field(max_length=_LONGEST_NOTES), AfterValidator(_check_text)]
+_Tag = Annotated[str, Field(max_length=_LONGEST_TAG), AfterValidator(_check_line)]
+
+
+class RunSection(Options):
+    """What is said about the run, for people; it changes nothing that the run does."""
+
+    name: _Line | None = None
+    """Shown beside the folder in gallery and comparisons, and by trackers; absent: the folder
+    alone."""
+    notes: _Notes | None = None
+    """Why it was made, what is to be seen."""
+    tags: Annotated[tuple[_Tag, ...], Field(strict=False, max_length=_MOST_TAGS)] = ()
+    """Words that several runs share."""

@@ -77,7 +77,7 @@ class Settings:
 
     Attributes:
         values: `reward`, `advantage`, `group_size`, `picture`, `steps_planned`, `is_sampled`,
-            `canary_margin` and `config`, as in `run.js`.
+            `canary_margin`, `label` and `config`, as in `run.js`.
         readers: OCR terms by name, and whether case counts.
         problems: Why something is missing.
         is_moving: Whether weights were others in each step; groups then name theirs.
@@ -127,6 +127,7 @@ def _from_config(config: Config, text: str) -> dict[str, Any]:
         "steps_planned": config.train.steps,
         "is_sampled": config.train.method == "grpo",
         "canary_margin": reward.canary_margin,
+        "label": config.run.model_dump(mode="json"),
         "config": text,
     }
 
@@ -160,6 +161,7 @@ def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Setti
         "steps_planned": None,
         "is_sampled": True,
         "canary_margin": None,
+        "label": None,
         "config": text,
     }
     readers = {_OCR: False} if _OCR in weighing.weights else {}

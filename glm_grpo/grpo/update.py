@@ -14,7 +14,15 @@ from torch.optim import Optimizer
 
 from glm_grpo.grpo.losses import LossInputs, LossSettings, effective_sample_size, grpo_loss
 from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
-from glm_grpo.types import Examples, Experience, OffPolicyCorrection, PromptBatch, Rollout
+from glm_grpo.types import (
+    Count,
+    Examples,
+    Experience,
+    OffPolicyCorrection,
+    PromptBatch,
+    Rollout,
+    not_counted,
+)
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,7 @@ def update_policy(
     settings: UpdateSettings,
     strategy: Strategy = SINGLE_PROCESS,
     anchor: Examples | None = None,
+    count: Count = not_counted,
 ) -> list[UpdateReport]:
     """Learn from one rollout: `updates_per_rollout` passes, an update for each minibatch of each.
 
@@ -189,6 +198,7 @@ def update_policy(
         settings: Plain values.
         strategy: Joins the processes that train together.
         anchor: Examples to learn from besides; all processes have one, or none has.
+        count: Told of every micro-batch of tokens that were sampled.
 
     Returns:
         One report an update; `kl/reference` is NaN where no reference was run.
@@ -206,6 +216,8 @@ def update_policy(
         else _example_passes(anchor, num_prompts, settings, strategy)
     )
     reports: list[UpdateReport] = []
+    total = sum(map(len, minibatches)) * settings.updates_per_rollout
+    done = 0
     for micro_batches, examples in [
         *zip(minibatches, anchored, strict=True)
     ] * settings.updates_per_rollout:
@@ -215,6 +227,8 @@ def update_policy(
             is_last = not examples and index == len(micro_batches) - 1
             with strategy.accumulation(is_last=is_last):
                 parts.append(_score(policy, experience, micro_batch, settings.loss, strategy))
+            done += 1
+            count(done, total)
         learned = None
         if anchor is not None:
             learned = _learn_examples(policy, anchor, examples, strategy)

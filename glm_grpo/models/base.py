@@ -15,7 +15,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.grpo.update import PolicyForUpdate
-from glm_grpo.types import ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout, not_counted
 
 
 @runtime_checkable
@@ -56,6 +56,7 @@ class Policy(PolicyForUpdate, Protocol):
         policy_step: int,
         phase: str = "rollout",
         first_tokens: Int64[Tensor, "P G n"] | None = None,
+        count: Count = not_counted,
     ) -> Rollout:
         """Sample G token grids for each of P prompts, a pure function of weights and batch.
 
@@ -64,6 +65,7 @@ class Policy(PolicyForUpdate, Protocol):
             policy_step: Recorded in the rollout.
             phase: Of the run, for errors.
             first_tokens: Tokens that each grid begins with, given instead of sampled; None: none.
+            count: Told of every token of the grids.
 
         Raises:
             NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.

@@ -220,10 +220,14 @@ def sample(
         NonFiniteError: A log-probability is not finite.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
+    clock = clock or PhaseClock()
     size = sampling_size(batch, models.policy)
     with models.phase("rollout", size, clock, is_evaluation=is_evaluation):
         return models.policy.sample(
-            batch, policy_step=policy_step, phase="evaluation" if is_evaluation else "rollout"
+            batch,
+            policy_step=policy_step,
+            phase="evaluation" if is_evaluation else "rollout",
+            count=clock.count,
         )
 
 
@@ -246,6 +250,7 @@ def decode_and_score(
         RewardError: A term failed; names term, prompt and image.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
+    clock = clock or PhaseClock()
     is_resident = not models.offload.moves("rewards")
     scoring = models.scorer.begin(
         batch.prompts, is_resident=is_resident, is_training=not is_evaluation
@@ -254,6 +259,7 @@ def decode_and_score(
     with models.phase("decode", size, clock, is_evaluation=is_evaluation):
         for group in models.decoder.decode_groups(batch, token_ids):
             groups.append(group)
+            clock.count(len(groups), len(batch.prompts))
             if models.scorer.is_overlapping:
                 scoring.add(group)
     if meanwhile is not None:
@@ -262,7 +268,7 @@ def decode_and_score(
         if not models.scorer.is_overlapping:
             for group in groups:
                 scoring.add(group)
-        table = scoring.finish()
+        table = scoring.finish(clock.count)
     return ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds), table
 
 
@@ -288,10 +294,11 @@ def _reference_log_probs(
     """Of the sampled tokens under the policy before training, `rows` sequences at a time."""
     shape = rollout.token_ids.shape[:2]
     with models.phase("update", replay_size(batch, models.policy, rows), clock):
-        parts = [
-            models.policy.reference_log_probs(batch, rollout, part).cpu()
-            for part in torch.arange(shape.numel()).split(rows)
-        ]
+        parts = []
+        groups = torch.arange(shape.numel()).split(rows)
+        for done, part in enumerate(groups, start=1):
+            parts.append(models.policy.reference_log_probs(batch, rollout, part).cpu())
+            clock.count(done, len(groups))
     log_probs: Tensor = torch.cat(parts).unflatten(0, shape)
     return log_probs
 

@@ -13,24 +13,39 @@ from glm_grpo.training.collect import (
     join_tables,
     sample,
 )
-from glm_grpo.training.phase import Models
+from glm_grpo.training.phase import Display, Models, NoDisplay, PhaseClock
 from glm_grpo.types import Evaluation, EvaluationPart, PromptBatch
 from rewards.reweigh import Mode, combine
 from rewards.types import RewardTable
 
 
-def evaluate(models: Models, batches: Sequence[PromptBatch], *, step: int) -> EvaluationPart:
+def evaluate(
+    models: Models,
+    batches: Sequence[PromptBatch],
+    *,
+    step: int,
+    display: Display | None = None,
+) -> EvaluationPart:
     """Samples, decodes and scores held-out prompts.
 
     Args:
         batches: Held-out prompts, in order, at least one batch.
+        step: Recorded with them.
+        display: Told of phases and prompts; None: nobody is.
     """
+    display = display or NoDisplay()
+    clock = PhaseClock(display)
     images, tables, entropies = [], [], []
+    done, total = 0, sum(len(batch.prompts) for batch in batches)
     for each in batches:
-        batch = encode_sources(models, each, is_evaluation=True)
-        rollout = sample(models, batch, policy_step=step, is_evaluation=True)
+        display.evaluating(done, total)
+        done += len(each.prompts)
+        batch = encode_sources(models, each, clock, is_evaluation=True)
+        rollout = sample(models, batch, policy_step=step, clock=clock, is_evaluation=True)
         entropies.append(-rollout.log_probs.mean(dim=(1, 2)))
-        pixels, scores = decode_and_score(models, batch, rollout.token_ids, is_evaluation=True)
+        pixels, scores = decode_and_score(
+            models, batch, rollout.token_ids, clock, is_evaluation=True
+        )
         images.append(pixels)
         tables.append(scores)
     return EvaluationPart(

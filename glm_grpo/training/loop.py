@@ -176,7 +176,7 @@ class Trainer:
 
     def _step(self, step: int, *, is_first: bool) -> None:
         """One step, its record, and whatever is due after it."""
-        clock = PhaseClock(self._progress.phase)
+        clock = PhaseClock(self._progress)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         if isinstance(self.source, TargetSource):
@@ -189,6 +189,7 @@ class Trainer:
             evaluated = self._record_evaluation()
             is_best = self._state.note_best(evaluated["eval/total"])
             metrics |= evaluated
+        self._progress.phase("gallery")
         self._recorder.show(step)
         self._progress.end(step, metrics)
         self._refuse_non_finite(updates)
@@ -219,6 +220,7 @@ class Trainer:
         self._follow_with_reference(step)
         source.policy_updated(step)
         more = {**of_decode, **of_source, **weighed.metrics}
+        clock.announce("records")
         record = self._recorder.step(step, experience, updates, clock, more)
         self._state.moving_weights = weighed.after
         return updates, record
@@ -247,6 +249,7 @@ class Trainer:
     def _check_replay(self, experience: Experience) -> None:
         """Sampling and replay must agree before anything is learned."""
         rows, policy = self._settings.update.micro_batch_size, self._models.policy
+        self._progress.phase("self-check")
         with (
             self._strategy.full_parameters(),
             self._processes.together(),
@@ -288,6 +291,7 @@ class Trainer:
                 self._settings.update,
                 self._strategy,
                 anchor,
+                clock.count,
             )
 
     def _follow_with_reference(self, step: int) -> None:
@@ -334,7 +338,14 @@ class Trainer:
         with self._strategy.full_parameters(), weights, self._processes.together():
             if not self._evaluation_batches:
                 return []
-            return [evaluate(self._models, self._evaluation_batches, step=self._state.step)]
+            return [
+                evaluate(
+                    self._models,
+                    self._evaluation_batches,
+                    step=self._state.step,
+                    display=self._progress,
+                )
+            ]
 
     def _refuse_non_finite(self, updates: Sequence[UpdateReport]) -> None:
         state = self._state

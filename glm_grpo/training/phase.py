@@ -9,10 +9,10 @@ from __future__ import annotations
 import resource
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import psutil
 import torch
@@ -76,22 +76,52 @@ _EXPLAINED = (MemoryLimitError, PeerError, RewardError)
 """Errors that say themselves where memory ran out, be it in another process."""
 
 
+@runtime_checkable
+class Display(Protocol):
+    """Who is told what is being done: the terminal."""
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+        ...
+
+    def count(self, done: int, total: int) -> None:
+        """So much of the phase at hand is done: tokens, prompts, scores, micro-batches."""
+        ...
+
+    def evaluating(self, done: int, total: int) -> None:
+        """So many held-out prompts are evaluated; the phases that follow are for the next ones."""
+        ...
+
+
+class NoDisplay:
+    """Nobody is told."""
+
+    def phase(self, name: str) -> None:
+        """Passes over it."""
+
+    def count(self, done: int, total: int) -> None:
+        """Passes over it."""
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Passes over it."""
+
+
 class PhaseClock:
     """Adds up wall-clock seconds by phase; waits for the accelerator before reading the time.
 
     Args:
-        announce: Told the name of every phase as it begins; None: nobody is.
+        display: Told of every phase as it begins; None: nobody is.
     """
 
-    def __init__(self, announce: Callable[[str], None] | None = None) -> None:
-        self._announce = announce or (lambda _: None)
+    def __init__(self, display: Display | None = None) -> None:
+        self._display = display or NoDisplay()
         self._seconds: dict[str, float] = {}
         self._started = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Times what runs inside."""
-        self._announce(name)
+        self._display.phase(name)
         started = time.perf_counter()
         yield
         if torch.cuda.is_available():
@@ -100,7 +130,11 @@ class PhaseClock:
 
     def announce(self, name: str) -> None:
         """Tells what begins, and times nothing."""
-        self._announce(name)
+        self._display.phase(name)
+
+    def count(self, done: int, total: int) -> None:
+        """Tells how much of the phase at hand is done."""
+        self._display.count(done, total)
 
     def add(self, name: str, seconds: float) -> None:
         """Counts seconds that a phase took elsewhere, of which this step may have waited none."""

@@ -349,6 +349,21 @@ def test_hostile_prompt_is_text_and_does_nothing(
     assert "taken over" not in page.title()
 
 
+def test_name_notes_and_tags_of_a_run_are_text(
+    open_gallery: OpenGallery, hostile: str, copied_run: RunFolder
+) -> None:
+    said = {"name": hostile, "notes": f"{hostile}\nand more", "tags": ["ocr", hostile]}
+    change_data(copied_run, "run", lambda data: data.update(label=said))
+    page = open_gallery("curves", run=copied_run)
+    head = page.locator(".page-head")
+    expect(head.locator(".run-title")).to_have_text(hostile)
+    expect(head.get_by_text(f"#ocr #{hostile}")).to_be_visible()
+    head.get_by_text("Notes").click()
+    expect(head.locator(".run-notes p")).to_be_visible()
+    assert head.locator(".run-notes p").inner_text() == said["notes"]
+    expect(page.locator("img[src=x]")).to_have_count(0)
+
+
 def test_hostile_prompt_can_be_addressed(open_gallery: OpenGallery, hostile: str) -> None:
     page = open_gallery("groups?step=1")
     group = page.locator(".group").last

@@ -18,7 +18,7 @@ from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import ConfigError
 from glm_grpo.gallery import write_gallery
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.rescore.rescore import rescore
+from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout

@@ -12,9 +12,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from omegaconf import OmegaConf
 from PIL import Image
 
 from glm_grpo.cli import main
+from glm_grpo.commands.sweep import CompareRuns
 from glm_grpo.compare.comparison import compare
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
@@ -261,6 +263,22 @@ def test_compare_names_runs_by_the_shortest_end_of_their_paths(make_run: MakeRun
     assert names == ["monday/0", "tuesday/0", "sweep/1"]
 
 
+def test_compare_names_runs_as_their_configs_do(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST, "run.name=small"), make_run("b", SECOND, "run.name=large")]
+    comparison = compare(runs, WEIGHTS)
+    assert [run.shown for run in comparison.runs] == ["small (a)", "large (b)"]
+    assert comparison.labels() == ("1: small", "2: large")
+    # What is said about a run makes no difference to it.
+    assert [run.settings for run in comparison.runs] == [{}, {}]
+
+
+def test_compare_labels_a_sweep_under_one_name_by_what_differs(make_run: MakeRun) -> None:
+    one = ("run.name=rates", "optim.learning_rate=0.001")
+    other = ("run.name=rates", "optim.learning_rate=0.002")
+    comparison = compare([make_run("0", FIRST, *one), make_run("1", SECOND, *other)], WEIGHTS)
+    assert comparison.labels() == ("1: optim.learning_rate=0.001", "2: optim.learning_rate=0.002")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -396,6 +414,33 @@ def test_compare_takes_a_sweep_by_its_folder_and_by_a_shells_star(
     assert [run.name for run in starred] == ["0", "10", "9"]
     other = make_run("other", SECOND)
     assert len(compare([other, sweep], WEIGHTS).runs) == 4
+
+
+def test_the_end_of_a_sweep_prints_its_comparison(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a sweep").mkdir()
+    (tmp_path / "a sweep" / "multirun.yaml").touch()
+    make_run("a sweep/0", FIRST)
+    make_run("a sweep/1", SECOND)
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "a sweep")}}})
+    CompareRuns().on_multirun_end(config)
+
+    printed = capsys.readouterr().out
+    main(["compare", str(tmp_path / "a sweep"), "--output", str(tmp_path / "page")])
+    tables = capsys.readouterr().out.removesuffix(f"{tmp_path / 'page' / 'index.html'}\n")
+    again = f"to see their pictures:  glm-grpo compare '{tmp_path / 'a sweep'}' --html\n"
+    assert printed == tables + again
+
+
+def test_the_end_of_a_sweep_says_why_its_runs_cannot_be_compared(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run("sweep/0", FIRST)
+    (tmp_path / "sweep" / "multirun.yaml").touch()
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}})
+    CompareRuns().on_multirun_end(config)
+    assert "not compared" in capsys.readouterr().out
 
 
 def test_compare_steps_over_no_other_file_and_no_sweep_without_runs(

@@ -68,7 +68,7 @@ NEEDED = {
 }
 """Options that a term must have, where no plain word will do."""
 
-pytestmark = pytest.mark.timeout(60 + EXAMPLES)
+pytestmark = pytest.mark.timeout(300 + EXAMPLES)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from glm_grpo.config import from_yaml, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.rescore.rescore import override_weighing
+from glm_grpo.rescoring.rescore import override_weighing
 
 Bend = Callable[[str, object], dict[str, Any]]
 
@@ -77,6 +77,16 @@ BAD_VALUES = [
     ("trackers", ["aims", "aim"], "must be one of tensorboard", "write trackers=[aim]"),
     ("reward.watch", [1, "psnr"], "must be text", "write reward.watch=[...,psnr]"),
     ("run_dir", "", "at least 1 character", "correct run_dir"),
+    ("run.name", "two\nlines", "must be one line of text", "a word or two"),
+    ("run.name", "n" * 121, "at most 120 characters", "correct run.name"),
+    ("run.name", 12, "must be text", "correct run.name"),
+    ("run.notes", "a \x1b[31mred word", "without control characters", "take them out"),
+    ("run.notes", "half of a pair: \ud83d", "that UTF-8 can hold", "correct run.notes"),
+    ("run.notes", "n" * 5001, "at most 5000 characters", "correct run.notes"),
+    ("run.tags", "baseline", "must be a list", "correct run.tags"),
+    ("run.tags", ["ocr", " "], "must be one line of text", "write run.tags=[ocr,...]"),
+    ("run.tags", ["t"] * 33, "at most 32", "correct run.tags"),
+    ("run.title", "a", "is not a key of run", "use one of name, "),
     ("optim.learning_rte", 0.1, "is not a key of optim", "did you mean optim.learning_rate?"),
     ("learning_rate", 0.1, "is not a key of the config", "did you mean optim.learning_rate?"),
     ("eval.every", 0, "is not a key of eval", "did you mean train.eval_every?"),

@@ -22,8 +22,8 @@ from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.server import GalleryServer
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.output import printable
-from glm_grpo.rescore.page import print_rescoring, write_rescoring_sheet
-from glm_grpo.rescore.rescore import rescore
+from glm_grpo.rescoring.page import print_rescoring, write_rescoring_sheet
+from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_table
 from glm_grpo.terminal import explain

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from glm_grpo.errors import StorageError
-from glm_grpo.rescore.rescore import rescore
+from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import read_rollouts

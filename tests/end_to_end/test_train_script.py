@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import metadata_load
 from PIL import Image
 
 from glm_grpo import cli
@@ -48,9 +49,15 @@ def run(tmp_path_factory):
 def test_train_script_says_what_it_did_in_plain_lines(run):
     folder, ended = run
 
+    first = "loading: model tiny, prompts tiny:train, terms lpips ssim ocr aesthetic"
+    assert ended.stdout.splitlines()[0] == first
     assert "self-check passed" in ended.stdout + ended.stderr
     assert "held-out prompts, before and after" in ended.stdout
     assert str(folder / "gallery" / "index.html") in ended.stdout
+    look, compare, use = ended.stdout.splitlines()[-3:]
+    assert look == f"to look at it:  glm-grpo gallery {folder} --serve"
+    assert compare.endswith(f" {folder}")
+    assert use == f"to use it:      glm-grpo export {folder} {folder}-export"
     assert "\x1b" not in ended.stdout + ended.stderr
     assert "\r" not in ended.stdout + ended.stderr
 
@@ -121,6 +128,14 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(run, tmp_
         r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL
     )
     subprocess.run([sys.executable, "-c", snippet], cwd=folder, check=True)
+    card = (folder / "README.md").read_text()
+    assert metadata_load(folder / "README.md")["license"] == "apache-2.0"
+    # Of the run: its two held-out prompts, which have no target.
+    assert "| reward | `weighted_sum` of lpips 0.4, ssim 0.2, ocr 0.3, aesthetic 0.1 |" in card
+    assert "| prompts | `tiny:train`, held out: `held_out.jsonl` |" in card
+    assert "Mean scores of 2 prompts" in card
+    after = read_table(RunFolder(run[0]).evaluation_path(1)).to_pandas().total.mean()
+    assert re.search(rf"\| total \| 0\.\d{{3}} \| {after:.3f} \| [+-]0\.\d{{3}} \|", card)
     # As tiny.yaml draws.
     assert Image.open(folder / "picture.png").size == (128, 128)
     assert "num_inference_steps=4," in snippet

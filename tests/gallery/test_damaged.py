@@ -144,7 +144,7 @@ def test_missing_config_leaves_what_the_tables_tell(run: Any) -> None:
         "watch": [],
     }
     unknown = ("advantage", "group_size", "picture", "steps_planned", "canary_margin", "config")
-    assert [data[name] for name in unknown] == [None] * 6
+    assert [data[name] for name in (*unknown, "label")] == [None] * 7
     (problem,) = data["problems"]
     assert problem["where"] == "config.yaml"
     assert problem["message"].startswith("Cannot read config.yaml: No such file or directory")

@@ -74,6 +74,7 @@ def test_run_tells_the_settings(run: Any) -> None:
         "steps_planned": 40,
         "is_sampled": True,
         "canary_margin": 6.0,
+        "label": {"name": None, "notes": None, "tags": []},
         "evaluations": [],
         "chunks": [],
         "bands": None,

@@ -363,6 +363,21 @@ def test_update_policy_advances_the_schedule_when_no_step_is_taken() -> None:
     assert [report.metrics["optim/learning_rate"] for report in reports] == [1.0, 0.5, 0.25]
 
 
+def test_update_policy_counts_its_micro_batches() -> None:
+    counts: list[tuple[int, int]] = []
+    policy = TablePolicy(make_logits())
+    update_policy(
+        policy,
+        torch.optim.SGD([policy.logits], lr=0.1),
+        ConstantRate(),
+        make_experience(make_logits(), ADVANTAGES),
+        changed(SETTINGS, updates_per_rollout=2, micro_batch_size=4),
+        count=lambda done, total: counts.append((done, total)),
+    )
+    # Two passes over 6 sequences, 4 at a time.
+    assert counts == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
 def test_update_policy_accumulates_through_the_given_engine() -> None:
     losses: list[float] = []
     is_last_of: list[bool] = []

@@ -19,7 +19,7 @@ from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import ImageBatch, PromptBatch
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable
-from tests.factories import NoDecoder, NoPolicy
+from tests.factories import NoDecoder, NoPolicy, Watcher
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -186,11 +186,18 @@ def test_decode_and_score_lets_terms_without_networks_begin_though_rewards_move(
     assert events.index("score dog") < events.index("draw 1") < events.index("load rewards")
 
 
-def test_decode_and_score_times_drawing_and_waiting(events: list[str]) -> None:
-    announced: list[str] = []
-    clock = PhaseClock(announced.append)
+def test_decode_and_score_times_and_counts_drawing_and_waiting(events: list[str]) -> None:
+    watcher = Watcher()
+    clock = PhaseClock(watcher)
     draw(Brightness(events), events, clock=clock)
-    assert announced == ["decode", "reward"]
+    assert watcher.phases == ["decode", "reward"]
+    # Two prompts are drawn, and one term scores the pictures of each.
+    assert watcher.counts == [
+        ("decode", 1, 2),
+        ("decode", 2, 2),
+        ("reward", 1, 2),
+        ("reward", 2, 2),
+    ]
     assert set(clock.seconds()) == {"decode", "reward", "step"}
 
 

@@ -81,6 +81,7 @@
       </button>
       <${RunName} />
       <${Live} onAdopt=${onAdopt} />
+      <${RunLabel} />
       <nav aria-label="Views">
         <ul>
           ${Object.entries(TITLES).map(
@@ -107,6 +108,21 @@
   function RunName() {
     const [, place = "", last] = /^(.* \/ )?(.*)$/s.exec(gallery.run.name);
     return html`<h1>${place}<span class="run-name">${last}</span></h1>`;
+  }
+
+  /* What was said about the run when it was started. */
+  function RunLabel() {
+    const { name, notes, tags } = gallery.run.label ?? { tags: [] };
+    return html`
+      ${name && html`<p class="run-title">${name}</p>`}
+      ${tags.length > 0 && html`<p class="soft">${tags.map((tag) => `#${tag}`).join(" ")}</p>`}
+      ${
+        notes &&
+        html`<details class="run-notes">
+          <summary>Notes</summary>
+          <p>${notes}</p>
+        </details>`
+      }`;
   }
 
   function View({ view, params }) {

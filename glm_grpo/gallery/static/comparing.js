@@ -1,6 +1,6 @@
 /* The same images under two rewards: which win, and how much their order changes.
 
-   Pure functions, no DOM. They follow glm_grpo/rescore/group_order.py and rescore.py, and round to
+   Pure functions, no DOM. They follow glm_grpo/rescoring/group_order.py and rescore.py, and round to
    float32 wherever those do, so that images that are tied there are tied here. */
 (function () {
   "use strict";
@@ -66,7 +66,7 @@
     return Math.abs(difference) <= limit ? 0 : Math.sign(difference);
   }
 
-  /** The same images under two rewards of the same terms; see glm_grpo.rescore.rescore.
+  /** The same images under two rewards of the same terms; see glm_grpo.rescoring.rescore.
 
      `steps` as of loadSteps(), `advantage` as of run.advantage (null: advantages are null). Throws
      WeighingError where weights give no total. Of every group: step, group, totals and advantages

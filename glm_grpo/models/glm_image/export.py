@@ -1,16 +1,26 @@
-"""Write trained weights in the forms other programs load, with a README that draws a picture."""
+"""Write trained weights in the forms other programs load, with a model card.
+
+The card is a README.md in the form of the Hugging Face hub: metadata, how to draw a picture with
+stock classes, what the weights were trained for and what came of it.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from diffusers import GlmImagePipeline
+from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
 from peft import PeftModel
 
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 
 README = "README.md"
+_ADAPTER, _PIPELINE = "Adapter of the language model", "Pipeline"
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -18,7 +28,7 @@ class StockSettings:
     """What a run sampled and decoded with, in the terms of stock classes.
 
     Attributes:
-        base: Folder or hub id of the pipeline that was trained on.
+        base: Folder or hub id of the pipeline that the run began with.
         dtype: Name of torch's type of the weights.
         height: Pixels.
         width: Pixels.
@@ -28,6 +38,8 @@ class StockSettings:
         min_p: Of token sampling; None: not truncated.
         outside_codebook: What stock sampling, which is not restricted to the codebook, may draw
             besides; empty: not measured.
+        license: Of the base, by its name on the hub; None: not known.
+        training: Sections of the card, in Markdown: how it was trained, with what result.
         num_sources: Source pictures of a prompt; 0: text-to-image.
     """
 
@@ -42,7 +54,28 @@ class StockSettings:
     decode_steps: int
     guidance_scale: float
     outside_codebook: str
+    license: str | None
+    training: str
     num_sources: int = 0
+
+
+def find_license(base: str) -> str | None:
+    """The licence of a pipeline, as the card beside it names it.
+
+    Args:
+        base: Folder or hub id.
+
+    Returns:
+        Its name on the hub, such as `mit`; None where no card can be read.
+    """
+    try:
+        card = Path(base) / README
+        if not Path(base).is_dir():
+            card = Path(hf_hub_download(base, README))
+        found = (metadata_load(card) or {}).get("license")
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path) -> None:
@@ -59,7 +92,7 @@ pipeline = GlmImagePipeline.from_pretrained({settings.base!r}, dtype=torch.{sett
 adapted = PeftModel.from_pretrained(pipeline.vision_language_encoder, ".")
 pipeline.register_modules(vision_language_encoder=adapted.merge_and_unload())"""
     # peft has written a README of its own, in which every line is to be filled in.
-    _write_readme(directory, "Adapter of the language model", load, settings)
+    _write_readme(directory, _ADAPTER, load, settings)
 
 
 def export_pipeline(
@@ -81,7 +114,7 @@ def export_pipeline(
     pipeline.register_modules(vision_language_encoder=model)
     pipeline.save_pretrained(directory)
     load = f'pipeline = GlmImagePipeline.from_pretrained(".", dtype=torch.{settings.dtype})'
-    _write_readme(directory, "Pipeline", load, settings)
+    _write_readme(directory, _PIPELINE, load, settings)
 
 
 def _write_readme(directory: Path, what: str, load: str, settings: StockSettings) -> None:
@@ -101,7 +134,15 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
         )
     draw = _edit(settings) if settings.num_sources else _draw(settings)
     text = f"""\
-# {what} trained by glm-grpo for {settings.base}
+---
+{_metadata(what, settings)}
+---
+
+# {what} trained by glm-grpo
+
+{_describe_license(settings)}
+
+## Draw a picture
 
 {"".join(f"- {note}{chr(10)}" for note in notes)}
 Run this in this folder; `pipeline.to("cuda")` after loading where there is an accelerator.
@@ -122,8 +163,31 @@ torch.manual_seed(0)
 {draw}
 image.save("picture.png")
 ```
-"""
+
+{settings.training}"""
     (directory / README).write_text(text, encoding="utf-8")
+
+
+def _metadata(what: str, settings: StockSettings) -> str:
+    """The YAML that the hub reads; it takes a base model by its hub id alone."""
+    is_on_hub = _HUB_ID.fullmatch(settings.base) and not Path(settings.base).exists()
+    is_adapter = what == _ADAPTER
+    return ModelCardData(
+        base_model=settings.base if is_on_hub else None,
+        license=settings.license,
+        library_name="peft" if is_adapter else "diffusers",
+        pipeline_tag="image-to-image" if settings.num_sources else "text-to-image",
+        tags=["glm-grpo", "grpo", "reinforcement-learning", *(["lora"] if is_adapter else [])],
+    ).to_yaml()
+
+
+def _describe_license(settings: StockSettings) -> str:
+    if settings.license is None:
+        return (
+            "The licence of the base model holds for these weights too; look it up where the base "
+            "came from, and add `license` and `base_model` (its hub id) above before publishing."
+        )
+    return f"Licence: that of the base model, {settings.license}."
 
 
 def _draw(settings: StockSettings) -> str:

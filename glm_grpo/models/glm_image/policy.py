@@ -33,7 +33,7 @@ from glm_grpo.models.glm_image.token_grid import (
     generated_positions,
     token_layout,
 )
-from glm_grpo.types import PromptBatch, Rollout
+from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
 ADAPTED_MODULES = (
     r"model\.language_model\.layers\.\d+\."
@@ -193,6 +193,7 @@ class GlmImagePolicy:
         policy_step: int,
         phase: str = "rollout",
         first_tokens: Int64[Tensor, "P G n"] | None = None,
+        count: Count = not_counted,
     ) -> Rollout:
         """Samples G token grids for each prompt; see `sample_rollout`."""
         inputs = self.encode(batch)
@@ -205,6 +206,7 @@ class GlmImagePolicy:
             phase=phase,
             build_step=self._build_step,
             first_tokens=first_tokens,
+            count=count,
         )
 
     def tokenize_pictures(

@@ -22,7 +22,7 @@ from glm_grpo.models.glm_image.network import PolicyNetwork
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions
 from glm_grpo.seeds import derive_seed
-from glm_grpo.types import PromptBatch, Rollout
+from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
 PREFILLED_AT_ONCE = 8
 """Prompts of one forward pass."""
@@ -63,6 +63,7 @@ def sample_rollout(
     phase: str = "rollout",
     build_step: StepBuilder = TokenStep,
     first_tokens: Int64[Tensor, "P G n"] | None = None,
+    count: Count = not_counted,
 ) -> Rollout:
     """Samples G token grids for each prompt.
 
@@ -79,6 +80,7 @@ def sample_rollout(
         phase: Of the run, for errors.
         build_step: Makes what takes one token of every sample at a time.
         first_tokens: What each sample begins with instead of tokens of its own; None: nothing.
+        count: Told of every token of the grids.
 
     Raises:
         NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
@@ -86,7 +88,7 @@ def sample_rollout(
     # Cheaper than `no_grad` by what each of many small operations would note; its tensors are of no
     # use to autograd, so the prompts are encoded outside and what is returned are copies.
     with torch.inference_mode():
-        sampled = _sample_grids(network, batch, inputs, truncation, build_step, first_tokens)
+        sampled = _sample_grids(network, batch, inputs, truncation, build_step, first_tokens, count)
     shape = (len(batch.prompts), batch.group_size)
     log_probs = torch.stack(sampled.log_probs, dim=1).cpu().unflatten(0, shape)
     # Once for all tokens, on the CPU: to ask at each token would make the accelerator wait for it.
@@ -117,6 +119,7 @@ def _sample_grids(
     truncation: Truncation,
     build_step: StepBuilder,
     first_tokens: Int64[Tensor, "P G n"] | None,
+    count: Count,
 ) -> _Sampled:
     group, device = batch.group_size, network.lm_head.weight.device
     layout = batch_layout(batch)
@@ -144,6 +147,7 @@ def _sample_grids(
         sampled.log_probs.append(every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1))
         if sampling_mask is not None:
             sampled.sampling_mask.append(sampling_mask.cpu())
+        count(index + 1, layout.num_tokens)
     return sampled
 
 

@@ -71,10 +71,11 @@ def correct_stale(
     size = replay_size(experience.prompts, models.policy, settings.micro_batch_size)
     with models.phase("update", size, clock, timed_as="proximal"):
         rows = torch.arange(shape.numel()).split(settings.micro_batch_size)
-        parts = [
-            models.policy.replay(experience.prompts, experience.rollout, part).log_probs.cpu()
-            for part in rows
-        ]
+        parts = []
+        for done, part in enumerate(rows, start=1):
+            replay = models.policy.replay(experience.prompts, experience.rollout, part)
+            parts.append(replay.log_probs.cpu())
+            clock.count(done, len(rows))
     log_probs = torch.cat(parts).unflatten(0, shape)
     weights = importance_weights(
         log_probs,

@@ -1,42 +1,65 @@
-"""Progress in the terminal: a bar with the phase at hand, or plain lines in a log."""
+"""Progress in the terminal: bars below a line a step, or lines alone in a log."""
 
 from __future__ import annotations
 
 import logging
 import math
 import sys
+import textwrap
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
+from statistics import median
 from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
+
+from glm_grpo.output import describe_bytes, printable
 
 logger = logging.getLogger(__name__)
 
-_ON_BAR = {"reward": "reward/mean", "kl": "kl/reference"}
-"""Label beside the bar -> metric; narrow, for terminals of 80 columns."""
-_ON_LINE = {
-    **_ON_BAR,
-    "clipped": "ratio/clip_fraction",
-    "eval": "eval/total",
-    "step s": "time/step",
-}
-"""Label in a log -> metric."""
-_BAR_WIDTH = 16
+_AFTER_TERMS = (
+    ("cross-entropy", "sft/cross_entropy"),
+    ("kl", "kl/reference"),
+    ("clipped", "ratio/clip_fraction"),
+)
+"""Label in the line of a step, and metric."""
+_TERM_MEAN = ("reward/", "/mean")
+"""Around the name of a term, in the metric of its mean."""
 _EVALUATED = "eval/"
 _EVALUATION, _CHECKPOINT = "evaluation", "checkpoint"
 _BESIDE_STEPS = (_EVALUATION, _CHECKPOINT)
 """Phases that do not belong to every step."""
+_UNITS = {
+    "rollout": "tokens",
+    "decode": "prompts",
+    "reward": "scores",
+    "update": "batches",
+    "proximal": "batches",
+}
+"""What is counted in a phase."""
+
+_BAR_WIDTH = 20
+_REFRESHES_PER_SECOND = 4
+_RECENT_STEPS = 20
+"""By which the pace is measured: it changes in the course of a run."""
+_INDENT = "    "
+"""Of the further lines of a step."""
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class Progress:
-    """Shows a run; a bar on a terminal, one line a step anywhere else.
+    """Shows a run. On a terminal: a bar for the run, one for the phase at hand, and a line a step.
+
+    Anywhere else: the lines alone.
 
     Args:
         total: Training steps.
@@ -62,28 +85,20 @@ class Progress:
     ) -> None:
         self._total = total
         self._untrained = untrained
+        self._now = now
         self._time_left = _TimeLeft(
             total, {_EVALUATION: eval_every, _CHECKPOINT: checkpoint_every}, now
         )
-        self._bar: Bar | None = None
-        if _is_live(console):
-            self._bar = Bar(
-                TextColumn("{task.description:<10}"),
-                BarColumn(_BAR_WIDTH),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
-                console=console,
-                # Output that goes to a file while the bar is on a terminal stays in the file.
-                redirect_stdout=sys.stdout.isatty(),
-                redirect_stderr=sys.stderr.isatty(),
-            )
-            self._task = self._bar.add_task("start", total=total, completed=done, figures="")
+        self._phase = ""
+        self._is_evaluating = False
+        self._evaluated_prompts = ""
+        self._bars = _Bars(console, total, done, now) if _is_live(console) else None
+        # A log that is no terminal has its lines whatever the bars show beside it.
+        self._is_logging = self._bars is None or not sys.stdout.isatty()
 
     def __enter__(self) -> Progress:
-        if self._bar is not None:
-            before = (sys.stdout, sys.stderr)
-            self._bar.start()
-            _move_log(before, (sys.stdout, sys.stderr))
+        if self._bars is not None:
+            self._bars.start()
         return self
 
     def __exit__(
@@ -92,40 +107,54 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            before = (sys.stdout, sys.stderr)
-            self._bar.stop()
-            _move_log(before, (sys.stdout, sys.stderr))
+        if self._bars is not None:
+            self._bars.stop()
 
     def phase(self, name: str) -> None:
-        """Says what is being done."""
-        self._time_left.begin(name)
-        if self._bar is not None:
-            self._bar.update(self._task, description=name)
+        """Says what is being done; inside an evaluation, as a part of it."""
+        self._phase = name
+        label = f"{_EVALUATION}: {name}" if self._is_evaluating else name
+        if not self._is_evaluating:
+            self._time_left.begin(name)
+            self._is_evaluating = name == _EVALUATION
+            self._evaluated_prompts = ""
+        if self._bars is not None:
+            self._bars.begin(label, beside=self._evaluated_prompts)
+
+    def count(self, done: int, total: int) -> None:
+        """Says how much of the phase at hand is done."""
+        if self._bars is not None:
+            self._bars.count(done, total, _UNITS.get(self._phase, ""))
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Says how many held-out prompts are evaluated."""
+        self._evaluated_prompts = f"{done}/{total} evaluated"
 
     def end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Says how a step ended."""
         left = self._time_left.after(step)
-        if self._bar is not None:
-            figures = _figures(_ON_BAR, metrics, left)
-            self._bar.update(self._task, completed=step, figures=figures)
-        else:
-            figures = _figures(_ON_LINE, metrics, left)
-            logger.info("step %d/%d  %s", step, self._total, figures)
+        said_left = [] if left is None else [left.at(self._now())]
+        if self._bars is not None:
+            self._bars.end(step, [*_figures(metrics), *said_left], left)
+        if self._is_logging:
+            figures = _figures(metrics, has_evaluation=True)
+            logger.info("step %d/%d  %s", step, self._total, "  ".join([*figures, *said_left]))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Says how the held-out prompts scored, and how that changed since step 0.
 
         Args:
+            step: Evaluated.
             metrics: Of the evaluation; only names that begin with `eval/` are shown.
         """
+        self._is_evaluating = False
         self._time_left.begin("")
         rows = _compare(metrics, self._untrained or {})
         if self._untrained is None:
             self._untrained = dict(metrics)
-        if self._bar is not None:
-            self._bar.console.print(_table(step, rows))
-        else:
+        if self._bars is not None:
+            self._bars.print(_table(step, rows))
+        if self._is_logging:
             figures = "  ".join(
                 f"{name} {now} ({change})" if change else f"{name} {now}"
                 for name, now, change in rows
@@ -133,11 +162,33 @@ class Progress:
             logger.info("evaluation at step %d  %s", step, figures)
 
 
+@dataclass(frozen=True)
+class _Left:
+    """When a run should end.
+
+    Attributes:
+        ends: By the clock.
+        untimed: Evaluations that come besides, where none was timed yet, as in a resumed run.
+    """
+
+    ends: float
+    untimed: int
+
+    def at(self, now: float) -> str:
+        """In words."""
+        left = f"left {timedelta(seconds=max(0, round(self.ends - now)))}"
+        if self.untimed == 0:
+            return left
+        return f"{left} and {self.untimed} evaluation{'s' if self.untimed > 1 else ''}"
+
+
 class _TimeLeft:
     """Seconds to the end: steps at their pace, and the evaluations and checkpoints to come.
 
-    The pace is that since the first step that was seen to end. An evaluation or a checkpoint takes
-    as long as the last one did; a checkpoint that only a best evaluation brings is not foreseen.
+    A step takes as long as the median of the last ones, without the first that was seen to end: one
+    that a neighbour on the machine holds up says nothing of those to come. An evaluation or a
+    checkpoint takes as long as the last one did; a checkpoint that only a best evaluation brings is
+    not foreseen.
 
     rich's own estimate knows one pace for all, and with its usual period forgets what is older than
     half a minute, which one step can be.
@@ -148,7 +199,8 @@ class _TimeLeft:
         self._phase, self._since = "", now()
         self._last: dict[str, float] = {}
         self._beside_steps = 0.0
-        self._first: tuple[int, float] | None = None
+        self._step_ended: float | None = None
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def begin(self, phase: str) -> None:
         """A phase begins, and the one before it ends."""
@@ -158,24 +210,25 @@ class _TimeLeft:
             self._beside_steps += now - self._since
         self._phase, self._since = phase, now
 
-    def after(self, step: int) -> str:
-        """In words, with the number of evaluations where none was timed, as in a resumed run.
+    def after(self, step: int) -> _Left | None:
+        """What is left once a step has ended, but for its checkpoint.
 
-        Nothing after the first step, which is slower than those to come: it has its self-check.
+        None after the first step, which is slower than those to come: it has its self-check.
         """
         self.begin("")
-        spent = self._now() - self._beside_steps
-        if self._first is None:
-            self._first = (step, spent)
-            return ""
-        first_step, first_spent = self._first
-        seconds = (spent - first_spent) / (step - first_step) * (self._total - step)
-        to_come = {phase: self._to_come(phase, step) for phase in _BESIDE_STEPS}
-        seconds += sum(count * self._last.get(phase, 0.0) for phase, count in to_come.items())
-        left = f"left {timedelta(seconds=round(seconds))}"
-        if to_come[_EVALUATION] and _EVALUATION not in self._last:
-            left += f" and {to_come[_EVALUATION]} evaluations"
-        return left
+        now = self._now()
+        before, self._step_ended = self._step_ended, now - self._beside_steps
+        if before is None:
+            return None
+        self._step_seconds.append(self._step_ended - before)
+        evaluations = self._to_come(_EVALUATION, step)
+        checkpoints = self._to_come(_CHECKPOINT, step - 1)
+        seconds = (
+            median(self._step_seconds) * (self._total - step)
+            + evaluations * self._last.get(_EVALUATION, 0.0)
+            + checkpoints * self._last.get(_CHECKPOINT, 0.0)
+        )
+        return _Left(now + seconds, 0 if _EVALUATION in self._last else evaluations)
 
     def _to_come(self, phase: str, after: int) -> int:
         """How often it is still due: at every so many steps, and at the last."""
@@ -184,9 +237,73 @@ class _TimeLeft:
         return self._total // every - after // every + is_last_between
 
 
+class _Bars:
+    """A bar for the run and, below it, one for the phase at hand; what is printed goes above."""
+
+    def __init__(self, console: Console, total: int, done: int, now: Callable[[], float]) -> None:
+        self._console, self._total = console, total
+        self._bars = Bars(
+            TextColumn("{task.description:<19}"),
+            BarColumn(_BAR_WIDTH),
+            TextColumn("{task.fields[count]}"),
+            _Beside(now),
+            console=console,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            # Lines tell what the run did; of the bars nothing is left.
+            transient=True,
+            # Output that goes to a file while the bars are on a terminal stays in the file.
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._run = self._bars.add_task(
+            "run", total=total, completed=done, count=f"{done}/{total} steps", beside=None
+        )
+        self._phase = self._bars.add_task("start", total=None, count="", beside="")
+
+    def start(self) -> None:
+        before = (sys.stdout, sys.stderr)
+        self._bars.start()
+        _move_log(before, (sys.stdout, sys.stderr))
+
+    def stop(self) -> None:
+        before = (sys.stdout, sys.stderr)
+        self._bars.stop()
+        _move_log(before, (sys.stdout, sys.stderr))
+
+    def begin(self, label: str, *, beside: str) -> None:
+        self._bars.reset(self._phase, description=label, count="", beside=beside)
+        # How much there is to do is told with the first count, if ever.
+        self._bars.tasks[self._phase].total = None
+
+    def count(self, done: int, total: int, unit: str) -> None:
+        said = f"{done}/{total} {unit}"
+        self._bars.update(self._phase, completed=done, total=total, count=said)
+
+    def end(self, step: int, figures: list[str], left: _Left | None) -> None:
+        said = f"{step}/{self._total} steps"
+        self._bars.update(self._run, completed=step, count=said, beside=left)
+        self.print(_step_line(step, self._total, figures, width=self._console.width))
+
+    def print(self, what: Table | Text) -> None:
+        self._console.print(what)
+
+
+class _Beside(ProgressColumn):
+    """What stands beside a bar; the time left goes on falling while a step lasts."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
+        self._now = now
+
+    def render(self, task: Task) -> Text:
+        """As it is at the moment."""
+        beside = task.fields["beside"]
+        return Text(beside.at(self._now()) if isinstance(beside, _Left) else beside or "")
+
+
 def _is_live(console: Console) -> bool:
     """Whether lines can be drawn again; FORCE_COLOR asks for colours in a log, not for that."""
-    return console.is_interactive and console.file.isatty()
+    return console.is_interactive and not console.quiet and console.file.isatty()
 
 
 def _move_log(before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]) -> None:
@@ -196,13 +313,45 @@ def _move_log(before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]) -> No
             handler.setStream(after[before.index(handler.stream)])
 
 
-def _figures(labels: Mapping[str, str], metrics: Mapping[str, float], time_left: str) -> str:
-    parts = [
-        f"{label} {metrics[name]:.3f}"
-        for label, name in labels.items()
-        if name in metrics and math.isfinite(metrics[name])
+def _figures(metrics: Mapping[str, float], *, has_evaluation: bool = False) -> list[str]:
+    """The figures of a step, those that have no value left out.
+
+    Args:
+        has_evaluation: Whether the total of an evaluation of this step is one of them.
+    """
+    before, after = _TERM_MEAN
+    terms = [
+        (printable(name.removeprefix(before).removesuffix(after)), name)
+        for name in metrics
+        if name.startswith(before) and name.endswith(after) and name.count("/") > 1
     ]
-    return "  ".join([*parts, time_left] if time_left else parts)
+    labels = [("reward", "reward/mean"), *terms, *_AFTER_TERMS]
+    if has_evaluation:
+        labels.append(("eval", "eval/total"))
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    figures = [f"{label} {finite[name]:.3f}" for label, name in labels if name in finite]
+    if "throughput/images_per_second" in finite:
+        figures.append(f"{finite['throughput/images_per_second']:.2f} images/s")
+    if "time/step" in finite:
+        figures.append(f"{finite['time/step']:.1f} s")
+    if "memory/peak_bytes" in finite:
+        figures.append(describe_bytes(int(finite["memory/peak_bytes"])))
+    return figures
+
+
+def _step_line(step: int, total: int, figures: list[str], *, width: int) -> Text:
+    """In as many lines as the terminal needs, broken between figures."""
+    head = f"step {step:>{len(str(total))}}/{total}"
+    wrapped = textwrap.fill(
+        "  ".join(part.replace(" ", _NO_BREAK) for part in (head, *figures)),
+        width,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).replace(_NO_BREAK, " ")
+    line = Text(wrapped)
+    line.stylize("bold", 0, len(head))
+    return line
 
 
 def _compare(

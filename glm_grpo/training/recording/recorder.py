@@ -19,6 +19,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from glm_grpo.config import RunSection
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import (
     RunFolder,
@@ -31,7 +32,7 @@ from glm_grpo.run.folder import (
     write_atomically,
 )
 from glm_grpo.run.tables import Weighing, read_metrics, weighing_metadata
-from glm_grpo.training.recording.trackers import Trackers
+from glm_grpo.training.recording.trackers import NOTHING_SAID, Trackers
 from glm_grpo.types import Evaluation, Experience, ImageBatch
 from rewards.reweigh import Mode
 from rewards.types import Prompt, RewardTable
@@ -49,6 +50,7 @@ class Recorder:
         *,
         trackers: tuple[str, ...],
         config: Mapping[str, Any],
+        about: RunSection = NOTHING_SAID,
         combine: Mode,
     ) -> None:
         """Nothing is written before the first record.
@@ -57,11 +59,12 @@ class Recorder:
             folder: The run.
             trackers: Names that accelerate knows, for instance `tensorboard` or `wandb`.
             config: The resolved configuration, for the trackers.
+            about: What is said about the run, for them too.
             combine: How the terms are combined into totals; stored in the tables beside the
                 weights, so that the totals can be computed again.
         """
         self._folder = folder
-        self._trackers = Trackers(trackers, folder, config)
+        self._trackers = Trackers(trackers, folder, config, about)
         self._combine = combine
 
     def record_step(self, step: int, metrics: Mapping[str, float]) -> None:

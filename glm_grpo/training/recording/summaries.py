@@ -114,9 +114,40 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
     Raises:
         StorageError: An evaluation cannot be read, or the two have other terms.
     """
-    steps = evaluation_steps(folder)
+    summary = summarise_until(folder, None)
+    return [] if summary is None else summary.rows
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Before against after.
+
+    Attributes:
+        rows: Terms in the order of the R axis, the total last.
+        step: Of the later evaluation.
+        prompts: Number of held-out prompts.
+    """
+
+    rows: list[SummaryRow]
+    step: int
+    prompts: int
+
+
+def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
+    """As `summarise`, of the first evaluation and the last one up to a step.
+
+    Args:
+        last_step: None: up to the last.
+
+    Returns:
+        None without two evaluations.
+
+    Raises:
+        StorageError: As `summarise`.
+    """
+    steps = [each for each in evaluation_steps(folder) if last_step is None or each <= last_step]
     if len(steps) < 2:
-        return []
+        return None
     ends = (read_evaluation(folder, step, _COLUMNS) for step in (steps[0], steps[-1]))
     before, after = map(_stored_means, ends)
     odd = sorted({*before.columns} ^ {*after.columns})
@@ -126,7 +157,7 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
             f"have scores of the same terms ({', '.join(odd)} in one of them); restore the run's "
             "own from a copy"
         )
-    return _compare(before, after)
+    return Summary(_compare(before, after), step=steps[-1], prompts=len(before))
 
 
 def compare_evaluations(before: Evaluation, after: Evaluation) -> list[SummaryRow]:

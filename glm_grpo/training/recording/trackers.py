@@ -33,7 +33,7 @@ from PIL import Image
 from rich.text import Text
 from torch import Tensor
 
-from glm_grpo.config import flatten
+from glm_grpo.config import RunSection, flatten
 from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder, safe_name, write_atomically
 from glm_grpo.run.tables import read_run_ids
@@ -191,6 +191,10 @@ def check_trackers(names: Iterable[str]) -> None:
             )
 
 
+NOTHING_SAID = RunSection()
+"""About a run without name, notes and tags."""
+
+
 class Trackers:
     """Trackers by name, started at the first step that is logged.
 
@@ -198,11 +202,17 @@ class Trackers:
         folder: Of the run. A run that resumes goes on in the trackers' own runs, whose names are
             kept there.
         config: The resolved configuration.
+        about: Name, notes and tags, where the tracker has a place for them.
     """
 
     def __init__(
-        self, names: tuple[str, ...], folder: RunFolder, config: Mapping[str, Any]
+        self,
+        names: tuple[str, ...],
+        folder: RunFolder,
+        config: Mapping[str, Any],
+        about: RunSection = NOTHING_SAID,
     ) -> None:
+        self._about = about
         self._waiting = tuple(dict.fromkeys(names))
         self._folder = folder
         self._config = config
@@ -250,7 +260,7 @@ class Trackers:
         run_ids = read_run_ids(self._folder)
         run_id = run_ids.get(name)
         with ExitStack() as stack:
-            run = _Run(name, self._folder, self._goes_on_after + 1, run_id)
+            run = _Run(name, self._folder, self._goes_on_after + 1, run_id, self._about)
             started = _STARTERS.get(name, _other)(run, stack)
             # A run that goes on has its configuration, and MLflow allows no value to change.
             if run_id is None:
@@ -294,17 +304,24 @@ class _Run:
         tracker: Accelerate's name for it.
         step: The first that may have been logged before, by a run that was killed.
         id: What the tracker calls the run it is to go on with; None where it is new to it.
+        about: Name, notes and tags.
     """
 
     tracker: str
     folder: RunFolder
     step: int
     id: str | None
+    about: RunSection
+
+    @property
+    def place(self) -> str:
+        """The last two parts of the run folder, its date and time as a rule."""
+        return "-".join(self.folder.path.absolute().parts[-2:])
 
     @property
     def label(self) -> str:
-        """A name for people: the last two parts of the run folder, its date and time as a rule."""
-        return "-".join(self.folder.path.absolute().parts[-2:])
+        """A name for people."""
+        return self.about.name or self.place
 
 
 def _show_nothing(_table: EvaluationTable, _step: int) -> None:
@@ -354,6 +371,9 @@ def _tensorboard(run: _Run, ending: ExitStack) -> _Started:
 
     ending.enter_context(_writing_threads_quiet())
     _begin(tracker, ending)
+    said = [run.about.name, run.about.notes, ", ".join(run.about.tags)]
+    if any(said):
+        tracker.tracker.add_text("run", "\n\n".join(filter(None, said)), run.step)
     return _Started(tracker, show=show)
 
 
@@ -364,6 +384,8 @@ def _wandb(run: _Run, ending: ExitStack) -> _Started:
         "id": ("WANDB_RUN_ID", run.id),
         "resume": ("WANDB_RESUME", "allow"),
         "name": ("WANDB_NAME", run.label),
+        "notes": ("WANDB_NOTES", run.about.notes),
+        "tags": ("WANDB_TAGS", run.about.tags or None),
         "dir": ("WANDB_DIR", str(run.folder.path)),
     }
     arguments = {
@@ -386,8 +408,16 @@ def _mlflow(run: _Run, ending: ExitStack) -> _Started:
     variables, artifacts = _mlflow_store(run.folder.inside("mlflow").absolute())
     ending.enter_context(_defaults(**variables))
     mlflow = importlib.import_module("mlflow")
-    tracker = MLflowTracker(PROJECT_NAME, logging_dir=artifacts, run_id=run.id, run_name=run.label)
+    tracker = MLflowTracker(
+        PROJECT_NAME,
+        logging_dir=artifacts,
+        run_id=run.id,
+        run_name=run.label,
+        description=run.about.notes,
+    )
     _begin(tracker, ending)
+    if run.about.tags:
+        mlflow.set_tag("tags", ", ".join(run.about.tags))
     run_id = tracker.tracker.info.run_id
 
     def show(table: EvaluationTable, step: int) -> None:
@@ -424,7 +454,8 @@ def _trackio(run: _Run, ending: ExitStack) -> _Started:
     # Trackio reads the variable once, on import: runs of one process share a folder.
     with _defaults(TRACKIO_DIR=run.folder.inside("trackio")):
         trackio = importlib.import_module("trackio")
-    name = run.id or run.label
+    # By which it goes on: that of one run alone.
+    name = run.id or " ".join(filter(None, [run.about.name, run.place]))
     resume = "never" if run.id is None else "allow"
     tracker = TrackioTracker(PROJECT_NAME, name=name, resume=resume)
 

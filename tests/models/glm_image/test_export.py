@@ -8,10 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers import GlmImagePipeline
+from huggingface_hub import metadata_load
 from peft import PeftModel
 from PIL import Image
 
-from glm_grpo.models.glm_image.export import README, StockSettings, export_adapter, export_pipeline
+from glm_grpo.models.glm_image.export import (
+    README,
+    StockSettings,
+    export_adapter,
+    export_pipeline,
+    find_license,
+)
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 
 ROWS = torch.arange(6)
@@ -54,6 +61,8 @@ def settings(random_pipeline_folder):
         decode_steps=2,
         guidance_scale=1.25,
         outside_codebook="",
+        license="mit",
+        training="## How it was trained\n",
     )
 
 
@@ -124,3 +133,29 @@ def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
     assert names["pipeline"].num_timesteps == settings.decode_steps
     assert names["pipeline"].guidance_scale == settings.guidance_scale
+    # No base_model: the hub refuses the path of a folder.
+    card = metadata_load(tmp_path / README)
+    assert card.pop("tags")[:2] == ["glm-grpo", "grpo"]
+    assert card == {
+        "license": "mit",
+        "library_name": "peft" if kind == "adapter" else "diffusers",
+        "pipeline_tag": "image-to-image" if num_sources else "text-to-image",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("---\nlicense: mit\n---\n# A model", "mit"),
+        ("---\nlicense: [mit]\n---\n", None),
+        ("---\nlicense: {\n---\n", None),
+        ("# A model", None),
+        (b"---\nlicense: \xff\n---\n", None),
+        (None, None),
+    ],
+)
+def test_find_license_reads_the_card_beside_the_base(content, expected, tmp_path):
+    if content is not None:
+        text = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / README).write_bytes(text)
+    assert find_license(str(tmp_path)) == expected

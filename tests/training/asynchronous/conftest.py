@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -107,7 +108,13 @@ class Run:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def collectors(self) -> list[psutil.Process]:
-        return [x for x in self.helpers() if "".join(x.cmdline()).startswith("ray::Collector")]
+        found = []
+        for process in self.helpers():
+            # A helper of Ray's may have ended meanwhile, or be a zombie.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "".join(process.cmdline()).startswith("ray::Collector"):
+                    found.append(process)
+        return found
 
 
 @pytest.fixture(scope="module")

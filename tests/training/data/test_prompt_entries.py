@@ -8,8 +8,9 @@ import pytest
 from diffusers import GlmImagePipeline
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.data.entries import find_quoted_texts, is_blank, make_entry
+from glm_grpo.training.data.entries import make_entry
 from glm_grpo.training.data.files import Row
+from rewards.texts import find_quoted_texts, is_blank
 
 FOLDER = Path("/data/set")
 

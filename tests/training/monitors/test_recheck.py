@@ -19,7 +19,7 @@ from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt
-from tests.factories import NoDecoder, NoPolicy, advantage_settings, clipped_loss
+from tests.factories import NoDecoder, NoPolicy, Watcher, advantage_settings, clipped_loss
 
 FULL, CHEAP = 4, 1
 Greys = list[list[int]]
@@ -193,8 +193,8 @@ def test_recheck_goes_on_in_full_after_a_resume() -> None:
 
 
 def test_recheck_has_a_time_of_its_own() -> None:
-    announced: list[str] = []
-    clock = PhaseClock(announced.append)
+    watcher = Watcher()
+    clock = PhaseClock(watcher)
     Run().step(1, clock)
-    assert announced == ["recheck"]
+    assert watcher.phases == ["recheck"]
     assert set(clock.seconds()) == {"recheck", "step"}

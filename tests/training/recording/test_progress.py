@@ -19,7 +19,7 @@ from glm_grpo.training.recording.progress import Progress
 ROOT = Path(__file__).parents[3]
 
 RUN = """
-import logging, sys
+import logging, sys, time
 from rich.console import Console
 from glm_grpo.training.recording.progress import Progress
 
@@ -28,6 +28,10 @@ with Progress(
     total=3, done=0, console=Console(stderr=True), eval_every=3, checkpoint_every=3
 ) as progress:
     progress.phase("evaluation")
+    progress.evaluating(1, 2)
+    progress.phase("decode")
+    progress.count(3, 4)
+    time.sleep(0.3)
     progress.evaluated(0, {"eval/total": 0.5})
     for step in (1, 2, 3):
         progress.phase("rollout")
@@ -99,17 +103,22 @@ def test_output_to_a_pipe_is_plain_lines(variables: dict[str, str]) -> None:
     assert len(lines) == 8
 
 
-def test_a_terminal_gets_a_bar_with_log_lines_and_tables_above_it() -> None:
+def test_a_terminal_gets_bars_with_lines_and_tables_above_them() -> None:
     printed = printed_to_a_terminal()
 
-    assert "3/3 reward 0.250  kl 0.125  left 0:00:00" in re.sub(r"\x1b\[[\d;?]*\w", "", printed)
-    assert "rollout" in printed
+    plain = re.sub(r"\x1b\[[\d;?]*\w", "", printed)
+    # The bar of the run, and that of what is at hand.
+    assert re.search(r"run +━+ 0/3 steps", plain)
+    assert re.search(r"evaluation: decode +━+[╸╺]━+ 3/4 prompts 1/2 evaluated", plain)
+    assert re.search(r"run +━+[╸╺]━+ 2/3 steps left 0:00:0\d", plain)
+    for step, left in ((1, ""), (2, r"  left 0:00:0\d"), (3, r"  left 0:00:00")):
+        assert re.search(rf"\rstep {step}/3  reward 0.250  kl 0.125{left}\r\n", plain)
     assert "held-out prompts at step 3" in printed
     assert "+0.250" in printed
     # A log line begins where the bar stood, not behind it.
     for step in (1, 2, 3):
         before, _ = printed.split(f"canary of step {step}")
-        assert before.endswith(("\r\x1b[2K", "\n"))
+        assert before.endswith(("\x1b[2K", "\n"))
 
 
 def test_no_color_is_respected() -> None:
@@ -146,10 +155,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 def make_progress(*, total: int, done: int = 0, **arguments: Any) -> Progress:
     """Into a log; without an evaluation before the last step."""
-    usual = {"eval_every": 1000, "checkpoint_every": 1000}
-    return Progress(
-        total=total, done=done, console=Console(file=io.StringIO()), **{**usual, **arguments}
-    )
+    usual = {
+        "console": Console(file=io.StringIO()),
+        "eval_every": 1000,
+        "checkpoint_every": 1000,
+    }
+    return Progress(total=total, done=done, **{**usual, **arguments})
 
 
 def test_time_left_counts_the_evaluations_and_checkpoints_to_come(lines) -> None:
@@ -181,8 +192,8 @@ def test_time_left_counts_the_evaluations_and_checkpoints_to_come(lines) -> None
         "0:01:20",  # after 3: 4 steps and the same evaluations
         "0:01:09",  # after 4: 3 steps, evaluations of 6 and 7, checkpoints of 6 and 7
         "0:01:04",
-        "0:00:32",  # after 6: a step, evaluation and checkpoint of 7
-        "0:00:00",
+        "0:00:39",  # after 6: its checkpoint, a step, evaluation and checkpoint of 7
+        "0:00:07",
     ]
 
 
@@ -195,7 +206,87 @@ def test_time_left_of_a_resumed_run_names_the_evaluations_it_cannot_time_yet(lin
     assert lines()[-1] == "step 6/10  left 0:04:00 and 2 evaluations"
 
 
-def test_time_left_is_the_pace_since_the_first_step_times_the_steps_to_come(lines) -> None:
+def test_time_left_follows_a_pace_that_changed(lines) -> None:
+    clock = Clock()
+    progress = make_progress(total=100, now=clock)
+    for step in range(1, 61):
+        clock.seconds += 10 if step <= 30 else 2
+        progress.end(step, {})
+    # The last 20 steps took 2 s each, the mean of all is 6 s.
+    assert lines()[-1].startswith("step 60/100  left 0:01:20")
+
+
+def test_time_left_forgives_a_step_that_was_held_up(lines) -> None:
+    clock = Clock()
+    progress = make_progress(total=1000, now=clock)
+    for step, seconds in enumerate((10, 10, 10, 100, 10), start=1):
+        clock.seconds += seconds
+        progress.end(step, {})
+    # 995 steps of 10 s.
+    assert lines()[-1].startswith("step 5/1000  left 2:45:50")
+
+
+def test_time_left_takes_an_evaluation_for_one_whatever_its_phases(lines) -> None:
+    clock = Clock()
+    progress = make_progress(total=4, eval_every=2, now=clock)
+    for step in (1, 2):
+        clock.seconds += 10
+        if step == 2:
+            progress.phase("evaluation")
+            for phase in ("rollout", "decode", "reward"):
+                progress.phase(phase)
+                clock.seconds += 5
+            progress.evaluated(2, {})
+        progress.end(step, {})
+    # Two steps of 10 s and an evaluation of 15 s.
+    assert lines()[-1] == "step 2/4  left 0:00:35"
+
+
+STEP = {
+    "reward/mean": 0.8125,
+    "reward/std": 0.1,
+    "reward/lpips/mean": 0.875,
+    "reward/ocr/mean": 0.5,
+    "reward/ocr/std": 0.2,
+    "reward/aesthetic/mean": float("nan"),
+    "kl/reference": 0.03125,
+    "ratio/clip_fraction": 0.0,
+    "throughput/images_per_second": 4.25,
+    "time/step": 15.04,
+    "memory/peak_bytes": 1.5e9,
+}
+"""Metrics of a step in which the aesthetic term applied to no prompt."""
+
+
+def test_a_line_has_terms_speed_and_memory_of_the_step(lines) -> None:
+    make_progress(total=40).end(4, {**STEP, "eval/total": 0.75})
+
+    assert lines() == [
+        "step 4/40  reward 0.812  lpips 0.875  ocr 0.500  kl 0.031  clipped 0.000  eval 0.750  "
+        "4.25 images/s  15.0 s  1.50 GB"
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_is_broken_between_figures_where_the_terminal_is_narrow() -> None:
+    terminal = Terminal()
+    console = Console(file=terminal, force_interactive=True, width=50, color_system=None)
+    with make_progress(total=40, console=console) as progress:
+        progress.end(4, STEP)
+
+    plain = re.sub(r"\x1b\[[\d;?]*\w", "", terminal.getvalue())
+    assert plain[plain.index("step  4") :].splitlines()[:3] == [
+        "step  4/40  reward 0.812  lpips 0.875  ocr 0.500",
+        "    kl 0.031  clipped 0.000  4.25 images/s  15.0 s",
+        "    1.50 GB",
+    ]
+
+
+def test_time_left_is_the_pace_after_the_first_step_times_the_steps_to_come(lines) -> None:
     clock = Clock()
     progress = make_progress(total=10, done=4, now=clock)
     progress.phase("evaluation")

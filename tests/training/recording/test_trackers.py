@@ -23,6 +23,7 @@ from accelerate.utils import LoggerType
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from glm_grpo.config import RunSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
@@ -31,6 +32,7 @@ from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.training.recording.trackers import Trackers, check_trackers
 from glm_grpo.types import Evaluation
 
+ABOUT = RunSection(name="larger groups", notes="As before,\nwith 16 images.", tags=("ocr", "wide"))
 CONFIG = {"train": {"seed": 1, "resume": None}, "trackers": ["tensorboard"], "offload": True}
 NAMES = ("reward/mean", "reward/ocr/advantage_share", "correlation/lpips/ssim")
 
@@ -75,7 +77,7 @@ def make_recorder(path: Path, *trackers: str) -> Recorder:
 
 def log_run(path: Path, name: str, evaluation: Evaluation) -> None:
     """Evaluations at steps 0 and 2, a step between them, and an end."""
-    trackers = Trackers((name,), RunFolder(path), CONFIG)
+    trackers = Trackers((name,), RunFolder(path), CONFIG, ABOUT)
     trackers.log_evaluation(replace(evaluation, step=0))
     for step in (0, 1):
         trackers.log(step, values_of(step))
@@ -87,7 +89,7 @@ def log_run(path: Path, name: str, evaluation: Evaluation) -> None:
 def log_resumed_run(path: Path, name: str, evaluation: Evaluation) -> None:
     """The same run, killed and resumed from its checkpoint of step 1: step 2 comes again."""
     config = {**CONFIG, "train": {"seed": 1, "resume": "auto"}}
-    trackers = Trackers((name,), RunFolder(path), config)
+    trackers = Trackers((name,), RunFolder(path), config, ABOUT)
     trackers.go_on_after(1)
     trackers.log_evaluation(replace(evaluation, step=2))
     for step in (2, 3):
@@ -139,6 +141,8 @@ def test_tensorboard_shows_a_strip_a_prompt_and_a_table_of_scores_and_notes(
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
+    (said,) = events.Tensors("run/text_summary")[0].tensor_proto.string_val
+    assert said.decode().split("\n\n") == [ABOUT.name, ABOUT.notes, "ocr, wide"]
     assert events.Tags()["images"] == ["evaluation/sign", "evaluation/field-1"]
     strips = events.Images("evaluation/sign")
     # Target and two samples of 8 pixels, two gaps of 4.
@@ -209,6 +213,9 @@ def test_wandb_receives_the_config_and_an_image_table(tmp_path: Path, make_evalu
     updates = [update for record in wandb_records(path) for update in record.config.update]
     config = {update.key or ".".join(update.nested_key): update.value_json for update in updates}
     assert (config["train.seed"], config["offload"]) == ("1", "true")
+    (run,) = [record.run for record in wandb_records(path) if record.HasField("run")]
+    said = (run.display_name, run.notes, tuple(run.tags))
+    assert said == (ABOUT.name, ABOUT.notes, ABOUT.tags)
     shown = [row for row in wandb_history(path) if "evaluation._type" in row]
     assert [row["_step"] for row in shown] == [0, 2]
     tables = [record.artifact for record in wandb_records(path) if record.HasField("artifact")]
@@ -272,6 +279,9 @@ def test_mlflow_goes_on_in_the_same_run_inside_the_run_folder(
     client = mlflow_client(tmp_path / "run")
     run = only_run(client)
     assert (run.info.status, run.data.params["train.seed"]) == ("FINISHED", "1")
+    assert run.info.run_name == ABOUT.name
+    assert run.data.tags["mlflow.note.content"] == ABOUT.notes
+    assert run.data.tags["tags"] == "ocr, wide"
     assert set(run.data.metrics) == set(NAMES)
     for name in NAMES:
         history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
@@ -333,7 +343,7 @@ def test_trackio_goes_on_in_the_same_run_inside_the_run_folder(
 
     rows = trackio_rows(folder / "trackio" / "glm-grpo.db")
     ((name, _),) = {run for run, _, _ in rows}
-    assert name == "2026-11-21-16-02-07"
+    assert name == "larger groups 2026-11-21-16-02-07"
     values = [(step, values) for _, step, values in rows if "evaluation" not in values]
     assert [step for step, _ in values] == [0, 1, 2, 2, 3]
     assert all(row == dict.fromkeys(NAMES, step + 0.5) for step, row in values)
@@ -382,7 +392,7 @@ def test_runs_of_a_sweep_do_not_mix(tmp_path: Path, mlflow_client, make_evaluati
         only_run(mlflow_client(tmp_path / "sweep" / run))
     # Trackio has one folder a process.
     rows = trackio_rows(tmp_path / "sweep" / "0" / "trackio" / "glm-grpo.db")
-    assert {name for (name, _), _, _ in rows} == {"sweep-0", "sweep-1"}
+    assert {name for (name, _), _, _ in rows} == {"larger groups sweep-0", "larger groups sweep-1"}
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])

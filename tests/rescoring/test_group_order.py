@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import kendalltau
 
-from glm_grpo.rescore.rescore import kendall_taus, winner_changes
+from glm_grpo.rescoring.rescore import kendall_taus, winner_changes
 
 
 def test_kendall_taus_equal_those_of_scipy() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.rescore.page import print_rescoring, write_rescoring_sheet
-from glm_grpo.rescore.rescore import rescore
+from glm_grpo.rescoring.page import print_rescoring, write_rescoring_sheet
+from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.folder import RunFolder
 
 
@@ -23,9 +23,7 @@ def rescore_run(run: Path, overrides: Sequence[str]) -> Path | None:
     folder = RunFolder(run)
     rescoring = rescore(folder, overrides)
     if not rescoring.changes:
-        weights = " ".join(
-            f"reward.terms.{term.name}.weight={term.weight_before:g}" for term in rescoring.terms
-        )
+        weights = " ".join(f"{term.name}={term.weight_before:g}" for term in rescoring.terms)
         raise ConfigError(
             f"{' '.join(overrides) or 'no key=value'}: the run was weighed like that, so "
             f"nothing would change; write other values ({weights} is what it had, "

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_grpo.output import printable
-from glm_grpo.rescore.rescore import MovedImage, Rescoring
+from glm_grpo.rescoring.rescore import MovedImage, Rescoring
 from glm_grpo.run.folder import RunFolder, read_picture, write_atomically
 
 _TILE = 160

@@ -15,13 +15,19 @@ from hydra.errors import HydraException
 from jaxtyping import Bool, Float32, Int8
 from torch import Tensor
 
-from glm_grpo.config import Config, flatten, override_error, validate_config
+from glm_grpo.config import (
+    Config,
+    flatten,
+    override_error,
+    validate_config,
+)
 from glm_grpo.config.problems import Problem, describe_problems, known_keys
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
+from glm_grpo.search_path import write_out_weights
 from rewards.audit.audit import describe_rare_terms
 from rewards.reweigh import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
 from rewards.steering import tables_in_force
@@ -167,7 +173,7 @@ _CHANGEABLE = re.compile(
     rf"|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
 )
 _CHANGEABLE_IN_WORDS = (
-    "reward.terms.<name>.weight, .share, .at_least and .std_floor, reward.combine, "
+    "<name>=WEIGHT, reward.terms.<name>.share, .at_least and .std_floor, reward.combine, "
     "reward.share_rate, reward.bound_*, advantage.*"
 )
 _LEAST_SIMILARITY = 0.75
@@ -181,7 +187,8 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     Args:
         overrides: `key=value` with the keys `reward.terms.<name>.weight`, `.share`, `.at_least` and
             `.std_floor`, `reward.combine`, `reward.share_rate`, `reward.bound_rate` and
-            `.bound_max`, and `advantage.*`, written as for train.py.
+            `.bound_max`, and `advantage.*`, written as for train.py; `<name>=0.5` is
+            `reward.terms.<name>.weight=0.5`.
 
     Raises:
         ConfigError: A key is another one, names a term the run did not score, or a value is
@@ -191,6 +198,7 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     # What is only tried out harms no policy: a watched term may be weighed, and one that uses
     # the picture alone may stand by itself.
     values["reward"] |= {"watch": [], "allow_untied": True}
+    overrides = _with_whole_weights(overrides, config)
     combine = dict(map(_parse_override, overrides)).get("reward.combine")
     if config.reward.combine == "shares" and combine not in (None, "shares"):
         # No share is read there.
@@ -223,9 +231,14 @@ def list_changes(
         overrides: `key=value`; a key that keeps its value is left out.
     """
     before, after = config.model_dump(mode="json"), other.model_dump(mode="json")
-    keys = dict.fromkeys(_parse_override(override)[0] for override in overrides)
+    whole = _with_whole_weights(overrides, config)
+    keys = dict.fromkeys(_parse_override(override)[0] for override in whole)
     changes = (SettingChange(key, _look_up(before, key), _look_up(after, key)) for key in keys)
     return tuple(change for change in changes if change.before != change.after)
+
+
+def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
+    return write_out_weights(overrides, {*config.reward.terms, *KINDS})
 
 
 def _parse_override(override: str) -> tuple[str, object]:
@@ -236,8 +249,7 @@ def _parse_override(override: str) -> tuple[str, object]:
         raise override_error(error) from error
     if parsed.is_delete() or parsed.is_sweep_override():
         raise ConfigError(
-            f"{override!r} gives no value; rescore tries one value a key: write "
-            "reward.terms.ocr.weight=0.5, say"
+            f"{override!r} gives no value; rescore tries one value a key: write ocr=0.5, say"
         )
     return parsed.key_or_group, parsed.value()
 
@@ -268,9 +280,10 @@ def _find_problem(key: str, value: object, config: Config) -> Problem | None:
 
 def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
     if key in known_keys(Config) or key in flatten(config.model_dump(mode="json")):
-        return f"train a run with it: python train.py {key}={value}"
+        return f"train a run with it: glm-grpo train {key}={value}"
     terms = itertools.product(config.reward.terms, _TERM_OPTIONS)
     keys = [
+        *config.reward.terms,
         *(f"reward.{option}" for option in _REWARD_OPTIONS),
         *(f"reward.terms.{name}.{option}" for name, option in terms),
         *(f"advantage.{option}" for option in type(config.advantage).model_fields),
@@ -283,7 +296,7 @@ def _remedy_for_other_term(name: str, config: Config) -> str:
     if name in KINDS:
         return (
             f"use one of those, or train a run that scores {name} too, with weight 0 if it is only "
-            f"to be shown: python train.py +reward.terms.{name}.weight=0"
+            f"to be shown: glm-grpo train +reward.terms.{name}.weight=0"
         )
     nearest = difflib.get_close_matches(name, config.reward.terms, n=1)
     return f"did you mean reward.terms.{nearest[0]}?" if nearest else "use one of those"

@@ -14,7 +14,7 @@ from glm_grpo.cli import main
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.rescore.rescore import rescore
+from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import read_table
 from glm_grpo.training.recording.recorder import Recorder
@@ -304,5 +304,5 @@ def test_rescore_command_says_that_nothing_was_changed_and_what_can_be(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith(f"ConfigError: {' '.join(overrides) or 'no key=value'}: the run was")
-    assert "reward.terms.ocr.weight=0.3 reward.terms.aesthetic.weight=0.1 is what it had" in said
+    assert "ocr=0.3 aesthetic=0.1 is what it had" in said
     assert not small_run.rescore_dir.exists()

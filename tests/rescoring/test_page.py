@@ -9,8 +9,8 @@ from PIL import Image
 from rich.console import Console
 
 from glm_grpo.errors import StorageError
-from glm_grpo.rescore.page import print_rescoring, write_rescoring_sheet
-from glm_grpo.rescore.rescore import MovedImage, Rescoring, SettingChange, TermChange
+from glm_grpo.rescoring.page import print_rescoring, write_rescoring_sheet
+from glm_grpo.rescoring.rescore import MovedImage, Rescoring, SettingChange, TermChange
 from glm_grpo.run.folder import RunFolder
 
 PROMPT = "[red]a sign[/red] that says CAT"

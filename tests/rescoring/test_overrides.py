@@ -6,7 +6,7 @@ import pytest
 
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.rescore.rescore import SettingChange, list_changes, override_weighing
+from glm_grpo.rescoring.rescore import SettingChange, list_changes, override_weighing
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,14 @@ def config(configs_dir: Path) -> Config:
         ("reward.terms.ocr.wieght=1", r"remedy: did you mean reward.terms.ocr.weight\?$"),
         ("rewards.terms.ocr.wieght=1", r"remedy: did you mean reward.terms.ocr.weight\?$"),
         ("advantages.clip=1", r"remedy: did you mean advantage.clip\?$"),
-        ("zebra=1", "remedy: use one of reward.terms.<name>.weight, .share,"),
-        ("train.stps=3", "remedy: use one of reward.terms.<name>.weight, .share,"),
-        ("train.steps=3", "train.steps = 3.*not a key that rescore can change.*train.py train"),
+        ("ocrr=1", r"remedy: did you mean ocr\?$"),
+        ("clip_score=0.5", "the run did not score 'clip_score'"),
+        ("zebra=1", "remedy: use one of <name>=WEIGHT, reward.terms"),
+        ("train.stps=3", "remedy: use one of <name>=WEIGHT, reward.terms"),
+        (
+            "train.steps=3",
+            "train.steps = 3.*not a key that rescore can change.*glm-grpo train train",
+        ),
         ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3.*images and raw scores"),
         ("reward.terms=null", "reward.terms = None.*not a key that rescore can change"),
         ("reward.terms.ocr.weight=nan", "reward.terms.ocr.weight = nan.*must be a finite number"),
@@ -58,8 +63,19 @@ def test_override_weighing_knows_the_keys_of_a_term_of_the_users_own_name(
     near = "+reward.terms.near={kind: lpips, weight: 0.1, network: squeeze, pretrained: false}"
     config = compose_config(configs_dir, "tiny", [near])
     key = f"reward.terms.near.{option}"
-    with pytest.raises(ConfigError, match=f"train a run with it: python train.py {key}=alex"):
+    with pytest.raises(ConfigError, match=f"train a run with it: glm-grpo train {key}=alex"):
         override_weighing(config, [f"{key}=alex"])
+
+
+def test_a_terms_name_stands_for_its_weight(configs_dir: Path) -> None:
+    mine = "+reward.terms.mine={kind: custom, weight: 0.5, function: 'a:b'}"
+    config = compose_config(configs_dir, "tiny", [mine])
+    other = override_weighing(config, ["ocr=0.9", "mine=0"])
+    assert other.reward.weights() == {**config.reward.weights(), "ocr": 0.9, "mine": 0.0}
+    assert list_changes(config, other, ["ocr=0.9", "mine=0.5"]) == (
+        SettingChange("reward.terms.ocr.weight", 0.3, 0.9),
+        SettingChange("reward.terms.mine.weight", 0.5, 0.0),
+    )
 
 
 def test_override_weighing_refuses_a_reward_of_nothing(config: Config) -> None:

@@ -1,0 +1,246 @@
+"""The Python API: what the command line does, from a script or a notebook.
+
+The examples build on each other; the tests run them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas
+from PIL import Image
+
+from glm_grpo.commands.evaluate import evaluate_run
+from glm_grpo.commands.train import run_training
+from glm_grpo.config import Config, compose_config
+from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.rescoring.rescore import Rescoring
+from glm_grpo.rescoring.rescore import rescore as rescore_folder
+from glm_grpo.run.config import read_config
+from glm_grpo.run.folder import RunFolder, read_picture
+from glm_grpo.run.tables import (
+    evaluation_steps,
+    read_evaluation,
+    read_metrics,
+    read_table,
+    stored_steps,
+)
+from glm_grpo.training.recording.summaries import summarise
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left on the disk; tables are read when they are asked for.
+
+    Attributes:
+        path: The run folder.
+        config: What it was started with, every key resolved.
+    """
+
+    path: Path
+    config: Config
+
+    @property
+    def gallery(self) -> Path:
+        """The page that shows its samples and scores, to be opened in a browser."""
+        return self._folder.gallery_path
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """A row a step, a column a metric (docs/reading_curves.md); step 0 is the evaluation."""
+        return pandas.DataFrame(read_metrics(self._folder)).set_index("step")
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have a rollout, in order."""
+        return stored_steps(self._folder.rollouts_dir)
+
+    @property
+    def evaluation_steps(self) -> list[int]:
+        """The steps after which the held-out prompts were evaluated, in order."""
+        return evaluation_steps(self._folder)
+
+    def rollout(self, step: int) -> pandas.DataFrame:
+        """What was sampled and scored in a step: a row an image.
+
+        Args:
+            step: One of `steps`.
+
+        Returns:
+            Columns `prompt_id`, `prompt`, `sample`, `image`, `raw/<term>` (missing where the term
+            does not apply), `total`, `advantage`, `token_ids` and others.
+
+        Raises:
+            StorageError: There is no such step, or its table is damaged.
+        """
+        return read_table(self._folder.rollout_path(step)).to_pandas()
+
+    def evaluation(self, step: int) -> pandas.DataFrame:
+        """The held-out prompts after a step: a row an image, columns as of `rollout`.
+
+        Args:
+            step: One of `evaluation_steps`.
+
+        Raises:
+            StorageError: There is no such evaluation, or its table is damaged.
+        """
+        return read_evaluation(self._folder, step).to_pandas()
+
+    def picture(self, image: str) -> Image.Image:
+        """A stored picture.
+
+        Args:
+            image: As in the columns `image` and `target` of the tables.
+
+        Raises:
+            StorageError: It is not below the run's images, missing or damaged.
+        """
+        return read_picture(self._folder.picture(image))
+
+    def summary(self) -> pandas.DataFrame:
+        """The held-out prompts before and after: the first and the last stored evaluation.
+
+        Returns:
+            A row a term and one for the total; columns `before`, `after`, `difference` and the ends
+            `low` and `high` of its 95 % interval. Empty without two evaluations.
+
+        Raises:
+            StorageError: An evaluation is damaged.
+        """
+        return _as_frame(summarise(self._folder))
+
+    @property
+    def _folder(self) -> RunFolder:
+        return RunFolder(self.path)
+
+
+def load_config(
+    name: str | None = None, *overrides: str, config_dir: str | Path | None = None
+) -> Config:
+    """Compose and check a config, as `glm-grpo train --config-name NAME key=value ...` does.
+
+    Example:
+        >>> from glm_grpo import load_config
+        >>> config = load_config("tiny", "train.steps=2", "ocr=0.5", "run_dir=my-run")
+        >>> config.train.steps, config.reward.terms["ocr"].weight
+        (2, 0.5)
+
+    Args:
+        name: Of a config of the package, or in `config_dir`; None: `config` in a `config_dir` that
+            has one, else `tiny`.
+        overrides: As on the command line; `ocr=0.5` is `reward.terms.ocr.weight=0.5`.
+        config_dir: A folder of your own, such as `glm-grpo init` writes.
+
+    Raises:
+        ConfigError: The name or a key is unknown, or a value is refused; says what to write.
+    """
+    return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
+
+
+def train(config: Config) -> Run:
+    """Train as a config says, in this process; progress and the result are printed.
+
+    Ctrl-C (in a notebook: interrupt) ends the run after the step at hand, saved.
+
+    Example:
+        >>> from glm_grpo import load_config, train
+        >>> small = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.steps=2")
+        >>> quick = ("eval.samples_per_prompt=1", "decode.steps=1", "trackers=[]")
+        >>> run = train(load_config("tiny", *small, *quick, "run_dir=my-run"))
+        >>> len(run.rollout(2))
+        8
+
+    Args:
+        config: From `load_config`. `config.run_dir` names the folder of the run.
+
+    Returns:
+        The run, as `load_run` does.
+
+    Raises:
+        ConfigError: The config does not fit the machine, or the folder holds another run.
+        GlmGrpoError, RewardError: What is needed cannot be read, loaded or written.
+    """
+    return load_run(run_training(config).path)
+
+
+def load_run(path: str | Path) -> Run:
+    """What a run left on the disk, also one that was stopped or crashed; no model is loaded.
+
+    Example:
+        >>> from glm_grpo import load_run
+        >>> run = load_run("my-run")
+        >>> run.steps, run.evaluation_steps
+        ([1, 2], [0, 2])
+        >>> best = run.rollout(1).sort_values("total").iloc[-1]
+        >>> run.picture(best.image).size
+        (128, 128)
+
+    Args:
+        path: The run folder.
+
+    Raises:
+        CheckpointError: The folder holds no run.
+        ConfigError: Its config is damaged.
+    """
+    return Run(Path(path), read_config(RunFolder(Path(path))))
+
+
+def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
+    """What other weights would have made of a run's stored scores; no model is loaded.
+
+    Example:
+        >>> from glm_grpo import rescore
+        >>> rescoring = rescore("my-run", "ocr=0.9", "lpips=0")
+        >>> rescoring.images, rescoring.groups
+        (16, 4)
+        >>> [term.name for term in rescoring.terms]
+        ['lpips', 'ssim', 'ocr', 'aesthetic']
+
+    Args:
+        run: A run, or its folder.
+        overrides: `ocr=0.5`, `reward.combine=normalize_then_sum`, `advantage.clip=null` and such;
+            none for the weights that the run had.
+
+    Returns:
+        Groups that change their winner, shares of the terms, and the images that gain and lose.
+
+    Raises:
+        ConfigError: An override is refused.
+        CheckpointError: The folder holds no run.
+        StorageError: A table is damaged.
+    """
+    return rescore_folder(RunFolder(_path_of(run)), overrides)
+
+
+def evaluate(run: Run | str | Path) -> pandas.DataFrame:
+    """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
+
+    Nothing is written into the run.
+
+    Example:
+        >>> from glm_grpo import evaluate
+        >>> evaluate("my-run").index.tolist()
+        ['lpips', 'ssim', 'ocr', 'ocr_exact', 'aesthetic', 'total']
+
+    Args:
+        run: A run, its folder, or one of its checkpoints.
+
+    Returns:
+        As of `Run.summary`.
+
+    Raises:
+        CheckpointError: There is no whole checkpoint.
+        GlmGrpoError, RewardError: What is needed cannot be read or loaded.
+    """
+    return _as_frame(evaluate_run(_path_of(run))[1])
+
+
+def _path_of(run: Run | str | Path) -> Path:
+    return run.path if isinstance(run, Run) else Path(run)
+
+
+def _as_frame(rows: list[SummaryRow]) -> pandas.DataFrame:
+    columns = [field.name for field in dataclasses.fields(SummaryRow)]
+    return pandas.DataFrame(map(dataclasses.astuple, rows), columns=columns).set_index("name")

@@ -1,0 +1,80 @@
+"""`glm-grpo train` and train.py: argv -> config -> training, by Hydra."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from functools import wraps
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from glm_grpo.search_path import choose_config, find_packaged_configs, may_hold_weights
+from glm_grpo.terminal import (
+    announce_loading,
+    ended_in_any_case,
+    job_errors_explained,
+    run_hydra_application,
+)
+from glm_grpo.training.interrupt import interrupt
+
+
+def train(composed: DictConfig) -> None:
+    """Validate what Hydra composed, and train."""
+    with job_errors_explained():
+        announce_loading(composed)
+        # Libraries take seconds: the first line does not wait for them, nor does a mistake in the
+        # config for those of the models.
+        from glm_grpo.config import resolve_config  # noqa: PLC0415
+
+        config = resolve_config(composed)
+        from glm_grpo.commands.train import run_training  # noqa: PLC0415
+
+        run_training(config)
+
+
+def train_by_words(words: Sequence[str]) -> None:
+    """Train as a command line says, whose options are Hydra's.
+
+    Args:
+        words: Behind `glm-grpo train`.
+
+    Raises:
+        SystemExit: As `glm_grpo.terminal.errors_explained`.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, interrupt)
+
+    @wraps(train)
+    def application() -> None:
+        given = _config_options().parse_known_args(words)[0]
+        folder, name = choose_config(given.config_dir, None)
+        find_packaged_configs()
+        # What Hydra reads.
+        sys.argv[1:] = _with_whole_weights(words, given.config_dir, given.config_name)
+        hydra.main(version_base=None, config_path=str(folder), config_name=name)(train)()
+
+    with ended_in_any_case():
+        run_hydra_application(application)
+
+
+def _with_whole_weights(
+    words: Sequence[str], config_dir: Path | None, name: str | None
+) -> list[str]:
+    if not may_hold_weights(words):
+        return [*words]
+    # Takes seconds, for which the first line of a run does not wait.
+    from glm_grpo.config import with_whole_weights  # noqa: PLC0415
+
+    return with_whole_weights(words, config_dir, name)
+
+
+def _config_options() -> argparse.ArgumentParser:
+    """Of Hydra's options, those that say where the config is."""
+    parser = argparse.ArgumentParser(prog="glm-grpo train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("--config-name")
+    return parser

@@ -1,0 +1,174 @@
+"""`glm-grpo init`: a folder to begin with, which holds a config, prompts and a README."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from glm_grpo.config import Config, compose_config
+from glm_grpo.errors import StorageError
+from glm_grpo.output import printable
+from glm_grpo.run.folder import storage_errors, write_atomically
+from glm_grpo.search_path import OWN_CONFIG, PACKAGED_CONFIGS
+from glm_grpo.tiny.prompts import tiny_prompts
+from rewards.pictures import encode_png
+from rewards.types import Prompt
+
+_PROMPTS = {"prompts.jsonl": ("train", 24), "held_out.jsonl": ("heldout", 8)}
+"""File -> the set of the embedded world that its prompts are of, and how many."""
+
+_WORLD_SIZE = 128
+"""Pixels of the world's pictures."""
+
+_CONFIG = """\
+# Builds on the config `{name}`: what stands here wins over that, and key=value on the
+# command line over both. All keys with their values:
+#   glm-grpo train --config-dir {folder} --cfg job
+
+defaults:
+  - {name}
+  - _self_
+
+# Prompts: .jsonl, .csv, .parquet, .txt, a folder of pictures, or the id of a data set on the hub.
+# ${{config_dir:}} is the folder of this file, so that they are found from everywhere.
+data:
+  path: ${{config_dir:}}/prompts.jsonl
+  eval_path: ${{config_dir:}}/held_out.jsonl
+
+rollout:
+{rollout}
+
+# Each term is a similarity or quality, higher is better. `ocr: null` leaves one out; on the command
+# line `ocr=0.5` sets its weight.
+reward:
+  terms:
+{terms}
+
+optim:
+{optim}
+
+train:
+{train}
+"""
+
+_COMMENTS = {
+    "prompts_per_step": "different prompts in one step",
+    "group_size": "images of each prompt, which are compared with each other",
+    "height": "pixels, a multiple of 32",
+    "width": "pixels, a multiple of 32",
+    "learning_rate": "highest learning rate, reached after the warm-up",
+    "steps": "one rollout and its update each",
+    "seed": "prompts, tokens and noise follow from it",
+    "eval_every": "steps between evaluations on the held-out prompts",
+    "checkpoint_every": "steps between checkpoints",
+}
+"""Keys that the config shows, of three sections."""
+
+_README = """\
+# {title}
+
+Written by `glm-grpo init`. `config.yaml` builds on `{name}`, one of the configs in `{configs}`.
+
+1. Put your prompts into `prompts.jsonl` and `held_out.jsonl`: {fields}.
+2. Check: `glm-grpo check --config-dir {folder}`
+3. Train: `glm-grpo train --config-dir {folder}`; Ctrl-C saves, `train.resume=auto` goes on.
+4. Look: `glm-grpo gallery RUN --serve`, where RUN is `outputs/DATE/TIME`.
+5. Try other weights: `glm-grpo rescore RUN ocr=0.5`
+6. Use it: `glm-grpo export RUN my-model` writes trained weights with a model card.
+"""
+
+_FIELDS = "`prompt`, and if you have them `target` (the picture wanted) and `text` (to be read)"
+_EDIT_FIELDS = "`prompt`, `source` (the picture to edit), and if you have it `target` (the result)"
+
+
+def init_folder(folder: Path, name: str) -> Iterator[Path]:
+    """Writes a config that builds on one of the package, prompts and a README; yields their paths.
+
+    The prompts are signs of the embedded world, with their pictures as targets: the embedded model
+    knows them, and for any other model they show the form.
+
+    Args:
+        folder: New or empty.
+        name: Of the config it builds on.
+
+    Raises:
+        ConfigError: There is no such config.
+        StorageError: The folder is not empty, or cannot be written.
+    """
+    # Whatever prompts the config asks for, it gets these.
+    paths = [
+        f"data.{key}={file}" for key, file in zip(("path", "eval_path"), _PROMPTS, strict=True)
+    ]
+    config = compose_config(None, name, paths)
+    with storage_errors("write", folder):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise StorageError(
+                f"{folder} is not an empty folder; nothing is overwritten; name another"
+            )
+    for file, (set_name, count) in _PROMPTS.items():
+        yield _write_prompts(folder, file, set_name, count, sources=config.data.sources)
+    yield _write(folder / f"{OWN_CONFIG}.yaml", _describe_config(folder, name, config))
+    readme = _README.format(
+        title=printable(folder.resolve().name),
+        folder=_quoted(folder),
+        name=name,
+        configs=PACKAGED_CONFIGS,
+        fields=_EDIT_FIELDS if config.data.sources else _FIELDS,
+    )
+    yield _write(folder / "README.md", readme)
+
+
+def _quoted(folder: Path) -> str:
+    return shlex.quote(printable(str(folder)))
+
+
+def _write_prompts(folder: Path, file: str, set_name: str, count: int, *, sources: int) -> Path:
+    """Rows of a prompt file, and the pictures that they name."""
+    set_name = f"edit-{set_name}" if sources else set_name
+    prompts = tiny_prompts(set_name, height=_WORLD_SIZE, width=_WORLD_SIZE, sources=min(sources, 1))
+    rows = [_write_row(folder, prompts[index]) for index in range(count)]
+    return _write(folder / file, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def _write_row(folder: Path, prompt: Prompt) -> dict[str, str]:
+    row = {"id": prompt.prompt_id, "prompt": prompt.prompt, "text": prompt.texts[0]}
+    pictures = [("target", prompt.target), *(("source", source) for source in prompt.sources)]
+    for name, pixels in pictures:
+        if pixels is not None:
+            row[name] = f"pictures/{prompt.prompt_id}-{name}.png"
+            write_atomically(folder / row[name], encode_png(pixels))
+    return row
+
+
+def _write(path: Path, content: str) -> Path:
+    write_atomically(path, content.encode())
+    return path
+
+
+def _describe_config(folder: Path, name: str, config: Config) -> str:
+    terms = [
+        f"    {term}: {{weight: {given.weight:g}}}" for term, given in config.reward.terms.items()
+    ]
+    return _CONFIG.format(
+        folder=_quoted(folder),
+        name=name,
+        rollout=_describe_section(config.rollout),
+        terms="\n".join(terms),
+        optim=_describe_section(config.optim),
+        train=_describe_section(config.train),
+    )
+
+
+def _describe_section(section: BaseModel) -> str:
+    """The keys of a section that are shown, a line each, with their values and comments."""
+    values = section.model_dump()
+    lines = [f"  {key}: {values[key]:g}" for key in _COMMENTS if key in values]
+    width = max(map(len, lines))
+    comments = (comment for key, comment in _COMMENTS.items() if key in values)
+    return "\n".join(
+        f"{line:<{width}}  # {comment}" for line, comment in zip(lines, comments, strict=True)
+    )

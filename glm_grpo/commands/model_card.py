@@ -1,0 +1,86 @@
+"""What the model card of an export says of the run: how it was trained, with what result."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+from glm_grpo.config import Config
+from glm_grpo.errors import StorageError
+from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.recording.summaries import summarise_until
+
+
+def describe_training(folder: RunFolder, config: Config, *, step: int) -> str:
+    """Sections of a model card, in Markdown.
+
+    Args:
+        folder: The run, whose evaluations give the figures.
+        config: Of the run.
+        step: Of the exported weights.
+    """
+    return f"{_describe_settings(config, step=step)}\n{_describe_figures(folder, step=step)}"
+
+
+def _describe_settings(config: Config, *, step: int) -> str:
+    method = "supervised fine-tuning on target pictures"
+    if config.train.method == "grpo":
+        method = f"GRPO, loss `{config.loss.kind}`, KL weight {config.loss.kl_coef:g}"
+    adapter = config.model.adapter
+    trained = "all weights of the language model"
+    if adapter is not None:
+        trained = f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}) on the language model"
+    rollout = config.rollout
+    rows = {
+        "base model": _public(config.model.path),
+        "began with": _public(config.model.start_from or config.model.path),
+        "method": f"{method}; the decoder stays frozen",
+        "trained": trained,
+        "steps": f"{step}, of {rollout.prompts_per_step} prompts with {rollout.group_size} images "
+        f"each; learning rate {config.optim.learning_rate:g}; seed {config.train.seed}",
+        "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
+        "reward": f"`{config.reward.combine}` of "
+        + ", ".join(f"{name} {weight:g}" for name, weight in config.reward.weights().items()),
+        "sampling": f"temperature {rollout.temperature:g}, top_p {rollout.top_p}, "
+        f"top_k {rollout.top_k}, min_p {rollout.min_p}",
+        "decoding": f"{config.decode.steps} steps, guidance {config.decode.guidance_scale:g}",
+        "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
+        "program": f"glm-grpo {version('glm-grpo')}",
+    }
+    lines = (f"| {name} | {value} |\n" for name, value in rows.items())
+    return f"## How it was trained\n\n| | |\n|---|---|\n{''.join(lines)}"
+
+
+def _describe_figures(folder: RunFolder, *, step: int) -> str:
+    title = "## Held-out prompts, before and after\n\n"
+    try:
+        summary = summarise_until(folder, step)
+    except StorageError:
+        # The weights are whole, whatever became of the evaluations.
+        return f"{title}The evaluations of the run cannot be read.\n"
+    if summary is None:
+        return f"{title}The run had no evaluation after its first step by then.\n"
+    rows = "".join(map(_figures_row, summary.rows))
+    return (
+        f"{title}Mean scores of {summary.prompts} prompts that were not trained on, higher is "
+        f"better: what the run began with, and its step {summary.step}. Intervals are of the "
+        "change, 95 %, by a bootstrap over prompts.\n\n"
+        f"| | before | after | change | 95 % interval |\n|---|---|---|---|---|\n{rows}"
+    )
+
+
+def _figures_row(row: SummaryRow) -> str:
+    return (
+        f"| {row.name} | {row.before:.3f} | {row.after:.3f} | {row.difference:+.3f} | "
+        f"{row.low:+.3f} to {row.high:+.3f} |\n"
+    )
+
+
+def _public(path: str) -> str:
+    """A hub id, or the last part of a path, which says nothing of the machine it was on."""
+    is_path = Path(path).is_absolute() or Path(path).exists()
+    # In a cell of a table of Markdown.
+    name = re.sub(r"[|`\s]", "_", Path(path).name if is_path else path)
+    return f"`{name}`"

@@ -1,0 +1,39 @@
+"""End of a sweep: its runs compared, as `glm-grpo compare` would print them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich.console import Console
+
+from glm_grpo.errors import GlmGrpoError
+from glm_grpo.output import printable
+
+
+class CompareRuns(Callback):
+    """Prints the comparison of a sweep's runs once all of them have ended.
+
+    Hydra makes one for every run of train.py, and calls it after the last run of a sweep.
+    """
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Print the tables, or why there are none."""
+        # Libraries take seconds: the first line of a run does not wait for them.
+        from glm_grpo.compare.comparison import compare  # noqa: PLC0415
+        from glm_grpo.compare.page import comparison_tables  # noqa: PLC0415
+
+        folder = Path(config.hydra.sweep.dir)
+        again = f"glm-grpo compare {shlex.quote(str(folder))} --html"
+        try:
+            comparison = compare([folder], None)
+        except GlmGrpoError as error:
+            sys.stdout.write(f"the runs are not compared: {printable(str(error))}\n")
+            return
+        for table in comparison_tables(comparison):
+            Console().print(table)
+        sys.stdout.write(f"to see their pictures:  {again}\n")

@@ -1,0 +1,86 @@
+"""Folders that configs are found in: one of the user's own, then the one of the package.
+
+Imports nothing heavy: the first line of a run does not wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+_PACKAGE = Path(__file__).resolve().parent
+_IN_WHEEL, _IN_CLONE = _PACKAGE / "configs", _PACKAGE.parent / "configs"
+
+PACKAGED_CONFIGS = _IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CLONE
+"""The folder that holds `tiny.yaml` and the groups."""
+
+OWN_CONFIG = "config"
+"""Name of the config in a folder of the user's own, as `glm-grpo init` writes it."""
+
+_PROVIDER = "glm-grpo"
+_SHORT_NUMBER = re.compile(r"[a-z][a-z0-9_]*=[-+.\d]")
+_SHORT_WEIGHT = re.compile(r"([a-z][a-z0-9_]*)=")
+
+
+class _PackagedConfigs(SearchPathPlugin):
+    """Has Hydra look into the package after the folder it was given."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        places = {(entry.path or "").removeprefix("file://") for entry in search_path.get_path()}
+        if str(PACKAGED_CONFIGS) not in places:
+            search_path.append(provider=_PROVIDER, path=f"file://{PACKAGED_CONFIGS}")
+
+
+def find_packaged_configs() -> None:
+    """From now on, configs of a user's folder can build on those of the package."""
+    Plugins.instance().register(_PackagedConfigs)
+
+
+def choose_config(config_dir: Path | None, name: str | None) -> tuple[Path, str]:
+    """Where Hydra looks first, and for which config.
+
+    Args:
+        config_dir: A folder of the user's own; None: that of the package.
+        name: As given; None: `config` where the folder has one, else `tiny`.
+    """
+    folder = PACKAGED_CONFIGS if config_dir is None else config_dir.absolute()
+    has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
+    return folder, name or (OWN_CONFIG if has_own else "tiny")
+
+
+def short_keys(words: Iterable[str]) -> set[str]:
+    """Keys without a dot, as in `ocr=0.5`: those of terms, of the config, or groups."""
+    return {match[1] for word in words if (match := _SHORT_WEIGHT.match(word)) is not None}
+
+
+def may_hold_weights(words: Iterable[str]) -> bool:
+    """Whether a word such as `ocr=0.5` is among them; which terms there are, others must know."""
+    return any(_SHORT_NUMBER.match(word) for word in words)
+
+
+def write_out_weights(words: Iterable[str], terms: Collection[str]) -> list[str]:
+    """Words in which `ocr=0.5` is `reward.terms.ocr.weight=0.5`; all others as they are."""
+    return [
+        f"reward.terms.{match[1]}.weight={word[match.end() :]}"
+        if (match := _SHORT_WEIGHT.match(word)) is not None and match[1] in terms
+        else word
+        for word in words
+    ]
+
+
+def _config_dir() -> str:
+    """The folder of the primary config."""
+    sources = HydraConfig.get().runtime.config_sources
+    return next(source.path for source in sources if source.provider == "main")
+
+
+# `${config_dir:}` in a YAML file: the folder that Hydra looked into first, so that prompt files
+# beside a config are found from any folder.
+OmegaConf.register_new_resolver("config_dir", _config_dir, replace=True)

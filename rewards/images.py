@@ -1,0 +1,103 @@
+"""Score pictures of one's own by the terms of a reward."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from rewards.build import build_scorer
+from rewards.config import RewardConfig
+from rewards.pictures import open_rgb
+from rewards.reweigh import combine
+from rewards.texts import find_quoted_texts
+from rewards.types import Prompt
+
+Picture = Image.Image | Path | str
+"""A picture in memory, or the path of its file."""
+
+
+def score_images(
+    prompts: Sequence[str | Prompt],
+    images: Sequence[Picture],
+    config: RewardConfig | Mapping[str, object],
+    *,
+    targets: Sequence[Picture | None] | None = None,
+    device: str = "cpu",
+) -> pandas.DataFrame:
+    """Score pictures by every term of a reward.
+
+    Example:
+        >>> from PIL import Image
+        >>> from rewards import score_images
+        >>> config = {"terms": {"ocr": {"weight": 0.6, "engine": "rapidocr"},
+        ...                     "ssim": {"weight": 0.4}}}
+        >>> white = Image.new("RGB", (128, 128), "white")
+        >>> score_images(['a sign that says "OPEN"'], [white], config, targets=[white])
+           ssim  ocr  total
+        0   1.0  0.0    0.4
+
+    Args:
+        prompts: One for each picture. Of a text, what it quotes should be read in the picture; a
+            `rewards.types.Prompt` can say more.
+        images: Of any sizes.
+        config: `load_config(...).reward`, or a mapping such as the section `reward` of a YAML file.
+        targets: The picture to come close to, for each that has one; scaled to the picture's size.
+        device: Where the networks of the terms run.
+
+    Returns:
+        A row a picture: the score of each term, higher is better, missing where the term does not
+        apply; and `total`, their sum by weight. A `combine` that compares the pictures of a group
+        says nothing of a single one, and is not used.
+
+    Raises:
+        RewardError: A term cannot be built, or cannot score a picture.
+        ValueError: The numbers of prompts, pictures and targets differ, or the config is refused.
+        FileNotFoundError: There is no such file.
+    """
+    if targets is None:
+        targets = [None] * len(images)
+    if not len(prompts) == len(images) == len(targets):
+        raise ValueError(
+            f"{len(prompts)} prompts, {len(images)} images, {len(targets)} targets: there must be "
+            "one of each for every picture; give None for a target that is not there"
+        )
+    if not isinstance(config, RewardConfig):
+        config = RewardConfig.model_validate(config)
+    scorer = build_scorer(config, torch.device(device))
+    rows = []
+    triples = zip(prompts, images, targets, strict=True)
+    for number, (prompt, image, target) in enumerate(triples):
+        picture = _open(image)
+        described = _describe(prompt, target, picture.size, number)
+        table = scorer.score([described], _to_pixels(picture)[None, None])
+        scores = table.raw.masked_fill(~table.is_applicable.unsqueeze(1), torch.nan)[0, 0].tolist()
+        has_total = bool((table.is_applicable & (table.weights != 0)).any())
+        total = combine(table, mode="weighted_sum").item() if has_total else torch.nan
+        rows.append([*scores, total])
+    return pandas.DataFrame(rows, columns=[*scorer.names, "total"])
+
+
+def _describe(
+    prompt: str | Prompt, target: Picture | None, size: tuple[int, int], number: int
+) -> Prompt:
+    if isinstance(prompt, str):
+        prompt = Prompt(prompt_id=str(number), prompt=prompt, texts=find_quoted_texts(prompt))
+    if target is None:
+        return prompt
+    return dataclasses.replace(prompt, target=_to_pixels(_open(target).resize(size)))
+
+
+def _open(picture: Picture) -> Image.Image:
+    return picture.convert("RGB") if isinstance(picture, Image.Image) else open_rgb(Path(picture))
+
+
+def _to_pixels(picture: Image.Image) -> UInt8[Tensor, "3 H W"]:
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()

@@ -1,0 +1,124 @@
+"""The Python API, as its docstrings and the notebook show it; both train two steps."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import glm_grpo
+import rewards
+from glm_grpo.errors import CheckpointError
+from glm_grpo.tiny import prompts as tiny_prompts
+from rewards import score_images
+from rewards.types import Prompt
+
+ROOT = Path(__file__).parents[2]
+SCORING = {
+    "terms": {"ocr": {"weight": 0.6, "engine": "rapidocr"}, "ssim": {"weight": 0.4}},
+    "combine": "normalize_then_sum",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_held_out_prompts():
+    """Of 41, so that evaluations take little."""
+    with pytest.MonkeyPatch.context() as patch:
+        words, seed = tiny_prompts._SETS["heldout"]
+        patch.setitem(tiny_prompts._SETS, "heldout", (words[:3], seed))
+        yield
+
+
+def run_examples(function):
+    """Each is whole: nothing of one is at hand in the next but what it left on the disk."""
+    names = {}
+    examples = doctest.DocTestParser().get_examples(function.__doc__)
+    assert any(example.want for example in examples), function.__name__
+    for example in examples:
+        if example.want:
+            assert repr(eval(example.source, names)) == example.want.rstrip(), example.source
+        else:
+            exec(example.source, names)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Holds `my-run`, as the example of `train` makes it."""
+    folder = tmp_path_factory.mktemp("examples")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run_examples(glm_grpo.train)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        glm_grpo.load_config,
+        glm_grpo.load_run,
+        glm_grpo.rescore,
+        glm_grpo.evaluate,
+        rewards.score_images,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_the_example_of_a_docstring_is_true(function, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    run_examples(function)
+
+
+def test_a_run_gives_its_tables(folder):
+    run = glm_grpo.load_run(folder / "my-run")
+
+    assert run.config.train.steps == 2
+    assert run.metrics.index.tolist() == [0, 1, 2]
+    assert run.metrics.loc[1, "reward/mean"] == pytest.approx(run.rollout(1).total.mean())
+    summary, last = run.summary(), run.evaluation(2)
+    assert summary.loc["ocr", "after"] == pytest.approx(last["raw/ocr"].mean())
+    assert (summary.low <= summary.difference).all()
+    assert run.picture(last.target.iloc[0]).size == (128, 128)
+    assert run.gallery.is_file()
+    with pytest.raises(CheckpointError, match="holds no run"):
+        glm_grpo.load_run(folder)
+
+
+def test_the_notebook_trains_two_steps_and_looks_at_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples" / "first_run.ipynb").read_text(encoding="utf-8"))
+    names = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+
+    assert names["run"].steps == [1, 2]
+    assert names["row"].size == (4 * 128, 128)
+    assert "of 8 groups change their winner" in capsys.readouterr().out
+
+
+def test_score_images_weighs_only_what_applies(tmp_path):
+    white = Image.new("RGB", (96, 64), "white")
+    white.save(tmp_path / "white.png")
+    prompts = ["a sign", 'a sign that says "GO"', Prompt("mine", "a sign", texts=("GO",))]
+    scores = score_images(
+        prompts,
+        [white, tmp_path / "white.png", str(tmp_path / "white.png")],
+        SCORING,
+        targets=[None, Image.new("RGB", (32, 32), "white"), None],
+    )
+
+    assert scores.ocr.isna().tolist() == [True, False, False]
+    assert scores.ssim.isna().tolist() == [True, False, True]
+    # Of a picture that nothing applies to there is no total; a term that does not apply leaves its
+    # weight to the others.
+    assert scores.total.isna().tolist() == [True, False, False]
+    assert scores.total.tolist()[1:] == pytest.approx([0.4, 0.0])
+
+
+def test_score_images_refuses_lists_that_do_not_fit() -> None:
+    white = Image.new("RGB", (32, 32), "white")
+    with pytest.raises(ValueError, match="2 prompts, 1 images, 1 targets"):
+        score_images(["a", "b"], [white], SCORING)

@@ -1,0 +1,74 @@
+"""`glm-grpo init`: what it writes can be used as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from glm_grpo.commands.init import init_folder
+from glm_grpo.config import compose_config
+from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.models.base import ReservedTokens
+from glm_grpo.tiny import world
+from glm_grpo.training.data.prompts import load_prompts
+
+
+@pytest.mark.parametrize(
+    ("name", "sources"),
+    [("tiny", 0), ("tiny_edit", 1), ("glm_image_24gb", 0), ("glm_image_edit_80gb", 1)],
+)
+def test_init_writes_a_config_that_changes_nothing_but_the_prompts(
+    name: str, sources: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    list(init_folder(Path("my-run"), name))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+
+    config = compose_config(tmp_path / "my-run", None, ["run_dir=r"])
+
+    paths = [str(tmp_path / "my-run" / file) for file in ("prompts.jsonl", "held_out.jsonl")]
+    data = [f"data.path={paths[0]}", f"data.eval_path={paths[1]}"]
+    assert config == compose_config(None, name, ["run_dir=r", *data])
+    training, held_out = (
+        load_prompts(path, height=128, width=128, reserved=ReservedTokens(), sources=sources)
+        for path in paths
+    )
+    assert (len(training), len(held_out)) == (24, 8)
+    assert not {training[row].texts for row in range(24)} & {
+        held_out[row].texts for row in range(8)
+    }
+    first = held_out[0]
+    assert first.texts == ("OPEN",)
+    assert len(first.sources) == sources
+    if not sources:
+        # The embedded model was trained on such captions, and the target is lossless.
+        (sign,) = [
+            sign
+            for sign in world.signs_of_words(world.HELD_OUT_WORDS, seed=2)
+            if sign.word == "OPEN"
+        ]
+        assert first.prompt == world.caption(sign)
+        assert first.target is not None
+        assert first.target.equal(world.draw_sign(sign))
+
+
+def test_init_says_how_to_go_on_in_ten_lines(tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    written = list(init_folder(folder, "tiny"))
+    assert {path.name for path in written} == {path.name for path in folder.glob("*.*")}
+    readme = (folder / "README.md").read_text()
+    assert len(readme.splitlines()) == 10
+    # As a shell takes it.
+    assert f"`glm-grpo train --config-dir '{folder}'`" in readme
+
+
+def test_init_touches_nothing_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(StorageError, match="is not an empty folder; nothing is overwritten"):
+        list(init_folder(tmp_path, "tiny"))
+    with pytest.raises(ConfigError, match="Did you mean tiny_edit?"):
+        list(init_folder(tmp_path / "new", "tiny_edti"))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
