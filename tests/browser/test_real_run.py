@@ -85,7 +85,7 @@ def test_report_shows_the_pictures_of_a_real_run(
     open_gallery: OpenGallery, real_run: RunFolder
 ) -> None:
     page = open_gallery(run=real_run)
-    page.get_by_role("link", name="Before and after").click()
+    page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
     page.wait_for_url("**/gallery/report.html")
     expect(page.get_by_role("heading", name="Best, median and worst")).to_be_visible()
     expect_whole_pictures(page)

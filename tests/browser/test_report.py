@@ -32,7 +32,7 @@ def run(gallery_run: RunFolder, tmp_path: Path) -> RunFolder:
 def open_report(open_gallery: OpenGallery, run: RunFolder, scheme: str) -> Page:
     viewport = {"width": WIDTH, "height": 740}
     page = open_gallery(run=run, viewport=viewport, color_scheme=scheme)
-    page.get_by_role("link", name="Before and after").click()
+    page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
     page.wait_for_url("**/gallery/report.html")
     expect(page.get_by_role("heading", name="What changed")).to_be_visible()
     return page
