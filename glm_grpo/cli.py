@@ -264,7 +264,10 @@ def _parser() -> argparse.ArgumentParser:
         help="also one prompt through all steps, as FILE.gif or FILE.webp",
     )
     gallery.add_argument(
-        "--prompt", metavar="ID", help="for --film; held out or trained (the first held out)"
+        "--prompt",
+        type=types.word,
+        metavar="ID",
+        help="for --film; held out or trained (the first held out)",
     )
     gallery.set_defaults(command=_gallery)
 
