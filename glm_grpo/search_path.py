@@ -52,7 +52,9 @@ def choose_config(config_dir: Path | None, name: str | None) -> tuple[Path, str]
     """
     folder = PACKAGED_CONFIGS if config_dir is None else config_dir.absolute()
     has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
-    return folder, name or (OWN_CONFIG if has_own else "tiny")
+    if name is None:
+        name = OWN_CONFIG if has_own else "tiny"
+    return folder, name
 
 
 def short_keys(words: Iterable[str]) -> set[str]:

@@ -466,7 +466,7 @@ def test_weights_say_in_place_what_rescore_refuses(
     # The way out is there: nothing but the results is gone.
     page.get_by_role("button", name="Reset").click()
     expect(alert).to_have_count(0)
-    expect(page.locator("pre")).to_have_count(2)
+    expect(page.locator("pre")).to_have_count(3)
     assert read_figure(page, "winners") == [0]
 
 
@@ -504,7 +504,7 @@ def test_weights_do_without_the_advantages_of_a_config_that_cannot_be_read(
     page = open_gallery(fragment(w__ocr=0.9), run=folder)
     # Weights and scores stand in the tables too.
     assert_shows(page, sum_run, ["reward.terms.ocr.weight=0.9"])
-    expect(page.get_by_label("Sorted by")).to_have_value("order")
+    expect(page.get_by_label("Sorted by")).to_have_value("winner")
     expect(page.locator(".weights-samples li").first).to_have_text(
         re.compile(r"^1( \(was \d\))?total \d\.\d{3}$")
     )
