@@ -21,6 +21,7 @@ import glm_grpo.cli
 import glm_grpo.config
 from examples import minimal_grpo
 from glm_grpo.build import build_models, build_prompts
+from glm_grpo.commands import init
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.tiny import prompts as tiny_prompts
@@ -48,6 +49,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of a reader's own, in which runs are small and few prompts are shipped."""
     for name, (words, seed) in tiny_prompts._SETS.items():
         monkeypatch.setitem(tiny_prompts._SETS, name, (words[:3], seed))
+    for file, (name, _) in init._PROMPTS.items():
+        monkeypatch.setitem(init._PROMPTS, file, (name, 2))
     monkeypatch.setattr(glm_grpo.config, "compose_config", compose_small)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path)
@@ -115,7 +118,7 @@ RUNNERS: dict[str, Callable[[list[str]], None]] = {"python": run_python, "glm-gr
 
 
 def is_of_published_model(words: Sequence[str]) -> bool:
-    return any(word.startswith("glm_image") for word in words)
+    return any(word.startswith(("glm_image", "model.path=glm-image")) for word in words)
 
 
 def is_looked_at(words: Sequence[str], page: str) -> bool:

@@ -28,7 +28,11 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=3, help="whose groups are shown")
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     options = parser.parse_args()
-    views = {"gallery_progress": "progress", "gallery_groups": f"groups?step={options.step}"}
+    views = {
+        "gallery_start": "start",
+        "gallery_progress": "progress",
+        "gallery_groups": f"groups?step={options.step}",
+    }
     address = (options.run / "gallery" / "index.html").resolve().as_uri()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
