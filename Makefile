@@ -1,6 +1,7 @@
 # make demo   train the embedded model and show before and after
 # make test   format, lint, types, import layers, and the fast tests: minutes
 # make test-all   make test, then all other tests but those marked long: what a merge must pass
+# make docs   serves the site of docs/ on this machine, and renews it as you write
 # make bench  every phase of a step beside what one would use instead: a table, outputs/bench.json
 
 PYTHON3 ?= python3
@@ -16,7 +17,7 @@ export OMP_NUM_THREADS
 # Tests run side by side, one thread each.
 TEST_WORKERS ?= 2
 
-.PHONY: install demo test test-all check bench clean
+.PHONY: install demo test test-all check docs bench clean
 
 install: $(INSTALLED)
 
@@ -33,12 +34,16 @@ check: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(PYTHON) -m mypy
 	$(VENV)/bin/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
 test: check
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not long"
 
 test-all: test
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "slow and not long"
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs serve --livereload --watch CHANGELOG.md --watch LOG.md
 
 bench: $(INSTALLED)
 	$(PYTHON) -m benchmarks

@@ -121,7 +121,7 @@ def load_config(
 ) -> Config:
     """Compose and check a config, as `glm-grpo train --config-name NAME key=value ...` does.
 
-    Example:
+    Examples:
         >>> from glm_grpo import load_config
         >>> config = load_config("tiny", "train.steps=2", "ocr=0.5", "run_dir=my-run")
         >>> config.train.steps, config.reward.terms["ocr"].weight
@@ -144,7 +144,7 @@ def train(config: Config) -> Run:
 
     Ctrl-C (in a notebook: interrupt) ends the run after the step at hand, saved.
 
-    Example:
+    Examples:
         >>> from glm_grpo import load_config, train
         >>> small = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.steps=2")
         >>> quick = ("eval.samples_per_prompt=1", "decode.steps=1", "trackers=[]")
@@ -168,7 +168,7 @@ def train(config: Config) -> Run:
 def load_run(path: str | Path) -> Run:
     """What a run left on the disk, also one that was stopped or crashed; no model is loaded.
 
-    Example:
+    Examples:
         >>> from glm_grpo import load_run
         >>> run = load_run("my-run")
         >>> run.steps, run.evaluation_steps
@@ -190,7 +190,7 @@ def load_run(path: str | Path) -> Run:
 def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
     """What other weights would have made of a run's stored scores; no model is loaded.
 
-    Example:
+    Examples:
         >>> from glm_grpo import rescore
         >>> rescoring = rescore("my-run", "ocr=0.9", "lpips=0")
         >>> rescoring.images, rescoring.groups
@@ -219,7 +219,7 @@ def evaluate(run: Run | str | Path) -> pandas.DataFrame:
 
     Nothing is written into the run.
 
-    Example:
+    Examples:
         >>> from glm_grpo import evaluate
         >>> evaluate("my-run").index.tolist()
         ['lpips', 'ssim', 'ocr', 'ocr_exact', 'aesthetic', 'total']

@@ -34,7 +34,7 @@ def score_images(
 ) -> pandas.DataFrame:
     """Score pictures by every term of a reward.
 
-    Example:
+    Examples:
         >>> from PIL import Image
         >>> from rewards import score_images
         >>> config = {"terms": {"ocr": {"weight": 0.6, "engine": "rapidocr"},

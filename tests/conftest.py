@@ -100,6 +100,9 @@ SLOW = (
     "rewards/test_vlm_judge",
     "run/test_stored_files",
     "scripts/",
+    "site/test_commands",
+    "site/test_site",
+    "site/test_tutorials",
     "test_commands",
     "test_terminal",
     "test_train_errors",
@@ -118,8 +121,11 @@ FAST = (
     "end_to_end/test_continuation.py::test_stopped_and_resumed_run_equals_an_uninterrupted_one[2]",
     "end_to_end/test_learning.py::test_loop_follows_the_sign_of_the_reward[1.0-1]",
     "end_to_end/test_minimal_grpo.py",
+    "site/test_commands.py::test_commands_are_accepted[README.md]",
+    "site/test_commands.py::test_commands_are_accepted[docs/start.md]",
 )
-"""Of those, what `make test` runs: a run that learns, one that resumes, a gallery in a browser."""
+"""Of those, what `make test` runs: a run that learns, one that resumes, a gallery in a browser,
+the commands of the README."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

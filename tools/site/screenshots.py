@@ -1,6 +1,6 @@
 """Pictures of a run's gallery for the README.
 
-python docs/screenshots.py RUN [--step 3] [--chromium PATH]
+python -m tools.site.screenshots RUN [--step 3] [--chromium PATH]
 
 Opens the gallery of the run from disk in a headless Chromium and writes docs/images/gallery_*.png.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import ViewportSize, sync_playwright
 
-IMAGES = Path(__file__).resolve().parent / "images"
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SIZE = ViewportSize(width=1200, height=760)
 COLOURS = 128
 """Enough for flat drawings; a full palette would weigh four times as much in the repository."""
@@ -28,7 +28,11 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=3, help="whose groups are shown")
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     options = parser.parse_args()
-    views = {"gallery_progress": "progress", "gallery_groups": f"groups?step={options.step}"}
+    views = {
+        "gallery_start": "start",
+        "gallery_progress": "progress",
+        "gallery_groups": f"groups?step={options.step}",
+    }
     address = (options.run / "gallery" / "index.html").resolve().as_uri()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -1,0 +1,1 @@
+"""The site of docs/: its hooks, its generated reference, its screenshots."""
