@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -174,9 +175,18 @@ def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank):
 
 def test_state_tensors_of_another_model_are_refused(make_policy):
     policy = make_policy(adapter_rank=4)
+    tensors = policy.state_tensors()
+    first, second, *_ = sorted(tensors)
 
-    with pytest.raises(CheckpointError, match="do not fit"):
-        policy.load_state_tensors({"something": torch.zeros(1)})
+    for changed, odd in (
+        ({name: tensor for name, tensor in tensors.items() if name != first}, first),
+        (tensors | {second: torch.zeros(1)}, second),
+        (tensors | {"something": torch.zeros(1)}, "something"),
+    ):
+        with pytest.raises(
+            CheckpointError, match=re.escape(f"do not fit the model (for example {odd})")
+        ):
+            policy.load_state_tensors(changed)
 
 
 def test_encoding_leaves_no_stale_positions_on_the_model(make_policy, batch):
