@@ -165,21 +165,7 @@ def _refill(
                 )
                 flat = replaced[more.advantages.is_flat]
                 parts.append(more)
-    return replace(_join_rounds(parts), trained=trained)
-
-
-def _join_rounds(parts: Sequence[Experience]) -> Experience:
-    """Groups of one process, with all that replay needs."""
-    if len(parts) == 1:
-        return parts[0]
-    masks = [part.rollout.sampling_mask for part in parts]
-    references = [part.reference_log_probs for part in parts]
-    whole = join_experiences(parts)
-    return replace(
-        whole,
-        rollout=replace(whole.rollout, sampling_mask=_cat_if_any(masks)),
-        reference_log_probs=_cat_if_any(references),
-    )
+    return replace(join_experiences(parts), trained=trained)
 
 
 def _cat_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:
@@ -304,8 +290,10 @@ def _reference_log_probs(
 
 
 def join_experiences(parts: Sequence[Experience]) -> Experience:
-    """Parts of one batch, prompts after prompts; what replay alone needs is that of the first."""
+    """Parts of one batch, prompts after prompts, none of them with a correction yet."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
     return replace(
         first,
         prompts=replace(
@@ -318,6 +306,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
             first.rollout,
             token_ids=torch.cat([part.rollout.token_ids for part in parts]),
             log_probs=torch.cat([part.rollout.log_probs for part in parts]),
+            sampling_mask=_cat_if_any([part.rollout.sampling_mask for part in parts]),
         ),
         images=join_images([part.images for part in parts]),
         rewards=join_tables([part.rewards for part in parts]),
@@ -327,6 +316,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
             torch.cat([part.advantages.values for part in parts]),
             torch.cat([part.advantages.is_flat for part in parts]),
         ),
+        reference_log_probs=_cat_if_any([part.reference_log_probs for part in parts]),
         trained=None if first.trained is None else _join_trained(parts),
     )
 

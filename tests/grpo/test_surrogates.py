@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,6 +77,26 @@ def test_two_sided_clip_limits_the_gradient_of_bad_images() -> None:
     )
     assert found.is_clipped is not None
     assert found.is_clipped.tolist() == [[False, False, True]]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "bound"),
+    [
+        (1.5, 1.0, lambda ratio: {"clip_high": ratio - 1}),
+        (0.75, -1.0, lambda ratio: {"clip_low": 1 - ratio}),
+        (4.0, -1.0, lambda ratio: {"ratio_cap": ratio}),
+    ],
+)
+def test_a_ratio_at_its_bound_is_not_clipped(
+    ratio: float, advantage: float, bound: Callable[[float], dict[str, float]]
+) -> None:
+    log_probs = ratios(ratio)
+    # As rounded: the bound is this number to the bit.
+    rounded = log_probs.detach().exp().item()
+    bounds = {"clip_low": 0.1, "clip_high": 0.1, "ratio_cap": 9.0} | bound(rounded)
+    found = clipped_surrogate(log_probs, torch.zeros(1, 1), one(advantage), **bounds)
+    assert found.is_clipped is not None
+    assert found.is_clipped.tolist() == [[False]]
 
 
 def test_the_cap_does_not_matter_to_good_images() -> None:

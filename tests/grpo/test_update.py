@@ -429,10 +429,12 @@ def test_minibatches_take_an_update_for_each_part_of_the_prompts() -> None:
     policy = TablePolicy(logits)
     optimizer = torch.optim.SGD([policy.logits], lr=0.1)
     experience = make_experience(logits, ADVANTAGES)
+    stds = []
     for prompt in (0, 1, 0, 1):
         rows = torch.arange(GROUP) + prompt * GROUP
         replay = policy.replay(experience.prompts, experience.rollout, rows)
         old = experience.rollout.log_probs.flatten(0, 1)[rows]
+        stds.append((replay.log_probs - old).double().mean(dim=1).std(correction=0).item())
         inputs = LossInputs(replay.log_probs, old, None, ADVANTAGES[prompt])
         optimizer.zero_grad()
         grpo_loss(inputs, SETTINGS.loss).total.backward()
@@ -443,7 +445,10 @@ def test_minibatches_take_an_update_for_each_part_of_the_prompts() -> None:
     assert {report.metrics["policy/replay_gap"] for report in reports} == {
         reports[0].metrics["policy/replay_gap"]
     }
-    assert reports[1].metrics["ratio/sequence_std"] > 1e-4
+    # Of the mean log-ratios of the three sequences, 0 where nothing was learned before.
+    assert stds[0] < 1e-7 < 1e-4 < min(stds[1:])
+    measured = [report.metrics["ratio/sequence_std"] for report in reports]
+    assert measured == pytest.approx(stds, rel=1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 100])

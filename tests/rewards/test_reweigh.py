@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rewards.reweigh import advantage_shares, combine, contributions
+from rewards.reweigh import advantage_shares, combine, contributions, is_flat
 from rewards.types import RewardError, RewardTable
 
 
@@ -88,6 +88,13 @@ def test_combine_normalised_is_exactly_zero_for_flat_terms() -> None:
     neighbour = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     table = make_table([[[0.3], [neighbour], [0.3]]], [1.0])
     assert combine(table, mode="normalize_then_sum").tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_scores_are_flat_up_to_eight_roundings_apart() -> None:
+    # Float32 has steps of 2^-23 from 1 to 2. The spread may be 8 of them, times the largest score.
+    step = 2.0**-23
+    scores = torch.tensor([[[1.0, 1.0, -1.0], [1.0 + 8 * step, 1.0 + 9 * step, -1.0 - 8 * step]]])
+    assert is_flat(scores).tolist() == [[True, False, True]]
 
 
 def test_combine_normalised_divides_by_the_floor_where_the_spread_is_below_it() -> None:

@@ -116,8 +116,9 @@ def test_scorer_names_term_prompt_and_image_of_an_error_and_chains_it() -> None:
         return brightness(pixels)
 
     scorer = make_scorer([FakeReward("shy", refuse_white)], [1.0])
-    with pytest.raises(RewardError, match=r"term shy, prompt dog, image 2.*too bright") as caught:
-        scorer.score([WITH_TEXT, WITHOUT_TEXT], grey([1, 2, 3], [4, 5, 255]))
+    with pytest.raises(RewardError, match=r"term shy, prompt dog, image 3.*too bright") as caught:
+        # More pictures than channels.
+        scorer.score([WITH_TEXT, WITHOUT_TEXT], grey([1, 2, 3, 4], [5, 6, 7, 255]))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 

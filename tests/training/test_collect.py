@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +16,14 @@ from torch import Tensor, nn
 from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.collect import collect, decode_and_score
+from glm_grpo.training.collect import CollectSettings, collect, decode_and_score
+from glm_grpo.training.data.prompts import SparePrompts
+from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import Models, PhaseClock
-from glm_grpo.types import ImageBatch, PromptBatch
+from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable
-from tests.factories import NoDecoder, NoPolicy, Watcher
+from tests.factories import NoDecoder, NoPolicy, Watcher, advantage_settings, clipped_loss
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -258,3 +262,127 @@ def test_collect_reads_no_reference_where_no_divergence_is_weighed() -> None:
     clock = PhaseClock()
     experience = collect(models, batch, collect_settings(config), policy_step=0, clock=clock)
     assert experience.reference_log_probs is None
+
+
+class RoundCounter(NoPolicy):
+    """Tokens are all the number of the call that sampled them."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
+        token_ids = torch.full((len(batch.prompts), batch.group_size, 3), self._calls)
+        mask = torch.ones(*token_ids.shape, self.codebook_size, dtype=torch.bool)
+        self._calls += 1
+        return Rollout(token_ids, -token_ids.float(), mask, policy_step)
+
+
+class FlatOrRising(NoDecoder):
+    """Pictures of grey 10 and 20, or twice 30 where the prompt says so."""
+
+    def decode_groups(
+        self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+    ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
+        for prompt in batch.prompts:
+            levels = [30, 30] if "flat" in prompt.prompt else [10, 20]
+            grey = torch.tensor(levels, dtype=torch.uint8)
+            yield grey[:, None, None, None].expand(-1, 3, 2, 2)
+
+
+class Listed(list[Prompt]):
+    """A source of prompts."""
+
+    path, height, width = "listed", 32, 32
+
+    def captions(self) -> list[str]:
+        return [prompt.prompt for prompt in self]
+
+
+class SecondOfTwo(Processes):
+    """Of which the first has as many flat groups and the same rewards."""
+
+    def __init__(self) -> None:
+        super().__init__(rank=1, count=2)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+    def together(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+def refill(spares: Sequence[str], *, rounds: int, processes: Processes = ALONE) -> Experience:
+    """Of a step whose first group is flat and whose second is not."""
+    models = Models(
+        policy=RoundCounter(),
+        decoder=FlatOrRising(),
+        scorer=Scorer([Term("brightness", Brightness([]), 1.0)]),
+        offload=Offload({}),
+    )
+    settings = CollectSettings(
+        combine="weighted_sum",
+        advantage=advantage_settings(),
+        loss=clipped_loss(),
+        micro_batch_size=1,
+        decode_steps=1,
+        refill_rounds=rounds,
+    )
+    prompts = (Prompt("first", "flat"), Prompt("second", "rising"))
+    listed = Listed(Prompt(f"spare {row}", kind) for row, kind in enumerate(spares))
+    return collect(
+        models,
+        PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(5, 6)),
+        settings,
+        policy_step=4,
+        clock=PhaseClock(),
+        processes=processes,
+        spares=SparePrompts(listed, tuple(range(len(listed))), step=4, seed=0, group_size=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spares", "rounds", "trained", "sampled"),
+    [
+        # The first spare is as flat, so the next takes its place.
+        (("flat", "rising", "rising"), 5, [3, 1], ["spare 0", "spare 1"]),
+        (("rising", "rising"), 5, [2, 1], ["spare 0"]),
+        # One round replaces once, whatever comes of it.
+        (("flat", "rising"), 1, [2, 1], ["spare 0"]),
+        (("flat",), 5, [2, 1], ["spare 0"]),
+        ((), 5, [0, 1], []),
+        (("rising",), 0, [0, 1], []),
+    ],
+)
+def test_collect_replaces_flat_groups_by_spare_prompts_in_their_order(
+    spares: tuple[str, ...], rounds: int, trained: list[int], sampled: list[str]
+) -> None:
+    experience = refill(spares, rounds=rounds)
+    assert experience.trained_rows().tolist() == trained
+    ids = [prompt.prompt_id for prompt in experience.prompts.prompts]
+    assert ids == ["first", "second", *sampled]
+
+
+def test_collect_keeps_all_of_every_round() -> None:
+    experience = refill(("flat", "rising"), rounds=2)
+    assert experience.totals.tolist() == [[30, 30], [10, 20], [30, 30], [10, 20]]
+    # Deviations of 5 over their sample standard deviation of sqrt(50).
+    expected = [0.0, -(0.5**0.5), 0.0, -(0.5**0.5)]
+    assert experience.advantages.values[:, 0].tolist() == pytest.approx(expected)
+    assert experience.advantages.is_flat.tolist() == [True, False, True, False]
+    assert experience.images.pixels[:, 0, 0, 0, 0].tolist() == [30, 10, 30, 10]
+    assert experience.rewards.raw[:, 1, 0].tolist() == [30, 20, 30, 20]
+    # Two groups were sampled by the first call, one by each later one.
+    assert experience.rollout.token_ids[:, 0, 0].tolist() == [0, 0, 1, 2]
+    assert experience.rollout.log_probs[:, 1, 2].tolist() == [0, 0, -1, -2]
+    assert experience.rollout.sampling_mask is not None
+    assert experience.rollout.sampling_mask.shape == (4, 2, 3, 16)
+    assert experience.prompts.decode_seeds == experience.images.decode_seeds
+    assert experience.prompts.decode_seeds[:2] == (5, 6)
+
+
+def test_collect_leaves_spare_prompts_to_processes_before_it() -> None:
+    experience = refill(("rising", "rising"), rounds=1, processes=SecondOfTwo())
+    ids = [prompt.prompt_id for prompt in experience.prompts.prompts]
+    assert ids == ["first", "second", "spare 1"]
+    # One is left, and the process before it takes that.
+    assert refill(("rising",), rounds=1, processes=SecondOfTwo()).trained_rows().tolist() == [0, 1]

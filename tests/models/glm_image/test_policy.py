@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from glm_grpo.errors import CheckpointError
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
@@ -172,9 +175,18 @@ def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank):
 
 def test_state_tensors_of_another_model_are_refused(make_policy):
     policy = make_policy(adapter_rank=4)
+    tensors = policy.state_tensors()
+    first, second, *_ = sorted(tensors)
 
-    with pytest.raises(CheckpointError, match="do not fit"):
-        policy.load_state_tensors({"something": torch.zeros(1)})
+    for changed, odd in (
+        ({name: tensor for name, tensor in tensors.items() if name != first}, first),
+        (tensors | {second: torch.zeros(1)}, second),
+        (tensors | {"something": torch.zeros(1)}, "something"),
+    ):
+        with pytest.raises(
+            CheckpointError, match=re.escape(f"do not fit the model (for example {odd})")
+        ):
+            policy.load_state_tensors(changed)
 
 
 def test_encoding_leaves_no_stale_positions_on_the_model(make_policy, batch):
@@ -184,3 +196,19 @@ def test_encoding_leaves_no_stale_positions_on_the_model(make_policy, batch):
 
     left = (inner.rope_deltas, inner._prefill_len, inner._cached_decode_position_ids)
     assert left == (None, None, None)
+
+
+def test_encoded_preview_is_that_of_the_picture_made_smaller(make_policy):
+    policy = make_policy()
+    # 24 x 24 tokens, a preview of 16 x 16: every 3 pixels become 2. Lines of one pixel become grey,
+    # as in Pillow, which smooths whatever it makes smaller; without that they stay lines.
+    lines = (torch.arange(768) % 2 * 255).to(torch.uint8).expand(3, 768, 768)
+    small = Image.fromarray(lines.permute(1, 2, 0).numpy()).resize((512, 512), Image.BICUBIC)
+    pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1)
+
+    tokens = policy.tokenize_pictures(lines[None], preview="encode")
+    expected = policy.tokenize_pictures(pixels[None], has_preview=False)
+
+    assert tokens.shape == (1, 16 * 16 + 24 * 24)
+    assert torch.equal(tokens[:, :256], expected)
+    assert torch.equal(tokens[:, 256:], policy.tokenize_pictures(lines[None], has_preview=False))

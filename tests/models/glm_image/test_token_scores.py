@@ -255,3 +255,11 @@ def test_gradients_in_bf16_are_near_those_in_fp32() -> None:
     for exact, rounded in zip(*gradients, strict=True):
         assert rounded.dtype == torch.bfloat16
         torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.05)
+
+
+def test_no_tokens_have_no_scores() -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    args = (torch.empty(0, WIDTH), made(HEAD, WIDTH, seed=2), none)
+    assert token_log_probs(*args, codebook_size=ENTRIES, temperature=1.0).shape == (0,)
+    scores = score_tokens(*args, codebook_size=ENTRIES, temperature=1.0)
+    assert scores.log_probs.shape == scores.entropy.shape == (0,)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,37 @@ def test_load_optimizer_keeps_no_tensor_of_the_checkpoint() -> None:
     kept = [x for state in resumed.state.values() for x in state.values() if isinstance(x, Tensor)]
     assert len(kept) == 6
     assert not given & {tensor.data_ptr() for tensor in kept}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lr", "fast"),
+        ("lr", True),
+        ("lr", None),
+        ("lr", float("inf")),
+        ("lr", float("nan")),
+        ("betas", (0.9,)),
+        ("betas", (0.9, "high")),
+        ("amsgrad", 5),
+        ("amsgrad", "no"),
+        ("params", None),
+        ("params", [0]),
+    ],
+)
+def test_load_optimizer_refuses_values_of_another_kind(key: str, value: object) -> None:
+    tensors, values = optimizer_to_tensors(Adam(make_model().parameters()))
+    values["groups"][0][key] = value
+    with pytest.raises(CheckpointError, match=re.escape(f"groups.0.{key} is {value!r}")):
+        load_optimizer(Adam(make_model().parameters()), tensors, values)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("lr", 1), ("foreach", True), ("foreach", None), ("amsgrad", None)]
+)
+def test_load_optimizer_takes_other_values_of_the_kind(key: str, value: object) -> None:
+    tensors, values = optimizer_to_tensors(Adam(make_model().parameters()))
+    values["groups"][0][key] = value
+    optimizer = Adam(make_model().parameters())
+    load_optimizer(optimizer, tensors, values)
+    assert optimizer.param_groups[0][key] == value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,16 @@ def test_a_run_does_not_begin_in_a_folder_of_others(
         assert "nothing is overwritten; choose another folder" in str(refusal.value)
     assert files_of(folder) == before
     assert (folder / "run.lock").exists() == ("run.lock" in names)
+
+
+@pytest.mark.parametrize(("count", "named"), [(8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "6, 7, ...")])
+def test_a_refusal_names_eight_of_the_files_in_the_way(
+    count: int, named: str, tmp_path: Path
+) -> None:
+    for name in range(count):
+        (tmp_path / str(name)).write_text("theirs")
+    with pytest.raises(StorageError, match=re.escape(f"{named}): a run begins")):
+        open_run(compose(tmp_path, "null"))
 
 
 def test_a_run_begins_where_hydra_and_a_start_that_failed_have_been(tmp_path: Path) -> None:

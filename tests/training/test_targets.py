@@ -1,0 +1,100 @@
+"""Target pictures as examples, with a policy that says what it was asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glm_grpo.config.sections import AnchorSection
+from glm_grpo.models.offload import Offload
+from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.targets import anchor_weight, examples_of
+from glm_grpo.types import Examples, PromptBatch
+from rewards.score import Scorer, Term
+from rewards.terms.ssim import SsimReward
+from rewards.types import Prompt
+from tests.factories import NoDecoder, NoPolicy
+
+
+@pytest.mark.parametrize(
+    ("final", "step", "steps", "expected"),
+    [
+        # Five steps are four equal parts of the way from 0.8 to 0.4.
+        (0.4, 1, 5, 0.8),
+        (0.4, 2, 5, 0.7),
+        (0.4, 5, 5, 0.4),
+        (2.0, 3, 5, 1.4),
+        (None, 5, 5, 0.8),
+        # A run of one step has no way to go.
+        (0.4, 1, 1, 0.8),
+    ],
+)
+def test_anchor_weight_goes_from_first_to_last_in_equal_steps(
+    final: float | None, step: int, steps: int, expected: float
+) -> None:
+    settings = AnchorSection(weight=0.8, final_weight=final)
+    assert anchor_weight(settings, step, steps) == pytest.approx(expected)
+
+
+class Tokenizer(NoPolicy):
+    """One token each for preview and target: whether there is a preview, and the picture's mean."""
+
+    def tokenize_pictures(self, pixels, *, has_preview=True, preview="zeros"):
+        self.preview = preview
+        grey = pixels.float().mean(dim=(1, 2, 3)).long()
+        return torch.stack([torch.full_like(grey, int(has_preview)), grey], dim=1)
+
+    def tokens_per_image(self, height, width, *, has_preview=True):
+        return 2 if has_preview else 1
+
+
+def make_examples(*greys: int | None, sources: int = 0) -> tuple[Examples, Tokenizer]:
+    """Of prompts with a grey target, or none."""
+    picture = torch.ones(3, 32, 32, dtype=torch.uint8)
+    prompts = tuple(
+        Prompt(
+            f"grey {grey}",
+            "grey",
+            target=None if grey is None else grey * picture,
+            sources=(picture,) * sources,
+        )
+        for grey in greys
+    )
+    policy = Tokenizer()
+    models = Models(
+        policy=policy,
+        decoder=NoDecoder(),
+        scorer=Scorer([Term("ssim", SsimReward(), 1.0)]),
+        offload=Offload({}),
+    )
+    batch = PromptBatch(prompts, 4, 32, 32, seed=0, decode_seeds=tuple(range(len(prompts))))
+    return (
+        examples_of(models, batch, weight=0.5, preview="repeat", clock=PhaseClock()),
+        policy,
+    )
+
+
+def test_examples_are_the_targets_of_the_prompts_that_have_one() -> None:
+    examples, policy = make_examples(7, None, 9)
+    assert examples.places.tolist() == [0, 2]
+    assert [prompt.prompt_id for prompt in examples.prompts.prompts] == ["grey 7", "grey 9"]
+    assert examples.prompts.decode_seeds == (0, 2)
+    assert examples.prompts.group_size == 1
+    # With a preview, as what is sampled without sources has one.
+    assert examples.token_ids.tolist() == [[1, 7], [1, 9]]
+    assert examples.weight == 0.5
+    assert policy.preview == "repeat"
+
+
+def test_examples_of_edits_have_no_preview() -> None:
+    assert make_examples(7, sources=1)[0].token_ids.tolist() == [[0, 7]]
+
+
+@pytest.mark.parametrize(("sources", "tokens"), [(0, 2), (1, 1)])
+def test_without_any_target_one_image_of_the_right_length_is_replayed(
+    sources: int, tokens: int
+) -> None:
+    examples, _ = make_examples(None, None, sources=sources)
+    assert examples.places.tolist() == []
+    assert [prompt.prompt_id for prompt in examples.prompts.prompts] == ["grey None"]
+    assert examples.token_ids.tolist() == [[0] * tokens]
