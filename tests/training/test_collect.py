@@ -270,7 +270,7 @@ class RoundCounter(NoPolicy):
     def __init__(self) -> None:
         self._calls = 0
 
-    def sample(self, batch: PromptBatch, *, policy_step: int, phase: str = "rollout") -> Rollout:
+    def sample(self, batch: PromptBatch, *, policy_step: int, **others: Any) -> Rollout:
         token_ids = torch.full((len(batch.prompts), batch.group_size, 3), self._calls)
         mask = torch.ones(*token_ids.shape, self.codebook_size, dtype=torch.bool)
         self._calls += 1
