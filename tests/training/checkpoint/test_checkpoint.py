@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from glm_grpo.errors import CheckpointError, StorageError
@@ -63,6 +64,17 @@ def test_save_checkpoint_takes_tensors_that_share_memory(tmp_path: Path) -> None
     loaded = load_checkpoint(path).tensors["policy"]
     assert loaded["head"].tolist() == loaded["embedding"].tolist() == [0, 1, 2, 3]
     assert loaded["part"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_load_checkpoint_refuses_values_that_are_not_finite(tmp_path: Path, value: float) -> None:
+    path = save(RunFolder(tmp_path), 1)
+    # Saving refuses them too: this is a file of somebody else's.
+    save_file({"first": torch.ones(3), "last": torch.tensor([value])}, path / "policy.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"policy\.safetensors: last holds values that are not"
+    ):
+        load_checkpoint(path, is_verified=True)
 
 
 def test_load_checkpoint_takes_metadata_that_json_changes(tmp_path: Path) -> None:
