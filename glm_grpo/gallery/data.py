@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -390,7 +391,8 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
     """The run as a whole: its settings, its course, and which data files there are.
 
     Args:
-        summary: Before and after, as of the last evaluation; may be empty.
+        summary: Before and after, as of the last evaluation; may be empty. Rows with a figure that
+            is not finite are left out.
     """
     return {
         "schema": SCHEMA,
@@ -403,10 +405,16 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
         "bands": records.bands,
         "overview": _overview(records.metrics),
         "marks": {image: mark.model_dump() for image, mark in records.marks.items()},
-        "summary": [asdict(row) for row in summary],
+        "summary": [asdict(row) for row in summary if _is_finite(row)],
         "problems": list(records.problems),
         **pace(records.folder, records.metrics),
     }
+
+
+def _is_finite(row: SummaryRow) -> bool:
+    """Whether a page can show it: JSON has no other numbers, and scores go as far as floats do."""
+    figures = (row.before, row.after, row.difference, row.low, row.high)
+    return all(math.isfinite(figure) for figure in figures)
 
 
 def _overview(metrics: Mapping[int, MetricsRow]) -> dict[str, Any]:
