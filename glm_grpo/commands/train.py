@@ -6,6 +6,7 @@ import logging
 import shlex
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import datasets
 import diffusers
@@ -42,6 +43,9 @@ from glm_grpo.training.loop import Trainer
 from glm_grpo.training.recording.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
+
+_PAGE = "gallery/index.html"
+"""Of a run that got as far as its first evaluation."""
 
 
 def run_training(config: Config) -> RunFolder:
@@ -103,19 +107,25 @@ def run_training(config: Config) -> RunFolder:
 def _next_commands(folder: RunFolder) -> list[str]:
     """What to do with a run that has ended, to be pasted into a shell."""
     run = shlex.quote(str(folder.path))
-    others = [path.parent for path in folder.path.parent.parent.glob("*/*/config.yaml")]
-    finished = [
-        other
-        for other in sorted(others)
-        if other != folder.path and RunFolder(other).gallery_path.exists()
-    ]
-    other = shlex.quote(str(finished[-1])) if finished else "OTHER_RUN"
+    other = _run_before(folder.path)
+    compared = "OTHER_RUN" if other is None else shlex.quote(str(other))
     exported = shlex.quote(f"{folder.path}-export")
     return [
         f"to look at it:  glm-grpo gallery {run} --serve",
-        f"to compare it:  glm-grpo compare {other} {run}",
+        f"to compare it:  glm-grpo compare {compared} {run}",
         f"to use it:      glm-grpo export {run} {exported}",
     ]
+
+
+def _run_before(run: Path) -> Path | None:
+    """The newest other run beside this one, or of another day; None where there is none.
+
+    Only names are looked at: whatever is wrong with another folder ends no run.
+    """
+    run = run.absolute()
+    pages = (*run.parent.glob(f"*/{_PAGE}"), *run.parent.parent.glob(f"*/*/{_PAGE}"))
+    others = {path.parents[1] for path in pages} - {run}
+    return max(others, default=None)
 
 
 def _quiet_libraries(console: Console) -> None:

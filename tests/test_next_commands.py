@@ -1,0 +1,46 @@
+"""What a run that has ended offers to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from glm_grpo.commands.train import _next_commands
+from glm_grpo.run.folder import RunFolder
+
+
+def made(run: Path) -> Path:
+    (run / "gallery").mkdir(parents=True)
+    (run / "gallery" / "index.html").touch()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("others", "compared"),
+    [
+        ((), "OTHER_RUN"),
+        (("outputs/day-2/b",), "outputs/day-2/b"),
+        (("outputs/day-1/a", "outputs/day-1/c"), "outputs/day-1/c"),
+        # Not one of another depth.
+        (("other",), "OTHER_RUN"),
+    ],
+)
+def test_the_newest_other_run_is_compared_with(
+    tmp_path: Path, others: tuple[str, ...], compared: str
+) -> None:
+    run = made(tmp_path / "outputs" / "day-2" / "run")
+    for other in others:
+        made(tmp_path / other)
+    expected = compared if compared == "OTHER_RUN" else str(tmp_path / compared)
+
+    assert f"glm-grpo compare {expected} {run}" in _next_commands(RunFolder(run))[1]
+
+
+def test_another_run_whose_gallery_leads_out_ends_no_run(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    elsewhere = made(tmp_path / "elsewhere" / "deep" / "run")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "gallery").symlink_to(elsewhere / "gallery")
+
+    assert str(tmp_path / "odd") in _next_commands(RunFolder(run))[1]
