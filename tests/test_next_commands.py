@@ -38,9 +38,9 @@ def test_the_newest_other_run_is_compared_with(
 
 
 def test_another_run_whose_gallery_leads_out_ends_no_run(tmp_path: Path) -> None:
-    run = made(tmp_path / "run")
-    elsewhere = made(tmp_path / "elsewhere" / "deep" / "run")
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "gallery").symlink_to(elsewhere / "gallery")
+    day = tmp_path / "outputs" / "day"
+    run, elsewhere = made(day / "run"), made(tmp_path / "elsewhere")
+    (day / "odd").mkdir()
+    (day / "odd" / "gallery").symlink_to(elsewhere / "gallery")
 
-    assert str(tmp_path / "odd") in _next_commands(RunFolder(run))[1]
+    assert f"glm-grpo compare {day / 'odd'} {run}" in _next_commands(RunFolder(run))[1]
