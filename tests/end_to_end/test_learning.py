@@ -23,6 +23,9 @@ LEARNING = (
 )
 """Structural similarity alone: cheap to score, and the embedded model has much to gain in it."""
 
+# Sixteen steps: a minute on an idle machine, several beside other work.
+pytestmark = pytest.mark.timeout(900)
+
 
 class ConstantReward:
     """Pays the same for every picture."""
