@@ -26,7 +26,7 @@ def made(run: Path) -> Path:
         (("other",), "OTHER_RUN"),
     ],
 )
-def test_the_newest_other_run_is_compared_with(
+def test_the_last_other_run_by_name_is_compared_with(
     tmp_path: Path, others: tuple[str, ...], compared: str
 ) -> None:
     run = made(tmp_path / "outputs" / "day-2" / "run")

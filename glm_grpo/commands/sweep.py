@@ -26,12 +26,13 @@ class CompareRuns(Callback):
         # Libraries take seconds: the first line of a run does not wait for them.
         from glm_grpo.compare.comparison import compare  # noqa: PLC0415
         from glm_grpo.compare.page import comparison_tables  # noqa: PLC0415
+        from rewards.types import RewardError  # noqa: PLC0415
 
         folder = Path(config.hydra.sweep.dir)
         again = f"glm-grpo compare {shlex.quote(str(folder))} --html"
         try:
             comparison = compare([folder], None)
-        except GlmGrpoError as error:
+        except (GlmGrpoError, RewardError) as error:
             sys.stdout.write(f"the runs are not compared: {printable(str(error))}\n")
             return
         for table in comparison_tables(comparison):

@@ -118,7 +118,7 @@ def _next_commands(folder: RunFolder) -> list[str]:
 
 
 def _run_before(run: Path) -> Path | None:
-    """The newest other run beside this one, or of another day; None where there is none.
+    """The last other run by name, beside this one or of another day; None where there is none.
 
     Only names are looked at: whatever is wrong with another folder ends no run.
     """
