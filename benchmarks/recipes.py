@@ -12,33 +12,42 @@ gone on with: the command can be stopped and given again. A run takes some six m
 `table` shows the figures. The share of pictures whose text is read without a mistake
 (`ocr_exact`), after all images, is compared with recipe `base` word by word, averaged over the
 seeds that both have; intervals are paired by word. Images are those up to the first evaluation
-that reaches `--reach`. `page` writes the table of docs/recipes.md,
+that reaches `--reach`. `page` writes the tables of docs/recipes.md,
 and docs/images/recipes.svg with a line for each recipe that has three seeds.
+
+`hacked-NAME` is recipe NAME with brightness as its only reward and 16 steps: canaries have to leave
+their bands. `careless-...` learns from targets of which every second one has a wrong letter.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from string import ascii_uppercase
 from typing import Any
 
 import matplotlib
+import numpy as np
 import torch
 from matplotlib import pyplot
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
+from torchvision.io import write_png
 
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_evaluation, read_metrics
+from glm_grpo.tiny import world
+from glm_grpo.tiny.prompts import tiny_prompts
 from glm_grpo.training.recording.summaries import Interval, paired_bootstrap
 
 matplotlib.use("svg")
@@ -53,9 +62,15 @@ COMMON = ("trackers=[]", "train.eval_every=10", "train.checkpoint_every=10", "tr
 
 _TWO_BY_TWO = ("train.updates_per_rollout=2", "train.minibatches_per_rollout=2")
 
+_ANCHOR = ("anchor.weight=1", "anchor.final_weight=0")
+
 # Gamed within some steps: whatever was asked for, pictures get white.
 _BRIGHTNESS = (
-    *(f"reward.terms.{name}.weight=0" for name in ("lpips", "ssim", "ocr", "aesthetic")),
+    *(
+        override
+        for name in ("lpips", "ssim", "ocr", "aesthetic")
+        for override in (f"reward.terms.{name}.weight=0", f"+reward.terms.{name}.when=evaluation")
+    ),
     "+reward.terms.brightness.kind=custom",
     "+reward.terms.brightness.function=benchmarks.brightness:brightness",
     "+reward.terms.brightness.weight=1",
@@ -94,20 +109,35 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "mean-only": ("advantage.normalization=mean_only",),
     "anchor-0.1": ("anchor.weight=0.1",),
     "anchor-1": ("anchor.weight=1",),
-    "anchor-1-to-0": ("anchor.weight=1", "anchor.final_weight=0"),
+    "anchor-1-to-0": _ANCHOR,
+    "anchor-0.3-to-0": ("anchor.weight=0.3", "anchor.final_weight=0"),
+    "careless": (),
+    "careless-anchor-1-to-0": _ANCHOR,
     "sft-10": ("train.method=sft", "train.steps=10"),
     "sft-40": ("train.method=sft",),
     "after-sft-10": (),
     "after-sft-40": (),
     "shares": ("reward.combine=shares",),
     "brightness": _BRIGHTNESS,
-    "brightness-bound": (*_BRIGHTNESS, "+reward.terms.ocr.at_least=0.6"),
+    "brightness-bound": (
+        *_BRIGHTNESS,
+        "reward.terms.ocr.when=always",
+        "+reward.terms.ocr.at_least=0.6",
+    ),
     "batch-std": ("advantage.normalization=batch_std",),
 }
 """Overrides by name; all draw as many images, but for sft-..., which draw none."""
 
 _BEGIN_WITH = {"after-sft-10": "sft-10", "after-sft-40": "sft-40"}
 """Recipes that go on from what another made of the same seed."""
+
+HACKED_STEPS = 16
+HACKED: Mapping[str, tuple[str, ...]] = {
+    f"hacked-{name}": (*overrides, *_BRIGHTNESS, f"train.steps={HACKED_STEPS}")
+    for name, overrides in RECIPES.items()
+    if not name.startswith(("sft", "after", "careless", "brightness", "shares"))
+}
+"""Recipes with a reward that can be gamed, on fewer images."""
 
 FIGURES = ("total", "ocr", "ocr_exact", "lpips", "ssim", "aesthetic")
 PAGE = ROOT / "docs" / "recipes.md"
@@ -141,6 +171,8 @@ class Finished:
         exact: Share of each held-out word's pictures without a mistake, in the order of words.
         evaluations: The first of them before training.
         departures: Steps with a canary out of its band.
+        first_departure: The first of them; None: there is none.
+        shares: Of the advantage, by term: mean over the first and over the last ten steps.
     """
 
     recipe: str
@@ -149,6 +181,8 @@ class Finished:
     exact: list[float]
     evaluations: list[Evaluated]
     departures: int
+    first_departure: int | None = None
+    shares: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def last(self) -> Mapping[str, float]:
@@ -169,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("do", choices=["train", "table", "page"])
-    parser.add_argument("--recipes", nargs="+", choices=[*RECIPES], default=[*RECIPES])
+    parser.add_argument("--recipes", nargs="+", choices=[*RECIPES, *HACKED], default=[*RECIPES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "recipes")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -216,6 +250,8 @@ def train(name: str, seed: int, folder: Path) -> RunFolder:
         return RunFolder(run_dir)
     if name in _BEGIN_WITH:
         train(_BEGIN_WITH[name], seed, folder)
+    if name.startswith("careless"):
+        write_careless_prompts(folder / "careless" / "prompts.jsonl")
     command = [sys.executable, str(ROOT / "train.py"), *overrides_of(name, seed, folder), *COMMON]
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with (folder / name / f"seed-{seed}.log").open("a") as log:
@@ -233,8 +269,32 @@ def train(name: str, seed: int, folder: Path) -> RunFolder:
 def overrides_of(name: str, seed: int, folder: Path) -> list[str]:
     """Of one run, with the run that it begins with."""
     start = _BEGIN_WITH.get(name)
-    begin = [f"model.start_from={folder.resolve() / start / f'seed-{seed}'}"] if start else []
-    return [*RECIPES[name], *begin]
+    extra = [f"model.start_from={folder.resolve() / start / f'seed-{seed}'}"] if start else []
+    if name.startswith("careless"):
+        extra.append(f"data.path={folder.resolve() / 'careless' / 'prompts.jsonl'}")
+    return [*{**RECIPES, **HACKED}[name], *extra]
+
+
+def write_careless_prompts(file: Path) -> None:
+    """The training prompts, every second one with the picture of a word with one other letter.
+
+    Args:
+        file: JSON Lines; the pictures are written beside it.
+    """
+    prompts = tiny_prompts("train", height=world.SIZE, width=world.SIZE)
+    rng = np.random.default_rng(0)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for index, sign in enumerate(prompts.signs):
+        word = sign.word
+        if index % 2:
+            at = int(rng.integers(len(word)))
+            letter = rng.choice([one for one in ascii_uppercase if one != word[at]])
+            word = f"{word[:at]}{letter}{word[at + 1 :]}"
+        picture = f"{sign.word.lower()}.png"
+        write_png(world.draw_sign(replace(sign, word=word)), str(file.parent / picture))
+        rows.append({"id": sign.word.lower(), "prompt": world.caption(sign), "target": picture})
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def is_finished(folder: RunFolder) -> bool:
@@ -270,14 +330,31 @@ def read_run(folder: RunFolder, name: str, seed: int) -> Finished:
                     {each: round(value, 4) for each, value in figures.items() if value is not None},
                 )
             )
+    departures = [int(row["step"]) for row in rows if (row.get("canary/departures") or 0) > 0]
     return Finished(
         recipe=name,
         seed=seed,
-        overrides=[*RECIPES[name]],
+        overrides=[*{**RECIPES, **HACKED}[name]],
         exact=[round(fmean(each), 4) for each in of_words.values()],
         evaluations=evaluations,
-        departures=sum((row.get("canary/departures") or 0) > 0 for row in rows),
+        departures=len(departures),
+        first_departure=departures[0] if departures else None,
+        shares=_shares(rows),
     )
+
+
+def _shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Mean share of each term in the advantage, over the first and the last ten steps."""
+    ends = "reward/", "/advantage_share"
+    columns = [key for key in rows[-1] if key.startswith(ends[0]) and key.endswith(ends[1])]
+    steps = [row for row in rows if row.get(columns[0]) is not None] if columns else []
+    return {
+        key.removeprefix(ends[0]).removesuffix(ends[1]): (
+            round(fmean(row[key] for row in steps[:10]), 4),
+            round(fmean(row[key] for row in steps[-10:]), 4),
+        )
+        for key in columns
+    }
 
 
 def summarize(runs: Mapping[str, Mapping[int, Finished]], *, reach: float) -> list[dict[str, Any]]:

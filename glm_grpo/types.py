@@ -180,13 +180,18 @@ class Experience:
 
 @dataclass(frozen=True)
 class EvaluationPart:
-    """Some of the held-out prompts, sampled and scored; attributes as in `Evaluation`."""
+    """Some of the held-out prompts, sampled and scored; attributes as in `Evaluation`.
+
+    Attributes:
+        seconds: How long that took.
+    """
 
     step: int
     prompts: tuple[Prompt, ...]
     images: ImageBatch
     rewards: RewardTable
     entropy: Float32[Tensor, " P"]
+    seconds: float
 
 
 @dataclass(frozen=True)

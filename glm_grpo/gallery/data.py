@@ -82,12 +82,14 @@ class Settings:
         readers: OCR terms by name, and whether case counts.
         problems: Why something is missing.
         is_moving: Whether weights were others in each step; groups then name theirs.
+        eval_every: Steps from one evaluation to the next, where known.
     """
 
     values: Mapping[str, Any]
     readers: Mapping[str, bool]
     problems: tuple[Problem, ...]
     is_moving: bool = False
+    eval_every: int | None = None
 
 
 def read_settings(folder: RunFolder) -> Settings:
@@ -100,7 +102,8 @@ def read_settings(folder: RunFolder) -> Settings:
         problem = {"where": folder.config_path.name, "message": describe(error, folder)}
         return _from_tables(folder, text, problem)
     is_moving = config.reward.steering() is not None
-    return Settings(_from_config(config, text), list_readers(config), (), is_moving)
+    values = _from_config(config, text)
+    return Settings(values, list_readers(config), (), is_moving, config.train.eval_every)
 
 
 _RATES = ("share_rate", "bound_rate", "bound_max")
@@ -407,7 +410,12 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
         "marks": {image: mark.model_dump() for image, mark in records.marks.items()},
         "summary": [asdict(row) for row in summary if _is_finite(row)],
         "problems": list(records.problems),
-        **pace(records.folder, records.metrics),
+        **pace(
+            records.folder,
+            records.metrics,
+            steps=records.settings.values["steps_planned"],
+            eval_every=records.settings.eval_every,
+        ),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -35,6 +36,7 @@ def evaluate(
     """
     display = display or NoDisplay()
     clock = PhaseClock(display)
+    started = time.perf_counter()
     images, tables, entropies = [], [], []
     done, total = 0, sum(len(batch.prompts) for batch in batches)
     for each in batches:
@@ -54,6 +56,7 @@ def evaluate(
         images=join_images(images),
         rewards=join_tables(tables),
         entropy=torch.cat(entropies),
+        seconds=time.perf_counter() - started,
     )
 
 

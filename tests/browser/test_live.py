@@ -103,7 +103,7 @@ def test_page_that_follows_shows_the_newest_by_itself(
 def test_head_tells_the_time_left_and_silence(
     open_gallery: OpenGallery, young_run: RunFolder
 ) -> None:
-    change_data(young_run, "run", lambda data: data.update(seconds_per_step=120))
+    change_data(young_run, "run", lambda data: data.update(seconds_per_step=120, seconds_left=4440))
     head = open_gallery(run=young_run).get_by_role("banner")
     # 37 steps of two minutes.
     expect(head).to_contain_text("step 3 of 40, about 1 h 14 min left")

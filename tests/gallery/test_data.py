@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+import yaml
 
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.data import SummaryRow
@@ -84,6 +85,7 @@ def test_run_tells_the_settings(run: Any) -> None:
         "problems": [],
         "recorded": None,
         "seconds_per_step": None,
+        "seconds_left": None,
     }
 
 
@@ -95,6 +97,21 @@ def test_run_tells_when_it_recorded_and_the_pace_of_its_last_ten_steps(run: Any)
     # Of the last ten, 2 four times, 3, and 4 five times: between the fifth and the sixth.
     assert data["seconds_per_step"] == 3.5
     assert data["recorded"] == 1_700_000_000
+    # 28 of 40 steps are left; this run knows no time of an evaluation.
+    assert data["seconds_left"] == 98.0
+
+
+def test_time_left_counts_the_evaluations_to_come(run: Any) -> None:
+    every = yaml.safe_load(run.folder.config_path.read_text())["train"]["eval_every"]
+    run.recorder.record_step(0, {"time/evaluation": 7.0})
+    for step in range(1, every + 1):
+        run.recorder.record_step(step, {"time/step": 2.0})
+    # The evaluation of the last step recorded is yet to be made.
+    to_come = 40 // every
+    left = 2.0 * (40 - every)
+    assert written(run, "run")["seconds_left"] == left + 7.0 * to_come
+    run.recorder.amend_step(every, {"time/evaluation": 9.0})
+    assert written(run, "run")["seconds_left"] == left + 9.0 * (to_come - 1)
 
 
 def test_run_tells_the_kind_of_a_term_with_a_name_of_its_own(run: Any) -> None:

@@ -42,9 +42,8 @@
     const { isOver, isSilent, since } = judge(run);
     if (isOver || run.steps_planned === null || run.recorded === null) return "";
     if (isSilent) return `no new step for ${inWords(since)}`;
-    if (run.seconds_per_step === null) return "going on";
-    const left = (run.steps_planned - lastStep(run)) * run.seconds_per_step - since;
-    return `about ${inWords(Math.max(left, 0))} left`;
+    if (run.seconds_left === null) return "going on";
+    return `about ${inWords(Math.max(run.seconds_left - since, 0))} left`;
   }
 
   function describeNews(run) {

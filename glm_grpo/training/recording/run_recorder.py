@@ -102,7 +102,7 @@ class RunRecorder:
             self._untrained = untrained.rewards
             self._files.record_evaluation(untrained)
             self._monitor.learn(untrained)
-            metrics = evaluation_metrics(untrained)
+            metrics = evaluation_metrics(untrained) | _time_of(parts)
             self._files.record_step(0, metrics)
             update_gallery(self.folder, 0)
             return metrics
@@ -198,7 +198,7 @@ class RunRecorder:
         def write() -> dict[str, float]:
             evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
             self._files.record_evaluation(evaluation)
-            metrics = evaluation_metrics(evaluation)
+            metrics = evaluation_metrics(evaluation) | _time_of(parts)
             self._files.amend_step(evaluation.step, metrics)
             return metrics
 
@@ -244,3 +244,8 @@ class RunRecorder:
     def _joined(self, part: Sequence[T]) -> list[T]:
         """Of all processes, in the main one."""
         return [each for parts in self._processes.gather_on_main([*part]) for each in parts]
+
+
+def _time_of(parts: Sequence[EvaluationPart]) -> dict[str, float]:
+    """Processes evaluate side by side: the slowest says how long it took."""
+    return {"time/evaluation": max(each.seconds for each in parts)}
