@@ -141,7 +141,7 @@ HACKED: Mapping[str, tuple[str, ...]] = {
 
 FIGURES = ("total", "ocr", "ocr_exact", "lpips", "ssim", "aesthetic")
 PAGE = ROOT / "docs" / "recipes.md"
-_BEGIN, _END = "<!-- table: python -m benchmarks.recipes page -->", "<!-- end of table -->"
+_BEGIN, _END = "<!-- {}: python -m benchmarks.recipes page -->", "<!-- end of table -->"
 _SMALL: Any = {"textcoords": "offset points", "fontsize": 8}
 
 
@@ -218,14 +218,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 with options.results.open("a") as file:
                     file.write(f"{_FILE.dump_json(read_run(folder, name, seed)).decode()}\n")
         return
-    rows = summarize(runs, reach=options.reach)
     if options.do == "table":
+        rows = summarize(
+            {name: runs[name] for name in runs if name in RECIPES}, reach=options.reach
+        )
         Console(width=160).print(_table(rows, reach=options.reach))
         return
     text = PAGE.read_text()
-    before, _, rest = text.partition(_BEGIN)
-    after = rest.partition(_END)[2]
-    PAGE.write_text(f"{before}{_BEGIN}\n{markdown(rows)}{_END}{after}")
+    for name, lines in tables(runs).items():
+        begin = _BEGIN.format(name)
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{lines}{_END}{rest.partition(_END)[2]}"
+    PAGE.write_text(text)
     if any(len(of_seeds) >= 3 for of_seeds in runs.values()):
         draw(runs, PAGE.parent / "images" / "recipes.svg")
 
@@ -415,8 +419,51 @@ def _table(rows: Sequence[Mapping[str, Any]], *, reach: float) -> Table:
     return table
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of docs/recipes.md."""
+def tables(runs: Mapping[str, Mapping[int, Finished]]) -> dict[str, str]:
+    """The tables of docs/recipes.md by the name in front of them, in Markdown."""
+    images = {name: of_seeds for name, of_seeds in runs.items() if name in RECIPES}
+    return {
+        "words": _of_words(summarize(images, reach=0.6)),
+        "shares": _of_shares({name: images[name] for name in ("base", "shares") if name in images}),
+        "hacked": _of_hacked({name: runs[name] for name in HACKED if name in runs}),
+    }
+
+
+def _of_shares(runs: Mapping[str, Mapping[int, Finished]]) -> str:
+    lines = [
+        "| Recipe | Seed | LPIPS | SSIM | OCR | Aesthetic |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, of_seeds in runs.items():
+        for seed, run in sorted(of_seeds.items()):
+            if run.shares:
+                shares = (
+                    "{:.2f} to {:.2f}".format(*run.shares[term])
+                    for term in ("lpips", "ssim", "ocr", "aesthetic")
+                )
+                lines.append(f"| `{name}` | {seed} | {' | '.join(shares)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _of_hacked(runs: Mapping[str, Mapping[int, Finished]]) -> str:
+    lines = [
+        "| Recipe | Brightness | Letters | LPIPS | First step out of band | Steps out of band |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, of_seeds in runs.items():
+        for _, run in sorted(of_seeds.items()):
+            first, last = run.evaluations[0].figures, run.last
+            changes = (
+                f"{first[figure]:.2f} to {last[figure]:.2f}" for figure in ("total", "ocr", "lpips")
+            )
+            lines.append(
+                f"| `{name.removeprefix('hacked-')}` | {' | '.join(changes)} "
+                f"| {run.first_departure or 'none'} | {run.departures} |"
+            )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _of_words(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "| Recipe | Overrides of `configs/tiny.yaml` | Whole words, by seed | Over `base` "
         "| Letters | LPIPS | SSIM | Images to .6 | Steps out of band |",

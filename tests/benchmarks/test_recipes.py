@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 from benchmarks.recipes import (
@@ -15,15 +16,39 @@ from benchmarks.recipes import (
     RESULTS,
     Evaluated,
     Finished,
-    markdown,
     overrides_of,
     read_results,
     summarize,
+    tables,
+    write_careless_prompts,
 )
 from glm_grpo.config import compose_config
+from glm_grpo.tiny.prompts import tiny_prompts
+from glm_grpo.training.data.prompts import load_prompts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FIGURES = {"total": 0.9, "ocr": 0.8, "lpips": 0.7, "ssim": 0.6}
+
+
+@pytest.mark.parametrize("name", ["hacked-base", "hacked-gspo", "hacked-anchor-1"])
+def test_hacked_recipes_are_rewarded_for_brightness_alone(name: str) -> None:
+    config = compose_config(CONFIGS, "tiny", [*overrides_of(name, 0, Path("runs")), *COMMON])
+    weights = {term: weight for term, weight in config.reward.weights().items() if weight}
+    assert [*weights] == ["brightness"]
+
+
+def test_careless_targets_show_every_second_word_with_one_other_letter(tmp_path: Path) -> None:
+    write_careless_prompts(tmp_path / "prompts.jsonl")
+    careless = load_prompts(str(tmp_path / "prompts.jsonl"), height=128, width=128)
+    careful = tiny_prompts("train", height=128, width=128)
+    are_equal = []
+    for index in range(8):
+        ours, theirs = careless[index], careful[index]
+        assert (ours.prompt, ours.texts) == (theirs.prompt, theirs.texts)
+        assert ours.target is not None
+        assert theirs.target is not None
+        are_equal.append(torch.equal(ours.target, theirs.target))
+    assert are_equal == [True, False] * 4
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -71,5 +96,6 @@ def test_of_two_lines_on_one_run_the_later_counts(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_figures_that_are_kept() -> None:
-    rows = summarize(read_results(RESULTS), reach=0.6)
-    assert markdown(rows) in PAGE.read_text()
+    text = PAGE.read_text()
+    for name, lines in tables(read_results(RESULTS)).items():
+        assert f"<!-- {name}: python -m benchmarks.recipes page -->\n{lines}" in text
