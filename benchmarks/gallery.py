@@ -1,6 +1,6 @@
 """Time that the gallery of a run of 20,000 images takes to write, to open and to scroll.
 
-python benchmarks/gallery.py [--images 20000] [--folder DIR] [--chromium PATH] [--json FILE]
+python -m benchmarks.gallery [--images 20000] [--folder DIR] [--chromium PATH] [--json FILE]
 
 Makes a run folder as training writes one (32 small pictures a step, ten evaluations), writes its
 gallery, and opens the page from disk in a headless Chromium: milliseconds from the request to the
