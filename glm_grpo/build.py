@@ -43,7 +43,7 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, storage_errors
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.seeds import derive_seed
-from glm_grpo.tiny.prompts import tiny_prompts
+from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION, tiny_prompts
 from glm_grpo.training.asynchronous.ledger import Steps
 from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
 from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
@@ -346,6 +346,7 @@ def export_model(
         ),
         license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
         training=training,
+        prompt=_example_prompt(config),
         num_sources=config.data.sources,
     )
     with storage_errors("write", directory):
@@ -354,6 +355,14 @@ def export_model(
         else:
             export_pipeline(policy, pipeline, settings, directory)
     return directory / README
+
+
+def _example_prompt(config: Config) -> str:
+    """Of a model card: the embedded model knows the prompts of its world alone."""
+    is_edit = config.data.sources > 0
+    if config.model.path == TINY:
+        return EXAMPLE_INSTRUCTION if is_edit else EXAMPLE_CAPTION
+    return 'write "OPEN" instead' if is_edit else 'a red sign that says "OPEN"'
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ _SETS = {
 }
 """Name -> words, and the seed their shapes, colours and places are drawn from."""
 
+EXAMPLE_CAPTION = 'white on green: a square above the word "PARK"'
+EXAMPLE_INSTRUCTION = 'write instead "PARK"'
+
 
 @dataclass(frozen=True)
 class WorldPrompts:

@@ -127,6 +127,20 @@ def test_groups_say_where_totals_were_weighed_otherwise(
     expect(group_of(page, "plain").locator(".problem")).to_contain_text("do not add up")
 
 
+def test_groups_say_which_letters_are_missing(
+    open_gallery: OpenGallery, copied_run: RunFolder
+) -> None:
+    def change(data: Any) -> None:
+        group = next(each for each in data["steps"][0]["groups"] if each["prompt_id"] == "plain")
+        group["notes"]["ocr"][1] = {"read": "CA", "marks": [["CA", True]], "errors": [["T", ""]]}
+
+    change_data(copied_run, "steps-000001", change)
+    page = open_gallery("groups?step=1", run=copied_run)
+    # The last in order of reward, of which nothing was read before.
+    note = samples_of(page, "plain").nth(2).locator(".note")
+    expect(note).to_have_text(re.compile(r"^CA\s+no T\s+\(missing: T\)$"))
+
+
 def test_groups_show_advantages_with_their_sign(open_gallery: OpenGallery) -> None:
     samples = samples_of(open_gallery("groups?step=1"), "plain")
     # (0.625, 0.5, 0.25) less their mean 0.458333, over their standard deviation 0.190941.

@@ -66,7 +66,7 @@ def test_report_breaks_command_lines(open_gallery: OpenGallery, run: RunFolder) 
     assert commands.evaluate("pre => pre.scrollWidth === pre.clientWidth")
     # Each stays one line of text.
     assert commands.inner_text().splitlines() == [
-        "python train.py --config-dir again --config-name config run_dir=again/run "
+        "glm-grpo train --config-dir again run_dir=again/run "
         "hydra.run.dir=. hydra.output_subdir=null",
         "glm-grpo compare RUN again/run",
     ]

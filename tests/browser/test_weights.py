@@ -283,12 +283,15 @@ def test_weights_yaml_is_what_a_config_takes(
 
 
 def test_weights_give_a_training_command_that_a_config_takes(
-    open_gallery: OpenGallery, sum_run: RunFolder, configs_dir: Path
+    open_gallery: OpenGallery, sum_run: RunFolder, tmp_path: Path
 ) -> None:
     page = open_gallery(fragment(combine="normalize_then_sum", w__ssim=-2), run=sum_run)
     words = shlex.split(page.locator("pre").nth(2).inner_text())
-    assert words[:4] == ["python", "train.py", "--config-name", "CONFIG"]
-    config = compose_config(configs_dir, "tiny", words[4:])
+    assert words[:4] == ["glm-grpo", "train", "--config-dir", "RUN"]
+    # The config of a run is one to train with.
+    folder = Path(shutil.copy(sum_run.config_path, tmp_path)).parent
+    config = compose_config(folder, "config", words[4:])
+    assert config.run_dir == "NEW"
     assert config.reward.combine == "normalize_then_sum"
     assert config.reward.weights() == {"lpips": 0.4, "ssim": -2, "ocr": 0.3, "aesthetic": 0.1}
 

@@ -17,6 +17,7 @@ from glm_grpo import cli
 from glm_grpo.config import from_yaml
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
+from glm_grpo.tiny.prompts import EXAMPLE_CAPTION
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,6 +140,8 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(run, tmp_
     # As tiny.yaml draws.
     assert Image.open(folder / "picture.png").size == (128, 128)
     assert "num_inference_steps=4," in snippet
+    # What the embedded model knows how to draw.
+    assert f"    {EXAMPLE_CAPTION!r}," in snippet
 
 
 def test_export_command_refuses_an_adapter_of_full_fine_tuning_before_anything_is_read(

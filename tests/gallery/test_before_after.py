@@ -304,7 +304,7 @@ def test_page_shows_all_settings_and_how_to_reproduce_the_run(
     stored = store_config(folder, configs_dir)
     page = read_page(write_before_after(folder, SUMMARY))
     assert page.after("All settings", 1) == [" ".join(stored.split())]
-    assert any("python train.py --config-dir again --config-name config" in t for t in page.texts)
+    assert any("glm-grpo train --config-dir again run_dir=again/run" in t for t in page.texts)
 
 
 @pytest.mark.parametrize(("evaluations", "words"), [(0, "no evaluation"), (1, "one evaluation")])

@@ -207,13 +207,20 @@
     if (!text) return html`<span class="note soft">nothing</span>`;
     if (typeof note === "string") return html`<span class="note" dir="auto">${text}</span>`;
     const wrong = note.marks.filter(([, isRight]) => !isRight).map(([piece]) => piece);
+    const missing = note.errors.filter(([, read]) => !read).map(([asked]) => asked);
+    const faults = [
+      ...(wrong.length ? [`wrong: ${wrong.join(", ")}`] : []),
+      ...(missing.length ? [`missing: ${missing.join(", ")}`] : []),
+    ];
     return html`<span class="note" dir="auto">
       ${note.marks.map(([piece, isRight]) =>
         isRight ? piece : html`<mark class="wrong">${piece}</mark>`,
       )}
-      <span class="visually-hidden">
-        ${wrong.length ? ` (wrong: ${wrong.join(", ")})` : " (all right)"}
-      </span>
+      ${
+        missing.length > 0 &&
+        html`${" "}<mark class="wrong" aria-hidden="true">no ${missing.join(", ")}</mark>`
+      }
+      <span class="visually-hidden"> (${faults.join("; ") || "all right"})</span>
     </span>`;
   }
 

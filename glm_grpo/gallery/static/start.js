@@ -88,7 +88,7 @@
               <th scope="row">${row.name}</th>
               <td>${fmt(row.before)}</td><td>${fmt(row.after)}</td>
               <td class=${judge(row)[1]}>${signed(row.difference)}</td>
-              <td class="start-interval">${signed(row.low)} to ${signed(row.high)}</td>
+              <td>${signed(row.low)} to ${signed(row.high)}</td>
             </tr>`)}
           </tbody>
         </table>

@@ -93,7 +93,8 @@
     const changes = reward.terms.map(
       (term) => `reward.terms.${term.name}.${keyOf(reward)}=${writeNumber(term.weight)}`,
     );
-    return ["python train.py --config-name CONFIG", `reward.combine=${reward.combine}`, ...changes].join(" ");
+    const start = "glm-grpo train --config-dir RUN run_dir=NEW";
+    return [start, `reward.combine=${reward.combine}`, ...changes].join(" ");
   }
 
   /** The command that computes the same from the stored tables. */
@@ -392,8 +393,8 @@
       <${Snippet} name="YAML" text=${writeYaml(reward)} />
       <p>The same figures from the stored tables, where RUN is the run's folder:</p>
       <${Snippet} name="command" text=${writeCommand(reward, own)} />
-      <p>Training with them, where CONFIG is the config that the run began with:</p>
-      <${Snippet} name="train.py line" text=${writeTraining(reward)} />
+      <p>Training with them, all else as in this run, into the folder NEW:</p>
+      <${Snippet} name="training line" text=${writeTraining(reward)} />
     </section>`;
   }
 

@@ -40,6 +40,7 @@ class StockSettings:
             besides; empty: not measured.
         license: Of the base, by its name on the hub; None: not known.
         training: Sections of the card, in Markdown: how it was trained, with what result.
+        prompt: What the card's example draws, or asks of a picture.
         num_sources: Source pictures of a prompt; 0: text-to-image.
     """
 
@@ -56,6 +57,7 @@ class StockSettings:
     outside_codebook: str
     license: str | None
     training: str
+    prompt: str
     num_sources: int = 0
 
 
@@ -193,7 +195,7 @@ def _describe_license(settings: StockSettings) -> str:
 def _draw(settings: StockSettings) -> str:
     return f"""\
 image = pipeline(
-    'a red sign that says "OPEN"',
+    {settings.prompt!r},
 {_decoding(settings)}
 ).images[0]"""
 
@@ -204,7 +206,7 @@ def _edit(settings: StockSettings) -> str:
     rows, columns = height // 32, width // 32
     paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
     return f"""\
-instruction = 'write "OPEN" instead'
+instruction = {settings.prompt!r}
 sources = [load_image(path).resize(({width}, {height})) for path in {paths}]
 content = [*({{"type": "image", "image": source}} for source in sources)]
 content.append({{"type": "text", "text": instruction}})

@@ -63,6 +63,7 @@ def settings(random_pipeline_folder):
         outside_codebook="",
         license="mit",
         training="## How it was trained\n",
+        prompt='a red sign that says "OPEN"',
     )
 
 
