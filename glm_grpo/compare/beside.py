@@ -175,8 +175,8 @@ def _is_same_picture(
     paths = own.picture(f"images/{ours}"), other.picture(f"images/{theirs}")
     if not all(map(os.path.isfile, paths)) or filecmp.cmp(*paths, shallow=False):
         return True
-    pixels = [np.asarray(read_picture(path)) for path in paths]
-    return np.array_equal(*pixels)
+    first, second = (np.asarray(read_picture(path)) for path in paths)
+    return np.array_equal(first, second)
 
 
 def _is_weighed_alike(
