@@ -63,8 +63,8 @@
   }
 
   /* One entry a prompt, in the order of its first appearance: {id, group, bySteps, beside, count,
-     total, change}, `group` of the first evaluation that has it, `total` the mean over the `count` samples of the
-     last, `change` since the first. */
+     total, change}, `group` of the first evaluation that has it, `total` the mean over the `count`
+     samples of the last, `change` since the first. */
   function makeRows(loaded) {
     const rows = new Map();
     for (const { step } of gallery.run.evaluations) {

@@ -53,7 +53,7 @@
         ${
           other.is_weighed_alike
             ? "The total is weighed as this run weighs."
-            : "The total is by the weights of that run, which scored other terms: it does not compare."
+            : "The total is by that run's own weights: it scored terms in another way, and does not compare."
         }
       </p>`
       }

@@ -195,7 +195,9 @@
         </td>
         ${columns().map(
           (step, at) =>
-            html`<td role="gridcell" key=${step} class=${kindOf(step)}>${samples.map(cell(step, at))}</td>`,
+            html`<td role="gridcell" key=${step} class=${kindOf(step)}>
+              ${samples.map(cell(step, at))}
+            </td>`,
         )}`
       }
     </tr>`;
