@@ -235,9 +235,18 @@ def _parser() -> argparse.ArgumentParser:
         "write a run's gallery again from its tables",
         "glm-grpo gallery outputs/DATE/TIME --serve",
         "glm-grpo gallery outputs/DATE/TIME --zip for-others.zip",
+        "glm-grpo gallery outputs/mine --beside outputs/other outputs/third",
     )
     gallery.add_argument(
         "run", type=types.path, metavar="RUN", help="run folder, also of a crashed run"
+    )
+    gallery.add_argument(
+        "--beside",
+        nargs="*",
+        type=types.path,
+        metavar="OTHER",
+        help="also show the held-out pictures of other runs' newest evaluations, same prompts and "
+        "same seeds; they stay, as of now, until --beside names others, or none",
     )
     gallery.add_argument(
         "--serve", action="store_true", help="show it to browsers on this machine until Ctrl-C"
@@ -465,6 +474,7 @@ def _gallery(options: argparse.Namespace) -> None:
 
     for written in rewrite_gallery(
         options.run,
+        beside=options.beside,
         sheet=options.sheet,
         archive=options.zip,
         film=options.film,

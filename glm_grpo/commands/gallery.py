@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from glm_grpo.compare.beside import match_runs
 from glm_grpo.errors import CheckpointError, StorageError
-from glm_grpo.gallery import write_gallery
+from glm_grpo.gallery import write_beside, write_gallery
 from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.film import write_film
@@ -23,6 +24,7 @@ _SHEET_COLUMNS = 8
 def rewrite_gallery(
     run: Path,
     *,
+    beside: Sequence[Path] | None,
     sheet: Path | None,
     archive: Path | None,
     film: Path | None,
@@ -32,6 +34,7 @@ def rewrite_gallery(
 
     Args:
         run: Its folder.
+        beside: Other runs that the gallery shows from now on; None leaves those it shows.
         sheet: A PNG of the run.
         archive: A ZIP of gallery and pictures.
         film: A GIF or WebP of one prompt through the steps.
@@ -42,11 +45,14 @@ def rewrite_gallery(
 
     Raises:
         CheckpointError: The folder holds no run.
-        ConfigError: The run has no prompt of that identifier.
+        ConfigError: The run has no prompt of that identifier, or another run cannot be shown
+            beside it.
         StorageError: It cannot be read or written.
     """
     folder = RunFolder(run)
     _refuse_no_run(folder)
+    if beside is not None:
+        write_beside(folder, match_runs(run, beside) if beside else ())
     yield write_gallery(folder, _summarise(folder))
     if sheet is not None:
         write_contact_sheet(folder, sheet, columns=_SHEET_COLUMNS)

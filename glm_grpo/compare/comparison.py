@@ -51,15 +51,15 @@ def differing_settings(configs: Sequence[Config]) -> list[dict[str, str]]:
     return [{key: settings.get(key, NOT_GIVEN) for key in differing} for settings in flat]
 
 
+SAME_PICTURES = ("eval.seed", "rollout.height", "rollout.width")
+"""Keys that must agree: with others, noise or sizes of the pictures differ."""
 _SAME_EVALUATION = (
+    *SAME_PICTURES,
     "model.path",
-    "eval.seed",
     "eval.samples_per_prompt",
     "data.sources",
-    "rollout.height",
-    "rollout.width",
 )
-"""Keys that must agree: with others, prompts, noise or sizes of the pictures differ."""
+"""Keys that must agree where figures are compared."""
 _NOT_OF_THE_SCORE = frozenset(
     {
         *("weight", "std_floor", "timeout_seconds", "run_in", "threads", "url"),
@@ -70,16 +70,20 @@ _NOT_OF_THE_SCORE = frozenset(
 """Options of a term that leave its raw scores as they are."""
 
 
-def check_same_evaluation(names: Sequence[str], configs: Sequence[Config]) -> None:
+def check_same_evaluation(
+    names: Sequence[str], configs: Sequence[Config], keys: Sequence[str] = _SAME_EVALUATION
+) -> None:
     """Refuse runs whose held-out pictures were made in different ways.
 
     Args:
         names: Of the runs, for the error.
+        keys: Of the config, in which all must agree: of model, seed, number and size of the
+            pictures, unless given.
 
     Raises:
-        ConfigError: They differ in model, seed, number or size of the pictures.
+        ConfigError: They differ in one.
     """
-    for key in _SAME_EVALUATION:
+    for key in keys:
         values = [list_settings(config)[key] for config in configs]
         if len(set(values)) > 1:
             listed = ", ".join(
@@ -123,9 +127,11 @@ def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Seque
     _check_same_pictures(first, run, "source")
 
 
-def sort_terms(runs: Sequence[EvaluatedRun]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def sort_terms(configs: Sequence[Config]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Terms that every run scored in the same way, and all others."""
-    scorings = [{name: _scoring(run, name) for name in run.config.reward.terms} for run in runs]
+    scorings = [
+        {name: _scoring(config, name) for name in config.reward.terms} for config in configs
+    ]
     names = dict.fromkeys(name for scoring in scorings for name in scoring)
     comparable = tuple(
         name
@@ -217,14 +223,14 @@ def _identities(evaluation: StoredEvaluation) -> list[tuple[str, str, tuple[str,
     return list(zip(groups.prompt_ids, groups.prompts, evaluation.texts, strict=True))
 
 
-def _scoring(run: EvaluatedRun, name: str) -> dict[str, Any]:
-    options = run.config.reward.terms[name].model_dump()
+def _scoring(config: Config, name: str) -> dict[str, Any]:
+    options = config.reward.terms[name].model_dump()
     return {key: value for key, value in options.items() if key not in _NOT_OF_THE_SCORE}
 
 
 def _list_options(runs: Sequence[EvaluatedRun], name: str) -> str:
     """The options of a term in which runs differ, with the value of each run."""
-    scorings = [_scoring(run, name) for run in runs]
+    scorings = [_scoring(run.config, name) for run in runs]
     keys = dict.fromkeys(key for scoring in scorings for key in scoring)
     differing = [key for key in keys if any(s.get(key) != scorings[0].get(key) for s in scorings)]
     return "; ".join(
@@ -445,7 +451,7 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
     reward = runs[0].config.reward
     given = reward.weights() if weights is None else weights
     chosen = {name: weight for name, weight in given.items() if weight != 0}
-    comparable, left_out = sort_terms(runs)
+    comparable, left_out = sort_terms([run.config for run in runs])
     check_weights(runs, chosen, comparable)
     first = runs[0].evaluations[0]
     for run in runs:
@@ -488,7 +494,7 @@ def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
             "each named once"
         )
     folders = [RunFolder(path) for path in paths]
-    names = _short_names(paths)
+    names = short_names(paths)
     configs = [read_config(folder) for folder in folders]
     check_same_evaluation(names, configs)
     return [
@@ -515,7 +521,7 @@ def _natural_order(path: Path) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in parts]
 
 
-def _short_names(paths: Sequence[Path]) -> list[str]:
+def short_names(paths: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell them apart."""
     length = 1
     while True:

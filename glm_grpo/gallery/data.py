@@ -16,6 +16,7 @@ from jaxtyping import Float32
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
+from glm_grpo.gallery.beside import ShownRun, list_path, read_beside
 from glm_grpo.gallery.marks import Mark, read_marks
 from glm_grpo.gallery.pace import pace
 from glm_grpo.gallery.readings import asked_letters, read_letters, shown_reading
@@ -331,6 +332,7 @@ class Records:
             is in the first file and in no list.
         evaluations: Policy steps, in order.
         marks: Stars, rejections and notes, by path of the picture below `images/`.
+        beside: Other runs that the gallery shows.
         problems: Files that could not be read.
     """
 
@@ -341,6 +343,7 @@ class Records:
     chunks: Mapping[str, tuple[int, ...]]
     evaluations: tuple[int, ...]
     marks: Mapping[str, Mark]
+    beside: tuple[ShownRun, ...]
     problems: tuple[Problem, ...]
 
 
@@ -363,6 +366,16 @@ def read_records(folder: RunFolder) -> Records:
         marks = read_marks(folder)
     except StorageError as error:
         problems.append(_problem(folder.marks_path, error, folder))
+    beside: tuple[ShownRun, ...] = ()
+    try:
+        beside = read_beside(folder)
+    except StorageError as error:
+        problems.append(_problem(list_path(folder), error, folder))
+    problems += [
+        {"where": f"Beside: {shown.name}", "message": shown.problem}
+        for shown in beside
+        if shown.problem is not None
+    ]
     return Records(
         folder=folder,
         settings=settings,
@@ -371,6 +384,7 @@ def read_records(folder: RunFolder) -> Records:
         chunks=_chunks({*rows, *stored_steps(folder.rollouts_dir)}),
         evaluations=tuple(evaluation_steps(folder)),
         marks=marks,
+        beside=beside,
         problems=tuple(problems),
     )
 
@@ -408,6 +422,7 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
         "bands": records.bands,
         "overview": _overview(records.metrics),
         "marks": {image: mark.model_dump() for image, mark in records.marks.items()},
+        "beside": [shown.model_dump(mode="json", exclude={"problem"}) for shown in records.beside],
         "summary": [asdict(row) for row in summary if _is_finite(row)],
         "problems": list(records.problems),
         **pace(

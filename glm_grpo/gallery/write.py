@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glm_grpo.gallery.before_after import write_before_after
+from glm_grpo.gallery.beside import OtherRun, keep_beside
 from glm_grpo.gallery.data import (
     Records,
     SummaryRow,
@@ -90,6 +91,24 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
     # Looked at again: a run that goes on has recorded more since.
     _remove_outdated(read_records(folder))
     return folder.gallery_path
+
+
+def write_beside(folder: RunFolder, others: Sequence[OtherRun]) -> None:
+    """Show other runs in the gallery from its next writing on, instead of any shown before.
+
+    Args:
+        folder: The run.
+        others: In the order of their columns; empty to show the run alone.
+
+    Raises:
+        StorageError: See `keep_beside`.
+    """
+    data = keep_beside(folder, others)
+    for key, value in data.items():
+        _write_script(folder, key, value)
+    for path in sorted(folder.inside("gallery/data").glob("beside-*.js")):
+        if path.stem not in data:
+            remove(path)
 
 
 def update_gallery(folder: RunFolder, step: int) -> None:

@@ -81,6 +81,7 @@ def test_run_tells_the_settings(run: Any) -> None:
         "bands": None,
         "overview": {"steps": [], "values": {}},
         "marks": {},
+        "beside": [],
         "summary": [],
         "problems": [],
         "recorded": None,

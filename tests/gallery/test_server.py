@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from glm_grpo.compare.beside import match_runs
 from glm_grpo.errors import ConfigError
-from glm_grpo.gallery import update_gallery, write_gallery
+from glm_grpo.gallery import update_gallery, write_beside, write_gallery
 from glm_grpo.gallery.marks import read_marks
 from glm_grpo.gallery.server import LOOPBACK, GalleryServer, serve_gallery
 
@@ -298,3 +299,24 @@ def test_serve_gallery_refuses_a_port_that_there_is_not(port: int, served: Any) 
 def test_serve_gallery_refuses_a_port_in_use(served: Any, port: int) -> None:
     with pytest.raises(ConfigError, match="choose another port, or 0 for any that is free"):
         serve_gallery(served.folder, port=port, announce=str)
+
+
+def test_server_gives_pictures_of_other_runs_in_the_gallery_and_nothing_else_of_them(
+    make_run: Any, served: Any, port: int
+) -> None:
+    other = make_run("other")
+    for run in (served, other):
+        run.record_evaluation(0)
+    write_beside(served.folder, match_runs(served.folder.path, [other.folder.path]))
+    status, headers, content = ask(port, "/gallery/beside/1/eval-000000/kite-0.png")
+    assert (status, headers["Content-Type"]) == (200, "image/png")
+    assert content == (other.folder.images_dir / "eval-000000" / "kite-0.png").read_bytes()
+    (served.gallery / "beside" / "2").symlink_to(other.folder.path)
+    for address in (
+        "/gallery/beside/1/../../../../other/config.yaml",
+        "/gallery/beside/2/config.yaml",
+        "/other/images/eval-000000/kite-0.png",
+    ):
+        assert ask(port, address)[0] == 404
+    foreign = ask(port, "/gallery/beside/1/eval-000000/kite-0.png", Host="example.org")
+    assert foreign[0] == 403

@@ -31,13 +31,14 @@
   ];
 
   /**
-   * @param item What is shown: {id, title, alt, image, target, sources, body, earlier}. `id` tells
-   *     items apart; body() gives the figures; earlier() promises [{step, image, title}] of the same
+   * @param item What is shown: {id, title, alt, image, target, sources, body, earlier, beside}. `id`
+   *     tells items apart; body() gives the figures; `beside` are pictures of other runs, {key, title,
+   *     alt, image}; earlier() promises [{step, image, title}] of the same
    *     prompt at earlier steps, the newest last.
    * @param moves Where keys and buttons lead: {left, right, up, down, before, after}, each undefined
    *     where nothing is there. `before` and `after` are steps.
    * @param near Pictures to fetch in advance.
-   * @param first "target" or "source" to begin with that picture; the sample without.
+   * @param first "target", "source" or the key of another run to begin with that picture; the sample without.
    * @param onClose Called when the view was left; what had the focus before has it again.
    */
   function LargeView({ item, moves, near, first, onClose }) {
@@ -49,7 +50,10 @@
     const [areFigures, toggleFigures] = useFigures();
     const [areKeys, setAreKeys] = useState(false);
     const earlier = useEarlier(item, against);
-    const plates = useMemo(() => makePlates(item, earlier.found), [item.id, earlier.found]);
+    const plates = useMemo(
+      () => makePlates(item, earlier.found),
+      [item.id, item.beside?.length, earlier.found],
+    );
     const second = chooseSecond(plates, against ?? first);
     const shown = arrange(plates, second, layout);
     const stage = useRef(null);
@@ -164,7 +168,7 @@
   }
 
   function makePlates(item, earlier) {
-    const { image, alt, target, sources = [] } = item;
+    const { image, alt, target, sources = [], beside = [] } = item;
     return [
       { key: "sample", title: "Sample", image, alt },
       target && { key: "target", title: "Target", image: target, alt: "Target" },
@@ -174,6 +178,7 @@
         image: source,
         alt: sources.length > 1 ? `Source ${index + 1}` : "Source",
       })),
+      ...beside,
       ...(earlier ?? []).map(({ step, image: before, title }) => ({
         key: `${EARLIER}-${step}`,
         title,

@@ -7,6 +7,7 @@
   const { Problem, SizeControls, mean, useSizes } = parts;
   const { Table } = gallery.progressTable;
   const { Details, RowViewer } = gallery.progressDetails;
+  const { others } = gallery.beside;
   const { useCallback, useEffect, useMemo, useState } = preactHooks;
 
   /* CSS pixels of a cell where there is room; see progress.css. */
@@ -37,14 +38,16 @@
       </p>`;
   }
 
-  /* {step: {groups} | {problem}}; grows while the files load, the ends of the run first. */
+  /* {step: {groups} | {problem}}, and the same by the keys of other runs; grows while the files load,
+     the ends of the run first. */
   function useEvaluations() {
     const [loaded, setLoaded] = useState({});
     useEffect(() => {
       let isWanted = true;
       async function loadAll() {
-        const [first, ...others] = gallery.run.evaluations;
-        for (const { step, key } of [first, ...others.slice(-1), ...others.slice(0, -1)]) {
+        const [first, ...later] = gallery.run.evaluations;
+        const beside = others().map(({ key }) => ({ step: key, key }));
+        for (const { step, key } of [first, ...later.slice(-1), ...beside, ...later.slice(0, -1)]) {
           const failed = (error) => ({ step, problem: error.message });
           const entry = await gallery.load(key).catch(failed);
           if (!isWanted) return;
@@ -59,21 +62,26 @@
     return loaded;
   }
 
-  /* One entry a prompt, in the order of its first appearance: {id, group, bySteps, count, total,
-     change},
-     `group` of the first evaluation that has it, `total` the mean over the `count` samples of the
-     last, `change` since the first. */
+  /* One entry a prompt, in the order of its first appearance: {id, group, bySteps, beside, count,
+     total, change}, `group` of the first evaluation that has it, `total` the mean over the `count`
+     samples of the last, `change` since the first. */
   function makeRows(loaded) {
     const rows = new Map();
     for (const { step } of gallery.run.evaluations) {
       for (const group of loaded[step]?.groups ?? []) {
         const id = group.prompt_id;
-        if (!rows.has(id)) rows.set(id, { id, group, bySteps: {}, change: null });
+        if (!rows.has(id)) rows.set(id, { id, group, bySteps: {}, beside: {}, change: null });
         const row = rows.get(id);
         row.bySteps[step] = group;
         row.count = group.total.length;
         row.total = mean(group.total);
         if (group !== row.group) row.change = row.total - mean(row.group.total);
+      }
+    }
+    for (const { key } of others()) {
+      for (const group of loaded[key]?.groups ?? []) {
+        const row = rows.get(group.prompt_id);
+        if (row) row.beside[key] = group;
       }
     }
     return [...rows.values()];
@@ -114,12 +122,16 @@
       [gallery.run, sorted, loaded, samples, params.diff, pinned, sizes.size, sizes.density],
     );
     const isWhole = gallery.run.evaluations.every(({ step }) => loaded[step]);
+    const hasOthers = others().length > 0;
     return html`<h2>Progress</h2>
       <p class="lead">
         Held-out prompts, sampled at every evaluation with the same seeds: along a row only the
         policy changes. Higher scores are better.${
           gallery.run.reward.combine !== "weighted_sum" &&
           " Totals are in standard deviations of the untrained model's scores."
+        }${
+          hasOthers &&
+          " The last columns are other runs' newest evaluations when they were added, same prompts and same seeds; changes there are against this run's newest."
         }
       </p>
       <${Toolbar} params=${params} sort=${sort} count=${count} samples=${samples} sizes=${sizes} />
@@ -130,7 +142,7 @@
         rows.length > 0 &&
         html`<div class="progress">
         ${table}
-        <${Details} place=${place} onLarge=${() => pin(place, { large: 1 })} onClose=${unpin} />
+        <${Details} place=${place} onLarge=${open} onClose=${unpin} />
       </div>`
       }
       ${
@@ -183,12 +195,15 @@
   }
 
   function TableProblems({ loaded }) {
-    return gallery.run.evaluations
-      .filter(({ step }) => loaded[step]?.problem)
+    const columns = [
+      ...gallery.run.evaluations.map(({ step }) => [step, `Evaluation of step ${step}`]),
+      ...others().map(({ key, name }) => [key, `Beside: ${name}`]),
+    ];
+    return columns
+      .filter(([step]) => loaded[step]?.problem)
       .map(
-        ({ step }) =>
-          html`<${Problem} key=${step} where=${`Evaluation of step ${step}`}
-            message=${loaded[step].problem} />`,
+        ([step, where]) =>
+          html`<${Problem} key=${step} where=${where} message=${loaded[step].problem} />`,
       );
   }
 

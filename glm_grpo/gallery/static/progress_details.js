@@ -7,41 +7,56 @@
   const { LargeView, Notes, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
   const { MarkButtons } = gallery.marks;
   const { AskedRead } = gallery.readings;
-  const { baseOf, changeOf } = gallery.progressTable;
+  const { BesideFigures, groupAt, opening, otherOf, platesOf, titleOf } = gallery.beside;
+  const { changeOf, referenceOf } = gallery.progressTable;
 
   const LABEL = "Scores of the picture";
 
   /* A place is {row, step, sample}. */
   function describe({ row, step, sample }) {
-    return `${clip(row.id)}: step ${step}, sample ${sample}`;
+    const other = otherOf(step);
+    return `${clip(row.id)}: ${other ? titleOf(other) : `step ${step}`}, sample ${sample}`;
   }
 
-  const imageOf = ({ row, step, sample }) => row.bySteps[step].images[sample];
+  const imageOf = (place) => groupAt(place).images[place.sample];
 
-  /* Every term of one picture, with its change since the first evaluation. */
-  function Figures({ place: { row, step, sample } }) {
-    const group = row.bySteps[step];
-    const base = baseOf(row);
-    const before = step === base ? null : row.bySteps[base];
-    const line = (name, values, older) =>
+  /* Every term of one picture, with its change since the first evaluation; of another run, against
+     the newest of this one. */
+  function Figures({ place }) {
+    const { sample } = place;
+    const group = groupAt(place);
+    const other = otherOf(place.step);
+    const { base, before } = referenceOf(place);
+    const line = (name, values, older, isAlike = !other || other.alike.includes(name)) =>
       html`<${Line} key=${name} name=${name} value=${values && values[sample]}
-        change=${before && changeOf(values, older, sample)} hasChange=${before !== null} />`;
+        change=${before && isAlike ? changeOf(values, older, sample) : null}
+        hasChange=${before !== null} />`;
     return html`<${AskedRead} group=${group} sample=${sample} />
       <table class="scores">
         <thead>
           <tr>
             <th scope="col">Term</th>
             <th scope="col">Score</th>
-            ${before && html`<th scope="col">Since step ${base}</th>`}
+            ${before && html`<th scope="col">${other ? "Against" : "Since"} step ${base}</th>`}
           </tr>
         </thead>
         <tbody>
           ${Object.keys(group.raw).map((name) => line(name, group.raw[name], before?.raw[name]))}
         </tbody>
         <tfoot>
-          ${line("Total", group.total, before?.total)}
+          ${line("Total", group.total, before?.total, !other || other.is_weighed_alike)}
         </tfoot>
       </table>
+      ${
+        other &&
+        html`<p class="soft">
+        ${
+          other.is_weighed_alike
+            ? "The total is weighed as this run weighs."
+            : "The total is by that run's own weights: it scored terms in another way, and does not compare."
+        }
+      </p>`
+      }
       <${Notes} notes=${group.notes} sample=${sample} />`;
   }
 
@@ -56,7 +71,12 @@
     </tr>`;
   }
 
-  /** The panel beside the table; `place` is null before anything was pointed at. */
+  /**
+   * The panel beside the table.
+   *
+   * @param place Null before anything was pointed at.
+   * @param onLarge Called with what to open, as the table's `onOpen`.
+   */
   function Details({ place, onLarge, onClose }) {
     if (!place) {
       return html`<aside class="details is-empty panel" aria-label=${LABEL}>
@@ -69,10 +89,12 @@
     return html`<aside class="details panel" aria-label=${LABEL}>
       <h3 dir="auto">${describe(place)}</h3>
       <div class="buttons">
-        <button type="button" aria-haspopup="dialog" onClick=${onLarge}>Enlarge</button>
+        <button type="button" aria-haspopup="dialog" onClick=${() => onLarge(...opening(place))}>
+          Enlarge
+        </button>
         <button type="button" onClick=${onClose}>Close</button>
       </div>
-      <${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} />
+      ${!otherOf(place.step) && html`<${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} />`}
       <${Figures} place=${place} />
     </aside>`;
   }
@@ -119,8 +141,10 @@
       alt: describe(place),
       title: describe(place),
       earlier: earlier?.length ? findEarlier : null,
+      beside: platesOf(place),
       body: () => html`<p><${PromptText} text=${group.prompt} /></p>
         <${Figures} place=${place} />
+        <${BesideFigures} place=${place} />
         <p class="soft">Noise seed ${group.decode_seed}.</p>`,
     };
   }

@@ -6,14 +6,22 @@
   const { html, parts } = gallery;
   const { Picture, PromptText, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
   const { AskedRead, sayReading } = gallery.readings;
+  const { groupAt, newestOf, opening, otherOf, others, titleOf, totalWord } = gallery.beside;
   const { useEffect, useRef, useState } = preactHooks;
 
   const PROMPT_LIMIT = 120;
   const PAGE_ROWS = 5;
 
-  /** The evaluation that changes are counted from: the first that has the prompt. */
+  /* The evaluation that changes are counted from: the first that has the prompt. */
   function baseOf(row) {
     return Math.min(...Object.keys(row.bySteps).map(Number));
+  }
+
+  /** {base, before}: the step that a picture's numbers are held against and its group there; null for
+     the first evaluation itself. Pictures of other runs are held against this run's newest. */
+  function referenceOf({ row, step }) {
+    const base = otherOf(step) ? newestOf(row) : baseOf(row);
+    return { base, before: step === base ? null : row.bySteps[base] };
   }
 
   /** What a sample's number changed by; null where either is not there. */
@@ -29,11 +37,12 @@
    * @param isDiff Show differences to the target.
    * @param pinned {row, step, sample} or null.
    * @param onHover Called with what is pointed at or has the focus, as `pinned`.
-   * @param onOpen Called with what was chosen, and "target" or "source" where that was.
+   * @param onOpen Called with what was chosen, and "target", "source" or the key of another run where
+   *     that was.
    * @param sizes As useSizes gives it.
    */
   function Table({ rows, loaded, samples, isDiff, pinned, onHover, onOpen, sizes }) {
-    const steps = gallery.run.evaluations.map(({ step }) => step);
+    const steps = columns();
     const region = useRef(null);
     const size = { lines: rows.length * samples.length, columns: steps.length + 1 };
     const [active, setActive, onKeyDown] = useActive(region, size, samples.length);
@@ -77,8 +86,13 @@
     </div>`;
   }
 
-  function hasPicture({ row, step, sample }) {
-    return row.bySteps[step]?.images[sample] !== undefined;
+  /* Steps of this run, then keys of other runs. */
+  function columns() {
+    return [...gallery.run.evaluations.map(({ step }) => step), ...others().map(({ key }) => key)];
+  }
+
+  function hasPicture(place) {
+    return groupAt(place)?.images[place.sample] !== undefined;
   }
 
   function pictureRatio() {
@@ -133,18 +147,32 @@
         <th role="columnheader" scope="col">Target</th>
         ${steps.map(
           (step) =>
-            html`<th role="columnheader" scope="col" key=${step}>
-              Step ${step} <span class="soft">${describe(loaded[step])}</span>
+            html`<th role="columnheader" scope="col" key=${step} class=${kindOf(step)}>
+              <${ColumnTitle} step=${step} />${" "}
+              <span class="soft">${describe(loaded[step], otherOf(step))}</span>
             </th>`,
         )}
       </tr>
     </thead>`;
   }
 
-  function describe(entry) {
+  /* Class of the cells of a column. */
+  function kindOf(step) {
+    return otherOf(step) ? "is-beside" : null;
+  }
+
+  function ColumnTitle({ step }) {
+    const other = otherOf(step);
+    if (!other) return `Step ${step}`;
+    return html`<span class="beside-name" dir="auto" title=${other.name}>${clip(other.name)}</span>
+      ${" "}Step ${other.step}`;
+  }
+
+  function describe(entry, other) {
     if (!entry) return "loading";
     if (entry.problem) return "not readable";
-    return `mean ${fmt(mean(entry.groups.flatMap((group) => group.total)))}`;
+    const figure = `mean ${fmt(mean(entry.groups.flatMap((group) => group.total)))}`;
+    return other && !other.is_weighed_alike ? `${figure}, ${totalWord(other)}` : figure;
   }
 
   const Row = memo(({ row, first, samples, isDiff, density, active, pinned, onOpen }) => {
@@ -165,9 +193,11 @@
           <${Target} row=${row} sample=${samples[0]} onOpen=${onOpen}
             attributes=${place(active ? active.line - first : 0, 0)} />
         </td>
-        ${gallery.run.evaluations.map(
-          ({ step }, at) =>
-            html`<td role="gridcell" key=${step}>${samples.map(cell(step, at))}</td>`,
+        ${columns().map(
+          (step, at) =>
+            html`<td role="gridcell" key=${step} class=${kindOf(step)}>
+              ${samples.map(cell(step, at))}
+            </td>`,
         )}`
       }
     </tr>`;
@@ -197,7 +227,7 @@
   /* One for all samples of a row: it goes with whichever of them is active. */
   function Target({ row, sample, attributes, onOpen }) {
     const { target, sources } = row.group;
-    const step = Math.max(...Object.keys(row.bySteps).map(Number));
+    const step = newestOf(row);
     const open = (first) => () => onOpen({ row, step, sample }, first);
     const opens = { "aria-haspopup": "dialog" };
     const shown = (sources || []).map(
@@ -215,20 +245,25 @@
     useEffect(() => {
       if (isPinned) cell.current.scrollIntoView({ block: "nearest", inline: "nearest" });
     }, [isPinned]);
-    if (!hasPicture({ row, step, sample })) {
+    const place = { row, step, sample };
+    if (!hasPicture(place)) {
       return html`<span class="cell soft" ref=${cell} ...${attributes}>none</span>`;
     }
-    const group = row.bySteps[step];
-    const base = baseOf(row);
+    const group = groupAt(place);
+    const other = otherOf(step);
+    const { before } = referenceOf(place);
     const total = fmt(group.total[sample]);
-    const change = step === base ? null : changeOf(group.total, row.bySteps[base].total, sample);
-    const name = `${clip(row.id)}, step ${step}, sample ${sample}: total ${total}`;
+    const isAlike = !other || other.is_weighed_alike;
+    const change = before && isAlike ? changeOf(group.total, before.total, sample) : null;
+    const at = other ? titleOf(other) : `step ${step}`;
+    const word = other ? totalWord(other) : "total";
+    const name = `${clip(row.id)}, ${at}, sample ${sample}: ${word} ${total}`;
     const said = change === null ? name : `${name}, change ${signed(change)}`;
     const reading = sayReading(group, sample);
     return html`<div class=${isPinned ? "cell is-pinned" : "cell"} ref=${cell}>
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         alt=${reading ? `${said}, ${reading}` : said}
-        onOpen=${() => onOpen({ row, step, sample })}
+        onOpen=${() => onOpen(...opening(place))}
         attributes=${{ ...attributes, "aria-haspopup": "dialog" }} />
       ${
         density !== "pictures" &&
@@ -257,5 +292,5 @@
     </dl>`;
   }
 
-  gallery.progressTable = { Table, baseOf, changeOf };
+  gallery.progressTable = { Table, changeOf, referenceOf };
 })();

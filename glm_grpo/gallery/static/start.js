@@ -36,8 +36,8 @@
       </div>
       <${Pictures} />
       <p class="soft">
-        Another run beside this one, same prompts and same seeds, picture by picture:${" "}
-        <code>glm-grpo compare RUN OTHER --html FOLDER</code>
+        Another run beside this one in Progress, same prompts and same seeds, picture by picture:${" "}
+        <code>glm-grpo gallery RUN --beside OTHER</code>
       </p>`;
   }
 
