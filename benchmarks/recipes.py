@@ -334,7 +334,7 @@ def read_run(folder: RunFolder, name: str, seed: int) -> Finished:
                     {each: round(value, 4) for each, value in figures.items() if value is not None},
                 )
             )
-    departures = [int(row["step"]) for row in rows if (row.get("canary/departures") or 0) > 0]
+    departures = [int(row["step"] or 0) for row in rows if (row.get("canary/departures") or 0) > 0]
     return Finished(
         recipe=name,
         seed=seed,

@@ -154,6 +154,9 @@ def _take(source: Path, target: Path) -> None:
     thumbnail = shrink(source)
     if thumbnail is None:
         return
+    if target.exists():
+        # Named twice by a table, or as the thumbnail of another.
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     stored = os.path.realpath(source)
     try:
@@ -162,4 +165,7 @@ def _take(source: Path, target: Path) -> None:
     except OSError:
         # Of another disk, or one that knows no links.
         shutil.copyfile(stored, target)
-    target.with_suffix(".webp").write_bytes(thumbnail.content)
+    small = target.with_suffix(".webp")
+    # Never written to: where a table names a .webp, this is the link to the other run's own file.
+    small.unlink(missing_ok=True)
+    small.write_bytes(thumbnail.content)

@@ -82,6 +82,9 @@ def test_large_view_holds_a_picture_against_that_of_another_run(
     expect(other).to_be_hidden()
     # It stays what is compared with, at every step and prompt.
     page.keyboard.press("PageUp")
+    # This prompt has a target, which would come first.
+    expect(large.get_by_role("heading", level=2)).to_have_text("plain: step 6, sample 0")
+    expect(large.get_by_label("With")).to_have_value("beside-1")
     page.keyboard.press("ArrowDown")
     expect(large.get_by_role("heading", level=2)).to_have_text("masked: step 6, sample 0")
     expect(large.get_by_label("With")).to_have_value("beside-1")

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -234,3 +236,25 @@ def test_no_picture_from_outside_the_other_run_is_kept(
     with pytest.raises(StorageError, match="leads out of the run folder"):
         show(run, other)
     assert not (run.gallery / "beside").exists()
+
+
+@pytest.mark.parametrize(
+    "names", [["kite-0.webp", "kite-1.webp"], ["kite-0.png", "kite-0.png"]], ids=["webp", "twice"]
+)
+def test_no_file_of_the_other_run_is_written_to(names: list[str], pair: tuple[Any, Any]) -> None:
+    run, other = pair
+    # Tables of strangers name pictures as they like; a gallery holds links to the stored ones.
+    images = other.folder.images_dir / "eval-000003"
+    path = other.folder.evaluation_path(3)
+    table = pyarrow.parquet.read_table(path)
+    stored = table["image"].to_pylist()
+    for sample, name in enumerate(names):
+        stored[sample] = f"images/eval-000003/{name}"
+        if not (images / name).exists():
+            (images / f"kite-{sample}.png").rename(images / name)
+    column = pyarrow.array(stored, pyarrow.string())
+    table = table.set_column(table.column_names.index("image"), "image", column)
+    pyarrow.parquet.write_table(table, path)
+    before = {each.name: each.read_bytes() for each in images.iterdir()}
+    show(run, other)
+    assert {each.name: each.read_bytes() for each in images.iterdir()} == before

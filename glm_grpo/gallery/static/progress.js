@@ -7,7 +7,7 @@
   const { Problem, SizeControls, mean, useSizes } = parts;
   const { Table } = gallery.progressTable;
   const { Details, RowViewer } = gallery.progressDetails;
-  const { others } = gallery.beside;
+  const { otherOf, others } = gallery.beside;
   const { useCallback, useEffect, useMemo, useState } = preactHooks;
 
   /* CSS pixels of a cell where there is room; see progress.css. */
@@ -149,7 +149,7 @@
         params.large &&
         pinned &&
         html`<${RowViewer} place=${pinned} rows=${sorted} first=${params.first}
-        onShow=${(next) => pin(next, { first: null })}
+        onShow=${(next) => pin(next, { first: otherOf(params.first) ? params.first : null })}
         onClose=${() => set({ large: null, first: null })} />`
       }`;
   }
