@@ -10,7 +10,9 @@ glm-grpo init | train | check | plan | probe | eval | gallery | rescore | compar
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -447,7 +449,7 @@ def _probe(options: argparse.Namespace) -> None:
     config = _compose(options)
     from glm_grpo.probe.command import probe_config
 
-    tables, page = probe_config(
+    probe = probe_config(
         config,
         num_prompts=options.prompts,
         noises=options.noises,
@@ -455,8 +457,18 @@ def _probe(options: argparse.Namespace) -> None:
         shares=shares,
         directory=options.output,
     )
-    _print_tables(tables)
-    _print(str(page))
+    _print_tables(probe.tables)
+    if probe.proposed:
+        command = shlex.join(["glm-grpo", "train", *_config_words(options), *probe.proposed])
+        _print(f"to use the proposed weights:  {command}")
+    _print(str(probe.page))
+
+
+def _config_words(options: argparse.Namespace) -> list[str]:
+    """What a command was told of its config, for a command line that tells another one."""
+    named = {"--config-dir": options.config_dir, "--config-name": options.config_name}
+    given = [(option, str(value)) for option, value in named.items() if value is not None]
+    return [*itertools.chain.from_iterable(given), *options.overrides]
 
 
 def _evaluate(options: argparse.Namespace) -> None:

@@ -290,8 +290,7 @@ def list_figures(report: ProbeReport) -> list[Listing]:
             ),
             tuple(map(_drive_row, report.terms)),
             "share: of the variance of the advantage; std inside groups: the part of the std that "
-            "training sees; flat groups: fraction whose images all score the same"
-            + _advice(report),
+            "training sees; flat groups: fraction whose images all score the same",
         ),
         Listing(
             "what is left to gain, and what is chance",
@@ -381,13 +380,13 @@ def _gain_row(term: ProbedTerm) -> tuple[str, ...]:
     )
 
 
-def _advice(report: ProbeReport) -> str:
-    proposals = [
-        f"reward.terms.{term.audit.name}.weight={term.proposed_weight:.4g}"
+def proposed_overrides(report: ProbeReport) -> tuple[str, ...]:
+    """`NAME=WEIGHT` for each term, for a command line; none where no weights are proposed."""
+    return tuple(
+        f"{term.audit.name}={term.proposed_weight:.4g}"
         for term in report.terms
         if term.proposed_weight is not None
-    ]
-    return f"; to use the proposed weights: {' '.join(proposals)}" if proposals else ""
+    )
 
 
 _SHOWN_PROMPTS = 8
@@ -479,6 +478,7 @@ def write_probe(report: ProbeReport, prompts: Sequence[ProbedPrompt], directory:
         findings=list_findings(report),
         conflicts=list(map(describe_conflict, report.conflicts)),
         listings=list_figures(report),
+        proposed=" ".join(proposed_overrides(report)),
         descriptions=descriptions,
         shown=[
             (prompt.prompt.prompt, _write_tiles(prompt, number, directory))
