@@ -312,7 +312,7 @@ def _parser() -> argparse.ArgumentParser:
         type=types.path,
         nargs="+",
         metavar="RUN",
-        help="run folders, or that of a sweep; and weights, such as ocr=0.5",
+        help="run folders, or a folder of runs; and weights, such as ocr=0.5",
     )
     compare.add_argument(
         "--weights",
@@ -410,6 +410,15 @@ def _compose(options: argparse.Namespace) -> Config:
     return compose_config(options.config_dir, options.config_name, options.overrides)
 
 
+def _compose_with_prompts(options: argparse.Namespace) -> Config:
+    """As `_compose`, for commands that read the prompts: they are there."""
+    config = _compose(options)
+    from glm_grpo.training.data.places import check_prompt_places
+
+    check_prompt_places(config, options.config_dir)
+    return config
+
+
 def _init(options: argparse.Namespace) -> None:
     from glm_grpo.commands.init import init_folder
 
@@ -418,7 +427,7 @@ def _init(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    config = _compose(options)
+    config = _compose_with_prompts(options)
     from glm_grpo.commands.check import check_config
 
     for line in check_config(config):
@@ -446,7 +455,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _probe(options: argparse.Namespace) -> None:
     shares = types.parse_weights(options.share, option="--share")
-    config = _compose(options)
+    config = _compose_with_prompts(options)
     from glm_grpo.probe.command import probe_config
 
     probe = probe_config(
