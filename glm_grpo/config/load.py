@@ -6,7 +6,7 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -276,10 +276,11 @@ def _describe_missing_folder(folder: Path) -> str:
     return f"There is no folder of configs {folder}. {remedy}."
 
 
-def _choose(given: str, choices: Iterable[str]) -> str:
+def _choose(given: str, choices: Collection[str]) -> str:
     nearest = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
     meant = f"Did you mean {nearest[0]}? " if nearest else ""
-    return f"{meant}There are {', '.join(sorted(choices))}"
+    verb = "is" if len(choices) == 1 else "are"
+    return f"{meant}There {verb} {', '.join(sorted(choices))}"
 
 
 def _describe_unnamed(error: Exception) -> str:
