@@ -20,6 +20,7 @@ from glm_grpo.build import (
 )
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
+from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.probe.page import probe_tables, proposed_overrides, write_probe
 from glm_grpo.probe.probe import probed_prompts, report_probe, sample_probe
 from glm_grpo.training.data.prompts import PromptSource, part_of_batch
@@ -72,6 +73,7 @@ def probe_config(
             f"--branches {branches}: edits (data.sources is {config.data.sources}) have no "
             "preview; leave --branches out"
         )
+    quiet_libraries()
     config = effective_config(config).config
     prompts = build_prompts(config)
     batches = _probed_batches(config, prompts.training, num_prompts)

@@ -222,8 +222,7 @@ def _write_value(axes: Axes, theme: Theme, value: float, place: float) -> None:
 
 
 def _format(value: float) -> str:
-    # 0 is added as a rounded negative number would show as -0.00.
-    return "-" if math.isnan(value) else f"{round(value, 2) + 0.0:.2f}"
+    return "-" if math.isnan(value) else f"{value:z.2f}"
 
 
 def _readable_on(colour: tuple[float, float, float, float]) -> str:
@@ -320,8 +319,7 @@ def describe_conflict(conflict: Conflict) -> str:
 
 def render_share(value: float) -> str:
     """Three decimals, as shares and correlations are of order 1; a dash for NaN."""
-    # 0 is added as a rounded negative number would show as -0.000.
-    return NO_VALUE if math.isnan(value) else f"{round(value, 3) + 0.0:.3f}"
+    return NO_VALUE if math.isnan(value) else f"{value:z.3f}"
 
 
 def _decode_listing(decode: ProbedDecode, names: tuple[str, ...]) -> Listing:
