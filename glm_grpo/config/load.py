@@ -300,6 +300,11 @@ def _absent_key_problem(key: str, value: str) -> Problem:
     if key in keys or _names_a_term(key):
         rule = "is not in the config at hand; a + in front adds a term, or an option left out"
         return Problem(key, value, rule, f"write +{key}={value}")
+    sections = {known.partition(".")[0] for known in keys}
+    nearest = difflib.get_close_matches(key, [*sections, *KINDS], n=1)
+    if nearest and nearest[0] in KINDS:
+        rule = "is no section of the config, and no term"
+        return Problem(key, value, rule, f"did you mean {nearest[0]}={value}?")
     # Hydra's own remedy, to append the key with `+`, would only meet the next refusal.
     return unknown_key_problem(key, value, keys)
 

@@ -31,10 +31,12 @@ def check_prompt_places(config: Config, config_dir: Path | None) -> None:
     for key, path in (("path", config.data.path), ("eval_path", config.data.eval_path)):
         if path.startswith(EMBEDDED) or may_be_hub_id(path) or _exists(path):
             continue
-        reason = describe_missing(path)
         if config_dir is not None and _exists(str(config_dir / path)):
-            reason += f". It is in {config_dir}: write {path} as ${{config_dir:}}/{path} there"
-        raise DataError(f"data.{key}: {reason}")
+            raise DataError(
+                f"data.{key}: {path}: no such file or folder in {Path.cwd()}, but in {config_dir}; "
+                f"write ${{config_dir:}}/{path} in the config there"
+            )
+        raise DataError(f"data.{key}: {describe_missing(path)}")
 
 
 def may_be_hub_id(path: str) -> bool:

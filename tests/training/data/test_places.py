@@ -33,7 +33,7 @@ def test_a_missing_prompts_file_is_found_in_the_folder_of_the_config(
     own = tmp_path / "own"
     own.mkdir()
     (own / "promts.txt").write_text("a sign\n")
-    with pytest.raises(DataError, match=r"in .*own: write promts.txt as \$\{config_dir:\}/promts"):
+    with pytest.raises(DataError, match=r", but in .*own; write \$\{config_dir:\}/promts\.txt in"):
         check_prompt_places(config, own)
 
 
