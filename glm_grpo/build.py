@@ -58,6 +58,7 @@ from glm_grpo.training.checkpoint.resume import FoundCheckpoint, OpenedRun, find
 from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver
 from glm_grpo.training.collect import CollectSettings
+from glm_grpo.training.data.places import EMBEDDED
 from glm_grpo.training.data.prompts import (
     PromptSource,
     SparePrompts,
@@ -459,8 +460,8 @@ def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> Pro
         reserved: What no prompt may hold.
     """
     height, width = config.rollout.height, config.rollout.width
-    if path.startswith(f"{TINY}:"):
-        name = path.removeprefix(f"{TINY}:")
+    if path.startswith(EMBEDDED):
+        name = path.removeprefix(EMBEDDED)
         return tiny_prompts(name, height=height, width=width, sources=config.data.sources)
     return load_prompts(
         path, height=height, width=width, reserved=reserved, sources=config.data.sources

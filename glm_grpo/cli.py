@@ -10,7 +10,9 @@ glm-grpo init | train | check | plan | probe | eval | gallery | rescore | compar
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -310,7 +312,7 @@ def _parser() -> argparse.ArgumentParser:
         type=types.path,
         nargs="+",
         metavar="RUN",
-        help="run folders, or that of a sweep; and weights, such as ocr=0.5",
+        help="run folders, or a folder of runs; and weights, such as ocr=0.5",
     )
     compare.add_argument(
         "--weights",
@@ -408,6 +410,15 @@ def _compose(options: argparse.Namespace) -> Config:
     return compose_config(options.config_dir, options.config_name, options.overrides)
 
 
+def _compose_with_prompts(options: argparse.Namespace) -> Config:
+    """As `_compose`, for commands that read the prompts: they are there."""
+    config = _compose(options)
+    from glm_grpo.training.data.places import check_prompt_places
+
+    check_prompt_places(config, options.config_dir)
+    return config
+
+
 def _init(options: argparse.Namespace) -> None:
     from glm_grpo.commands.init import init_folder
 
@@ -416,7 +427,7 @@ def _init(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    config = _compose(options)
+    config = _compose_with_prompts(options)
     from glm_grpo.commands.check import check_config
 
     for line in check_config(config):
@@ -444,10 +455,10 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _probe(options: argparse.Namespace) -> None:
     shares = types.parse_weights(options.share, option="--share")
-    config = _compose(options)
+    config = _compose_with_prompts(options)
     from glm_grpo.probe.command import probe_config
 
-    tables, page = probe_config(
+    probe = probe_config(
         config,
         num_prompts=options.prompts,
         noises=options.noises,
@@ -455,8 +466,18 @@ def _probe(options: argparse.Namespace) -> None:
         shares=shares,
         directory=options.output,
     )
-    _print_tables(tables)
-    _print(str(page))
+    _print_tables(probe.tables)
+    if probe.proposed:
+        command = shlex.join(["glm-grpo", "train", *_config_words(options), *probe.proposed])
+        _print(f"to use the proposed weights:  {command}")
+    _print(str(probe.page))
+
+
+def _config_words(options: argparse.Namespace) -> list[str]:
+    """What a command was told of its config, for a command line that tells another one."""
+    named = {"--config-dir": options.config_dir, "--config-name": options.config_name}
+    given = [(option, str(value)) for option, value in named.items() if value is not None]
+    return [*itertools.chain.from_iterable(given), *options.overrides]
 
 
 def _evaluate(options: argparse.Namespace) -> None:

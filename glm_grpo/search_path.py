@@ -77,12 +77,12 @@ def write_out_weights(words: Iterable[str], terms: Collection[str]) -> list[str]
     ]
 
 
-def _config_dir() -> str:
-    """The folder of the primary config."""
+def primary_folder() -> str:
+    """The folder of the config that Hydra composed, while it runs a job."""
     sources = HydraConfig.get().runtime.config_sources
     return next(source.path for source in sources if source.provider == "main")
 
 
 # `${config_dir:}` in a YAML file: the folder that Hydra looked into first, so that prompt files
 # beside a config are found from any folder.
-OmegaConf.register_new_resolver("config_dir", _config_dir, replace=True)
+OmegaConf.register_new_resolver("config_dir", primary_folder, replace=True)

@@ -21,8 +21,13 @@ from torch import Tensor, nn
 from rewards.audit.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_with_notes
 from rewards.out_of_memory import is_out_of_memory
+from rewards.texts import find_quoted_texts, has_open_quotation
 from rewards.types import Prompt, RewardError, RewardTable, Scores
 
+_MOST_NAMED = 3
+"""Prompts that a line names."""
+_LONGEST_SHOWN = 60
+"""Characters of a prompt in a line."""
 _GRACE_SECONDS = 2.0
 """Beyond a term's time limit: terms that keep the limit themselves can say more when it is over."""
 
@@ -57,6 +62,26 @@ class Term:
             RewardError: It has, and the term could not score any picture against it.
         """
         return fnmatchcase(prompt.prompt_id, self.only) and self.reward.applies_to(prompt)
+
+
+class _NamedPrompts:
+    """How many prompts there are of a kind, and the first few as text."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[str] = []
+
+    def add(self, prompt: Prompt) -> None:
+        self.count += 1
+        if self.count <= _MOST_NAMED:
+            said = prompt.prompt
+            if len(said) > _LONGEST_SHOWN:
+                said = f"{said[:_LONGEST_SHOWN]}..."
+            self._first.append(f"{prompt.prompt_id} ({said!r})")
+
+    def __str__(self) -> str:
+        left_out = self.count - len(self._first)
+        return ", ".join(self._first) + (f" and {left_out} more" if left_out else "")
 
 
 class Scorer:
@@ -98,8 +123,8 @@ class Scorer:
             is_training: Whether they are trained on, which terms for evaluations alone do not see.
 
         Returns:
-            Terms that apply to few of them, see `describe_rare_terms`, and those whose `only`
-            matches none.
+            Terms that apply to few of them, see `describe_rare_terms`, those whose `only` matches
+            none, and prompts that leave a quotation open.
 
         Raises:
             RewardError: No term with a weight other than 0 applies to a prompt, or one applies and
@@ -108,6 +133,8 @@ class Scorer:
         terms = [term for term in self._terms if term.is_trained_on or not is_training]
         weighed = [term for term in terms if term.weight != 0]
         counts, total = dict.fromkeys(self.names, 0), 0
+        others = {term.name: _NamedPrompts() for term in terms}
+        unclosed = _NamedPrompts()
         for prompt in prompts:
             # Every term is asked, also those that are only watched: one may refuse the prompt.
             applicable = [term for term in terms if term.applies_to(prompt)]
@@ -119,8 +146,15 @@ class Scorer:
                     "(ocr), remove it, or add a term that applies to every prompt (clip_score)"
                 )
             total += 1
-            for term in applicable:
-                counts[term.name] += 1
+            for term in terms:
+                if term in applicable:
+                    counts[term.name] += 1
+                else:
+                    others[term.name].add(prompt)
+            # Texts that were given besides are what is asked for, however the prompt quotes.
+            is_as_quoted = prompt.texts == find_quoted_texts(prompt.prompt)
+            if is_as_quoted and has_open_quotation(prompt.prompt):
+                unclosed.add(prompt)
         weights = {term.name: term.weight for term in terms}
         unmatched = [
             f"reward.terms.{term.name}.only is {term.only!r}: no {of} that it could apply to have "
@@ -128,7 +162,14 @@ class Scorer:
             for term in terms
             if term.only != "*" and counts[term.name] == 0
         ]
-        return describe_rare_terms(weights, counts, total, of=of) + unmatched
+        named = {name: str(prompts) for name, prompts in others.items()}
+        rare = describe_rare_terms(weights, counts, total, of=of, others=named)
+        if unclosed.count:
+            rare.append(
+                f"a quotation is not closed in {unclosed.count} of the {total} {of}: {unclosed}; "
+                "what it opens is not asked for"
+            )
+        return rare + unmatched
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]) -> RewardTable:
         """Score every picture by every term that applies to its prompt.

@@ -29,6 +29,18 @@ def find_quoted_texts(prompt: str) -> tuple[str, ...]:
     return tuple(piece for piece in pieces if not is_blank(piece))
 
 
+def has_open_quotation(prompt: str) -> bool:
+    """Whether a quotation mark has no partner, so that what it opens is not asked for.
+
+    Straight marks pair up; curly ones and corner brackets open and close. Apostrophes are not
+    looked at: most of them quote nothing.
+    """
+    return prompt.count('"') % 2 == 1 or any(
+        prompt.count(opening) != prompt.count(closing)
+        for opening, closing in ("\u201c\u201d", "\u300c\u300d")
+    )
+
+
 def is_blank(text: str) -> bool:
     """Whether nothing of a text can be seen: no letter, number, mark of writing or symbol.
 

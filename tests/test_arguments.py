@@ -15,6 +15,7 @@ from glm_grpo import cli
 from glm_grpo.commands import arguments
 from glm_grpo.commands.arguments import memory_size, parse_weights
 from glm_grpo.errors import ConfigError
+from glm_grpo.probe.command import WrittenProbe
 
 LONG = "a" * 5000
 NUMBERS = ("-1", "1.5", "1e400", "nan", "9" * 40, "9" * 5000, "many")
@@ -206,3 +207,15 @@ def test_parse_weights_refuses_other_words(word: str) -> None:
     rule = rf"--share '{word}': must be the name of a term.*write --share lpips=0.4"
     with pytest.raises(ConfigError, match=rule):
         parse_weights(["a=1", word], option="--share")
+
+
+def test_probe_prints_the_command_that_uses_the_proposed_weights(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    written = WrittenProbe([], ("ocr=0.057", "aesthetic=0.943"), tmp_path / "index.html")
+    monkeypatch.setattr("glm_grpo.probe.command.probe_config", lambda *_, **__: written)
+    cli.main(["probe", "--config-name", "tiny", "train.steps=3", "run.name=a b"])
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "to use the proposed weights:  glm-grpo train --config-name tiny train.steps=3 "
+        "'run.name=a b' ocr=0.057 aesthetic=0.943"
+    )

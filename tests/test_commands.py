@@ -11,8 +11,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import diffusers
 import pytest
 import torch
+import transformers
 
 from glm_grpo.build import build_planner, build_prompts, model_path
 from glm_grpo.commands.check import check_config
@@ -213,18 +215,26 @@ def without_targets(tmp_path: Path, configs_dir: Path) -> Config:
 
 
 RARE = [
-    f"{line} of the 3 {of} prompts"
+    line.format(f"of the 3 {of} prompts")
     for of in ("training", "held-out")
     for line in (
-        "lpips and ssim, 0.60 of the weight, apply to none",
-        "ocr, 0.30 of the weight, applies to 1",
+        "lpips and ssim, 0.60 of the weight, apply to none {}",
+        "ocr, 0.30 of the weight, applies to 1 {}; not to 00000 ('a red sign'), "
+        "00002 ('a blue sign')",
     )
 ]
 
 
+def _enable_bars() -> None:
+    """As they are in a process that begins."""
+    diffusers.utils.logging.enable_progress_bar()
+    transformers.utils.logging.enable_progress_bar()
+
+
 def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt(
-    without_targets: Config,
+    without_targets: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    _enable_bars()
     found = dict(line.split(": ", maxsplit=1) for line in check_config(without_targets))
     first, *rare = found["reward"].split("\n    ")
     assert first == "lpips, ssim, ocr, aesthetic; every prompt has a term that applies"
@@ -233,17 +243,24 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
         assert found[part].startswith("lpips does not apply, ssim does not apply, ocr ")
     # The first held-out prompt asks for no text.
     assert "ocr does not apply, aesthetic 0." in found["one held-out prompt"]
+    # No bar of a library's.
+    assert "Loading" not in capfd.readouterr().err
 
 
 def test_run_and_probe_name_terms_that_apply_to_few(
-    without_targets: Config, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    without_targets: Config,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     run_training(without_targets)
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert [line for line in said if "of the weight" in line] == RARE
     caplog.clear()
+    _enable_bars()
     probe_config(without_targets, num_prompts=1, noises=2, shares={}, directory=tmp_path / "probe")
     assert [line for line in caplog.messages if "of the weight" in line] == RARE[:2]
+    assert "Loading" not in capfd.readouterr().err
 
 
 def test_a_resumed_run_keeps_no_file_of_its_checkpoint_open(

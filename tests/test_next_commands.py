@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from glm_grpo.commands.train import _next_commands
+from glm_grpo.commands.evaluate import summary_table
+from glm_grpo.commands.train import _SUMMARY, _next_commands
+from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.run.folder import RunFolder
 
 
@@ -44,3 +48,13 @@ def test_another_run_whose_gallery_leads_out_ends_no_run(tmp_path: Path) -> None
     (day / "odd" / "gallery").symlink_to(elsewhere / "gallery")
 
     assert f"glm-grpo compare {day / 'odd'} {run}" in _next_commands(RunFolder(run))[1]
+
+
+def test_a_summary_shows_no_negative_zero() -> None:
+    row = SummaryRow("total", before=0.5, after=0.4998, difference=-0.0002, low=-0.0004, high=0.1)
+    console = Console(width=120, file=io.StringIO())
+    console.print(summary_table([row], title=_SUMMARY))
+    text = " ".join(console.file.getvalue().split())
+    assert "total: by this run's own weights" in text
+    assert "[+0.000, +0.100]" in text
+    assert "-0.000" not in text

@@ -46,6 +46,13 @@ def test_a_folder_of_ones_own_builds_on_the_package_and_wins_over_it(
         compose_config(Path("own"), "confg")
 
 
+def test_a_single_folder_of_configs_is_one(tmp_path: Path) -> None:
+    (tmp_path / "my-run").mkdir()
+    (tmp_path / "my-run" / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"mean my-run\? There is my-run in "):
+        compose_config(tmp_path / "my-rnu", None)
+
+
 def test_a_folder_without_a_config_of_its_own_begins_with_tiny(tmp_path: Path) -> None:
     assert compose_config(tmp_path, None).model.path == "tiny"
 

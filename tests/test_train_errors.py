@@ -144,11 +144,19 @@ def test_a_current_folder_that_cannot_be_written_down_is_refused(
     ],
     ids=["train.py", "glm-grpo check"],
 )
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (("rollout.group_size=1",), "nothing to be compared with"),
+        (("data.path=promts.txt",), "data.path: promts.txt: no such file or folder in "),
+    ],
+    ids=["a key", "a file"],
+)
 def test_a_mistake_in_the_config_waits_for_no_library_of_a_model(
-    tmp_path: Path, program: tuple[str, ...]
+    tmp_path: Path, program: tuple[str, ...], mistake: tuple[str, ...], said: str
 ) -> None:
-    result = run_python(tmp_path, "-X", "importtime", *program, "rollout.group_size=1")
-    assert "nothing to be compared with" in result.stderr
+    result = run_python(tmp_path, "-X", "importtime", *program, *mistake)
+    assert said in result.stderr
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "pydantic" in imported
     assert not imported & {"accelerate", "diffusers", "peft", "transformers"}

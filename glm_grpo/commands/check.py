@@ -18,6 +18,7 @@ from glm_grpo.build import (
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
+from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.training.asynchronous.ray_cluster import require_ray
 from glm_grpo.training.collect import collect
@@ -37,6 +38,7 @@ def check_config(config: Config) -> Iterator[str]:
     Raises:
         GlmGrpoError, RewardError: The first check that fails.
     """
+    quiet_libraries()
     check_trackers(config.trackers)
     if config.train.mode == "async":
         require_ray()
@@ -94,7 +96,7 @@ def _describe_means(table: RewardTable) -> str:
         for column, name in enumerate(table.names)
     ]
     return ", ".join(
-        f"{name} {found.mean().item():.3f}" if len(found) else f"{name} does not apply"
+        f"{name} {found.mean().item():z.3f}" if len(found) else f"{name} does not apply"
         for name, found in scores
     )
 

@@ -15,6 +15,7 @@ from glm_grpo.build import (
     load_models,
 )
 from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.training.checkpoint.resume import find_checkpoint
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
@@ -32,6 +33,7 @@ def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:
     Raises:
         CheckpointError: The path holds no run or no whole checkpoint.
     """
+    quiet_libraries()
     found = find_checkpoint(run)
     config = found.config
     held_out = build_held_out(config)
@@ -56,10 +58,10 @@ def summary_table(rows: Sequence[SummaryRow], *, title: str) -> Table:
     for row in rows:
         table.add_row(
             row.name,
-            f"{row.before:.3f}",
-            f"{row.after:.3f}",
-            f"{row.difference:+.3f}",
-            f"[{row.low:+.3f}, {row.high:+.3f}]",
+            f"{row.before:z.3f}",
+            f"{row.after:z.3f}",
+            f"{row.difference:+z.3f}",
+            f"[{row.low:+z.3f}, {row.high:+z.3f}]",
             style="bold" if row.name == "total" else None,
         )
     return table

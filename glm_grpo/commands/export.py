@@ -9,6 +9,7 @@ from typing import Literal
 from glm_grpo.build import export_model
 from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.resume import FoundCheckpoint, find_checkpoint, read_config_at
 from glm_grpo.training.metrics import outside_codebook_note
@@ -36,6 +37,7 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
             "the run trained the language model in full (model.adapter is absent), so there is no "
             "adapter to export; use --format pipeline"
         )
+    quiet_libraries()
     found = find_checkpoint(run)
     step = found.checkpoint.step
     readme = export_model(

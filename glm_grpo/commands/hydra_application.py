@@ -12,7 +12,12 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from glm_grpo.search_path import choose_config, find_packaged_configs, may_hold_weights
+from glm_grpo.search_path import (
+    choose_config,
+    find_packaged_configs,
+    may_hold_weights,
+    primary_folder,
+)
 from glm_grpo.terminal import (
     announce_loading,
     ended_in_any_case,
@@ -31,6 +36,9 @@ def train(composed: DictConfig) -> None:
         from glm_grpo.config import resolve_config  # noqa: PLC0415
 
         config = resolve_config(composed)
+        from glm_grpo.training.data.places import check_prompt_places  # noqa: PLC0415
+
+        check_prompt_places(config, Path(primary_folder()))
         from glm_grpo.commands.train import run_training  # noqa: PLC0415
 
         run_training(config)

@@ -73,8 +73,8 @@ def _describe_figures(folder: RunFolder, *, step: int) -> str:
 
 def _figures_row(row: SummaryRow) -> str:
     return (
-        f"| {row.name} | {row.before:.3f} | {row.after:.3f} | {row.difference:+.3f} | "
-        f"{row.low:+.3f} to {row.high:+.3f} |\n"
+        f"| {row.name} | {row.before:z.3f} | {row.after:z.3f} | {row.difference:+z.3f} | "
+        f"{row.low:+z.3f} to {row.high:+z.3f} |\n"
     )
 
 

@@ -8,11 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
-import diffusers
-import transformers
 from accelerate.utils import get_int_from_env
-from huggingface_hub.utils.tqdm import disable_progress_bars
 from rich.console import Console
 from rich.text import Text
 
@@ -33,6 +29,7 @@ from glm_grpo.composition import is_sweep
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
+from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
@@ -44,6 +41,8 @@ from glm_grpo.training.recording.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 
+_SUMMARY = "held-out prompts, before and after; total: by this run's own weights"
+"""Totals of runs of other weights are no common measure, even of the same pictures."""
 _PAGE = "gallery/index.html"
 """Of a run that got as far as its first evaluation."""
 
@@ -61,7 +60,7 @@ def run_training(config: Config) -> RunFolder:
     """
     launch = _launch(config)
     console = Console(stderr=True, quiet=not launch.processes.is_main)
-    _quiet_libraries(console)
+    quiet_libraries(shows_downloads=launch.processes.is_main)
     parallelism, given = _parallelism(launch), config
     effective = effective_config(
         given, processes=parallelism.count, is_sharded=parallelism.is_sharded
@@ -96,7 +95,7 @@ def run_training(config: Config) -> RunFolder:
     if summary is None:
         console.print(f"stopped and saved; go on with train.resume={folder.path}", soft_wrap=True)
     else:
-        results.print(summary_table(summary, title="held-out prompts, before and after"))
+        results.print(summary_table(summary, title=_SUMMARY))
     results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)
     if summary is not None and not is_sweep():
         for line in _next_commands(folder):
@@ -126,18 +125,6 @@ def _run_before(run: Path) -> Path | None:
     pages = (*run.parent.glob(f"*/{_PAGE}"), *run.parent.parent.glob(f"*/*/{_PAGE}"))
     others = {path.parents[1] for path in pages} - {run}
     return max(others, default=None)
-
-
-def _quiet_libraries(console: Console) -> None:
-    """Their bars would stand between our lines; those of downloads are kept on a terminal.
-
-    A model of 34 GB takes long to be fetched.
-    """
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    if console.quiet or not console.is_terminal:
-        disable_progress_bars()
 
 
 def _prepare(

@@ -435,8 +435,9 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
     """Judge runs by one total, at every evaluation they stored.
 
     Args:
-        run_dirs: At least two runs; the others are held against the first. The folder of a sweep
-            stands for its runs, and its multirun.yaml, which a shell's star names too, for nothing.
+        run_dirs: At least two runs; the others are held against the first. A folder of runs,
+            such as that of a sweep, stands for its runs, and a sweep's multirun.yaml, which a
+            shell's star names too, for nothing.
         weights: By name of the term, of a weighted sum of raw scores; None for the reward
             that the first run was trained with, under `normalize_then_sum` in units of the spread
             of its first evaluation.
@@ -504,14 +505,18 @@ def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
 
 
 def _runs_at(path: Path) -> list[Path]:
-    """The runs of a sweep, the first one first; of any other path, itself."""
+    """The runs of a folder of runs, such as a sweep's, by name; of any other path, itself."""
     if path.name == _SWEEP_FILE and path.is_file():
         return []
-    if not (path / _SWEEP_FILE).is_file():
+    is_sweep = (path / _SWEEP_FILE).is_file()
+    if not is_sweep and (path / "config.yaml").is_file():
         return [path]
     runs = [config.parent for config in path.glob("*/config.yaml")]
-    if not runs:
+    if is_sweep and not runs:
         raise CheckpointError(f"{path} is the folder of a sweep of which no run is there")
+    if not is_sweep:
+        # Beside runs there may be folders of configs, such as `glm-grpo init` writes.
+        runs = [run for run in runs if RunFolder(run).evaluations_dir.is_dir()] or [path]
     return sorted(runs, key=_natural_order)
 
 

@@ -360,7 +360,7 @@ def _write_curves(comparison: Comparison, directory: Path) -> _Picture:
         content = draw_lines(lines, x_label="step", y_label="total", is_dark=is_dark)
         write_atomically(directory / _file_name(name, is_dark=is_dark), content)
     figures = [
-        f"{label} from {run.totals[0]:.3f} to {run.totals[-1]:.3f}"
+        f"{label} from {run.totals[0]:z.3f} to {run.totals[-1]:z.3f}"
         for label, run in zip(labels, comparison.runs, strict=True)
     ]
     return _Picture(name, "Total against step", "; ".join(figures))
@@ -387,7 +387,7 @@ def _write_trade_off(comparison: Comparison, trade_off: TradeOff, directory: Pat
         )
         write_atomically(directory / _file_name(name, is_dark=is_dark), content)
     figures = [
-        f"{point.label} at {point.x:.3f}, {point.y:.3f}{', optimal' if point.is_marked else ''}"
+        f"{point.label} at {point.x:z.3f}, {point.y:z.3f}{', optimal' if point.is_marked else ''}"
         for point in (untrained, *points)
     ]
     return _Picture(name, f"{y} against {x}", "; ".join(figures))
@@ -402,8 +402,12 @@ def _axis(comparison: Comparison, term: str) -> str:
 
 
 def _describe_weights(comparison: Comparison) -> str:
-    weights = comparison.weights.items()
-    listed = ", ".join(f"{printable(name)} {weight:g}" for name, weight in weights)
+    # A term that applies to no prompt has no mean.
+    listed = ", ".join(
+        f"{printable(name)} {weight:g}"
+        f"{'' if name in comparison.untrained else ' (applies to no prompt)'}"
+        for name, weight in comparison.weights.items()
+    )
     return listed if comparison.combine == "weighted_sum" else f"{listed}; {IN_SPREADS}"
 
 
@@ -439,8 +443,8 @@ def _totals_table(comparison: Comparison) -> Table:
         table.add_row(
             str(number),
             str(run.steps[-1]),
-            f"{run.totals[0]:.3f}",
-            f"{run.totals[-1]:.3f}",
+            f"{run.totals[0]:z.3f}",
+            f"{run.totals[-1]:z.3f}",
             *_gain_cells(run.gain),
             *over_first,
         )
@@ -449,7 +453,7 @@ def _totals_table(comparison: Comparison) -> Table:
 
 def _gain_cells(gain: Gain) -> tuple[str, Text]:
     # Text: rich would read the brackets as markup.
-    return f"{gain.difference:+.3f}", Text(f"[{gain.low:+.3f}, {gain.high:+.3f}]")
+    return f"{gain.difference:+z.3f}", Text(f"[{gain.low:+z.3f}, {gain.high:+z.3f}]")
 
 
 def _terms_table(comparison: Comparison) -> Table:
@@ -465,5 +469,5 @@ def _terms_table(comparison: Comparison) -> Table:
     rows = [("untrained", comparison.untrained)]
     rows += [(str(number), run.terms) for number, run in enumerate(comparison.runs, start=1)]
     for label, terms in rows:
-        table.add_row(label, *(f"{terms[name]:.3f}" for name in comparison.untrained))
+        table.add_row(label, *(f"{terms[name]:z.3f}" for name in comparison.untrained))
     return table

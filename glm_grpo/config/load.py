@@ -6,7 +6,7 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -276,10 +276,11 @@ def _describe_missing_folder(folder: Path) -> str:
     return f"There is no folder of configs {folder}. {remedy}."
 
 
-def _choose(given: str, choices: Iterable[str]) -> str:
+def _choose(given: str, choices: Collection[str]) -> str:
     nearest = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
     meant = f"Did you mean {nearest[0]}? " if nearest else ""
-    return f"{meant}There are {', '.join(sorted(choices))}"
+    verb = "is" if len(choices) == 1 else "are"
+    return f"{meant}There {verb} {', '.join(sorted(choices))}"
 
 
 def _describe_unnamed(error: Exception) -> str:
@@ -299,6 +300,11 @@ def _absent_key_problem(key: str, value: str) -> Problem:
     if key in keys or _names_a_term(key):
         rule = "is not in the config at hand; a + in front adds a term, or an option left out"
         return Problem(key, value, rule, f"write +{key}={value}")
+    sections = {known.partition(".")[0] for known in keys}
+    nearest = difflib.get_close_matches(key, [*sections, *KINDS], n=1)
+    if nearest and nearest[0] in KINDS:
+        rule = "is no section of the config, and no term"
+        return Problem(key, value, rule, f"did you mean {nearest[0]}={value}?")
     # Hydra's own remedy, to append the key with `+`, would only meet the next refusal.
     return unknown_key_problem(key, value, keys)
 

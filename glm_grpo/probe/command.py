@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
@@ -19,13 +20,29 @@ from glm_grpo.build import (
 )
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.probe.page import probe_tables, write_probe
+from glm_grpo.models.quiet import quiet_libraries
+from glm_grpo.probe.page import probe_tables, proposed_overrides, write_probe
 from glm_grpo.probe.probe import probed_prompts, report_probe, sample_probe
 from glm_grpo.training.data.prompts import PromptSource, part_of_batch
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.types import PromptBatch
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenProbe:
+    """What a probe has for the terminal.
+
+    Attributes:
+        tables: Figures and findings.
+        proposed: Overrides that set the proposed weights; empty where none were asked for.
+        page: Path of the page.
+    """
+
+    tables: list[Table]
+    proposed: tuple[str, ...]
+    page: Path
 
 
 def probe_config(
@@ -36,7 +53,7 @@ def probe_config(
     branches: int | None = None,
     shares: Mapping[str, float],
     directory: Path,
-) -> tuple[list[Table], Path]:
+) -> WrittenProbe:
     """Samples the untrained model and says what each reward term measures there.
 
     Args:
@@ -45,9 +62,6 @@ def probe_config(
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
         branches: Images to each preview, >= 2, to see what previews decide; None: one.
         shares: Of the advantage, by term, if weights are to be proposed; empty for none.
-
-    Returns:
-        Tables for the terminal, and the path of the page.
 
     Raises:
         ConfigError: A number is out of range, or no weights give the shares.
@@ -59,6 +73,7 @@ def probe_config(
             f"--branches {branches}: edits (data.sources is {config.data.sources}) have no "
             "preview; leave --branches out"
         )
+    quiet_libraries()
     config = effective_config(config).config
     prompts = build_prompts(config)
     batches = _probed_batches(config, prompts.training, num_prompts)
@@ -80,7 +95,8 @@ def probe_config(
     except ValueError as error:
         raise ConfigError(f"--share: {error}") from error
     pictures = probed_prompts(samples, mode=config.reward.combine)
-    return probe_tables(report), write_probe(report, pictures, directory)
+    page = write_probe(report, pictures, directory)
+    return WrittenProbe(probe_tables(report), proposed_overrides(report), page)
 
 
 def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:

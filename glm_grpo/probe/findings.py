@@ -28,6 +28,9 @@ SAME = 0.95
 LITTLE_HEADROOM = 0.05
 """Headroom, relative to the room to the targets' own tokens (without it, to the std), below which
 there is said to be nothing to reinforce."""
+NOTHING_TO_GAIN = 0.01
+"""Headroom, relative to the size of the mean score, below which a term that has next to no say is
+said to have nothing to gain: more weight would teach nothing."""
 LITTLE_ROOM = 0.1
 """Room to the targets' own tokens, in std of the term, below which the samples are said to be
 there already."""
@@ -244,11 +247,30 @@ def _examine_share(term: ProbedTerm, weight_share: float, report: ProbeReport) -
     )
     if share <= -FAINT * weight_share:
         yield Finding(name, f"is outvoted, {said}: training would make it worse", remedy)
+    elif _has_nothing_to_gain(term, weight_share):
+        what = (
+            f"has next to no say and nothing to gain: {said}; the best of {report.group_size} is "
+            f"{render(term.audit.headroom)} above the mean of {render(term.audit.mean)}"
+        )
+        remedy = f"leave it out, or only watch it: weight 0 and reward.watch=[{name}]"
+        yield Finding(name, what, remedy)
     elif share < FAINT * weight_share:
         yield Finding(name, f"has next to no say: {said}", remedy)
-    is_alone = sum(other.weight != 0 for other in report.terms) == 1
-    if share > DOMINANT and not is_alone:
+    has_rivals = any(
+        other is not term and other.weight != 0 and not _has_nothing_to_gain(other, other_share)
+        for other, other_share in zip(report.terms, report.weight_shares(), strict=True)
+    )
+    if share > DOMINANT and has_rivals:
         yield Finding(name, f"drives the training almost alone: {said}", remedy)
+
+
+def _has_nothing_to_gain(term: ProbedTerm, weight_share: float) -> bool:
+    """Whether a term that is to rise has next to no say because it cannot rise."""
+    audit = term.audit
+    is_faint = abs(audit.advantage_share) < FAINT * weight_share
+    # A term at its floor has a small mean, which its headroom is large beside, or is flat.
+    is_at_its_top = audit.headroom < NOTHING_TO_GAIN * abs(audit.mean) and audit.flat_fraction < 1
+    return term.weight > 0 and is_faint and is_at_its_top
 
 
 def _examine_headroom(term: ProbedTerm, group_size: int) -> Iterator[Finding]:

@@ -222,8 +222,7 @@ def _write_value(axes: Axes, theme: Theme, value: float, place: float) -> None:
 
 
 def _format(value: float) -> str:
-    # 0 is added as a rounded negative number would show as -0.00.
-    return "-" if math.isnan(value) else f"{round(value, 2) + 0.0:.2f}"
+    return "-" if math.isnan(value) else f"{value:z.2f}"
 
 
 def _readable_on(colour: tuple[float, float, float, float]) -> str:
@@ -290,8 +289,7 @@ def list_figures(report: ProbeReport) -> list[Listing]:
             ),
             tuple(map(_drive_row, report.terms)),
             "share: of the variance of the advantage; std inside groups: the part of the std that "
-            "training sees; flat groups: fraction whose images all score the same"
-            + _advice(report),
+            "training sees; flat groups: fraction whose images all score the same",
         ),
         Listing(
             "what is left to gain, and what is chance",
@@ -321,8 +319,7 @@ def describe_conflict(conflict: Conflict) -> str:
 
 def render_share(value: float) -> str:
     """Three decimals, as shares and correlations are of order 1; a dash for NaN."""
-    # 0 is added as a rounded negative number would show as -0.000.
-    return NO_VALUE if math.isnan(value) else f"{round(value, 3) + 0.0:.3f}"
+    return NO_VALUE if math.isnan(value) else f"{value:z.3f}"
 
 
 def _decode_listing(decode: ProbedDecode, names: tuple[str, ...]) -> Listing:
@@ -381,13 +378,13 @@ def _gain_row(term: ProbedTerm) -> tuple[str, ...]:
     )
 
 
-def _advice(report: ProbeReport) -> str:
-    proposals = [
-        f"reward.terms.{term.audit.name}.weight={term.proposed_weight:.4g}"
+def proposed_overrides(report: ProbeReport) -> tuple[str, ...]:
+    """`NAME=WEIGHT` for each term, for a command line; none where no weights are proposed."""
+    return tuple(
+        f"{term.audit.name}={term.proposed_weight:.4g}"
         for term in report.terms
         if term.proposed_weight is not None
-    ]
-    return f"; to use the proposed weights: {' '.join(proposals)}" if proposals else ""
+    )
 
 
 _SHOWN_PROMPTS = 8
@@ -479,6 +476,7 @@ def write_probe(report: ProbeReport, prompts: Sequence[ProbedPrompt], directory:
         findings=list_findings(report),
         conflicts=list(map(describe_conflict, report.conflicts)),
         listings=list_figures(report),
+        proposed=" ".join(proposed_overrides(report)),
         descriptions=descriptions,
         shown=[
             (prompt.prompt.prompt, _write_tiles(prompt, number, directory))

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_grpo.output import printable
-from glm_grpo.rescoring.rescore import MovedImage, Rescoring
+from glm_grpo.rescoring.rescore import SHOWN_DECIMALS, MovedImage, Rescoring
 from glm_grpo.run.folder import RunFolder, read_picture, write_atomically
 
 _TILE = 160
@@ -22,6 +22,10 @@ _LINE = 18
 """Height of a line of text on the sheet, in pixels."""
 _GAP = 6
 """Pixels between what is on the sheet."""
+_BESIDE_PROMPT = 44
+"""Characters of a table of images that its prompts do not have."""
+_NARROWEST = 12
+"""Characters of a prompt, in a terminal that has no room."""
 _INK, _GROUND, _NO_PICTURE = "#1c1d21", "#ffffff", "#d5d6db"
 
 
@@ -42,11 +46,13 @@ def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -
     ):
         if not images:
             continue
-        console.print(_images_table(title, images))
+        console.print(_images_table(title, images, width=console.width))
         # Beside the table, and whole however narrow the terminal: a path is there to be copied.
         for number, image in enumerate(images, start=1):
             line = printable(f"{number}  {folder.path / image.image}")
             console.print(Text(line), soft_wrap=True)
+    if not rescoring.gaining and not rescoring.losing:
+        console.print(f"no image changes its advantage by {10**-SHOWN_DECIMALS:g} or more")
 
 
 def write_rescoring_sheet(folder: RunFolder, rescoring: Rescoring) -> Path | None:
@@ -120,7 +126,7 @@ def _terms_table(rescoring: Rescoring) -> Table:
     return table
 
 
-def _images_table(title: str, images: Sequence[MovedImage]) -> Table:
+def _images_table(title: str, images: Sequence[MovedImage], *, width: int) -> Table:
     table = Table(title=title)
     for name in ("", "step", "advantage", "new advantage"):
         table.add_column(name, justify="right")
@@ -129,12 +135,28 @@ def _images_table(title: str, images: Sequence[MovedImage]) -> Table:
         table.add_row(
             str(number),
             str(image.step),
-            f"{image.advantage_before:+.2f}",
-            f"{image.advantage_after:+.2f}",
+            _signed(image.advantage_before),
+            _signed(image.advantage_after),
             # Text, not str: what a user wrote is no markup.
-            Text(printable(image.prompt), overflow="ellipsis", no_wrap=True),
+            Text(
+                _without_middle(printable(image.prompt), max(_NARROWEST, width - _BESIDE_PROMPT)),
+                overflow="ellipsis",
+                no_wrap=True,
+            ),
         )
     return table
+
+
+def _without_middle(text: str, length: int) -> str:
+    """Prompts of a set often begin alike, and differ at their ends."""
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+def _signed(advantage: float) -> str:
+    return f"{advantage:+z.{SHOWN_DECIMALS}f}"
 
 
 def _draw_tile(folder: RunFolder, number: int, image: MovedImage) -> Image.Image:
@@ -148,7 +170,7 @@ def _draw_tile(folder: RunFolder, number: int, image: MovedImage) -> Image.Image
     tile.paste(picture)
     lines = (
         f"{number}  step {image.step}",
-        f"{image.advantage_before:+.2f} to {image.advantage_after:+.2f}",
+        f"{_signed(image.advantage_before)} to {_signed(image.advantage_after)}",
     )
     for index, line in enumerate(lines):
         _write(tile, (2, picture.height + index * _LINE), line)

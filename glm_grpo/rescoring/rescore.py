@@ -146,8 +146,9 @@ class Rescoring:
         flat_before: Groups whose images all had the same total, and so taught nothing.
         flat_after: The same in the rescoring.
         terms: One a term, in the order of the R axis.
-        gaining: Images that gain most advantage, the most first.
-        losing: Images that lose most advantage, the most first.
+        gaining: Images that gain most advantage, the most first; those whose advantage changes by
+            less than the two decimals it is shown with are left out.
+        losing: Images that lose most advantage, likewise.
         rare_terms: Lines on terms that apply to few of the prompts.
     """
 
@@ -179,6 +180,8 @@ _CHANGEABLE_IN_WORDS = (
 _LEAST_SIMILARITY = 0.75
 """Of two keys, by difflib, below which one is no misspelling of the other; most of a key is the
 sections it stands in, which many keys share."""
+_LEAST_SIMILARITY_OF_NAMES = 0.6
+"""The same of a single name, such as that of a term: two letters that changed places in three."""
 
 
 def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
@@ -288,7 +291,8 @@ def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
         *(f"reward.terms.{name}.{option}" for name, option in terms),
         *(f"advantage.{option}" for option in type(config.advantage).model_fields),
     ]
-    nearest = difflib.get_close_matches(key, keys, n=1, cutoff=_LEAST_SIMILARITY)
+    similarity = _LEAST_SIMILARITY if "." in key else _LEAST_SIMILARITY_OF_NAMES
+    nearest = difflib.get_close_matches(key, keys, n=1, cutoff=similarity)
     return f"did you mean {nearest[0]}?" if nearest else f"use one of {_CHANGEABLE_IN_WORDS}"
 
 
@@ -309,6 +313,8 @@ def _look_up(values: Mapping[str, Any], key: str) -> object:
     return found
 
 
+SHOWN_DECIMALS = 2
+"""Of an advantage in a table."""
 _MOVED_IMAGES = 8
 """Images shown of those that gain most, and of those that lose most."""
 
@@ -361,7 +367,7 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
         ranked_groups=len(ranked),
         flat_before=int(is_flat(before.totals).sum()),
         flat_after=int(is_flat(after.totals).sum()),
-        terms=_term_changes(before, after),
+        terms=_term_changes(config, other, before, after),
         gaining=gaining,
         losing=losing,
         rare_terms=tuple(_describe_rare_terms(stored.groups, other)),
@@ -469,11 +475,14 @@ def _check_every_prompt_has_a_total(groups: StoredGroups, config: Config) -> Non
         )
 
 
-def _term_changes(before: _Scored, after: _Scored) -> tuple[TermChange, ...]:
+def _term_changes(
+    config: Config, other: Config, before: _Scored, after: _Scored
+) -> tuple[TermChange, ...]:
+    # Weights as they were set: those of a table are rounded to float32.
     columns = zip(
         before.table.names,
-        before.table.weights.tolist(),
-        after.table.weights.tolist(),
+        config.reward.weights().values(),
+        other.reward.weights().values(),
         before.shares.tolist(),
         after.shares.tolist(),
         strict=True,
@@ -484,8 +493,11 @@ def _term_changes(before: _Scored, after: _Scored) -> tuple[TermChange, ...]:
 def _find_moved(
     groups: StoredGroups, before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
 ) -> tuple[tuple[MovedImage, ...], tuple[MovedImage, ...]]:
-    """Images that gain most advantage, and those that lose most."""
+    """Images that gain most advantage, and those that lose most, as far as that is to be seen."""
     changes = (after.double() - before.double()).flatten()
+    shown = 10**SHOWN_DECIMALS
+    is_seen = ((before.double() * shown).round() != (after.double() * shown).round()).flatten()
+    changes = changes.where(is_seen, 0.0)
     # Stable: of equal changes, the first image is named first.
     upwards, downwards = changes.argsort(stable=True), (-changes).argsort(stable=True)
     gaining = [row for row in downwards[:_MOVED_IMAGES].tolist() if changes[row] > 0]

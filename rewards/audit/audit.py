@@ -100,7 +100,12 @@ def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
 
 
 def describe_rare_terms(
-    weights: Mapping[str, float], counts: Mapping[str, int], total: int, *, of: str
+    weights: Mapping[str, float],
+    counts: Mapping[str, int],
+    total: int,
+    *,
+    of: str,
+    others: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Name the terms with a weight that apply to none or to fewer than half of the prompts.
 
@@ -112,6 +117,7 @@ def describe_rare_terms(
         counts: Prompts to which each of these terms applies.
         total: Prompts in all.
         of: What they are, such as `training prompts`.
+        others: For terms that apply to some prompts, a few of those to which they do not.
 
     Returns:
         A line for each number of prompts, such as `lpips and ssim, 0.60 of the weight, apply to
@@ -125,7 +131,10 @@ def describe_rare_terms(
         share = sum(sizes[name] for name in names) / sum(sizes.values())
         verb = "apply" if len(names) > 1 else "applies"
         number = str(count) if count else "none"
-        lines.append(f"{listed}, {share:.2f} of the weight, {verb} to {number} of the {total} {of}")
+        line = f"{listed}, {share:.2f} of the weight, {verb} to {number} of the {total} {of}"
+        # Terms of one line may be missing for different prompts; none has all to be named.
+        named = {others[name] for name in names} if others and count else set()
+        lines.append(f"{line}; not to {named.pop()}" if len(named) == 1 else line)
     return lines
 
 

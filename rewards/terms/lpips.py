@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,12 +147,18 @@ def _weights_url(network: Network) -> str:
     return url
 
 
-def _make_untrained(network: Network) -> Any:
+@cache
+def _tell_untrained(network: Network) -> None:
+    """Once a process, however often a network is made in it."""
     _logger.warning(
         "lpips: untrained %s features (pretrained: false); distances compare structure but do "
         "not measure human perception",
         network,
     )
+
+
+def _make_untrained(network: Network) -> Any:
+    _tell_untrained(network)
     # torch.manual_seed would seed every device; weights are drawn on the CPU, whose generator
     # fork_rng puts back.
     with torch.random.fork_rng(devices=[]):

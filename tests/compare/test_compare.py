@@ -416,6 +416,17 @@ def test_compare_takes_a_sweep_by_its_folder_and_by_a_shells_star(
     assert len(compare([other, sweep], WEIGHTS).runs) == 4
 
 
+def test_compare_takes_the_runs_of_any_folder(make_run: MakeRun, tmp_path: Path) -> None:
+    for name in ("second", "first"):
+        make_run(f"outputs/{name}", FIRST)
+    # As `glm-grpo init` writes it.
+    (tmp_path / "outputs" / "mine").mkdir()
+    (tmp_path / "outputs" / "mine" / "config.yaml").touch()
+    assert [run.name for run in compare([tmp_path / "outputs"], WEIGHTS).runs] == [
+        *("first", "second")
+    ]
+
+
 def test_the_end_of_a_sweep_prints_its_comparison(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

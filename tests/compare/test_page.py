@@ -157,6 +157,13 @@ def test_page_takes_a_folder_whose_name_is_no_utf8(tmp_path: Path, read_page: Re
     assert "lone ?" in page.texts
 
 
+def test_weights_say_which_terms_apply_to_no_prompt(tmp_path: Path, read_page: ReadPage) -> None:
+    comparison = replace(COMPARISON, weights={"ocr": 0.5, "ssim": 0.2})
+    said = "ocr 0.5, ssim 0.2 (applies to no prompt)"
+    assert f"weights: {said}" in " ".join(print_tables(comparison).split())
+    assert said in read_page(write_comparison(comparison, tmp_path, has_samples=False)).texts
+
+
 def test_tables_say_what_was_found() -> None:
     # Without the breaks of captions.
     text = " ".join(print_tables(COMPARISON).split())

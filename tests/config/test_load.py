@@ -67,6 +67,7 @@ def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Pa
     ("overrides", "message"),
     [
         (["optim.learning_rat=1"], "did you mean optim.learning_rate"),
+        (["orc=0.9"], r"orc = '0.9'(.|\n)*did you mean ocr=0.9\?"),
         (["steps=3"], r"did you mean (train|decode)\.steps"),
         (["+foo=1"], "foo = 1"),
         (["model=tony"], "Available options in 'model'"),

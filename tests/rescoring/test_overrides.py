@@ -30,6 +30,7 @@ def config(configs_dir: Path) -> Config:
         ("reward.terms.ocr.wieght=1", r"remedy: did you mean reward.terms.ocr.weight\?$"),
         ("rewards.terms.ocr.wieght=1", r"remedy: did you mean reward.terms.ocr.weight\?$"),
         ("advantages.clip=1", r"remedy: did you mean advantage.clip\?$"),
+        ("orc=0.9", r"remedy: did you mean ocr\?$"),
         ("ocrr=1", r"remedy: did you mean ocr\?$"),
         ("clip_score=0.5", "the run did not score 'clip_score'"),
         ("zebra=1", "remedy: use one of <name>=WEIGHT, reward.terms"),

@@ -138,18 +138,21 @@ def test_print_rescoring_leaves_out_what_is_not_there(folder: RunFolder) -> None
     unranked = replace(NOTHING_MOVES, rank_correlation=None, ranked_groups=0)
     text = printed(unranked, folder)
     assert "most advantage" not in text
+    assert "no image changes its advantage by 0.01 or more" in text
+    assert "no image changes" not in printed(RESCORING, folder)
     (line,) = [line for line in text.splitlines() if "tau-b" in line]
     assert line.split("│")[2].strip() == "-"
 
 
 def test_paths_are_whole_on_a_line_of_a_narrow_terminal(folder: RunFolder) -> None:
-    long = replace(moved(4, 0.0, 1.0), prompt=9 * "word ", image=f"images/{30 * 'a '}p-[red].png")
+    long = replace(
+        moved(4, 0.0, 1.0), prompt=9 * "word " + "OPEN", image=f"images/{30 * 'a '}p-[red].png"
+    )
     lines = printed(replace(RESCORING, gaining=(long,)), folder, width=80).splitlines()
     for number, image in ((1, long), (1, RESCORING.losing[0])):
         assert f"{number}  {folder.path / image.image}" in lines
-    # Figures stay beside their prompt, cut where there is no room for it.
+    # Figures stay beside their prompt, whose middle is left out where there is no room for it.
     (row,) = [line for line in lines if "+1.00" in line]
     assert row.startswith("│ 1 │    3 │")
-    assert "word word word" in row
-    assert "…" in row
+    assert row.endswith("│ word word word wo…ord word word OPEN │")
     assert len(row) <= 80

@@ -186,7 +186,8 @@ def test_rescore_gives_the_shares_before_and_after(small_run: RunFolder) -> None
     rescoring = rescore(small_run, ["reward.terms.ocr.weight=0"])
     names = [term.name for term in rescoring.terms]
     assert names == ["lpips", "ssim", "ocr", "aesthetic"]
-    assert [term.weight_before for term in rescoring.terms] == pytest.approx([0.4, 0.2, 0.3, 0.1])
+    # As they were set, not as float32 holds them.
+    assert [term.weight_before for term in rescoring.terms] == [0.4, 0.2, 0.3, 0.1]
     assert [term.weight_after for term in rescoring.terms] == pytest.approx([0.4, 0.2, 0, 0.1])
     # p0: total (0.3, 0.25, 0.1), mean 0.65 / 3, so 3 * variance is 0.1625 - 0.4225 / 3 = 0.065 / 3.
     # Its ocr part (0.3, 0.15, 0), mean 0.15, has 3 * covariance 0.3 * (0.3 - 0.65 / 3) ... summed
@@ -216,6 +217,12 @@ def test_rescore_names_the_images_that_gain_and_lose_most(small_run: RunFolder) 
     assert (most.step, most.prompt, most.image) == (1, PROMPT, "images/step-000001/p1-2.png")
     assert most.advantage_before == pytest.approx(0.4 - 0.5 / 3)
     assert most.advantage_after == pytest.approx(0.1 - 0.2 / 3)
+
+
+def test_rescore_names_no_image_whose_advantage_looks_the_same(small_run: RunFolder) -> None:
+    rescoring = rescore(small_run, ["ocr=0.300001"])
+    assert len(rescoring.changes) == 1
+    assert rescoring.gaining == rescoring.losing == ()
 
 
 def test_rescore_shows_eight_images_at_the_most(tmp_path: Path, configs_dir: Path) -> None:

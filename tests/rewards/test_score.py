@@ -256,8 +256,28 @@ def test_check_prompts_names_terms_that_apply_to_few_and_takes_each_prompt_once(
     scorer = make_scorer([picky, any_prompt], [-0.6, 0.2])
     prompts = iter([WITH_TEXT, WITHOUT_TEXT, WITHOUT_TEXT])
     assert scorer.check_prompts(prompts, of="held-out prompts") == [
-        "picky, 0.75 of the weight, applies to 1 of the 3 held-out prompts"
+        "picky, 0.75 of the weight, applies to 1 of the 3 held-out prompts; not to dog ('a dog'), "
+        "dog ('a dog')"
     ]
+
+
+def test_check_prompts_names_the_first_prompts_that_leave_a_quotation_open() -> None:
+    scorer = make_scorer([FakeReward("any")], [1.0])
+    open_ones = [
+        Prompt("0", 'a sign "RAIN'),
+        Prompt("1", 'a sign "A" above "RAIN', texts=("A",)),
+        Prompt("2", f"{'long ' * 30}\u201cRAIN"),
+        Prompt("3", 'another "RAIN'),
+    ]
+    # Closed, or with a text of its own, whatever the prompt looks like.
+    others = [Prompt("4", 'a sign "A"', texts=("A",)), Prompt("5", 'a 12" sign', texts=("A",))]
+    (line,) = scorer.check_prompts([*open_ones, *others], of="training prompts")
+    assert line.startswith(
+        "a quotation is not closed in 4 of the 6 training prompts: 0 ('a sign \"RAIN'), "
+        "1 ('a sign \"A\" above \"RAIN'), 2 ('long long "
+    )
+    assert line.endswith("...') and 1 more; what it opens is not asked for")
+    assert len(line) < 250
 
 
 def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -180,7 +181,9 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
     """
     prompt = _read_string(row, "prompt")
     if prompt is None or is_blank(prompt):
-        raise DataError(f"{row.origin}: 'prompt' is missing or blank; every row needs one")
+        raise DataError(
+            f"{row.origin}: 'prompt' is missing or blank; every row needs one{_near_prompt(row)}"
+        )
     return PromptEntry(
         origin=row.origin,
         prompt_id=_read_id(row, position),
@@ -188,6 +191,16 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
         texts=_read_texts(row, prompt),
         target=_read_target(row),
         sources=_read_sources(row, sources),
+    )
+
+
+def _near_prompt(row: Row) -> str:
+    """What else may be the prompt of a row that has none."""
+    nearest = difflib.get_close_matches("prompt", map(str, row.fields), n=1)
+    return (
+        f" (did you mean 'prompt' by {shorten(nearest[0])}?)"
+        if nearest != ["prompt"] and nearest
+        else ""
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pyarrow.parquet
 from datasets.exceptions import DatasetsError
 
 from glm_grpo.errors import DataError
+from glm_grpo.training.data.places import FILE_SUFFIXES, describe_missing, may_be_hub_id
 
 LONGEST_LINE = 4 * 2**20
 """Bytes. A file without line breaks is refused before it fills the memory."""
@@ -199,16 +199,12 @@ def _decode_line(line: bytes, origin: str) -> str:
     return text
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".txt": read_text,
-    ".jsonl": read_jsonl,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = dict(
+    zip(FILE_SUFFIXES, (read_text, read_jsonl, _read_csv, _read_parquet), strict=True)
+)
 """By suffix."""
 
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_SPLIT = "train"
 TARGET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -258,12 +254,9 @@ def _find_reader(path: str) -> Callable[[], Iterator[Row]]:
             f"{path}: neither a file nor a folder but a pipe, a socket or a device; save the "
             "prompts to a file"
         )
-    if reader is None and HUB_ID.fullmatch(path):
+    if may_be_hub_id(path):
         return partial(_read_hub, path)
-    raise DataError(
-        f"{path}: no such file or folder; give a prompts file ({', '.join(READERS)}), a folder, or "
-        "a hub data set as owner/name"
-    )
+    raise DataError(describe_missing(path))
 
 
 def _read_folder(folder: Path) -> Iterator[Row]:

@@ -329,7 +329,7 @@ def _figures(metrics: Mapping[str, float], *, has_evaluation: bool = False) -> l
     if has_evaluation:
         labels.append(("eval", "eval/total"))
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    figures = [f"{label} {finite[name]:.3f}" for label, name in labels if name in finite]
+    figures = [f"{label} {finite[name]:z.3f}" for label, name in labels if name in finite]
     if "throughput/images_per_second" in finite:
         figures.append(f"{finite['throughput/images_per_second']:.2f} images/s")
     if "time/step" in finite:
@@ -365,8 +365,8 @@ def _compare(
         before = untrained.get(name)
         change = ""
         if before is not None and math.isfinite(before):
-            change = f"{now - before:+.3f}"
-        rows.append((name.removeprefix(_EVALUATED), f"{now:.3f}", change))
+            change = f"{now - before:+z.3f}"
+        rows.append((name.removeprefix(_EVALUATED), f"{now:z.3f}", change))
     return rows
 
 

@@ -128,7 +128,7 @@ def to_markdown(table: EvaluationTable) -> str:
 def _to_text(cell: Cell) -> str:
     """On one line, without the bar that would end a cell."""
     if isinstance(cell, float):
-        return f"{cell:.3f}"
+        return f"{cell:z.3f}"
     return "" if cell is None else " ".join(str(cell).split()).replace("|", "\\|")
 
 

@@ -228,7 +228,7 @@ PLACES: list[tuple[str, Callable[[Path], Path | str], str]] = [
         lambda _: "x" * 5_000 + ".txt",
         r"cannot be read \(File name too long\); check",
     ),
-    ("a null", lambda _: "a\0.txt", "no such file or folder; give a prompts file"),
+    ("a null", lambda _: "a\0.txt", r"no such file or folder in .*; give a prompts file"),
     ("nothing", lambda _: "", "holds neither|no such file"),
     ("below a file", lambda folder: written(folder / "a", "x") / "b.txt", "no such file"),
     ("another kind", lambda folder: written(folder / "a.json", "{}"), "use one of .txt, .jsonl"),

@@ -139,7 +139,8 @@ def test_make_entry_leaves_an_image_column_of_addresses_alone() -> None:
     ("fields", "named"),
     [
         ({}, "'prompt' is missing or blank"),
-        ({"prompt": None}, "'prompt' is missing or blank"),
+        ({"promt": "x", "id": "a"}, r"every row needs one \(did you mean 'prompt' by 'promt'\?\)$"),
+        ({"prompt": None, "id": "a"}, "'prompt' is missing or blank; every row needs one$"),
         ({"prompt": " \t"}, "'prompt' is missing or blank"),
         ({"prompt": "\ufe0f\ufe0f"}, "'prompt' is missing or blank"),
         ({"prompt": "x", "text": ["UP", "\u3164"]}, "'text' holds .*not blank"),
