@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -43,7 +43,13 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, storage_errors
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.seeds import derive_seed
-from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION, tiny_prompts
+from glm_grpo.tiny.prompts import (
+    EXAMPLE_CAPTION,
+    EXAMPLE_INSTRUCTION,
+    is_known,
+    known_form,
+    tiny_prompts,
+)
 from glm_grpo.training.asynchronous.ledger import Steps
 from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
 from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
@@ -93,6 +99,9 @@ BatchForStep = Callable[[int], PromptBatch]
 
 TINY = "tiny"
 """Value of `model.path` for the model shipped with the package, and prefix of its prompt sets."""
+
+_MOST_NAMED = 3
+"""Prompts that a hint names."""
 
 _TINY_LICENSE = "apache-2.0"
 """That of the package."""
@@ -400,6 +409,33 @@ def build_prompts(config: Config) -> Prompts:
         training=build_prompt_set(config.data.path, config, reserved),
         held_out=build_prompt_set(config.data.eval_path, config, reserved),
     )
+
+
+def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
+    """Lines on prompts that can be used, but hardly as they were meant; no model is needed."""
+    lines = []
+    if config.model.path == TINY:
+        is_edit = config.data.sources > 0
+        for of, prompt_set in (("training", prompts.training), ("held-out", prompts.held_out)):
+            rows = [
+                row
+                for row, caption in enumerate(prompt_set.captions())
+                if not is_known(caption, is_edit=is_edit)
+            ]
+            if rows:
+                lines.append(
+                    f"{len(rows)} of {len(prompt_set)} {of} prompts are not of the form "
+                    f"{known_form(is_edit=is_edit)} that the embedded model knows: "
+                    f"{_name_some(prompt_set, rows)}"
+                )
+    return lines
+
+
+def _name_some(prompt_set: PromptSource, rows: Sequence[int]) -> str:
+    """Ids of the first prompts."""
+    # Each is taken with its pictures.
+    named = [prompt_set[row].prompt_id for row in rows[:_MOST_NAMED]]
+    return ", ".join([*named, *(["..."] if len(rows) > _MOST_NAMED else [])])
 
 
 def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[str]:

@@ -24,6 +24,16 @@ EXAMPLE_CAPTION = 'white on green: a square above the word "PARK"'
 EXAMPLE_INSTRUCTION = 'write instead "PARK"'
 
 
+def is_known(prompt: str, *, is_edit: bool) -> bool:
+    """Whether the embedded model was trained on prompts of this form."""
+    return edits.is_instruction(prompt) if is_edit else world.is_caption(prompt)
+
+
+def known_form(*, is_edit: bool) -> str:
+    """What `is_known` takes, in words."""
+    return edits.INSTRUCTION_FORM if is_edit else world.CAPTION_FORM
+
+
 @dataclass(frozen=True)
 class WorldPrompts:
     """Prompts of the world, drawn when asked for.
