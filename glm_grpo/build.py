@@ -428,6 +428,13 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
                     f"{known_form(is_edit=is_edit)} that the embedded model knows: "
                     f"{_name_some(prompt_set, rows)}"
                 )
+    trained = set(prompts.training.identities())
+    rows = [row for row, each in enumerate(prompts.held_out.identities()) if each in trained]
+    if rows:
+        lines.append(
+            f"{len(rows)} of {len(prompts.held_out)} held-out prompts are also trained on: "
+            f"{_name_some(prompts.held_out, rows)}"
+        )
     return lines
 
 

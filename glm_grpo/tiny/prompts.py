@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,6 +57,12 @@ class WorldPrompts:
         if self.changes:
             return [edits.instruction(edit) for edit in self.changes]
         return [world.caption(sign) for sign in self.signs]
+
+    def identities(self) -> list[Hashable]:
+        """What every prompt says, with the sign that it changes."""
+        if self.changes:
+            return [(edits.instruction(edit), edit.before) for edit in self.changes]
+        return [*self.captions()]
 
     def __len__(self) -> int:
         return len(self.signs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -51,6 +51,10 @@ class PromptSource(Protocol):
         """What every prompt says, without loading its picture."""
         ...
 
+    def identities(self) -> list[Hashable]:
+        """What prompts that ask for the same have in common, without loading a picture."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Prompt: ...
@@ -75,6 +79,10 @@ class PromptSet:
     def captions(self) -> list[str]:
         """What every prompt says, without loading its picture."""
         return [entry.prompt for entry in self.entries]
+
+    def identities(self) -> list[Hashable]:
+        """Text and sources; a source under two paths counts as two."""
+        return [(entry.prompt, entry.sources) for entry in self.entries]
 
     def __len__(self) -> int:
         return len(self.entries)
