@@ -69,6 +69,7 @@ from glm_grpo.training.data.prompts import (
     PromptSource,
     SparePrompts,
     batch_for_step,
+    check_prompts_suffice,
     evaluated_at_once,
     evaluation_batches,
     load_prompts,
@@ -398,15 +399,17 @@ def build_prompts(config: Config) -> Prompts:
 
     Raises:
         ModelError: The model's files cannot be used.
-        DataError: A prompt cannot.
+        DataError: A prompt cannot, or there are fewer than a step takes.
     """
     path = model_path(config.model.path)
     reserved = check_model(path)
     if config.data.sources > 0:
         height, width = config.rollout.height, config.rollout.width
         check_source_size(path, height=height, width=width)
+    training = build_prompt_set(config.data.path, config, reserved)
+    check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
     return Prompts(
-        training=build_prompt_set(config.data.path, config, reserved),
+        training=training,
         held_out=build_prompt_set(config.data.eval_path, config, reserved),
     )
 

@@ -159,6 +159,19 @@ def load_prompts(
     return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
 
 
+def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) -> None:
+    """Looks whether a batch can be dealt.
+
+    Raises:
+        DataError: The set holds fewer prompts than a step takes.
+    """
+    if prompts_per_step > len(prompt_set):
+        raise DataError(
+            f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} holds only "
+            f"{len(prompt_set)} prompts, and those of a step must differ; lower it or add prompts"
+        )
+
+
 def batch_for_step(
     prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
 ) -> PromptBatch:
@@ -177,13 +190,8 @@ def batch_for_step(
     Raises:
         DataError: The set holds fewer than P prompts.
     """
-    count = len(prompt_set)
-    if prompts_per_step > count:
-        raise DataError(
-            f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} holds only {count} "
-            "prompts, and those of a step must differ; lower it or add prompts"
-        )
-    rows = _rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)
+    check_prompts_suffice(prompt_set, prompts_per_step=prompts_per_step)
+    rows = _rows_of_step(len(prompt_set), step=step, seed=seed, prompts_per_step=prompts_per_step)
     return _batch_of_rows(prompt_set, rows, step=step, seed=seed, group_size=group_size)
 
 

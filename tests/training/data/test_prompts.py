@@ -171,6 +171,16 @@ def test_a_run_refuses_such_a_prompt_before_a_model_is_loaded(
             build_prompts(config)
 
 
+def test_a_run_refuses_fewer_prompts_than_a_step_takes_before_a_model_is_loaded(
+    tmp_path: Path, configs_dir: Path
+) -> None:
+    path = numbered_set(tmp_path, 3).path
+    data = (f"data.path={path}", f"data.eval_path={path}")
+    config = compose_config(configs_dir, "tiny", [*data, "rollout.prompts_per_step=4"])
+    with pytest.raises(DataError, match="prompts_per_step 4: .* holds only 3 prompts"):
+        build_prompts(config)
+
+
 def test_a_picture_that_vanishes_after_loading_is_an_error_of_its_prompt(folder: Path) -> None:
     prompt_set = load_prompts(
         write_rows(folder, {"prompt": "x", "file_name": "red.png"}), height=32, width=32
