@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,10 +25,21 @@ from glm_grpo.training.data.entries import (
     verify_picture,
     verify_source,
 )
-from glm_grpo.training.data.files import read_rows
+from glm_grpo.training.data.files import (
+    LONGEST_SHOWN,
+    PROMPT_FIELDS,
+    READ_FIELDS,
+    SOURCE_FIELDS,
+    TARGET_FIELDS,
+    Row,
+    read_rows,
+    shorten,
+)
 from glm_grpo.types import PromptBatch
 from rewards.pictures import PictureSource
 from rewards.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -112,7 +126,8 @@ def load_prompts(
 ) -> PromptSet:
     """Read and check every prompt, decoding every picture once.
 
-    Fields of a row (others are left alone):
+    Fields of a row (others are left alone; one that is nearly called like a field which is not
+    there is warned of):
 
     - `prompt`: required, not blank, at most `prompt_entries.LONGEST_TEXT` characters, without
       tokens that the model reserves;
@@ -138,10 +153,12 @@ def load_prompts(
     entries: list[PromptEntry] = []
     origins: dict[str, str] = {}
     verified: set[Path] = set()
+    misspelt: dict[str, str] = {}
     refused = ReservedTexts(reserved or ReservedTokens())
     for position, row in enumerate(read_rows(path)):
         entry = make_entry(row, position, sources=sources)
         refused.check(entry)
+        misspelt |= _misspelt_fields(row, sources=sources)
         if entry.prompt_id in origins:
             raise DataError(
                 f"{row.origin}: id {entry.prompt_id!r} is that of {origins[entry.prompt_id]}; ids "
@@ -156,7 +173,27 @@ def load_prompts(
         for source in entry.sources:
             verify_source(source, row.origin)
         entries.append(entry)
+    for meant, name in misspelt.items():
+        shown = shorten(name)
+        logger.warning("%s: field %s is not read; did you mean '%s'?", path, shown, meant)
     return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
+
+
+def _misspelt_fields(row: Row, *, sources: int) -> dict[str, str]:
+    """Fields that are probably meant, of which the row has none -> names that are not read."""
+    meant = {_nearest_field(name): name for name in row.fields.keys() - READ_FIELDS}
+    kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) if sources else ()))
+    missing = [kind for kind in kinds if row.fields.keys().isdisjoint(kind)]
+    return {field: meant[field] for kind in missing for field in kind if field in meant}
+
+
+# Rows name the same fields again and again.
+@lru_cache(maxsize=1024)
+def _nearest_field(name: str) -> str | None:
+    # `image` is left out: a column of that name may hold anything.
+    known = (*PROMPT_FIELDS, *TARGET_FIELDS, *SOURCE_FIELDS)
+    nearest = difflib.get_close_matches(name[:LONGEST_SHOWN].lower(), known, n=1, cutoff=0.82)
+    return nearest[0] if nearest else None
 
 
 def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) -> None:
