@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
-from glm_grpo.config.problems import Problem, describe_problems
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
@@ -90,6 +89,7 @@ from glm_grpo.training.sources import ExperienceSource, SynchronousSource
 from glm_grpo.training.targets import TargetSource
 from glm_grpo.types import PromptBatch
 from rewards.build import build_scorer
+from rewards.problems import Problem, describe_problems
 from rewards.steering import MovingWeights
 from rewards.types import Prompt
 

@@ -27,14 +27,6 @@ from glm_grpo.composition import (
     folder_named_to_hydra,
     is_sweep,
 )
-from glm_grpo.config.problems import (
-    NOT_GIVEN,
-    Problem,
-    describe_problems,
-    find_problems,
-    known_keys,
-    unknown_key_problem,
-)
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import (
@@ -43,6 +35,14 @@ from glm_grpo.search_path import (
     find_packaged_configs,
     short_keys,
     write_out_weights,
+)
+from rewards.problems import (
+    NOT_GIVEN,
+    Problem,
+    describe_problems,
+    find_problems,
+    known_keys,
+    unknown_key_problem,
 )
 from rewards.terms import KINDS
 
