@@ -38,6 +38,7 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload, OptimizerPart
 from glm_grpo.models.planning import Planner
+from glm_grpo.output import printable
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, storage_errors
 from glm_grpo.run.tables import read_evaluation, read_metrics
@@ -444,7 +445,7 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
 def _name_some(prompt_set: PromptSource, rows: Sequence[int]) -> str:
     """Ids of the first prompts."""
     # Each is taken with its pictures.
-    named = [prompt_set[row].prompt_id for row in rows[:_MOST_NAMED]]
+    named = [printable(prompt_set[row].prompt_id) for row in rows[:_MOST_NAMED]]
     return ", ".join([*named, *(["..."] if len(rows) > _MOST_NAMED else [])])
 
 
