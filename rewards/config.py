@@ -90,7 +90,7 @@ def _read_term(value: object) -> object:
             known = {key for form in OCR_ENGINES.values() for key in form.model_fields}
             for name in value:
                 if name not in known:
-                    raise _foreign_option(str(name), value[name], kind, label)
+                    raise _foreign_option(str(name), value[name], KINDS["ocr"], label)
             rule = f"must be one of {', '.join(OCR_ENGINES)}"
             remedy = "set engine=rapidocr, which needs no download"
             raise problem_at(("engine",), engine, rule, remedy)
