@@ -6,6 +6,7 @@ The examples build on each other; the tests run them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 from glm_grpo.commands.evaluate import evaluate_run
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
+from glm_grpo.errors import StorageError
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.rescoring.rescore import Rescoring
 from glm_grpo.rescoring.rescore import rescore as rescore_folder
@@ -75,6 +77,7 @@ class Run:
         Raises:
             StorageError: There is no such step, or its table is damaged.
         """
+        _refuse_absent(step, self.steps, "rollout")
         return read_table(self._folder.rollout_path(step)).to_pandas()
 
     def evaluation(self, step: int) -> pandas.DataFrame:
@@ -86,6 +89,7 @@ class Run:
         Raises:
             StorageError: There is no such evaluation, or its table is damaged.
         """
+        _refuse_absent(step, self.evaluation_steps, "evaluation")
         return read_evaluation(self._folder, step).to_pandas()
 
     def picture(self, image: str) -> Image.Image:
@@ -239,6 +243,17 @@ def evaluate(run: Run | str | Path) -> pandas.DataFrame:
 
 def _path_of(run: Run | str | Path) -> Path:
     return run.path if isinstance(run, Run) else Path(run)
+
+
+def _refuse_absent(step: int, there: Sequence[int], what: str) -> None:
+    if step in there:
+        return
+    if not there:
+        raise StorageError(f"step {step} has no {what}; this run has none yet")
+    first, last = there[0], there[-1]
+    is_whole = len(there) == last - first + 1
+    steps = f"{first} to {last}" if is_whole else ", ".join(map(str, there))
+    raise StorageError(f"step {step} has no {what}; this run has steps {steps}")
 
 
 def _as_frame(rows: list[SummaryRow]) -> pandas.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
-from glm_grpo.config.problems import Problem, describe_problems
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
@@ -39,11 +38,18 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload, OptimizerPart
 from glm_grpo.models.planning import Planner
+from glm_grpo.output import printable
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, storage_errors
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.seeds import derive_seed
-from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION, tiny_prompts
+from glm_grpo.tiny.prompts import (
+    EXAMPLE_CAPTION,
+    EXAMPLE_INSTRUCTION,
+    is_known,
+    known_form,
+    tiny_prompts,
+)
 from glm_grpo.training.asynchronous.ledger import Steps
 from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
 from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
@@ -63,6 +69,7 @@ from glm_grpo.training.data.prompts import (
     PromptSource,
     SparePrompts,
     batch_for_step,
+    check_prompts_suffice,
     evaluated_at_once,
     evaluation_batches,
     load_prompts,
@@ -83,6 +90,7 @@ from glm_grpo.training.sources import ExperienceSource, SynchronousSource
 from glm_grpo.training.targets import TargetSource
 from glm_grpo.types import PromptBatch
 from rewards.build import build_scorer
+from rewards.problems import Problem, describe_problems
 from rewards.steering import MovingWeights
 from rewards.types import Prompt
 
@@ -93,6 +101,9 @@ BatchForStep = Callable[[int], PromptBatch]
 
 TINY = "tiny"
 """Value of `model.path` for the model shipped with the package, and prefix of its prompt sets."""
+
+_MOST_NAMED = 3
+"""Prompts that a hint names."""
 
 _TINY_LICENSE = "apache-2.0"
 """That of the package."""
@@ -389,17 +400,53 @@ def build_prompts(config: Config) -> Prompts:
 
     Raises:
         ModelError: The model's files cannot be used.
-        DataError: A prompt cannot.
+        DataError: A prompt cannot, or there are fewer than a step takes.
     """
     path = model_path(config.model.path)
     reserved = check_model(path)
     if config.data.sources > 0:
         height, width = config.rollout.height, config.rollout.width
         check_source_size(path, height=height, width=width)
+    training = build_prompt_set(config.data.path, config, reserved)
+    check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
     return Prompts(
-        training=build_prompt_set(config.data.path, config, reserved),
+        training=training,
         held_out=build_prompt_set(config.data.eval_path, config, reserved),
     )
+
+
+def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
+    """Lines on prompts that can be used, but hardly as they were meant; no model is needed."""
+    lines = []
+    if config.model.path == TINY:
+        is_edit = config.data.sources > 0
+        for of, prompt_set in (("training", prompts.training), ("held-out", prompts.held_out)):
+            rows = [
+                row
+                for row, caption in enumerate(prompt_set.captions())
+                if not is_known(caption, is_edit=is_edit)
+            ]
+            if rows:
+                lines.append(
+                    f"{len(rows)} of {len(prompt_set)} {of} prompts are not of the form "
+                    f"{known_form(is_edit=is_edit)} that the embedded model knows: "
+                    f"{_name_some(prompt_set, rows)}"
+                )
+    trained = set(prompts.training.identities())
+    rows = [row for row, each in enumerate(prompts.held_out.identities()) if each in trained]
+    if rows:
+        lines.append(
+            f"{len(rows)} of {len(prompts.held_out)} held-out prompts are also trained on: "
+            f"{_name_some(prompts.held_out, rows)}"
+        )
+    return lines
+
+
+def _name_some(prompt_set: PromptSource, rows: Sequence[int]) -> str:
+    """Ids of the first prompts."""
+    # Each is taken with its pictures.
+    named = [printable(prompt_set[row].prompt_id) for row in rows[:_MOST_NAMED]]
+    return ", ".join([*named, *(["..."] if len(rows) > _MOST_NAMED else [])])
 
 
 def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[str]:

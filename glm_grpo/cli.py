@@ -10,6 +10,7 @@ glm-grpo init | train | check | plan | probe | eval | gallery | rescore | compar
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
 import logging
 import shlex
@@ -49,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         parser = _parser()
-        chosen = parser.get_default(_CHOICES).get(words[0]) if words else None
+        commands = parser.get_default(_CHOICES)
+        chosen = commands.get(words[0]) if words else None
+        nearest = difflib.get_close_matches(words[0], commands, n=1) if words else []
+        if chosen is None and nearest:
+            parser.error(f"there is no command {words[0]!r}: did you mean {nearest[0]}?")
         # Intermixed: key=value may stand before options, and behind them.
         options = chosen.parse_intermixed_args(words[1:]) if chosen else parser.parse_args(words)
         from glm_grpo.terminal import errors_explained, refuse_stripped_docstrings

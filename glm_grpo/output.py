@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any, TextIO
 
 from glm_grpo.errors import StorageError
@@ -23,6 +24,12 @@ _READER_GONE = 128 + 13
 it would see of `cat`."""
 
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+
+
+def without_folders(path: str) -> str:
+    """A hub id as it is; of a path the last part, which says nothing of the machine it was on."""
+    is_path = os.path.isabs(path) or os.path.exists(path)
+    return PurePath(path).name if is_path else path
 
 
 def describe_bytes(number: int) -> str:

@@ -67,9 +67,9 @@ def is_expected(error: Exception) -> bool:
 
 def _named(error: Exception) -> ConfigError:
     """An error of Hydra's as one of ours."""
-    from glm_grpo.config import override_error  # noqa: PLC0415
+    from glm_grpo.config import composition_error  # noqa: PLC0415
 
-    return override_error(error)
+    return composition_error(error)
 
 
 @contextmanager

@@ -87,6 +87,10 @@ def _read_term(value: object) -> object:
     if kind is OcrConfig:
         engine = value.get("engine")
         if not isinstance(engine, str) or engine not in OCR_ENGINES:
+            known = {key for form in OCR_ENGINES.values() for key in form.model_fields}
+            for name in value:
+                if name not in known:
+                    raise _foreign_option(str(name), value[name], KINDS["ocr"], label)
             rule = f"must be one of {', '.join(OCR_ENGINES)}"
             remedy = "set engine=rapidocr, which needs no download"
             raise problem_at(("engine",), engine, rule, remedy)

@@ -11,11 +11,13 @@ import pandas
 import torch
 from jaxtyping import UInt8
 from PIL import Image
+from pydantic import ValidationError
 from torch import Tensor
 
 from rewards.build import build_scorer
 from rewards.config import RewardConfig
 from rewards.pictures import open_rgb
+from rewards.problems import describe_problems, find_problems
 from rewards.reweigh import combine
 from rewards.texts import find_quoted_texts
 from rewards.types import Prompt
@@ -59,7 +61,8 @@ def score_images(
 
     Raises:
         RewardError: A term cannot be built, or cannot score a picture.
-        ValueError: The numbers of prompts, pictures and targets differ, or the config is refused.
+        ValueError: The numbers of prompts, pictures and targets differ, or the config is refused:
+            with every refused key, the rule and the remedy.
         FileNotFoundError: There is no such file.
     """
     if targets is None:
@@ -70,7 +73,11 @@ def score_images(
             "one of each for every picture; give None for a target that is not there"
         )
     if not isinstance(config, RewardConfig):
-        config = RewardConfig.model_validate(config)
+        try:
+            config = RewardConfig.model_validate(config)
+        except ValidationError as error:
+            problems = find_problems(error, RewardConfig, config)
+            raise ValueError(describe_problems(problems)) from None
     scorer = build_scorer(config, torch.device(device))
     rows = []
     triples = zip(prompts, images, targets, strict=True)

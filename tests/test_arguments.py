@@ -157,6 +157,14 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
     assert re.search(told, refusal_of(words, capsys))
 
 
+@pytest.mark.parametrize(("given", "meant"), [("trian", "train"), ("evaluate", "eval")])
+def test_a_misspelt_command_is_told_the_one_that_was_meant(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal_of([given, "--config-dir", "my-run"], capsys)
+    assert f"there is no command '{given}': did you mean {meant}?" in said
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("24GB", 24 * 10**9), ("1.5 GiB", 3 * 2**29), ("7b", 7), ("2MB", 2_000_000), ("3KB", 3000)],

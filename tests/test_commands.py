@@ -27,6 +27,7 @@ from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.probe.command import probe_config
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.tiny.world import CAPTION_FORM
 from glm_grpo.training.checkpoint.files import newest_checkpoint
 from glm_grpo.training.data.prompts import PromptSource
 from glm_grpo.training.loop import Trainer
@@ -214,6 +215,12 @@ def without_targets(tmp_path: Path, configs_dir: Path) -> Config:
     return compose_config(configs_dir, "tiny", [*LEAST, *WITHOUT_TARGETS, *data, *run])
 
 
+UNKNOWN = [
+    f"3 of 3 {of} prompts are not of the form {CAPTION_FORM} that the embedded model knows: "
+    "00000, 00001, 00002"
+    for of in ("training", "held-out")
+]
+SHARED = "3 of 3 held-out prompts are also trained on: 00000, 00001, 00002"
 RARE = [
     line.format(f"of the 3 {of} prompts")
     for of in ("training", "held-out")
@@ -236,6 +243,7 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
 ) -> None:
     _enable_bars()
     found = dict(line.split(": ", maxsplit=1) for line in check_config(without_targets))
+    assert found["data"].split("\n    ") == ["3 training and 3 held-out prompts", *UNKNOWN, SHARED]
     first, *rare = found["reward"].split("\n    ")
     assert first == "lpips, ssim, ocr, aesthetic; every prompt has a term that applies"
     assert rare == RARE
@@ -255,6 +263,8 @@ def test_run_and_probe_name_terms_that_apply_to_few(
 ) -> None:
     run_training(without_targets)
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert [line for line in said if "the embedded model" in line] == UNKNOWN
+    assert SHARED in said
     assert [line for line in said if "of the weight" in line] == RARE
     caplog.clear()
     _enable_bars()

@@ -63,6 +63,13 @@ def test_init_says_how_to_go_on_in_ten_lines(tmp_path: Path) -> None:
     assert len(readme.splitlines()) == 10
     # As a shell takes it.
     assert f"`glm-grpo train --config-dir '{folder}'`" in readme
+    # The embedded model's prompts; another model's are free.
+    assert f"knows prompts of one form, `{world.CAPTION_FORM}`" in readme
+    config = (folder / "config.yaml").read_text()
+    assert f"#   {world.CAPTION_FORM}\n# COLOURS: white on red, " in config
+    other = tmp_path / "other"
+    list(init_folder(other, "glm_image_24gb"))
+    assert not any("embedded model" in path.read_text() for path in other.glob("*.*"))
 
 
 def test_init_touches_nothing_that_is_there(tmp_path: Path) -> None:

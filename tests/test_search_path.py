@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from glm_grpo.config import compose_config, with_whole_weights
-from glm_grpo.config.problems import known_keys
 from glm_grpo.config.root import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import PACKAGED_CONFIGS
+from rewards.problems import known_keys
 from rewards.terms import KINDS
 
 

@@ -13,6 +13,7 @@ from glm_grpo.build import (
     collect_settings,
     find_planner,
     find_start,
+    hint_at_prompts,
     load_models,
 )
 from glm_grpo.config import Config, effective_config
@@ -47,7 +48,8 @@ def check_config(config: Config) -> Iterator[str]:
     yield f"config: every key is known and in range{f'; {note}' if note else ''}"
     yield f"processes: {_described_processes(config)}"
     prompts = build_prompts(config)
-    yield f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
+    found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
+    yield "\n    ".join([found, *hint_at_prompts(config, prompts)])
     sources = (prompts.training, prompts.held_out)
     device = make_accelerator().device
     yield f"memory: {check_fit(config, find_planner(config.model.path), sources, device)}"

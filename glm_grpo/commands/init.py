@@ -14,7 +14,8 @@ from glm_grpo.errors import StorageError
 from glm_grpo.output import printable
 from glm_grpo.run.folder import storage_errors, write_atomically
 from glm_grpo.search_path import OWN_CONFIG, PACKAGED_CONFIGS
-from glm_grpo.tiny.prompts import tiny_prompts
+from glm_grpo.tiny.prompts import known_form, tiny_prompts
+from glm_grpo.tiny.world import COLOUR_NAMES, SHAPES
 from rewards.pictures import encode_png
 from rewards.types import Prompt
 
@@ -34,7 +35,7 @@ defaults:
   - _self_
 
 # Prompts: .jsonl, .csv, .parquet, .txt, a folder of pictures, or the id of a data set on the hub.
-# ${{config_dir:}} is the folder of this file, so that they are found from everywhere.
+# ${{config_dir:}} is the folder of this file, so that they are found from everywhere.{known}
 data:
   path: ${{config_dir:}}/prompts.jsonl
   eval_path: ${{config_dir:}}/held_out.jsonl
@@ -55,6 +56,18 @@ train:
 {train}
 """
 
+_EMBEDDED_MODEL = "tiny"
+
+_KNOWN_FORM = (
+    " The embedded model knows prompts of one form, `{form}`; the words are in `config.yaml`."
+)
+_KNOWN_WORDS = """
+#
+# The embedded model knows prompts of one form alone, and draws some sign for any other:
+#   {form}
+# COLOURS: {colours}
+# SHAPE: {shapes}; WORD: 3 or 4 capital letters"""
+
 _COMMENTS = {
     "prompts_per_step": "different prompts in one step",
     "group_size": "images of each prompt, which are compared with each other",
@@ -73,7 +86,7 @@ _README = """\
 
 Written by `glm-grpo init`. `config.yaml` builds on `{name}`, one of the configs in `{configs}`.
 
-1. Put your prompts into `prompts.jsonl` and `held_out.jsonl`: {fields}.
+1. Put your prompts into `prompts.jsonl` and `held_out.jsonl`: {fields}.{known}
 2. Check: `glm-grpo check --config-dir {folder}`
 3. Train: `glm-grpo train --config-dir {folder}`; Ctrl-C saves, `train.resume=auto` goes on.
 4. Look: `glm-grpo gallery RUN --serve`, where RUN is `outputs/DATE/TIME`.
@@ -112,12 +125,16 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     for file, (set_name, count) in _PROMPTS.items():
         yield _write_prompts(folder, file, set_name, count, sources=config.data.sources)
     yield _write(folder / f"{OWN_CONFIG}.yaml", _describe_config(folder, name, config))
+    is_edit = config.data.sources > 0
     readme = _README.format(
         title=printable(folder.resolve().name),
         folder=_quoted(folder),
         name=name,
+        known=_KNOWN_FORM.format(form=known_form(is_edit=is_edit))
+        if config.model.path == _EMBEDDED_MODEL
+        else "",
         configs=PACKAGED_CONFIGS,
-        fields=_EDIT_FIELDS if config.data.sources else _FIELDS,
+        fields=_EDIT_FIELDS if is_edit else _FIELDS,
     )
     yield _write(folder / "README.md", readme)
 
@@ -156,6 +173,13 @@ def _describe_config(folder: Path, name: str, config: Config) -> str:
     return _CONFIG.format(
         folder=_quoted(folder),
         name=name,
+        known=_KNOWN_WORDS.format(
+            form=known_form(is_edit=config.data.sources > 0),
+            colours=", ".join(COLOUR_NAMES),
+            shapes=", ".join(SHAPES),
+        )
+        if config.model.path == _EMBEDDED_MODEL
+        else "",
         rollout=_describe_section(config.rollout),
         terms="\n".join(terms),
         optim=_describe_section(config.optim),

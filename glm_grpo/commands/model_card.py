@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import version
-from pathlib import Path
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
 from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.output import without_folders
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.recording.summaries import summarise_until
 
@@ -79,8 +79,6 @@ def _figures_row(row: SummaryRow) -> str:
 
 
 def _public(path: str) -> str:
-    """A hub id, or the last part of a path, which says nothing of the machine it was on."""
-    is_path = Path(path).is_absolute() or Path(path).exists()
     # In a cell of a table of Markdown.
-    name = re.sub(r"[|`\s]", "_", Path(path).name if is_path else path)
+    name = re.sub(r"[|`\s]", "_", without_folders(path))
     return f"`{name}`"

@@ -22,6 +22,7 @@ from glm_grpo.build import (
     collector_needs,
     find_planner,
     find_start,
+    hint_at_prompts,
     load_models,
 )
 from glm_grpo.commands.evaluate import summary_table
@@ -78,6 +79,8 @@ def run_training(config: Config) -> RunFolder:
         sources = (prompts.training, prompts.held_out)
         # Before there is a run folder: a config that cannot fit leaves nothing behind.
         check_fit(config, find_planner(config.model.path), sources, device, parallelism)
+    for line in hint_at_prompts(config, prompts) if processes.is_main else ():
+        logger.warning("%s", line)
     # A sweep goes on in this process, whatever this run ends by.
     with ExitStack() as ending:
         if config.train.mode == "async":

@@ -17,12 +17,12 @@ from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from glm_grpo.config import Config, flatten
-from glm_grpo.config.problems import NOT_GIVEN
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, read_picture
 from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
 from glm_grpo.training.recording.summaries import paired_bootstrap
+from rewards.problems import NOT_GIVEN
 from rewards.reweigh import Mode, combine
 
 _NO_DIFFERENCE = frozenset({"run_dir", "train.resume", "run.name", "run.notes", "run.tags"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from glm_grpo.config.effective import EffectiveConfig, effective_config
 from glm_grpo.config.load import (
     compose_config,
+    composition_error,
     config_differences,
     flatten,
     from_yaml,
@@ -42,6 +43,7 @@ __all__ = [
     "RunSection",
     "TrainSection",
     "compose_config",
+    "composition_error",
     "config_differences",
     "effective_config",
     "flatten",

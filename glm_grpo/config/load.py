@@ -6,6 +6,7 @@ import difflib
 import errno
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,14 +27,6 @@ from glm_grpo.composition import (
     folder_named_to_hydra,
     is_sweep,
 )
-from glm_grpo.config.problems import (
-    NOT_GIVEN,
-    Problem,
-    describe_problems,
-    find_problems,
-    known_keys,
-    unknown_key_problem,
-)
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import (
@@ -42,6 +35,14 @@ from glm_grpo.search_path import (
     find_packaged_configs,
     short_keys,
     write_out_weights,
+)
+from rewards.problems import (
+    NOT_GIVEN,
+    Problem,
+    describe_problems,
+    find_problems,
+    known_keys,
+    unknown_key_problem,
 )
 from rewards.terms import KINDS
 
@@ -178,7 +179,7 @@ def compose_config(
         with initialize_config_dir(str(folder), version_base=None):
             composed = compose(name, overrides=overrides, return_hydra_config=True)
     except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS) as error:
-        raise override_error(error) from error
+        raise composition_error(error) from error
     with _hydra_settings(composed):
         return resolve_config(composed)
 
@@ -223,6 +224,18 @@ def _hydra_settings(composed: DictConfig) -> Iterator[None]:
         yield
     finally:
         HydraConfig.instance().cfg = before
+
+
+def composition_error(error: Exception) -> ConfigError:
+    """As `override_error`, where a folder of configs can be given.
+
+    Args:
+        error: As of `override_error`.
+    """
+    if isinstance(error, OverrideParseException) and os.path.isdir(error.override):
+        folder = shlex.quote(error.override)
+        return ConfigError(f"{folder} is a folder: did you mean --config-dir {folder}?")
+    return override_error(error)
 
 
 def override_error(error: Exception) -> ConfigError:
@@ -303,7 +316,7 @@ def _absent_key_problem(key: str, value: str) -> Problem:
     sections = {known.partition(".")[0] for known in keys}
     nearest = difflib.get_close_matches(key, [*sections, *KINDS], n=1)
     if nearest and nearest[0] in KINDS:
-        rule = "is no section of the config, and no term"
+        rule = f"is no section of the config, and no reward term ({', '.join(KINDS)})"
         return Problem(key, value, rule, f"did you mean {nearest[0]}={value}?")
     # Hydra's own remedy, to append the key with `+`, would only meet the next refusal.
     return unknown_key_problem(key, value, keys)

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from glm_grpo.config.problems import Problem
 from glm_grpo.config.sections import (
     AnchorSection,
     AsyncSection,
@@ -26,6 +25,7 @@ from glm_grpo.grpo.advantages import AdvantageSettings
 from glm_grpo.grpo.losses import LOSSES, AnyLoss, LossSettings, TokenLoss
 from rewards.config import RewardConfig
 from rewards.options import RELATION, Options, PathText, problem_at
+from rewards.problems import Problem
 
 TrackerName = Literal[
     "tensorboard", "wandb", "mlflow", "trackio", "aim", "clearml", "comet_ml", "dvclive", "swanlab"

@@ -15,6 +15,7 @@ from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.gallery.data import SummaryRow, describe, list_readers
 from glm_grpo.gallery.pages import render_page
 from glm_grpo.gallery.readings import Mark, read_letters, shown_reading
+from glm_grpo.output import without_folders
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import NOTE, RAW, SOURCES, evaluation_steps, picture_name, read_evaluation
@@ -239,6 +240,7 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         steps=steps,
         settings=settings,
         config=config,
+        without_folders=without_folders,
         reward=None if config is None else _describe_reward(config),
         terms=None if config is None else _describe_terms(config),
         cautions={} if config is None else _caution_terms(config),

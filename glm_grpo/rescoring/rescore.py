@@ -21,7 +21,6 @@ from glm_grpo.config import (
     override_error,
     validate_config,
 )
-from glm_grpo.config.problems import Problem, describe_problems, known_keys
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.config import read_config
@@ -29,6 +28,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
 from glm_grpo.search_path import write_out_weights
 from rewards.audit.audit import describe_rare_terms
+from rewards.problems import Problem, describe_problems, known_keys
 from rewards.reweigh import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
 from rewards.steering import tables_in_force
 from rewards.terms import KINDS

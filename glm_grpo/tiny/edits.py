@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from glm_grpo.tiny.world import COLOUR_PAIRS, HELD_OUT_WORDS, SHAPES, Sign, random_sign
+from glm_grpo.tiny.world import (
+    COLOUR_NAMES,
+    COLOUR_PAIRS,
+    HELD_OUT_WORDS,
+    SHAPES,
+    WORD_PATTERN,
+    Sign,
+    random_sign,
+)
 
 KINDS = ("word", "colours", "shape", "place")
 """What of a sign an edit changes."""
@@ -16,6 +25,15 @@ _SHAPE_INSTRUCTIONS = {
     "square": "make it square",
     "triangle": "make it a triangle",
 }
+INSTRUCTION_FORM = (
+    'write instead "WORD" | change the colours to COLOURS | '
+    f"{' | '.join(_SHAPE_INSTRUCTIONS.values())} | move the word to the top|bottom"
+)
+"""Of every instruction; words as of `CAPTION_FORM`."""
+_INSTRUCTION = re.compile(
+    f'write instead "{WORD_PATTERN}"|change the colours to ({"|".join(COLOUR_NAMES)})|'
+    f"{'|'.join(_SHAPE_INSTRUCTIONS.values())}|move the word to the (top|bottom)"
+)
 
 
 @dataclass(frozen=True)
@@ -38,11 +56,15 @@ def instruction(edit: Edit) -> str:
     if edit.kind == "word":
         return f'write instead "{edit.after.word}"'
     if edit.kind == "colours":
-        foreground, background = COLOUR_PAIRS[edit.after.colours]
-        return f"change the colours to {foreground} on {background}"
+        return f"change the colours to {COLOUR_NAMES[edit.after.colours]}"
     if edit.kind == "shape":
         return _SHAPE_INSTRUCTIONS[edit.after.shape]
     return f"move the word to the {'top' if edit.after.is_word_above else 'bottom'}"
+
+
+def is_instruction(text: str) -> bool:
+    """Whether `instruction` says such a sentence of some edit."""
+    return _INSTRUCTION.fullmatch(text) is not None
 
 
 def edit_of(after: Sign, kind: str, rng: np.random.Generator) -> Edit:

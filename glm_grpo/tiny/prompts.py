@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,16 @@ _SETS = {
 
 EXAMPLE_CAPTION = 'white on green: a square above the word "PARK"'
 EXAMPLE_INSTRUCTION = 'write instead "PARK"'
+
+
+def is_known(prompt: str, *, is_edit: bool) -> bool:
+    """Whether the embedded model was trained on prompts of this form."""
+    return edits.is_instruction(prompt) if is_edit else world.is_caption(prompt)
+
+
+def known_form(*, is_edit: bool) -> str:
+    """What `is_known` takes, in words."""
+    return edits.INSTRUCTION_FORM if is_edit else world.CAPTION_FORM
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,12 @@ class WorldPrompts:
         if self.changes:
             return [edits.instruction(edit) for edit in self.changes]
         return [world.caption(sign) for sign in self.signs]
+
+    def identities(self) -> list[Hashable]:
+        """What every prompt says, with the sign that it changes."""
+        if self.changes:
+            return [(edits.instruction(edit), edit.before) for edit in self.changes]
+        return [*self.captions()]
 
     def __len__(self) -> int:
         return len(self.signs)

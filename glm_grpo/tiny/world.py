@@ -11,6 +11,7 @@ Drawing is a table look-up: every cell is drawn once with Pillow's bundled font.
 from __future__ import annotations
 
 import functools
+import re
 import string
 from dataclasses import dataclass
 
@@ -44,6 +45,13 @@ COLOUR_PAIRS = (
     ("blue", "yellow"),
     ("black", "white"),
     ("black", "yellow"),
+)
+COLOUR_NAMES = tuple(f"{foreground} on {background}" for foreground, background in COLOUR_PAIRS)
+CAPTION_FORM = 'COLOURS: a SHAPE above|below the word "WORD"'
+"""Of every caption; COLOURS is one of `COLOUR_NAMES`, SHAPE of `SHAPES`, WORD 3 or 4 capitals."""
+WORD_PATTERN = "[A-Z]{3,4}"
+_CAPTION = re.compile(
+    f'({"|".join(COLOUR_NAMES)}): a ({"|".join(SHAPES)}) (above|below) the word "{WORD_PATTERN}"'
 )
 KINDS = len(LETTERS) + 4 * len(SHAPES) + 1
 BLANK = KINDS - 1
@@ -95,9 +103,13 @@ def caption(sign: Sign) -> str:
     It stands last: its letters are then always as far from the first token of the picture, and so
     small a model with relative positions learns to copy them.
     """
-    foreground, background = COLOUR_PAIRS[sign.colours]
     place = "below" if sign.is_word_above else "above"
-    return f'{foreground} on {background}: a {sign.shape} {place} the word "{sign.word}"'
+    return f'{COLOUR_NAMES[sign.colours]}: a {sign.shape} {place} the word "{sign.word}"'
+
+
+def is_caption(text: str) -> bool:
+    """Whether `caption` says such a sentence of some sign."""
+    return _CAPTION.fullmatch(text) is not None
 
 
 def sign_cells(sign: Sign) -> Int64[Tensor, "4 4"]:

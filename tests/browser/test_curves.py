@@ -394,19 +394,41 @@ def test_band_of_a_mean_is_one_standard_deviation_to_either_side(open_curves: Op
 def test_band_of_a_canary_is_that_of_the_run(prompts: int, open_curves: OpenGallery) -> None:
     page = open_curves()
     band = page.evaluate(
-        "([band, count]) => glmGallery.curveMetrics.canaryBand(band, 6, [count])",
+        "([band, count]) => glmGallery.curveMetrics.canaryBand('a_term', band, 6, [count])",
         [asdict(BAND), prompts],
     )
     half_width = BAND.half_width(prompts, 6.0)
     assert band["low"] == pytest.approx([0.5 - half_width], abs=1e-12)
     assert band["high"] == pytest.approx([0.5 + half_width], abs=1e-12)
     varied = {**asdict(BAND), "collapse_below": 0.05}
-    found = page.evaluate("band => glmGallery.curveMetrics.canaryBand(band, 60, [4])", varied)
+    found = page.evaluate(
+        "band => glmGallery.curveMetrics.canaryBand('a_term', band, 60, [4])", varied
+    )
     assert found["low"] == [Band(**varied).limits(4, 60.0)[0]] == [0.05]
     tight = {**asdict(BAND), "std": 0.0}
-    found = page.evaluate("band => glmGallery.curveMetrics.canaryBand(band, 6, [0, 4])", tight)
+    found = page.evaluate(
+        "band => glmGallery.curveMetrics.canaryBand('a_term', band, 6, [0, 4])", tight
+    )
     assert found["low"][0] is None
     assert found["low"][1] == pytest.approx(0.5 - Band(0.5, 0.0, 16).half_width(4, 6.0), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    # 0.5 -+ 60 * 0.125 * sqrt(1/4 + 1/16)
+    [("edge_density", 0, 1), ("colour_entropy", 0, 4.693), ("a_term", -3.693, 4.693)],
+)
+def test_band_of_a_canary_ends_where_its_values_do(
+    name: str, low: float, high: float, open_curves: OpenGallery
+) -> None:
+    found = open_curves().evaluate(
+        "([name, band]) => glmGallery.curveMetrics.canaryBand(name, band, 60, [4])",
+        [name, asdict(BAND)],
+    )
+    assert (found["low"], found["high"]) == (
+        [pytest.approx(low, abs=1e-3)],
+        [pytest.approx(high, abs=1e-3)],
+    )
 
 
 def test_canary_outside_its_band_is_said(open_curves: OpenGallery) -> None:

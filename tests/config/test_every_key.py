@@ -47,11 +47,11 @@ from glm_grpo.config import (
     to_yaml,
     validate_config,
 )
-from glm_grpo.config.problems import _walk_fields
 from glm_grpo.errors import ConfigError, DataError
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.training.data.entries import PromptEntry
 from glm_grpo.training.data.prompts import PromptSet
+from rewards.problems import _walk_fields
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES
 from tests.generated import GENERATED

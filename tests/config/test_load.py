@@ -69,6 +69,8 @@ def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Pa
         (["optim.learning_rat=1"], "did you mean optim.learning_rate"),
         (["orc=0.9"], r"orc = '0.9'(.|\n)*did you mean ocr=0.9\?"),
         (["steps=3"], r"did you mean (train|decode)\.steps"),
+        (["ocrr=0.5"], r"no reward term \(lpips, ssim, ocr, .*\n.* did you mean ocr=0.5\?"),
+        (["optin=1"], r"is not a key of the config\n.* did you mean optim\?"),
         (["+foo=1"], "foo = 1"),
         (["model=tony"], "Available options in 'model'"),
         (["train.steps=["], r"'train.steps=\[' is not of the form key=value"),
@@ -183,6 +185,18 @@ def test_compose_config_suggests_a_folder_for_an_unknown_one(
         compose_config(configs_dir.parent / "cofigs", "tiny")
     with pytest.raises(ConfigError, match=r"Give a folder of your own, such as `glm-grpo init "):
         compose_config(tmp_path / "configs", "tiny")
+
+
+def test_compose_config_suggests_the_option_for_a_folder(
+    configs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    said = "'my run' is a folder: did you mean --config-dir 'my run'?"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        compose_config(configs_dir, "tiny", ["my run"])
+    with pytest.raises(ConfigError, match="'runs' is not of the form key=value"):
+        compose_config(configs_dir, "tiny", ["runs"])
 
 
 def test_compose_config_refuses_a_file_that_is_no_yaml(tmp_path: Path) -> None:

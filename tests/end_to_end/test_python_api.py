@@ -11,7 +11,7 @@ from PIL import Image
 
 import glm_grpo
 import rewards
-from glm_grpo.errors import CheckpointError
+from glm_grpo.errors import CheckpointError, StorageError
 from glm_grpo.tiny import prompts as tiny_prompts
 from rewards import score_images
 from rewards.types import Prompt
@@ -84,6 +84,10 @@ def test_a_run_gives_its_tables(folder):
     assert run.gallery.is_file()
     with pytest.raises(CheckpointError, match="holds no run"):
         glm_grpo.load_run(folder)
+    with pytest.raises(StorageError, match="step 9 has no rollout; this run has steps 1 to 2$"):
+        run.rollout(9)
+    with pytest.raises(StorageError, match="step 1 has no evaluation; this run has steps 0, 2$"):
+        run.evaluation(1)
 
 
 def test_the_notebook_trains_two_steps_and_looks_at_them(tmp_path, monkeypatch, capsys):
@@ -122,3 +126,17 @@ def test_score_images_refuses_lists_that_do_not_fit() -> None:
     white = Image.new("RGB", (32, 32), "white")
     with pytest.raises(ValueError, match="2 prompts, 1 images, 1 targets"):
         score_images(["a", "b"], [white], SCORING)
+
+
+def test_score_images_says_what_to_write_instead_of_what_it_refuses() -> None:
+    config = {"terms": {"ocr": {"wieght": 1.0}}, "combin": "shares"}
+    with pytest.raises(ValueError, match="^The config has 2 problems:") as caught:
+        score_images([], [], config)
+    assert str(caught.value).splitlines()[1:] == [
+        "  terms.ocr.wieght = 1.0",
+        "    rule:   is not an option of kind ocr",
+        "    remedy: did you mean weight?",
+        "  combin = 'shares'",
+        "    rule:   is not a key of the config",
+        "    remedy: did you mean combine?",
+    ]

@@ -217,6 +217,23 @@ def test_page_says_in_words_what_was_trained(
         assert words in text, words
 
 
+def test_page_names_no_folder_of_the_machine_but_in_the_settings(
+    folder: RunFolder, configs_dir: Path, read_page: ReadPage
+) -> None:
+    paths = (
+        "model.path=/secret/model",
+        "data.path=/secret/a.jsonl",
+        "data.eval_path=/secret/b.txt",
+    )
+    store_config(folder, configs_dir, *paths)
+    text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
+    said, settings = text.split("All settings")
+    assert "/secret" not in said
+    assert "eval_path: /secret/b.txt" in settings
+    for words in ("The model model makes", "prompts from a.jsonl", "for each prompt of b.txt"):
+        assert words in said, words
+
+
 UNTRAINED = (
     "The features are untrained: these distances compare structure but do not measure human "
     "perception."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from glm_grpo.config.problems import _walk_fields
 from glm_grpo.config.root import Config
+from rewards.problems import _walk_fields
 from tools.site.reference import config_page, pages
 
 

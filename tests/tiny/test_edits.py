@@ -42,6 +42,12 @@ def test_instructions_say_what_is_wanted() -> None:
     ]
 
 
+def test_an_instruction_is_known_by_its_form() -> None:
+    assert all(map(edits.is_instruction, tiny_prompts("edit-train", **SIZE).captions()))
+    for unknown in ('write instead "open"', "make it a hexagon", "move the word", "make it round!"):
+        assert not edits.is_instruction(unknown)
+
+
 def test_careless_edits_go_wrong_as_often_as_asked_and_keep_the_rest() -> None:
     rng = np.random.default_rng(0)
     wrong: Counter[str] = Counter()

@@ -23,6 +23,23 @@ def test_caption_quotes_the_word_and_names_shape_place_and_colours():
     assert world.caption(sign) == 'white on red: a circle above the word "KITE"'
 
 
+def test_a_caption_is_known_by_its_form():
+    assert all(map(world.is_caption, tiny_prompts("train", height=128, width=128).captions()))
+    known = 'white on red: a circle above the word "KITE"'
+    assert world.is_caption(known)
+    for old, new in (
+        ("white on red", "red on green"),
+        ("circle", "cat"),
+        ("above", "beside"),
+        ("KITE", "kite"),
+        ("KITE", "KITES"),
+        ("KITE", "GO"),
+        (":", ""),
+        ('"KITE"', '"KITE", please'),
+    ):
+        assert not world.is_caption(known.replace(old, new))
+
+
 def test_sign_cells_put_word_and_shape_where_the_caption_says():
     above = world.sign_cells(world.Sign("CAB", "square", colours=0, is_word_above=True))
     blank, square = world.BLANK, 26 + 4

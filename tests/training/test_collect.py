@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -296,6 +296,9 @@ class Listed(list[Prompt]):
 
     def captions(self) -> list[str]:
         return [prompt.prompt for prompt in self]
+
+    def identities(self) -> list[Hashable]:
+        return [*self.captions()]
 
 
 class SecondOfTwo(Processes):

@@ -6,6 +6,17 @@
 
   /* As STD_FLOOR of rewards/audit/canaries.py: the smallest standard deviation of a band. */
   const BAND_STD_FLOOR = 1e-3;
+  /* Least and greatest value of the measures of pictures there; terms that watch may have any. Those
+     without an upper end have one that rounding can pass. */
+  const SHARE = [0, 1];
+  const RANGES = {
+    edge_density: SHARE,
+    dark_fraction: SHARE,
+    bright_fraction: SHARE,
+    source_copies: SHARE,
+    colour_entropy: [0, Infinity],
+    pixel_diversity: [0, Infinity],
+  };
   /* Significant digits of figures. */
   const DIGITS = 4;
   /* Of which every 64-bit number has as many. */
@@ -135,24 +146,27 @@
 
   /**
    * The band of a canary at each step: {low, high}, arrays of numbers; null where the number of
-   * prompts is not known. A mean of few prompts has a wider one.
+   * prompts is not known. A mean of few prompts has a wider one. What no value of the canary can
+   * reach is left out, which changes no judgement.
    *
+   * @param name Of the canary.
    * @param band Of the untrained model: {mean, std, prompts, collapse_below, is_judged_below}.
    * @param margin Half width in standard errors.
    * @param prompts How many prompts the mean of each step is taken over.
    * Source: Band.limits of rewards/audit/canaries.py.
    */
-  function canaryBand(band, margin, prompts) {
+  function canaryBand(name, band, margin, prompts) {
     const halves = prompts.map((count) =>
       count > 0
         ? margin * Math.max(band.std, BAND_STD_FLOOR) * Math.sqrt(1 / count + 1 / band.prompts)
         : null,
     );
-    const lowest = band.collapse_below ?? -Infinity;
+    const [least, most] = RANGES[name] ?? [-Infinity, Infinity];
+    const lowest = Math.max(band.collapse_below ?? -Infinity, least);
     const low = (half) => (band.is_judged_below === false ? 0 : Math.max(band.mean - half, lowest));
     return {
       low: halves.map((half) => (half === null ? null : low(half))),
-      high: halves.map((half) => (half === null ? null : band.mean + half)),
+      high: halves.map((half) => (half === null ? null : Math.min(band.mean + half, most))),
     };
   }
 

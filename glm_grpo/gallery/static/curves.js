@@ -82,7 +82,7 @@
         name, values: values[name], std: values[std], stdName: std, style: lineStyle(index, chart.colour),
       })),
       evaluations: chart.evaluations.map((name) => ({ name, values: values[name], style: EVALUATION_STYLE })),
-      band: isJudged ? canaryBand(bands[canary], margin, counts[canary] || counts[""]) : null,
+      band: isJudged ? canaryBand(canary, bands[canary], margin, counts[canary] || counts[""]) : null,
     };
   }
 

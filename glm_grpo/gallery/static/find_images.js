@@ -97,7 +97,7 @@
       ? groups.filter((group) => group.raw[name] != null)
       : groups;
     if (value == null || judged.length === 0) return null;
-    const { low, high } = gallery.curveMetrics.canaryBand(bands[name], margin, [judged.length]);
+    const { low, high } = gallery.curveMetrics.canaryBand(name, bands[name], margin, [judged.length]);
     return { value, low: low[0], high: high[0], isInside: value >= low[0] && value <= high[0] };
   }
 

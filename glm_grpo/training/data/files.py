@@ -152,15 +152,16 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _read_batches(path: Path) -> Iterator[list[dict[str, object]]]:
-    """Only columns that are read are decoded: others may be of any size and type."""
+    """Of columns that are not read, the names alone: they may be of any size and type."""
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
             header = _check_header(table.schema_arrow.names, str(path))
             if table.metadata.num_rows > MOST_ROWS:
                 raise DataError(f"{path}: more than {MOST_ROWS} rows; split it")
             columns = [name for name in header if name in READ_FIELDS]
+            others = dict.fromkeys(name for name in header if name not in READ_FIELDS)
             for batch in table.iter_batches(PARQUET_BATCH, columns=columns):
-                yield batch.to_pylist()
+                yield [fields | others for fields in batch.to_pylist()]
     except DataError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:

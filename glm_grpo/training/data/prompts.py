@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import logging
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,10 +25,21 @@ from glm_grpo.training.data.entries import (
     verify_picture,
     verify_source,
 )
-from glm_grpo.training.data.files import read_rows
+from glm_grpo.training.data.files import (
+    LONGEST_SHOWN,
+    PROMPT_FIELDS,
+    READ_FIELDS,
+    SOURCE_FIELDS,
+    TARGET_FIELDS,
+    Row,
+    read_rows,
+    shorten,
+)
 from glm_grpo.types import PromptBatch
 from rewards.pictures import PictureSource
 from rewards.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -49,6 +63,10 @@ class PromptSource(Protocol):
 
     def captions(self) -> list[str]:
         """What every prompt says, without loading its picture."""
+        ...
+
+    def identities(self) -> list[Hashable]:
+        """What prompts that ask for the same have in common, without loading a picture."""
         ...
 
     def __len__(self) -> int: ...
@@ -75,6 +93,10 @@ class PromptSet:
     def captions(self) -> list[str]:
         """What every prompt says, without loading its picture."""
         return [entry.prompt for entry in self.entries]
+
+    def identities(self) -> list[Hashable]:
+        """Text and sources; a source under two paths counts as two."""
+        return [(entry.prompt, entry.sources) for entry in self.entries]
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -104,7 +126,8 @@ def load_prompts(
 ) -> PromptSet:
     """Read and check every prompt, decoding every picture once.
 
-    Fields of a row (others are left alone):
+    Fields of a row (others are left alone; one that is nearly called like a field which is not
+    there is warned of):
 
     - `prompt`: required, not blank, at most `prompt_entries.LONGEST_TEXT` characters, without
       tokens that the model reserves;
@@ -130,10 +153,12 @@ def load_prompts(
     entries: list[PromptEntry] = []
     origins: dict[str, str] = {}
     verified: set[Path] = set()
+    misspelt: dict[str, str] = {}
     refused = ReservedTexts(reserved or ReservedTokens())
     for position, row in enumerate(read_rows(path)):
         entry = make_entry(row, position, sources=sources)
         refused.check(entry)
+        misspelt |= _misspelt_fields(row, sources=sources)
         if entry.prompt_id in origins:
             raise DataError(
                 f"{row.origin}: id {entry.prompt_id!r} is that of {origins[entry.prompt_id]}; ids "
@@ -148,7 +173,40 @@ def load_prompts(
         for source in entry.sources:
             verify_source(source, row.origin)
         entries.append(entry)
+    for meant, name in misspelt.items():
+        shown = shorten(name)
+        logger.warning("%s: field %s is not read; did you mean '%s'?", path, shown, meant)
     return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
+
+
+def _misspelt_fields(row: Row, *, sources: int) -> dict[str, str]:
+    """Fields that are probably meant, of which the row has none -> names that are not read."""
+    meant = {_nearest_field(name): name for name in row.fields.keys() - READ_FIELDS}
+    kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) if sources else ()))
+    missing = [kind for kind in kinds if row.fields.keys().isdisjoint(kind)]
+    return {field: meant[field] for kind in missing for field in kind if field in meant}
+
+
+# Rows name the same fields again and again.
+@lru_cache(maxsize=1024)
+def _nearest_field(name: str) -> str | None:
+    # `image` is left out: a column of that name may hold anything.
+    known = (*PROMPT_FIELDS, *TARGET_FIELDS, *SOURCE_FIELDS)
+    nearest = difflib.get_close_matches(name[:LONGEST_SHOWN].lower(), known, n=1, cutoff=0.82)
+    return nearest[0] if nearest else None
+
+
+def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) -> None:
+    """Looks whether a batch can be dealt.
+
+    Raises:
+        DataError: The set holds fewer prompts than a step takes.
+    """
+    if prompts_per_step > len(prompt_set):
+        raise DataError(
+            f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} holds only "
+            f"{len(prompt_set)} prompts, and those of a step must differ; lower it or add prompts"
+        )
 
 
 def batch_for_step(
@@ -169,13 +227,8 @@ def batch_for_step(
     Raises:
         DataError: The set holds fewer than P prompts.
     """
-    count = len(prompt_set)
-    if prompts_per_step > count:
-        raise DataError(
-            f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} holds only {count} "
-            "prompts, and those of a step must differ; lower it or add prompts"
-        )
-    rows = _rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)
+    check_prompts_suffice(prompt_set, prompts_per_step=prompts_per_step)
+    rows = _rows_of_step(len(prompt_set), step=step, seed=seed, prompts_per_step=prompts_per_step)
     return _batch_of_rows(prompt_set, rows, step=step, seed=seed, group_size=group_size)
 
 

@@ -100,6 +100,31 @@ def test_load_prompts_reads_several_texts_of_a_prompt(tmp_path: Path) -> None:
         assert [prompt_set[index].texts for index in range(3)] == [("OPEN", "24 H"), ("UP",), ()]
 
 
+def test_a_field_that_is_misspelt_is_warned_of_once_a_file(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        {"prompt": "a", "tagret": "red.png", "prompts": "?", "score": 1.0, "sorce": "red.png"},
+        {"prompt": "b", "tagret": "red.png", "prompts": "?", "score": 1.0, "sorce": "red.png"},
+    ]
+    jsonl = write_rows(folder, *rows)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    for path in (jsonl, str(folder / "rows.parquet")):
+        caplog.clear()
+        load_prompts(path, height=32, width=32)
+        # Not of what nearly names a field that is there, or one that this run does not read.
+        assert caplog.messages == [f"{path}: field 'tagret' is not read; did you mean 'target'?"]
+    caplog.clear()
+    load_prompts(
+        write_rows(folder, {"prompt": "a", "target": "red.png", "target_img": "x", "Text": "UP"}),
+        height=32,
+        width=32,
+    )
+    assert [said.partition(": ")[2] for said in caplog.messages] == [
+        "field 'Text' is not read; did you mean 'text'?"
+    ]
+
+
 def test_load_prompts_reads_numbered_pictures(folder: Path) -> None:
     (folder / "target_images").mkdir()
     (folder / "red.png").rename(folder / "target_images" / "0.png")
@@ -169,6 +194,16 @@ def test_a_run_refuses_such_a_prompt_before_a_model_is_loaded(
         config = compose_config(configs_dir, "tiny", [f"{key}={folder / 'bad.txt'}"])
         with pytest.raises(DataError, match=r"bad\.txt, line 2: .*<\|image_end\|>"):
             build_prompts(config)
+
+
+def test_a_run_refuses_fewer_prompts_than_a_step_takes_before_a_model_is_loaded(
+    tmp_path: Path, configs_dir: Path
+) -> None:
+    path = numbered_set(tmp_path, 3).path
+    data = (f"data.path={path}", f"data.eval_path={path}")
+    config = compose_config(configs_dir, "tiny", [*data, "rollout.prompts_per_step=4"])
+    with pytest.raises(DataError, match="prompts_per_step 4: .* holds only 3 prompts"):
+        build_prompts(config)
 
 
 def test_a_picture_that_vanishes_after_loading_is_an_error_of_its_prompt(folder: Path) -> None:

@@ -67,6 +67,22 @@ def test_sources_are_read_at_the_size_of_the_rollout(
     assert all(source.shape == (3, 32, 32) for source in prompts[0].sources)
 
 
+def test_edits_ask_for_the_same_where_text_and_sources_are_the_same(folder: Path) -> None:
+    red, blue, other = load(
+        written(
+            folder / "rows.jsonl",
+            lines(
+                {"prompt": "draw it", "source": "red.png"},
+                {"prompt": "draw it", "source": "blue.png"},
+                {"prompt": "paint it", "source": "red.png"},
+            ),
+        )
+    ).identities()
+    assert len({red, blue, other}) == 3
+    again = written(folder / "again.jsonl", lines({"prompt": "draw it", "sources": ["./red.png"]}))
+    assert load(again).identities() == [red]
+
+
 def write_csv(path: Path, rows: Rows) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))

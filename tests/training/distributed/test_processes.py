@@ -28,6 +28,8 @@ class Captions:
     def captions(self):
         return [f"prompt {index}" for index in range(self.count)]
 
+    identities = captions
+
     def __len__(self):
         return self.count
 
