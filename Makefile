@@ -14,6 +14,8 @@ INSTALLED := $(VENV)/.installed
 OMP_NUM_THREADS ?= 2
 export OMP_NUM_THREADS
 
+DEMO := outputs/demo/$(shell date +%Y-%m-%d_%H-%M-%S)
+
 # Tests run side by side, one thread each.
 TEST_WORKERS ?= 2
 
@@ -26,8 +28,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+# The best recipe of docs/recipes.md: target pictures first, then GRPO from what they taught.
 demo: $(INSTALLED)
-	$(PYTHON) train.py --config-name tiny
+	$(PYTHON) train.py train.method=sft train.steps=10 run_dir=$(DEMO)/targets
+	$(PYTHON) train.py model.start_from=$(DEMO)/targets run_dir=$(DEMO)/grpo
 
 check: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .
