@@ -220,7 +220,8 @@
         isRight ? piece : html`<mark class="wrong">${piece}</mark>`,
       )}
       ${
-        missing.length > 0 &&
+        /* Where letters are marked already, it is seen that not all is right. */
+        missing.length > 0 && !wrong.length &&
         html`${" "}<mark class="wrong" aria-hidden="true">no ${missing.join(", ")}</mark>`
       }
       <span class="visually-hidden"> (${faults.join("; ") || "all right"})</span>
