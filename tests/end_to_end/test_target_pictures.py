@@ -116,7 +116,8 @@ def test_training_prompts_without_any_target_are_refused(make_trainer, configs_d
     for weight in ("anchor.weight=0.1", "anchor.final_weight=0.1"):
         config = compose_config(configs_dir, "tiny", [weight])
         assert check_prompt_sets(config, models, build_prompts(config)) == []
-        config = compose_config(configs_dir, "tiny", [weight, f"data.path={path}"])
+        few = [f"data.path={path}", "rollout.prompts_per_step=2"]
+        config = compose_config(configs_dir, "tiny", [weight, *few])
         with pytest.raises(ConfigError, match=r"anchor.weight = 0.*\n.*none of the 2 training"):
             check_prompt_sets(config, models, build_prompts(config))
 
@@ -131,7 +132,7 @@ def test_supervised_fine_tuning_learns_targets_and_samples_nothing(make_trainer)
     assert trainer.run() is not None
     folder = RunFolder(run_dir)
     untrained, *rows = read_metrics(folder)
-    assert {name for name in untrained if name != "step"} == {
+    assert {name for name in untrained if name not in ("step", "time/evaluation")} == {
         name for name in rows[-1] if name.startswith("eval/")
     }
     for row in rows:
@@ -204,7 +205,8 @@ def test_supervised_fine_tuning_without_any_target_is_refused(make_trainer, conf
     _, models, _ = make_trainer(*RUN)
     path = tmp_path / "prompts.txt"
     path.write_text('the word "OPEN"\nthe word "SHUT"\n')
-    config = compose_config(configs_dir, "tiny", ["train.method=sft", f"data.path={path}"])
+    few = [f"data.path={path}", "rollout.prompts_per_step=2"]
+    config = compose_config(configs_dir, "tiny", ["train.method=sft", *few])
     with pytest.raises(ConfigError, match=r"train.method = 'sft'\n.*none of the 2 training"):
         check_prompt_sets(config, models, build_prompts(config))
 
