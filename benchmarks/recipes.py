@@ -41,7 +41,6 @@ from matplotlib import pyplot
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
-from torchvision.io import write_png
 
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
@@ -49,6 +48,7 @@ from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.tiny import world
 from glm_grpo.tiny.prompts import tiny_prompts
 from glm_grpo.training.recording.summaries import Interval, paired_bootstrap
+from rewards.pictures import encode_png
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "glm_grpo"
@@ -138,6 +138,7 @@ HACKED: Mapping[str, tuple[str, ...]] = {
     if not name.startswith(("sft", "after", "careless", "brightness", "shares"))
 }
 """Recipes with a reward that can be gamed, on fewer images."""
+_OVERRIDES = {**RECIPES, **HACKED}
 
 FIGURES = ("total", "ocr", "ocr_exact", "lpips", "ssim", "aesthetic")
 PAGE = ROOT / "docs" / "recipes.md"
@@ -203,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("do", choices=["train", "table", "page"])
-    parser.add_argument("--recipes", nargs="+", choices=[*RECIPES, *HACKED], default=[*RECIPES])
+    parser.add_argument("--recipes", nargs="+", choices=[*_OVERRIDES], default=[*RECIPES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "recipes")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -218,10 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 with options.results.open("a") as file:
                     file.write(f"{_FILE.dump_json(read_run(folder, name, seed)).decode()}\n")
         return
+    compared = {name: of_seeds for name, of_seeds in runs.items() if name in RECIPES}
     if options.do == "table":
-        rows = summarize(
-            {name: runs[name] for name in runs if name in RECIPES}, reach=options.reach
-        )
+        rows = summarize(compared, reach=options.reach)
         Console(width=160).print(_table(rows, reach=options.reach))
         return
     text = PAGE.read_text()
@@ -230,8 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{lines}{_END}{rest.partition(_END)[2]}"
     PAGE.write_text(text)
-    if any(len(of_seeds) >= 3 for of_seeds in runs.values()):
-        draw(runs, PAGE.parent / "images" / "recipes.svg")
+    if any(len(of_seeds) >= 3 for of_seeds in compared.values()):
+        draw(compared, PAGE.parent / "images" / "recipes.svg")
 
 
 def read_results(file: Path) -> dict[str, dict[int, Finished]]:
@@ -276,7 +276,7 @@ def overrides_of(name: str, seed: int, folder: Path) -> list[str]:
     extra = [f"model.start_from={folder.resolve() / start / f'seed-{seed}'}"] if start else []
     if name.startswith("careless"):
         extra.append(f"data.path={folder.resolve() / 'careless' / 'prompts.jsonl'}")
-    return [*{**RECIPES, **HACKED}[name], *extra]
+    return [*_OVERRIDES[name], *extra]
 
 
 def write_careless_prompts(file: Path) -> None:
@@ -296,7 +296,8 @@ def write_careless_prompts(file: Path) -> None:
             letter = rng.choice([one for one in ascii_uppercase if one != word[at]])
             word = f"{word[:at]}{letter}{word[at + 1 :]}"
         picture = f"{sign.word.lower()}.png"
-        write_png(world.draw_sign(replace(sign, word=word)), str(file.parent / picture))
+        target = world.draw_sign(replace(sign, word=word))
+        (file.parent / picture).write_bytes(encode_png(target))
         rows.append({"id": sign.word.lower(), "prompt": world.caption(sign), "target": picture})
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
@@ -338,7 +339,7 @@ def read_run(folder: RunFolder, name: str, seed: int) -> Finished:
     return Finished(
         recipe=name,
         seed=seed,
-        overrides=[*{**RECIPES, **HACKED}[name]],
+        overrides=[*_OVERRIDES[name]],
         exact=[round(fmean(each), 4) for each in of_words.values()],
         evaluations=evaluations,
         departures=len(departures),

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from glm_grpo.config import Config
+from glm_grpo.config import TINY, Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
@@ -98,9 +98,6 @@ logger = logging.getLogger(__name__)
 
 BatchForStep = Callable[[int], PromptBatch]
 """The prompts of a step, from 0."""
-
-TINY = "tiny"
-"""Value of `model.path` for the model shipped with the package, and prefix of its prompt sets."""
 
 _MOST_NAMED = 3
 """Prompts that a hint names."""

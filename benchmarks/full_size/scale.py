@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from glm_grpo.build import TINY, model_path
-from glm_grpo.config import Config, compose_config
+from glm_grpo.build import model_path
+from glm_grpo.config import TINY, Config, compose_config
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
 from glm_grpo.models.planning import ModelSettings
 from glm_grpo.plan.devices import DeviceSpeed

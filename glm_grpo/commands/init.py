@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from glm_grpo.config import Config, compose_config
+from glm_grpo.config import TINY, Config, compose_config
 from glm_grpo.errors import StorageError
 from glm_grpo.output import printable
 from glm_grpo.run.folder import storage_errors, write_atomically
@@ -55,8 +55,6 @@ optim:
 train:
 {train}
 """
-
-_EMBEDDED_MODEL = "tiny"
 
 _KNOWN_FORM = (
     " The embedded model knows prompts of one form, `{form}`; the words are in `config.yaml`."
@@ -131,7 +129,7 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         folder=_quoted(folder),
         name=name,
         known=_KNOWN_FORM.format(form=known_form(is_edit=is_edit))
-        if config.model.path == _EMBEDDED_MODEL
+        if config.model.path == TINY
         else "",
         configs=PACKAGED_CONFIGS,
         fields=_EDIT_FIELDS if is_edit else _FIELDS,
@@ -178,7 +176,7 @@ def _describe_config(folder: Path, name: str, config: Config) -> str:
             colours=", ".join(COLOUR_NAMES),
             shapes=", ".join(SHAPES),
         )
-        if config.model.path == _EMBEDDED_MODEL
+        if config.model.path == TINY
         else "",
         rollout=_describe_section(config.rollout),
         terms="\n".join(terms),

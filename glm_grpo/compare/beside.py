@@ -20,7 +20,7 @@ from glm_grpo.compare.comparison import (
 )
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.gallery.beside import OtherRun
+from glm_grpo.gallery.beside import OtherRun, ShownRun
 from glm_grpo.gallery.data import EVALUATION_COLUMNS, Group, list_readers, read_groups
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, read_picture
@@ -132,12 +132,14 @@ def _match(own: _Newest, other: _Newest, name: str) -> OtherRun:
         matched = _weigh(matched, weighing, own.folder)
     return OtherRun(
         folder=other.folder,
-        name=name,
-        step=other.step,
         groups=matched,
-        alike=alike,
-        is_weighed_alike=is_weighed_alike,
-        problem=_describe_missing(len(pairs), len(own.groups)),
+        shown=ShownRun(
+            name=name,
+            step=other.step,
+            alike=alike,
+            is_weighed_alike=is_weighed_alike,
+            problem=_describe_missing(len(pairs), len(own.groups)),
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from glm_grpo.config.load import (
 )
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import (
+    TINY,
     AdapterSection,
     AsyncSection,
     DataSection,
@@ -30,6 +31,7 @@ from glm_grpo.config.sections import (
 )
 
 __all__ = [
+    "TINY",
     "AdapterSection",
     "AsyncSection",
     "Config",

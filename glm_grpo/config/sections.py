@@ -35,6 +35,10 @@ class AdapterSection(Options):
     """Numerator of the adapter's scale, alpha / rank."""
 
 
+TINY = "tiny"
+"""Value of `model.path` for the model shipped with the package; `tiny:` begins its prompt sets."""
+
+
 class ModelSection(Options):
     """Which model is trained, and how it is held."""
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from glm_grpo.config import Config
+from glm_grpo.config import TINY, Config
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.gallery.data import SummaryRow, describe, list_readers
 from glm_grpo.gallery.pages import render_page
@@ -198,7 +198,6 @@ def _picture(
 _SMALL_WIDTH = 256
 """Pictures narrower than this (pixels) are enlarged on the page, with their pixels kept sharp."""
 
-_EMBEDDED_MODEL = "tiny"
 _EMBEDDED_WEIGHTS = "pkg://glm_grpo/tiny/"
 
 
@@ -244,7 +243,7 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         reward=None if config is None else _describe_reward(config),
         terms=None if config is None else _describe_terms(config),
         cautions={} if config is None else _caution_terms(config),
-        is_miniature=config is not None and config.model.path == _EMBEDDED_MODEL,
+        is_miniature=config is not None and config.model.path == TINY,
         rows=[(row, _verdict(row, config)) for row in summary],
         total=next((row for row in summary if row.name == "total"), None),
         cases=cases,

@@ -34,7 +34,6 @@ class ShownRun(BaseModel):
     """Another run as the page shows it.
 
     Attributes:
-        key: Of its data file.
         name: What to call it.
         step: Of its newest evaluation.
         alike: Terms whose scores compare with those of the run itself.
@@ -45,7 +44,6 @@ class ShownRun(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    key: Annotated[str, Field(pattern=rf"{_FOLDER}-\d+")]
     name: str
     step: Annotated[int, Strict(), Field(ge=0)]
     alike: tuple[str, ...]
@@ -63,22 +61,19 @@ class OtherRun:
 
     Attributes:
         folder: Where its pictures are.
-        name: See `ShownRun`.
-        step: See `ShownRun`.
         groups: Prompts that the run itself has too, as its data files hold them; `images` are below
             `images/` of `folder`, targets and sources those of the run itself.
-        alike: See `ShownRun`.
-        is_weighed_alike: See `ShownRun`.
-        problem: See `ShownRun`.
+        shown: What the page says of it.
     """
 
     folder: RunFolder
-    name: str
-    step: int
     groups: tuple[dict[str, Any], ...]
-    alike: tuple[str, ...]
-    is_weighed_alike: bool
-    problem: str | None
+    shown: ShownRun
+
+
+def data_key(number: int) -> str:
+    """Key of the data file of another run, which are counted from 1."""
+    return f"{_FOLDER}-{number}"
 
 
 def read_beside(folder: RunFolder) -> tuple[ShownRun, ...]:
@@ -121,26 +116,15 @@ def keep_beside(folder: RunFolder, others: Sequence[OtherRun]) -> dict[str, dict
         if directory.exists():
             remove(directory)
         return {}
-    data, shown = {}, []
+    data = {}
     with atomic_directory(directory) as temporary:
         for number, other in enumerate(others, start=1):
-            key = f"{_FOLDER}-{number}"
             for group in other.groups:
                 for image in group["images"]:
                     _take(other.folder.picture(f"images/{image}"), temporary / str(number) / image)
             groups = [_placed(group, f"{_FOLDER}/{number}") for group in other.groups]
-            data[key] = {"step": other.step, "groups": groups}
-            shown.append(
-                ShownRun(
-                    key=key,
-                    name=other.name,
-                    step=other.step,
-                    alike=other.alike,
-                    is_weighed_alike=other.is_weighed_alike,
-                    problem=other.problem,
-                )
-            )
-        content = _ShownRuns(tuple(shown)).model_dump_json(indent=1)
+            data[data_key(number)] = {"step": other.shown.step, "groups": groups}
+        content = _ShownRuns(tuple(other.shown for other in others)).model_dump_json(indent=1)
         write_atomically(temporary / _LIST, content.encode())
     return data
 

@@ -16,7 +16,7 @@ from jaxtyping import Float32
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
-from glm_grpo.gallery.beside import ShownRun, list_path, read_beside
+from glm_grpo.gallery.beside import ShownRun, data_key, list_path, read_beside
 from glm_grpo.gallery.marks import Mark, read_marks
 from glm_grpo.gallery.pace import pace
 from glm_grpo.gallery.readings import asked_letters, read_letters, shown_reading
@@ -422,7 +422,10 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
         "bands": records.bands,
         "overview": _overview(records.metrics),
         "marks": {image: mark.model_dump() for image, mark in records.marks.items()},
-        "beside": [shown.model_dump(mode="json", exclude={"problem"}) for shown in records.beside],
+        "beside": [
+            {"key": data_key(number), **shown.model_dump(mode="json", exclude={"problem"})}
+            for number, shown in enumerate(records.beside, start=1)
+        ],
         "summary": [asdict(row) for row in summary if _is_finite(row)],
         "problems": list(records.problems),
         **pace(

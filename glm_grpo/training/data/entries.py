@@ -196,12 +196,9 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
 
 def _near_prompt(row: Row) -> str:
     """What else may be the prompt of a row that has none."""
-    nearest = difflib.get_close_matches("prompt", map(str, row.fields), n=1)
-    return (
-        f" (did you mean 'prompt' by {shorten(nearest[0])}?)"
-        if nearest != ["prompt"] and nearest
-        else ""
-    )
+    others = [str(name) for name in row.fields if name != "prompt"]
+    nearest = difflib.get_close_matches("prompt", others, n=1)
+    return f" (did you mean 'prompt' by {shorten(nearest[0])}?)" if nearest else ""
 
 
 def _read_string(row: Row, field: str) -> str | None:

@@ -7,13 +7,13 @@ import os
 import re
 from pathlib import Path
 
-from glm_grpo.config import Config
+from glm_grpo.config import TINY, Config
 from glm_grpo.errors import DataError
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
-EMBEDDED = "tiny:"
+EMBEDDED = f"{TINY}:"
 """In front of the name of a set of prompts that the embedded model was made with."""
 
 
