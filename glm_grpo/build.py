@@ -758,7 +758,10 @@ def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Record
     # A kill may have come between the checkpoint and the removal of those no longer kept.
     prune_checkpoints(folder, config.train.keep_checkpoints, at.best_step)
     return recorder, HackingMonitor(
-        folder, watch=config.reward.watch, margin=config.reward.canary_margin
+        folder,
+        watch=config.reward.watch,
+        evaluated=[n for n, term in config.reward.terms.items() if term.when == "evaluation"],
+        margin=config.reward.canary_margin,
     )
 
 

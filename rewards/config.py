@@ -243,7 +243,7 @@ class RewardConfig(Options):
             remedy = f"add it there with weight 0{f', or use {known}' if known else ''}"
             raise problem_at(("watch",), self.watch, rule, remedy)
         if self.terms[name].when == "evaluation":
-            rule = f"{name!r} is scored in evaluations alone, and cannot watch training"
+            rule = f"{name!r} is scored in evaluations alone, where it is a canary anyway"
             remedy = f"set reward.terms.{name}.when=always, or leave it out of reward.watch"
             raise problem_at(("watch",), self.watch, rule, remedy)
         weight, bound = self.weights()[name], self.terms[name].at_least

@@ -135,6 +135,8 @@ class _Band(BaseModel):
     prompts: Annotated[int, Strict()] = Field(ge=1, le=2**31 - 1)
     collapse_below: Finite | None = None
     is_judged_below: Annotated[bool, Strict()] = True
+    is_judged_above: Annotated[bool, Strict()] = True
+    is_of_evaluations: Annotated[bool, Strict()] = False
 
 
 class _Bands(RootModel[dict[str, _Band]]):

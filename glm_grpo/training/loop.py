@@ -184,18 +184,19 @@ class Trainer:
         else:
             updates, record = self._learn_rewards(self.source, step, clock, is_first=is_first)
         self._saver.finish_step(step)
-        metrics, is_best = record.metrics, False
+        metrics, departures, is_best = record.metrics, record.departures, False
         if self._is_evaluation_due():
             evaluated = self._record_evaluation()
-            is_best = self._state.note_best(evaluated["eval/total"])
-            metrics |= evaluated
+            is_best = self._state.note_best(evaluated.metrics["eval/total"])
+            metrics |= evaluated.metrics
+            departures += evaluated.departures
         self._progress.phase("gallery")
         self._recorder.show(step)
         self._progress.end(step, metrics)
         self._refuse_non_finite(updates)
         if is_best or self._is_checkpoint_due():
             self._saver.save()
-        self._stop_on_hacking(record.departures)
+        self._stop_on_hacking(departures)
 
     def _learn_rewards(
         self, source: ExperienceSource, step: int, clock: PhaseClock, *, is_first: bool
@@ -314,8 +315,9 @@ class Trainer:
         with self._saver.saved_on_failure(step):
             evaluated = self._record_evaluation()
         self._recorder.show(step)
-        if self._state.note_best(evaluated["eval/total"]):
+        if self._state.note_best(evaluated.metrics["eval/total"]):
             self._saver.save()
+        self._stop_on_hacking(evaluated.departures)
 
     def _is_evaluation_due(self) -> bool:
         step = self._state.step
@@ -325,11 +327,11 @@ class Trainer:
         step = self._state.step
         return step % self._settings.checkpoint_every == 0 or step == self._settings.steps
 
-    def _record_evaluation(self) -> dict[str, float]:
-        """Evaluates and stores the step at hand; its metrics."""
-        metrics = self._recorder.evaluation(self._evaluate())
-        self._progress.evaluated(self._state.step, metrics)
-        return metrics
+    def _record_evaluation(self) -> StepRecord:
+        """Evaluates and stores the step at hand."""
+        record = self._recorder.evaluation(self._evaluate())
+        self._progress.evaluated(self._state.step, record.metrics)
+        return record
 
     def _evaluate(self) -> list[EvaluationPart]:
         """Of this process; nothing where there are fewer prompts than processes."""

@@ -22,6 +22,17 @@ GAMING = (
 )
 
 
+BRIGHTNESS_ALONE = (
+    *(f"~reward.terms.{name}" for name in ("lpips", "ocr", "aesthetic")),
+    "reward.terms.ssim.weight=0",
+    "+reward.terms.ssim.when=evaluation",
+    "+reward.terms.brightness.kind=custom",
+    "+reward.terms.brightness.function=benchmarks.brightness:brightness",
+    "+reward.terms.brightness.weight=1",
+    "reward.allow_untied=true",
+)
+
+
 class Brightness:
     """Pays for bright pictures, whatever the prompt."""
 
@@ -56,3 +67,19 @@ def test_loop_stops_and_saves_when_the_reward_is_gamed(make_trainer):
     assert load_checkpoint(newest_checkpoint(folder)).step == rows[-1]["step"]
     assert evaluation_steps(folder) == [0]
     assert folder.gallery_path.exists()
+
+
+def test_loop_stops_when_a_term_of_evaluations_falls(make_trainer):
+    trainer, _, run_dir = make_trainer(
+        *GAMING, *BRIGHTNESS_ALONE, "train.eval_every=4", "reward.on_hacking=stop", held_out=16
+    )
+
+    with pytest.raises(HackingError, match=r"ssim 0\.\d+ is below 0\.\d+\.\.inf"):
+        trainer.run()
+
+    rows = read_metrics(RunFolder(run_dir))
+    assert rows[-1]["step"] % 4 == 0
+    assert rows[-1]["canary/ssim"] == pytest.approx(rows[-1]["eval/ssim"])
+    assert rows[-1]["canary/departures"] >= 1
+    assert all(row["canary/departures"] == 0 for row in rows[1:-1])
+    assert load_checkpoint(newest_checkpoint(RunFolder(run_dir))).step == rows[-1]["step"]

@@ -299,7 +299,7 @@ def test_config_refuses_a_weight_of_a_term_for_evaluations() -> None:
     place, rule, _ = problem_of_terms(terms, watch=["psnr"])
     assert (place, rule) == (
         "watch",
-        "'psnr' is scored in evaluations alone, and cannot watch training",
+        "'psnr' is scored in evaluations alone, where it is a canary anyway",
     )
 
 

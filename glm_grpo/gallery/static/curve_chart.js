@@ -107,8 +107,9 @@
   function judge(value, band, at) {
     const [low, high] = [band.low[at], band.high[at]];
     if (low === null) return "";
-    const isInside = value >= low && value <= high;
-    return `, ${isInside ? "in" : "outside"} the band ${figure(low)} to ${figure(high)}`;
+    const isInside = value >= low && (band.isOpenAbove || value <= high);
+    const extent = band.isOpenAbove ? `from ${figure(low)} up` : `${figure(low)} to ${figure(high)}`;
+    return `, ${isInside ? "in" : "outside"} the band ${extent}`;
   }
 
   function summarise({ name, values }, steps, unit) {

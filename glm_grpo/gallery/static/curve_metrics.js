@@ -145,18 +145,20 @@
   const inWords = (name) => (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");
 
   /**
-   * The band of a canary at each step: {low, high}, arrays of numbers; null where the number of
+   * The band of a canary at each step: {low, high, isOpenAbove}, arrays of numbers; null where the number of
    * prompts is not known. A mean of few prompts has a wider one. What no value of the canary can
    * reach is left out, which changes no judgement.
    *
    * @param name Of the canary.
-   * @param band Of the untrained model: {mean, std, prompts, collapse_below, is_judged_below}.
+   * @param band Of the untrained model: {mean, std, prompts, collapse_below, is_judged_below,
+   *     is_judged_above, is_of_evaluations}.
    * @param margin Half width in standard errors.
    * @param prompts How many prompts the mean of each step is taken over.
    * Source: Band.limits of rewards/audit/canaries.py.
    */
   function canaryBand(name, band, margin, prompts) {
-    const halves = prompts.map((count) =>
+    const counts = band.is_of_evaluations ? prompts.map(() => band.prompts) : prompts;
+    const halves = counts.map((count) =>
       count > 0
         ? margin * Math.max(band.std, BAND_STD_FLOOR) * Math.sqrt(1 / count + 1 / band.prompts)
         : null,
@@ -167,6 +169,7 @@
     return {
       low: halves.map((half) => (half === null ? null : low(half))),
       high: halves.map((half) => (half === null ? null : Math.min(band.mean + half, most))),
+      isOpenAbove: band.is_judged_above === false,
     };
   }
 

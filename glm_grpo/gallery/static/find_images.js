@@ -97,8 +97,9 @@
       ? groups.filter((group) => group.raw[name] != null)
       : groups;
     if (value == null || judged.length === 0) return null;
-    const { low, high } = gallery.curveMetrics.canaryBand(name, bands[name], margin, [judged.length]);
-    return { value, low: low[0], high: high[0], isInside: value >= low[0] && value <= high[0] };
+    const { low, high, isOpenAbove } = gallery.curveMetrics.canaryBand(name, bands[name], margin, [judged.length]);
+    const isInside = value >= low[0] && (isOpenAbove || value <= high[0]);
+    return { value, low: low[0], high: isOpenAbove ? null : high[0], isInside };
   }
 
   /** What the table shows: {id, title, value(image), isText, show(value)}, pictures aside. */

@@ -167,11 +167,18 @@
     });
     const last = judged[judged.length - 1];
     if (!last) return html`<p class="soft">No step with canaries is recorded yet.</p>`;
-    const outside = last.canaries.filter(([, canary]) => canary && !canary.isInside);
+    const { bands } = gallery.run;
+    /* Between evaluations the last one stands. */
+    const newest = (name) => judged.map(({ canaries }) => new Map(canaries).get(name)).filter(Boolean).pop();
+    const canaries = last.canaries.map(([name, canary]) => [
+      name,
+      canary ?? (bands[name].is_of_evaluations ? newest(name) : null),
+    ]);
+    const outside = canaries.filter(([, canary]) => canary && !canary.isInside);
     const history = (gallery.run.overview?.values["canary/departures"] ?? []).filter((count) => count > 0).length;
     return html`<p>
         <strong class=${outside.length ? "worse" : "better"}>
-          ${outside.length ? `${outside.length} of ${last.canaries.length} outside their band` : "All inside their bands"}
+          ${outside.length ? `${outside.length} of ${canaries.length} outside their band` : "All inside their bands"}
         </strong> at step ${last.step}.${" "}
         ${history > 0 &&
         html`<a href=${link("find", { canary: "any" })}>At ${history} ${history === 1 ? "step" : "steps"} one was outside.</a>`}
@@ -179,11 +186,11 @@
       <table>
         <thead><tr><th scope="col">Canary</th><th scope="col">Value</th><th scope="col">Band</th></tr></thead>
         <tbody>
-          ${last.canaries.map(([name, canary]) => html`<tr key=${name}>
+          ${canaries.map(([name, canary]) => html`<tr key=${name}>
             <th scope="row"><a href=${link("curves", { metric: `canary/${name}` })}>${name}</a></th>
             ${canary
               ? html`<td>${figure(canary.value)}${!canary.isInside && html` <strong class="worse">outside</strong>`}</td>
-                  <td>${figure(canary.low)} to ${figure(canary.high)}</td>`
+                  <td>${canary.high === null ? `from ${figure(canary.low)} up` : `${figure(canary.low)} to ${figure(canary.high)}`}</td>`
               : html`<td colspan="2" class="soft">not known at this step</td>`}
           </tr>`)}
         </tbody>

@@ -2,15 +2,16 @@
 
 At the start the untrained model's held-out pictures give each canary a band; a step whose pictures
 leave it is reported. Canaries are measures of the pictures (`rewards.audit.canaries`), the entropy
-of the sampled tokens, and the terms named in `reward.watch`.
+of the sampled tokens, and the terms named in `reward.watch`. Terms that are scored in evaluations
+alone are judged there.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 from jaxtyping import Float64
@@ -42,10 +43,11 @@ _FEWEST_VALUES = 2
 
 @dataclass(frozen=True)
 class Watched:
-    """What the canaries say about one step.
+    """What the canaries say about one step, or one evaluation.
 
     Attributes:
-        metrics: `canary/<name>`, and `canary/departures`, the number of those that left their band.
+        metrics: `canary/<name>`; of a step also `canary/departures`, the number of those that left
+            their band.
         departures: Which, and how far.
     """
 
@@ -59,12 +61,16 @@ class HackingMonitor:
     Args:
         folder: Of the run; the bands are kept there, for a run that resumes.
         watch: Names of terms that are canaries.
+        evaluated: Names of terms that are scored in evaluations alone.
         margin: Half width of the bands, in standard errors.
     """
 
-    def __init__(self, folder: RunFolder, *, watch: Sequence[str], margin: float) -> None:
+    def __init__(
+        self, folder: RunFolder, *, watch: Sequence[str], evaluated: Sequence[str], margin: float
+    ) -> None:
         self._folder = folder
         self._watch = tuple(watch)
+        self._evaluated = tuple(evaluated)
         self._margin = margin
         self._bands: dict[str, Band] = {}
         self._departed: frozenset[str] = frozenset()
@@ -81,7 +87,8 @@ class HackingMonitor:
         values = {
             **_measures(evaluation.prompts, evaluation.images),
             _ENTROPY: evaluation.entropy.double(),
-            **self._watched_scores(evaluation.rewards),
+            **_scores(evaluation.rewards, self._watch),
+            **_scores(evaluation.rewards, self._evaluated),
         }
         measured = {
             name: column
@@ -90,7 +97,13 @@ class HackingMonitor:
         }
         for name in values.keys() - measured.keys():
             logger.warning("canary %s has no value on the held-out prompts: it is not judged", name)
-        self._bands = make_bands(measured, varieties=VARIETIES | {_ENTROPY})
+        self._bands = {
+            # A score of a term that no one trains on may rise; a fall is the sign.
+            name: replace(band, is_judged_above=False, is_of_evaluations=True)
+            if name in self._evaluated
+            else band
+            for name, band in make_bands(measured, varieties=VARIETIES | {_ENTROPY}).items()
+        }
         content = json.dumps({name: asdict(band) for name, band in self._bands.items()}, indent=1)
         write_atomically(self._folder.canaries_path, content.encode())
 
@@ -107,7 +120,7 @@ class HackingMonitor:
                 "restore it from a copy, or start a new run without train.resume"
             )
         pictures = (field.name for field in fields(PictureMeasures))
-        measured = {*pictures, SOURCE_COPIES, _ENTROPY, *self._watch}
+        measured = {*pictures, SOURCE_COPIES, _ENTROPY, *self._watch, *self._evaluated}
         for name in sorted(bands.keys() - measured):
             raise StorageError(
                 f"{path} is damaged ({name[:80]!r} is no canary of this run); restore it from a "
@@ -120,30 +133,48 @@ class HackingMonitor:
         values = {
             **_measures(experience.prompts.prompts, experience.images),
             _ENTROPY: -experience.rollout.log_probs.double().mean(dim=(1, 2)).cpu(),
-            **self._watched_scores(experience.rewards),
+            **_scores(experience.rewards, self._watch),
         }
-        judged = {name: values[name] for name in self._bands}
-        departures = find_departures(self._bands, judged, self._margin)
-        self._report(departures)
-        metrics = {f"canary/{name}": column.nanmean().item() for name, column in values.items()}
-        return Watched({**metrics, "canary/departures": float(len(departures))}, departures)
+        departures = self._judge(values, is_evaluation=False)
+        metrics = {**_means(values), "canary/departures": float(len(departures))}
+        return Watched(metrics, departures)
 
-    def _report(self, departures: Sequence[Departure]) -> None:
+    def measure_evaluation(self, evaluation: Evaluation) -> Watched:
+        """Judges the terms that are scored in evaluations alone, as `measure` does the others."""
+        values = _scores(evaluation.rewards, self._evaluated)
+        return Watched(_means(values), self._judge(values, is_evaluation=True))
+
+    def _judge(
+        self, values: Mapping[str, Float64[Tensor, " P"]], *, is_evaluation: bool
+    ) -> tuple[Departure, ...]:
+        bands = {
+            name: band
+            for name, band in self._bands.items()
+            if band.is_of_evaluations == is_evaluation
+        }
+        departures = find_departures(bands, {name: values[name] for name in bands}, self._margin)
         departed = frozenset(departure.name for departure in departures)
         for departure in departures:
             if departure.name not in self._departed:
                 logger.warning("canary: %s; look at the gallery", departure.describe())
-        for name in sorted(self._departed - departed):
+        for name in sorted((self._departed & bands.keys()) - departed):
             logger.warning("canary: %s is back in its band", name)
-        self._departed = departed
+        self._departed = (self._departed - bands.keys()) | departed
+        return departures
 
-    def _watched_scores(self, table: RewardTable) -> dict[str, Float64[Tensor, " P"]]:
-        columns = {}
-        for name in self._watch:
-            column = table.names.index(name)
-            means = table.raw[..., column].double().mean(dim=1)
-            columns[name] = means.masked_fill(~table.is_applicable[:, column], torch.nan)
-        return columns
+
+def _scores(table: RewardTable, names: Sequence[str]) -> dict[str, Float64[Tensor, " P"]]:
+    """Mean over each prompt's pictures; NaN where a term does not apply."""
+    columns = {}
+    for name in names:
+        column = table.names.index(name)
+        means = table.raw[..., column].double().mean(dim=1)
+        columns[name] = means.masked_fill(~table.is_applicable[:, column], torch.nan)
+    return columns
+
+
+def _means(values: Mapping[str, Float64[Tensor, " P"]]) -> dict[str, float]:
+    return {f"canary/{name}": column.nanmean().item() for name, column in values.items()}
 
 
 def _measures(prompts: Sequence[Prompt], images: ImageBatch) -> dict[str, Float64[Tensor, " P"]]:

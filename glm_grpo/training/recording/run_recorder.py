@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What was recorded of a step.
+    """What was recorded of a step, or of an evaluation.
 
     Attributes:
         departures: Canaries that left their band.
@@ -187,20 +187,25 @@ class RunRecorder:
 
         return self._processes.on_main(write)
 
-    def evaluation(self, part: Sequence[EvaluationPart]) -> dict[str, float]:
-        """Stores an evaluation beside the step recorded last; its metrics.
+    def evaluation(self, part: Sequence[EvaluationPart]) -> StepRecord:
+        """Stores an evaluation beside the step recorded last.
 
         Args:
             part: Of this process, none or one.
         """
         parts = self._joined(part)
 
-        def write() -> dict[str, float]:
+        def write() -> StepRecord:
             evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
             self._files.record_evaluation(evaluation)
             metrics = evaluation_metrics(evaluation) | _time_of(parts)
+            watched = self._monitor.measure_evaluation(evaluation)
+            if watched.metrics:
+                of_step = read_metrics(self.folder)[-1].get("canary/departures") or 0.0
+                departures = of_step + len(watched.departures)
+                metrics |= {**watched.metrics, "canary/departures": departures}
             self._files.amend_step(evaluation.step, metrics)
-            return metrics
+            return StepRecord(metrics, watched.departures)
 
         return self._processes.on_main(write)
 

@@ -10,7 +10,7 @@ import torch
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.monitors.hacking import HackingMonitor
+from glm_grpo.training.monitors.hacking import HackingMonitor, Watched
 from glm_grpo.types import (
     Advantages,
     Evaluation,
@@ -74,7 +74,7 @@ SCORES = [0.4, 0.5, 0.6, 0.5]
 
 @pytest.fixture
 def hacking_monitor(tmp_path):
-    made = HackingMonitor(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+    made = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0)
     made.learn(evaluation(UNTRAINED, table(SCORES)))
     return made
 
@@ -120,7 +120,7 @@ def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
         replace(prompt, sources=(255 - pixels,))
         for prompt, (pixels,) in zip(PROMPTS, ((each[0],) for each in drawn.pixels), strict=True)
     )
-    monitor = HackingMonitor(RunFolder(tmp_path), watch=[], margin=4.0)
+    monitor = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0)
     monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=edited))
     step = experience(drawn, table(SCORES))
 
@@ -134,7 +134,7 @@ def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
     # The untrained model copied: to copy less is no departure.
     monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=copied))
     assert names(measure(edited)) == set()
-    restored = HackingMonitor(RunFolder(tmp_path), watch=[], margin=4.0)
+    restored = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0)
     restored.restore()
     assert restored._bands == monitor._bands
 
@@ -163,7 +163,7 @@ def test_sentinel_leaves_out_prompts_to_which_a_watched_term_does_not_apply(hack
 
 
 def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_path, caplog):
-    hacking_monitor = HackingMonitor(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+    hacking_monitor = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0)
     single = ImageBatch(UNTRAINED.pixels[:, :1], SEEDS)
     nowhere = table(SCORES, applies=(False,) * 4)
     with caplog.at_level(logging.WARNING):
@@ -179,7 +179,7 @@ def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_p
 
 def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
     changed = experience(grey(250, 250, 250, 250), table(SCORES), entropy=0.2)
-    resumed = HackingMonitor(RunFolder(tmp_path), watch=["seen"], margin=4.0)
+    resumed = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0)
     resumed.restore()
 
     assert resumed.measure(changed) == hacking_monitor.measure(changed)
@@ -189,12 +189,43 @@ def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
         "prompts",
         "collapse_below",
         "is_judged_below",
+        "is_judged_above",
+        "is_of_evaluations",
     }
+
+
+def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(tmp_path, caplog):
+    monitor = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=["seen"], margin=4.0)
+    monitor.learn(evaluation(UNTRAINED, table(SCORES)))
+    resumed = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=["seen"], margin=4.0)
+    resumed.restore()
+    # Sample std 0.0816, four prompts on both sides: 0.5 - 4 * 0.0816 * sqrt(1/2) = 0.269.
+    lowest = 0.5 - 4 * math.sqrt(0.02 / 3) * math.sqrt(0.5)
+
+    def judge(*scores, by=monitor):
+        return by.measure_evaluation(evaluation(UNTRAINED, table(list(scores))))
+
+    assert judge(1.0, 1.0, 1.0, 1.0) == Watched({"canary/seen": 1.0}, ())
+    assert judge(0.27, 0.27, 0.27, 0.27).departures == ()
+    with caplog.at_level(logging.WARNING):
+        (departure,) = judge(0.26, 0.26, 0.26, 0.26).departures
+        # A step says nothing about it, and nothing of it is forgotten there.
+        of_step = monitor.measure(experience(UNTRAINED, table([0.0] * 4)))
+        judge(0.25, 0.25, 0.25, 0.25)
+        judge(*SCORES)
+    assert (departure.name, departure.high) == ("seen", math.inf)
+    assert departure.low == pytest.approx(lowest)
+    assert of_step.departures == ()
+    assert "canary/seen" not in of_step.metrics
+    left, back = caplog.messages
+    assert "seen 0.26 is below 0.2691..inf" in left
+    assert back == "canary: seen is back in its band"
+    assert names(judge(0.1, 0.1, 0.1, 0.1, by=resumed)) == {"seen"}
 
 
 def test_sentinel_says_where_bands_are_missing(tmp_path):
     with pytest.raises(StorageError, match="canaries.json"):
-        HackingMonitor(RunFolder(tmp_path), watch=[], margin=4.0).restore()
+        HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0).restore()
 
 
 @pytest.mark.parametrize(
@@ -204,4 +235,4 @@ def test_damaged_bands_are_refused_with_their_path(content, tmp_path):
     folder = RunFolder(tmp_path)
     folder.canaries_path.write_bytes(content)
     with pytest.raises(StorageError, match=rf"{folder.canaries_path.name} is damaged .*restore it"):
-        HackingMonitor(folder, watch=[], margin=4.0).restore()
+        HackingMonitor(folder, watch=[], evaluated=[], margin=4.0).restore()
