@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -411,6 +411,27 @@ def test_band_of_a_canary_is_that_of_the_run(prompts: int, open_curves: OpenGall
     )
     assert found["low"][0] is None
     assert found["low"][1] == pytest.approx(0.5 - Band(0.5, 0.0, 16).half_width(4, 6.0), abs=1e-12)
+
+
+def test_band_of_evaluations_is_over_their_prompts_and_open_above(
+    open_curves: OpenGallery,
+) -> None:
+    band = replace(BAND, is_judged_above=False, is_of_evaluations=True)
+    low = BAND.half_width(16, 6.0)
+    judged = open_curves().evaluate(
+        """band => {
+          glmGallery.run.bands = {term: band};
+          const { judgeCanary } = glmGallery.imageTable;
+          const judge = (value) => judgeCanary("term", {"canary/term": value}, [{raw: {}}]);
+          return [0.7, 0.2, 0.99].map(judge);
+        }""",
+        asdict(band),
+    )
+    assert [each["isInside"] for each in judged] == [True, False, True]
+    assert judged[0]["low"] == pytest.approx(0.5 - low)
+    assert judged[0]["high"] is None
+    values = torch.full((16,), 0.2)
+    assert len(find_departures({"term": band}, {"term": values}, 6.0)) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +10,7 @@ from glm_grpo.errors import HackingError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import evaluation_steps, read_metrics
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
+from glm_grpo.training.monitors.hacking import HackingMonitor
 from rewards.score import Scorer, Term
 
 GAMING = (
@@ -47,7 +48,7 @@ class Brightness:
 
 
 def pay_for_brightness(models):
-    return dataclasses.replace(models, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))
+    return replace(models, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))
 
 
 def test_loop_stops_and_saves_when_the_reward_is_gamed(make_trainer):
@@ -69,7 +70,12 @@ def test_loop_stops_and_saves_when_the_reward_is_gamed(make_trainer):
     assert folder.gallery_path.exists()
 
 
-def test_loop_stops_when_a_term_of_evaluations_falls(make_trainer):
+def test_loop_stops_when_a_term_of_evaluations_falls(make_trainer, monkeypatch):
+    # The canaries of the steps sleep: at this rate they would come first.
+    measure = HackingMonitor.measure
+    monkeypatch.setattr(
+        HackingMonitor, "measure", lambda *given: replace(measure(*given), departures=())
+    )
     trainer, _, run_dir = make_trainer(
         *GAMING, *BRIGHTNESS_ALONE, "train.eval_every=4", "reward.on_hacking=stop", held_out=16
     )
@@ -81,5 +87,4 @@ def test_loop_stops_when_a_term_of_evaluations_falls(make_trainer):
     assert rows[-1]["step"] % 4 == 0
     assert rows[-1]["canary/ssim"] == pytest.approx(rows[-1]["eval/ssim"])
     assert rows[-1]["canary/departures"] >= 1
-    assert all(row["canary/departures"] == 0 for row in rows[1:-1])
     assert load_checkpoint(newest_checkpoint(RunFolder(run_dir))).step == rows[-1]["step"]

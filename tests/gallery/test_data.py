@@ -16,6 +16,7 @@ import yaml
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.marks import MarkChange, change_mark
+from rewards.audit.canaries import Band
 from rewards.types import Prompt
 
 HOSTILE = (
@@ -324,7 +325,7 @@ def test_hostile_texts_come_through_as_they_are(run: Any) -> None:
 
 
 def test_bands_of_the_canaries_are_told(run: Any) -> None:
-    band = {"mean": 0.5, "std": 0.1, "prompts": 4, "collapse_below": 0.05, "is_judged_below": True}
+    band = asdict(Band(0.5, 0.1, 4, collapse_below=0.05))
     run.folder.canaries_path.write_text(json.dumps({"edge_density": band}))
     assert written(run, "run")["bands"] == {"edge_density": band}
 
