@@ -473,8 +473,12 @@ def _of_words(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         name, gain = row["recipe"], row["gain"]
         overrides = [*row["overrides"]]
+        if overrides[: len(_BRIGHTNESS)] == [*_BRIGHTNESS]:
+            overrides[: len(_BRIGHTNESS)] = ["<brightness alone>"]
         if name in _BEGIN_WITH:
             overrides.append(f"model.start_from=<run of {_BEGIN_WITH[name]}>")
+        if name.startswith("careless"):
+            overrides.append("data.path=<careless prompts>")
         images = "never" if row["images"] is None else f"{row['images']:,.0f}"
         if 0 < row["reached"] < len(row["seeds"]):
             images += f" ({row['reached']} of {len(row['seeds'])})"
