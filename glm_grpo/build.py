@@ -184,7 +184,7 @@ def build_models(
     """Loads all models and puts them where they belong.
 
     Args:
-        needs_reference: Whether a KL to the untrained policy is weighed.
+        needs_reference: Whether a KL to the untrained policy is weighted.
         is_sharded: Whether the engine places the policy's weights, cut over processes.
 
     Raises:

@@ -146,7 +146,7 @@ class Experience:
         rollout: What was sampled.
         images: What was drawn.
         rewards: Raw scores of every term.
-        totals: The weighed rewards.
+        totals: The weighted rewards.
         penalties: KL to the reference taken from each total before groups are compared; 0 where
             it stands in the loss or nowhere.
         advantages: From totals less penalties.
@@ -203,7 +203,7 @@ class Evaluation:
         prompts: The P prompts, the same in every evaluation of a run.
         images: G samples per prompt.
         rewards: Raw scores of every term.
-        totals: The weighed rewards, on a scale that compares across steps; see
+        totals: The weighted rewards, on a scale that compares across steps; see
             `rewards.reweigh.contributions`.
         entropy: Minus the mean log-probability of the tokens sampled for each prompt, nats: an
             unbiased estimate of the entropy a token of the sampling distribution has.

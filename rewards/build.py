@@ -22,7 +22,7 @@ def build_scorer(
             move afterwards; None for the same.
 
     Returns:
-        A scorer whose terms stand in the order of the config.
+        A scorer whose terms stand in the order of `KINDS`, those of one kind by name.
 
     Raises:
         RewardError: A term's weights are missing or do not fit.

@@ -1,4 +1,4 @@
-"""The `reward` section of the config: which terms score a picture, and how they are weighed.
+"""The `reward` section of the config: which terms score a picture, and how they are weighted.
 
 A term that is absent, or null, is not used and its libraries are not imported. A term of weight 0
 is scored and shown, but takes no part in the reward.
@@ -119,7 +119,7 @@ Term = Annotated[SerializeAsAny[InstanceOf[TermConfig]], BeforeValidator(_read_t
 
 
 class RewardConfig(Options):
-    """Terms and how they are weighed."""
+    """Terms and how they are weighted."""
 
     combine: Mode = "weighted_sum"
     """`weighted_sum` of the scores, or `normalize_then_sum`: scores standardised inside each
@@ -198,9 +198,9 @@ class RewardConfig(Options):
                 raise problem_at(("terms", name, key), weights[name], rule, remedy)
         tied = [name for name, term in self.terms.items() if term.needs() and weights[name] != 0]
         if not tied and not self.allow_untied:
-            weighed = ", ".join(name for name, weight in weights.items() if weight)
+            weighted = ", ".join(name for name, weight in weights.items() if weight)
             rule = (
-                f"no term with a weight uses the prompt or its target ({weighed} use the "
+                f"no term with a weight uses the prompt or its target ({weighted} use the "
                 "picture alone): one picture that pleases them would answer every prompt"
             )
             remedy = (

@@ -98,7 +98,7 @@ def contributions(
     elif mode == "shares":
         means, stds = (units_of(table) if table.units is None else table.units).unbind(dim=1)
         scores = (scores - means) / stds
-    # Filled, not multiplied by 0: a stored table may hold NaN where a term does not apply.
+    # Filled, not multiplied by 0: a caller's table may hold NaN where a term does not apply.
     applicable_scores = scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
     return table.weights * applicable_scores * _scale(table)[:, None, None]
 

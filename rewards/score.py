@@ -131,19 +131,19 @@ class Scorer:
                 cannot score it.
         """
         terms = [term for term in self._terms if term.is_trained_on or not is_training]
-        weighed = [term for term in terms if term.weight != 0]
+        weighted = [term for term in terms if term.weight != 0]
         counts, total = dict.fromkeys(self.names, 0), 0
         others = {term.name: _NamedPrompts() for term in terms}
         unclosed = _NamedPrompts()
         for prompt in prompts:
             # Every term is asked, also those that are only watched: one may refuse the prompt.
             applicable = [term for term in terms if term.applies_to(prompt)]
-            if not any(term in weighed for term in applicable):
+            if not any(term in weighted for term in applicable):
                 raise RewardError(
                     f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
-                    f"the terms with a weight ({', '.join(term.name for term in weighed)}) applies "
-                    "to it. Give it a target picture (lpips, ssim) or a text in quotation marks "
-                    "(ocr), remove it, or add a term that applies to every prompt (clip_score)"
+                    f"the terms with a weight ({', '.join(term.name for term in weighted)}) "
+                    "applies to it. Give it a target picture (lpips, ssim) or a text in quotation "
+                    "marks (ocr), remove it, or add a term that applies to every prompt (clip_score)"
                 )
             total += 1
             for term in terms:

@@ -129,12 +129,12 @@ def tables_in_force(steps: Sequence[RewardTable], steering: Steering | None) -> 
     """
     if steering is None:
         return list(steps)
-    weighed, at = [], None
+    weighted, at = [], None
     for table in steps:
         at = begin(table) if at is None else at
-        weighed.append(weigh(table, at, steering))
+        weighted.append(weigh(table, at, steering))
         at = move(table, at, steering)
-    return weighed
+    return weighted
 
 
 def _moved_weights(table: RewardTable, at: MovingWeights, steering: Steering) -> tuple[float, ...]:

@@ -64,7 +64,8 @@ class RewardTable:
 
     Attributes:
         names: One name per term, the order of the R axis.
-        raw: Scores as the terms return them, higher is better; 0 where a term does not apply.
+        raw: Scores as the terms return them, higher is better; 0 where a term does not apply
+            (null in stored tables).
         is_applicable: True where a term applies to a prompt.
         weights: One weight per term.
         std_floors: Smallest divisor of each term under `normalize_then_sum`, in units of its

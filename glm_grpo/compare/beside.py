@@ -54,7 +54,7 @@ def match_runs(run: Path, others: Sequence[Path]) -> tuple[OtherRun, ...]:
 
     Returns:
         One for each of `others`, with the prompts that `run` evaluated too: of the same id, prompt,
-        texts, noise seed, target and source pictures. Totals are weighed as those of `run` where
+        texts, noise seed, target and source pictures. Totals are weighted as those of `run` where
         both scored the terms in the same way, else they are as the other run stored them.
 
     Raises:
@@ -184,12 +184,12 @@ def _is_same_picture(
 def _is_weighed_alike(
     pairs: Iterable[tuple[Group, Group]], weighing: Weighing, alike: Sequence[str]
 ) -> bool:
-    """Whether scores of other pictures can be weighed as those of the run itself."""
-    weighed = [name for name, weight in weighing.weights.items() if weight != 0]
-    return all(name in alike for name in weighed) and all(
+    """Whether scores of other pictures can be weighted as those of the run itself."""
+    weighted = [name for name, weight in weighing.weights.items() if weight != 0]
+    return all(name in alike for name in weighted) and all(
         (ours["raw"].get(name) is None) == (theirs["raw"].get(name) is None)
         for ours, theirs in pairs
-        for name in weighed
+        for name in weighted
     )
 
 
@@ -203,7 +203,7 @@ def _weigh(
             beyond float32.
     """
     untrained = None if weighing.combine == "weighted_sum" else read_untrained(folder)
-    weighed = []
+    weighted = []
     for group in groups:
         try:
             totals = combine(_table(group, weighing), mode=weighing.combine, untrained=untrained)
@@ -212,8 +212,8 @@ def _weigh(
                 f"prompt {group['prompt_id']} has no total under the weights of {folder.path} "
                 f"({error}); leave its run out"
             ) from error
-        weighed.append(group | {"total": [float(str(total)) for total in totals[0].numpy()]})
-    return tuple(weighed)
+        weighted.append(group | {"total": [float(str(total)) for total in totals[0].numpy()]})
+    return tuple(weighted)
 
 
 def _table(group: Group, weighing: Weighing) -> RewardTable:

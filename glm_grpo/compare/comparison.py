@@ -444,7 +444,7 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
 
     Raises:
         ConfigError: The runs cannot be compared: other prompts, seeds, sizes or models, a term of
-            those weighed that was not scored, or was scored in another way.
+            those weighted that was not scored, or was scored in another way.
         CheckpointError: A folder holds no run.
         StorageError: A run has fewer than two evaluations, or a table is damaged.
     """
@@ -458,7 +458,7 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
     for run in runs:
         check_same_prompts(runs[0], run, comparable)
     check_every_prompt_has_a_total(first, chosen)
-    # Those weighed first; one that applies to no held-out prompt has no mean.
+    # Those weighted first; one that applies to no held-out prompt has no mean.
     names = [name for name in (*chosen, *comparable) if first.applies(name).any()]
     terms = tuple(dict.fromkeys(names))
     untrained = first.term_means(terms)
@@ -573,7 +573,7 @@ class CommonReward:
     Attributes:
         weights: By term, none of them 0; at least one term applies to each prompt.
         std_floors: For the same terms, see `RewardTable`; `weighted_sum` reads none.
-        combine: How the weighed terms are combined.
+        combine: How the weighted terms are combined.
         untrained: The evaluation whose spread is the unit under `normalize_then_sum`.
     """
 

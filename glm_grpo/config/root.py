@@ -64,7 +64,7 @@ class Config(Options):
     decode: DecodeSection
     """How the frozen decoder turns tokens into pixels."""
     reward: RewardConfig
-    """Which terms score an image, and how they are weighed."""
+    """Which terms score an image, and how they are weighted."""
     advantage: AdvantageSettings
     """How rewards become advantages."""
     loss: AnyLoss
@@ -90,7 +90,7 @@ class Config(Options):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a KL to the policy that the run begins with is weighed."""
+        """Whether a KL to the policy that the run begins with is weighted."""
         return self.train.method == "grpo" and self.loss.kl_coef > 0
 
     @property

@@ -155,7 +155,8 @@ class TrainSection(Options):
     seed: int = Field(ge=0, le=LARGEST_INT)
     """Prompts, tokens and noise of step s are a function of (seed, s)."""
     updates_per_rollout: int = Field(ge=1, le=10**6)
-    """Passes over one rollout; above 1 the later ones are off-policy."""
+    """Passes (epochs) over one rollout, each of `minibatches_per_rollout` optimizer updates; above
+    1 the later ones are off-policy."""
     minibatches_per_rollout: int = Field(default=1, ge=1, le=_MOST_IMAGES)
     """Parts that the prompts of a rollout are cut into, with an optimizer update for each: k of
     them a pass. Above 1 the later ones are off-policy."""
@@ -197,7 +198,7 @@ class AsyncSection(Options):
     push_every: int = Field(default=1, ge=1)
     """Optimizer updates from one push of weights to the collectors to the next."""
     on_stale: Literal["truncate", "mask"] = "truncate"
-    """Tokens of an older policy are weighed by their importance ratio. Those above
+    """Tokens of an older policy are weighted by their importance ratio. Those above
     `max_importance_ratio` get that weight (truncate), or none (mask)."""
     max_importance_ratio: float = Field(default=2.0, ge=1.0)
     """Largest weight of a token of an older policy."""

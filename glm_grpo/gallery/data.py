@@ -174,7 +174,7 @@ def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Setti
 
 
 def _first_weighing(folder: RunFolder) -> Weighing:
-    """How the first table that can be read was weighed; no terms without one."""
+    """How the first table that can be read was weighted; no terms without one."""
     for directory in (folder.rollouts_dir, folder.evaluations_dir):
         for path in sorted(directory.glob("step-*.parquet")):
             try:

@@ -74,8 +74,8 @@ class LossOutput:
     """A loss and what is reported of it.
 
     Attributes:
-        total: To be minimised, a scalar: a mean over tokens, so that micro-batches weighed by their
-            share of tokens add up to the batch; carries the gradient.
+        total: To be minimised, a scalar: a mean over tokens, so that micro-batches weighted by
+            their share of tokens add up to the batch; carries the gradient.
         metrics: By the name they are stored under; a scalar, or one value a token. What is
             reported is the mean over the tokens of all sequences; under `loss/...` those that
             `train.skip_flat` leaves out count as 0. `ratio/mean_square` becomes
@@ -152,7 +152,7 @@ class TokenLoss(LossSettings):
     def surrogate(
         self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
     ) -> Surrogate:
-        """The loss of each token, weighed."""
+        """The loss of each token, weighted."""
         raise NotImplementedError
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
@@ -236,7 +236,7 @@ class ClippedLoss(TokenLoss):
         surrogate = clipped_surrogate(
             *args, clip_low=self.clip_low, clip_high=self.clip_high, ratio_cap=self.ratio_cap
         )
-        return _weighed(surrogate, token_weights)
+        return _weighted(surrogate, token_weights)
 
 
 class CispoLoss(TokenLoss):
@@ -250,14 +250,14 @@ class CispoLoss(TokenLoss):
     def surrogate(
         self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
     ) -> Surrogate:
-        """Log-probs weighed by capped ratios; only the gradient is meaningful, not the value."""
+        """Log-probs weighted by capped ratios; only the gradient is meaningful, not the value."""
         surrogate = cispo_surrogate(
             inputs.log_probs,
             inputs.proximal_log_probs,
             inputs.advantages,
             ratio_cap=self.ratio_cap,
         )
-        return _weighed(surrogate, token_weights)
+        return _weighted(surrogate, token_weights)
 
 
 class SapoLoss(TokenLoss):
@@ -281,7 +281,7 @@ class SapoLoss(TokenLoss):
             tau_positive=self.tau_positive,
             tau_negative=self.tau_negative,
         )
-        return _weighed(surrogate, token_weights)
+        return _weighted(surrogate, token_weights)
 
 
 class GmpoLoss(TokenLoss):
@@ -365,7 +365,7 @@ AnyLoss = ClippedLoss | CispoLoss | SapoLoss | GmpoLoss | CustomLoss
 """One of them."""
 
 
-def _weighed(surrogate: Surrogate, weights: Float32[Tensor, "N T"] | None) -> Surrogate:
+def _weighted(surrogate: Surrogate, weights: Float32[Tensor, "N T"] | None) -> Surrogate:
     return surrogate if weights is None else replace(surrogate, loss=surrogate.loss * weights)
 
 
@@ -448,7 +448,7 @@ def corrected_kl_estimate(
     with the correction's weight, which is the ratio to the policy that sampled too, as long as the
     weight is not limited. A ratio to the proximal policy alone would take the tokens for its own.
     The limit bounds the variance as it does in the surrogate: with it, both parts of the loss see
-    the same tokens weighed alike, and one that is dropped is dropped from both.
+    the same tokens weighted alike, and one that is dropped is dropped from both.
 
     Source: DeepSeek-V3.2 (arXiv 2512.02556), section 3.1; TRL's `use_bias_correction_kl`.
 
@@ -478,12 +478,12 @@ def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
     Tokens were drawn from the sampling policy, so the second KL is unbiased at every update. The
     first is with `k3_corrected`; with the others only while policy and sampling policy agree, as
     in the paper. Every mean runs over all N * T tokens (DAPO's token level), so losses of
-    micro-batches weighed by their share of tokens add up to the loss of the whole batch.
+    micro-batches weighted by their share of tokens add up to the loss of the whole batch.
 
     Where the policy has moved on since it sampled, `correction` decouples the two roles of the old
     policy: ratios, which the clip keeps near 1, are to the policy that the updates begin with, and
-    each token of the surrogate is weighed by how much likelier that policy makes it than the one
-    that sampled. `k3_corrected` is weighed likewise; the other KL terms stay as they are.
+    each token of the surrogate is weighted by how much likelier that policy makes it than the one
+    that sampled. `k3_corrected` is weighted likewise; the other KL terms stay as they are.
 
     `kl/reference_tokens` are the values of `corrected_kl_estimate`, and `kl/reference` their mean,
     whichever estimator the loss uses, so that runs are comparable, and so are the updates of one
@@ -501,7 +501,7 @@ def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
         `kl/behaviour` and the metrics of the kind.
 
     Raises:
-        ValueError: A KL to the reference is weighed and there is no reference.
+        ValueError: A KL to the reference is weighted and there is no reference.
     """
     log_probs, old_log_probs = inputs.log_probs, inputs.old_log_probs
     reference_log_probs, kl_coef = inputs.reference_log_probs, settings.kl_coef_in_loss

@@ -93,7 +93,7 @@ def sequence_surrogate(
         token_weights: Of each token in the mean of log r, 1 on average; None: all 1.
     """
     log_ratio = log_probs - old_log_probs.detach()
-    ratio = torch.exp(_weighed(log_ratio, token_weights).mean(dim=1, keepdim=True))
+    ratio = torch.exp(_weighted(log_ratio, token_weights).mean(dim=1, keepdim=True))
     clipped = _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_cap)
     return Surrogate(
         loss=clipped.loss.expand_as(log_ratio),
@@ -183,7 +183,7 @@ def gmpo_surrogate(
     sign = weight.sign()
     clipped = log_ratio.clamp(-log_clip, log_clip)
     bounded = sign * torch.minimum(sign * log_ratio, sign * clipped)
-    loss = -weight * torch.exp(_weighed(bounded, token_weights).mean(dim=1, keepdim=True))
+    loss = -weight * torch.exp(_weighted(bounded, token_weights).mean(dim=1, keepdim=True))
     is_clipped = sign * log_ratio > log_clip
     return Surrogate(loss.expand_as(log_ratio), log_ratio.detach().exp(), is_clipped)
 
@@ -212,7 +212,7 @@ def _clip(
     return _Clipped(loss, is_clipped)
 
 
-def _weighed(
+def _weighted(
     values: Float32[Tensor, "N T"], weights: Float32[Tensor, "N T"] | None
 ) -> Float32[Tensor, "N T"]:
     return values if weights is None else values * weights

@@ -171,7 +171,7 @@ def update_policy(
 
     - the loss or the gradient norm is not finite: the report says `is_skipped` and keeps the
       values as they are;
-    - the gradient is exactly zero, as it is when all advantages are 0 and no KL term is weighed:
+    - the gradient is exactly zero, as it is when all advantages are 0 and no KL term is weighted:
       momentum and weight decay would move weights on no evidence. This is no failure, so
       `is_skipped` is False. It is decided on the gradient because processes that train together
       share that: one flat batch among several must not part them.
@@ -181,7 +181,7 @@ def update_policy(
     group size; figures of replay (ratios, entropy, ...) are then of the sequences replayed.
 
     Processes that train together each bring a part of the batch, of at least one sequence: losses
-    are weighed by the number of all sequences, and every process returns the same reports.
+    are weighted by the number of all sequences, and every process returns the same reports.
 
     With an anchor, `weight` times the mean cross-entropy of its tokens is added to the loss of each
     minibatch that has prompts of it. That is of the policy's distribution at the temperature of
@@ -507,7 +507,7 @@ def _score(
     """Replay, take the loss, accumulate its gradient; drop the graph before the next one.
 
     Returns:
-        Metrics, weighed by the micro-batch's part of the tokens: of the loss by that of all
+        Metrics, weighted by the micro-batch's part of the tokens: of the loss by that of all
         tokens, of the others by that of those replayed.
     """
     replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
@@ -560,7 +560,7 @@ def _by_stage(metrics: Mapping[str, Tensor], num_preview: int) -> dict[str, Tens
 def _means(
     parts: Sequence[Mapping[str, float]], names: Sequence[str], strategy: Strategy
 ) -> dict[str, float]:
-    """Metrics over the sequences of all processes, from the weighed ones of their micro-batches."""
+    """Metrics over the sequences of all processes, from the weighted ones of micro-batches."""
     own = torch.tensor(
         [[part[name] for name in names] for part in parts], dtype=torch.float64
     ).reshape(len(parts), len(names))

@@ -49,7 +49,7 @@ class ModelSettings:
     Attributes:
         adapter_rank: Of LoRA; None trains language model and head in full.
         is_checkpointing: Activations are computed again in the backward pass.
-        needs_reference: A KL to the reference is weighed.
+        needs_reference: A KL to the reference is weighted.
         is_on_accelerator: Chooses the optimizer's form as torch does.
         quantization: Which weights are held in fewer bits.
     """

@@ -125,7 +125,7 @@ def update_flops(
         updates: Of the optimizer on one rollout.
         is_full: Gradients of all matrices; False: they flow through to adapters alone.
         is_checkpointing: Layers are computed again in the backward pass.
-        needs_reference: A KL to the reference is weighed.
+        needs_reference: A KL to the reference is weighted.
     """
     length = sizes.prompt_tokens + sizes.tokens - 1
     layers = 2 * work.layer_entries * length

@@ -24,7 +24,7 @@ above which a term is said to be at its ceiling."""
 NOISY_DECODER = 0.5
 """Decoder's part of the variance inside groups above which a term is said to reward its chance."""
 SAME = 0.95
-"""Correlation of two weighed terms inside groups above which they are said to ask for the same."""
+"""Correlation of two weighted terms inside groups above which they are said to ask for the same."""
 LITTLE_HEADROOM = 0.05
 """Headroom, relative to the room to the targets' own tokens (without it, to the std), below which
 there is said to be nothing to reinforce."""

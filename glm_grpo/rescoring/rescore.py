@@ -198,7 +198,7 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
             refused.
     """
     values: dict[str, Any] = config.model_dump(mode="json")
-    # What is only tried out harms no policy: a watched term may be weighed, and one that uses
+    # What is only tried out harms no policy: a watched term may be weighted, and one that uses
     # the picture alone may stand by itself.
     values["reward"] |= {"watch": [], "allow_untied": True}
     overrides = _with_whole_weights(overrides, config)
@@ -330,7 +330,7 @@ class _Scored:
 
 
 def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
-    """Totals, advantages and shares of a run's rollouts had it been weighed in another way.
+    """Totals, advantages and shares of a run's rollouts had it been weighted in another way.
 
     First everything is computed with the run's own config and held against what it stored.
 

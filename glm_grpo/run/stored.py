@@ -74,7 +74,7 @@ class StoredRollouts:
     Attributes:
         groups: Pictures and raw scores.
         penalty: KL to the reference that was taken from the reward, in units of the reward.
-        totals: The weighed rewards, before the penalty is taken off.
+        totals: The weighted rewards, before the penalty is taken off.
         advantages: What the policy was trained on.
     """
 

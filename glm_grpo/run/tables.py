@@ -96,7 +96,7 @@ class Weighing:
     Attributes:
         weights: By name of the term.
         std_floors: By name of the term, see `RewardTable`.
-        combine: How the weighed terms are combined.
+        combine: How the weighted terms are combined.
         units: Mean and spread by name of the term, see `RewardTable`; only rollouts under `shares`
             have some.
     """
@@ -277,7 +277,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
 
 
 def read_weighing(path: Path) -> Weighing:
-    """How the totals of a stored table were weighed.
+    """How the totals of a stored table were weighted.
 
     Raises:
         StorageError: As `read_table`.

@@ -33,7 +33,7 @@ class CollectSettings:
 
     Attributes:
         combine: How the terms become one reward.
-        loss: Whether a KL to the reference is weighed, and whether in the reward.
+        loss: Whether a KL to the reference is weighted, and whether in the reward.
         micro_batch_size: Sequences the reference scores at once.
         decode_steps: Denoising steps of what is trained on, >= 1.
         refill_rounds: Times that flat groups are replaced by groups of other prompts, >= 0.

@@ -204,14 +204,14 @@ class Trainer:
         """One step of GRPO."""
         # Sample -> decode -> score -> advantages.
         experience, of_source = source.next_experience(step, clock)
-        weighed = weigh_experience(
+        weighted = weigh_experience(
             experience,
             self._state.moving_weights,
             self._settings.steering,
             self._settings.advantage,
             self._processes,
         )
-        experience = weighed.experience
+        experience = weighted.experience
         of_decode = self._recheck.compare(experience, step, clock)
         if is_first:
             self._check_replay(experience)
@@ -220,10 +220,10 @@ class Trainer:
             self._average.update()
         self._follow_with_reference(step)
         source.policy_updated(step)
-        more = {**of_decode, **of_source, **weighed.metrics}
+        more = {**of_decode, **of_source, **weighted.metrics}
         clock.announce("records")
         record = self._recorder.step(step, experience, updates, clock, more)
-        self._state.moving_weights = weighed.after
+        self._state.moving_weights = weighted.after
         return updates, record
 
     def _learn_targets(

@@ -69,7 +69,7 @@ class Conflict:
     Attributes:
         first: Name of the term that comes first in the table.
         second: Name of the other.
-        correlation: Of the weighed scores inside groups, -1..0.
+        correlation: Of the weighted scores inside groups, -1..0.
     """
 
     first: str
@@ -244,14 +244,14 @@ def find_conflicts(
     *,
     threshold: float = CONFLICT_THRESHOLD,
 ) -> tuple[Conflict, ...]:
-    """Pairs of weighed terms that pull against each other inside groups, the worst first.
+    """Pairs of weighted terms that pull against each other inside groups, the worst first.
 
     What pulls is a score times its weight: where one of the two weights is negative, it is terms
     that rise together that are in conflict. A term of weight 0 pulls at nothing.
 
     Args:
         audit: Of a reward; an undefined correlation is no conflict.
-        threshold: Correlation of the weighed scores, -1..0.
+        threshold: Correlation of the weighted scores, -1..0.
     """
     names = [term.name for term in audit.terms]
     signs = weights.sign().double()

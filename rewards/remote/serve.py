@@ -138,7 +138,7 @@ def _read_term(name: str, text: str) -> TermConfig:
         ) from error
     if not isinstance(options, Mapping):
         raise RewardError(f"--options-json is {text!r}; it must be an object, as {{}}")
-    # The term is scored here, and weighed and asked elsewhere: any weight that is allowed will do.
+    # The term is scored here, and weighted and asked elsewhere: any weight that is allowed will do.
     section = {name: {**options, "weight": 1.0, "run_in": "thread", "when": "always"}}
     return RewardConfig.model_validate({"terms": section, "allow_untied": True}).terms[name]
 

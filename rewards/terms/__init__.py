@@ -34,4 +34,4 @@ KINDS: dict[str, type[TermConfig]] = {
     "remote": RemoteConfig,
     "custom": CustomConfig,
 }
-"""By name, in the order of the R axis."""
+"""Config class of each kind. The R axis of tables is in this order, whatever that of the YAML."""

@@ -64,7 +64,7 @@ class LpipsReward:
     Args:
         network: Backbone.
         pretrained: False for untrained features from a fixed seed, the paper's "random" baseline,
-            which needs no download. Unweighed differences are averaged over layers, not summed as
+            which needs no download. Unweighted differences are averaged over layers, not summed as
             in the paper: a layer's is at most 2, so scores stay in -1..1 beside those of other
             terms.
         device: Where the network is put.

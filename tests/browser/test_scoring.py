@@ -292,8 +292,8 @@ def test_scoring_moves_weights_as_training_does(
     steering = Steering(mode, bounds, share_rate=0.3, bound_rate=0.1, bound_max=10.0)
     rows = range(0, STEPS * PROMPTS, PROMPTS)
     steps = [take_groups(table, slice(row, row + PROMPTS)) for row in rows]
-    weighed = tables_in_force(steps, steering)
-    totals = torch.cat([combine(step, mode=mode) for step in weighed])
+    weighted = tables_in_force(steps, steering)
+    totals = torch.cat([combine(step, mode=mode) for step in weighted])
     own, moving = (to_reward(table, each, WEIGHTS) for each in ("weighted_sum", mode))
     for term in moving["terms"]:
         term["at_least"] = bounds.get(term["name"])
@@ -305,7 +305,7 @@ def test_scoring_moves_weights_as_training_does(
         assert (totals[-PROMPTS:] - fixed[-PROMPTS:]).abs().max() > 1e-2
     # One group shows the weights that were stored with its step.
     names = dict(zip(NAMES, range(len(NAMES)), strict=True))
-    last = weighed[-1]
+    last = weighted[-1]
     stored = {
         "weights": {name: last.weights[column].item() for name, column in names.items()},
         "units": None

@@ -480,7 +480,7 @@ def test_compare_marks_optimal_runs_of_every_pair(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND), make_run("c", third)]
     trade_offs = compare(runs, WEIGHTS).trade_offs
     names = [(trade_off.x, trade_off.y) for trade_off in trade_offs]
-    # Terms that are weighed first; six pairs of four.
+    # Terms that are weighted first; six pairs of four.
     assert names[0] == ("lpips", "ocr")
     assert len(names) == len(set(names)) == 6
     assert trade_offs[0].is_optimal == (True, True, False)

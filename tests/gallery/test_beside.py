@@ -1,4 +1,4 @@
-"""Other runs in a gallery: what is matched, weighed and kept, and what is refused."""
+"""Other runs in a gallery: what is matched, weighted and kept, and what is refused."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def pair(make_run: MakeRun) -> tuple[Any, Any]:
     for step in (0, 2):
         run.record_evaluation(step)
     other.raw[0] = torch.tensor(OTHER_RAW)
-    weighed = replace(other.table(), weights=torch.tensor([0.1, 0.1, 0.1, 0.7]))
-    other.table = lambda: weighed
+    weighted = replace(other.table(), weights=torch.tensor([0.1, 0.1, 0.1, 0.7]))
+    other.table = lambda: weighted
     for step in (0, 3):
         other.record_evaluation(step)
     return run, other

@@ -1,4 +1,4 @@
-"""A loss of the user's own: found by name, weighed and reported as the shipped ones are."""
+"""A loss of the user's own: found by name, weighted and reported as the shipped ones are."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_top_entropy_tokens_alone_are_learned(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_stale_tokens_weigh_every_kind(kind: str) -> None:
     log_probs = (-made(0).abs()).requires_grad_()
-    # One weight a row, which a ratio of the row can be weighed by as well.
+    # One weight a row, which a ratio of the row can be weighted by as well.
     weights = torch.tensor([0.5, 2.0, 1.0, 0.0])[:, None].expand(4, 6)
     stale = OffPolicyCorrection(log_probs.detach(), weights)
     gradient = gradient_of(

@@ -492,14 +492,14 @@ def test_flat_rows_are_skipped_and_the_weights_equal_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    "weighed",
+    "weighted",
     [
         {"kl_coef": 0.1},
         {"kl_behaviour_coef": 0.1},
     ],
 )
-def test_flat_rows_that_a_kl_weighs_are_replayed(weighed: dict[str, float]) -> None:
-    _, _, replayed = skipped(FLAT_AND_NOT, **weighed)
+def test_flat_rows_that_a_kl_weighs_are_replayed(weighted: dict[str, float]) -> None:
+    _, _, replayed = skipped(FLAT_AND_NOT, **weighted)
     assert replayed == [*range(PROMPTS * GROUP)]
 
 

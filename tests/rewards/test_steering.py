@@ -60,12 +60,12 @@ def test_shares_hold_where_fixed_weights_drift(correlation: float) -> None:
 
 def test_a_step_has_weights_of_the_steps_before_it_alone() -> None:
     steps = drifting_steps(6)
-    weighed = tables_in_force(steps, SHARES)
+    weighted = tables_in_force(steps, SHARES)
     others = [*steps[:4], *(replace(step, raw=step.raw.flip(0, 1) * 3) for step in steps[4:])]
     reweighed = tables_in_force(others, SHARES)
-    for first, second in zip(weighed[:5], reweighed[:5], strict=True):
+    for first, second in zip(weighted[:5], reweighed[:5], strict=True):
         assert torch.equal(first.weights, second.weights)
-    assert not torch.equal(weighed[5].weights, reweighed[5].weights)
+    assert not torch.equal(weighted[5].weights, reweighed[5].weights)
 
 
 def test_the_first_step_has_the_shares_asked_for_as_weights_of_equal_spreads() -> None:
@@ -81,8 +81,8 @@ def test_the_first_step_has_the_shares_asked_for_as_weights_of_equal_spreads() -
 
 
 def test_units_do_not_move_with_the_weights() -> None:
-    weighed = tables_in_force(drifting_steps(5), SHARES)
-    assert all(torch.equal(each.units, weighed[0].units) for each in weighed)  # type: ignore[arg-type]
+    weighted = tables_in_force(drifting_steps(5), SHARES)
+    assert all(torch.equal(each.units, weighted[0].units) for each in weighted)  # type: ignore[arg-type]
 
 
 def test_weights_add_up_to_one_and_a_term_without_share_has_none() -> None:
@@ -115,9 +115,9 @@ def test_a_term_that_tells_few_groups_apart_does_not_take_the_others_away(is_fla
             step.raw[1:, :, 0] = 0.5
         else:
             step.is_applicable[1:, 0] = False
-    weighed = tables_in_force(steps, SHARES)
-    assert weighed[-1].weights.max() < 0.9
-    shares = late_shares(weighed, "shares")
+    weighted = tables_in_force(steps, SHARES)
+    assert weighted[-1].weights.max() < 0.9
+    shares = late_shares(weighted, "shares")
     # In one group (0.5, 0.3, 0.2), in seven (0, 0.6, 0.4).
     assert shares.tolist() == pytest.approx([0.0625, 0.5625, 0.375], abs=0.06)
 

@@ -10,10 +10,10 @@
   const { useEffect, useRef } = preactHooks;
 
   /* The parts come from the weights of config.yaml, or where those move from those of the step; a
-     total further away than this was weighed with others. */
+     total further away than this was weighted with others. */
   const PART_TOLERANCE = 1e-4;
   const OTHER_WEIGHTS =
-    "the parts follow the weights of config.yaml, but these totals were weighed with others, so " +
+    "the parts follow the weights of config.yaml, but these totals were weighted with others, so " +
     "the parts do not add up to them.";
 
   /**

@@ -1,1 +1,1 @@
-"""All that knows the upstream model: token grids, sampling, replay, decoding, device offload."""
+"""All that knows the upstream model: token grids, sampling, replay, decoding."""

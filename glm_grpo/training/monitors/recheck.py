@@ -28,7 +28,7 @@ class RankAgreement:
 
     Attributes:
         terms: By name; NaN for a term that tells the images apart in no group, in neither decode.
-        total: Of the weighed rewards; NaN likewise.
+        total: Of the weighted rewards; NaN likewise.
     """
 
     terms: Mapping[str, float]

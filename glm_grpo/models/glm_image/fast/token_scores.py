@@ -186,7 +186,7 @@ class _Score(torch.autograd.Function):
         # d log p(token) / d logits = one_hot(token) - p.
         factor = torch.ones_like(gradient) if ctx.has_entropy_gradient else gradient
         scaled = (-factor / ctx.temperature)[:, None]
-        weighed = (hidden * scaled).to(weight.dtype)
+        weighted = (hidden * scaled).to(weight.dtype)
         for rows in chunks.rows():
             if ctx.has_entropy_gradient:
                 log_p = chunks.logits(rows).sub_(log_sums[rows, None])
@@ -202,7 +202,7 @@ class _Score(torch.autograd.Function):
             by_logits = by_logits.to(weight.dtype)
             if for_hidden is not None:
                 torch.mm(by_logits, weight, out=for_hidden[rows])
-            for_head[: len(weight)].addmm_(by_logits.T, weighed[rows])
+            for_head[: len(weight)].addmm_(by_logits.T, weighted[rows])
         if for_hidden is not None:
             for_hidden *= scaled
         return (for_hidden, for_head, *[None] * 5)
