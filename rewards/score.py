@@ -143,7 +143,8 @@ class Scorer:
                     f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
                     f"the terms with a weight ({', '.join(term.name for term in weighted)}) "
                     "applies to it. Give it a target picture (lpips, ssim) or a text in quotation "
-                    "marks (ocr), remove it, or add a term that applies to every prompt (clip_score)"
+                    "marks (ocr), remove it, or add a term that applies to every prompt "
+                    "(clip_score)"
                 )
             total += 1
             for term in terms:
