@@ -760,7 +760,7 @@ def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Record
     return recorder, HackingMonitor(
         folder,
         watch=config.reward.watch,
-        evaluated=[n for n, term in config.reward.terms.items() if term.when == "evaluation"],
+        evaluated=[name for name, term in config.reward.terms.items() if term.when == "evaluation"],
         margin=config.reward.canary_margin,
     )
 

@@ -420,7 +420,7 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
         ],
         "chunks": [{"key": key, "steps": list(steps)} for key, steps in records.chunks.items()],
         "bands": records.bands,
-        "overview": _overview(records.metrics),
+        "overview": _overview(records),
         "marks": {image: mark.model_dump() for image, mark in records.marks.items()},
         "beside": [
             {"key": data_key(number), **shown.model_dump(mode="json", exclude={"problem"})}
@@ -443,11 +443,13 @@ def _is_finite(row: SummaryRow) -> bool:
     return all(math.isfinite(figure) for figure in figures)
 
 
-def _overview(metrics: Mapping[int, MetricsRow]) -> dict[str, Any]:
+def _overview(records: Records) -> dict[str, Any]:
     """Steps and columns of a few metrics; None where a step has none, or none that is finite."""
+    metrics, bands = records.metrics, records.bands or {}
+    of_evaluations = (f"canary/{name}" for name in bands if bands[name]["is_of_evaluations"])
     columns = {
         name: [row.get(name) for row in metrics.values()]
-        for name in _OVERVIEW
+        for name in (*_OVERVIEW, *of_evaluations)
         if any(row.get(name) is not None for row in metrics.values())
     }
     return {"steps": list(metrics), "values": columns}

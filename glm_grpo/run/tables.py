@@ -135,7 +135,6 @@ class _Band(BaseModel):
     prompts: Annotated[int, Strict()] = Field(ge=1, le=2**31 - 1)
     collapse_below: Finite | None = None
     is_judged_below: Annotated[bool, Strict()] = True
-    is_judged_above: Annotated[bool, Strict()] = True
     is_of_evaluations: Annotated[bool, Strict()] = False
 
 

@@ -88,8 +88,8 @@ class Band:
         prompts: How many were measured, >= 2.
         collapse_below: Lowest mean of a measure of variety, whatever the margin; None for others.
         is_judged_below: False: the band begins at 0, for less is no sign of anything.
-        is_judged_above: False: the band has no upper end, for more is what one wishes.
-        is_of_evaluations: Judged in evaluations alone, over their prompts.
+        is_of_evaluations: A term's score, judged in evaluations alone and over their prompts; more
+            is better, so the band has no upper end.
     """
 
     mean: float
@@ -97,7 +97,6 @@ class Band:
     prompts: int
     collapse_below: float | None = None
     is_judged_below: bool = True
-    is_judged_above: bool = True
     is_of_evaluations: bool = False
 
     def limits(self, prompts: int, margin: float) -> tuple[float, float]:
@@ -110,7 +109,7 @@ class Band:
         low = self.mean - half_width if self.is_judged_below else 0.0
         if self.collapse_below is not None:
             low = max(low, self.collapse_below)
-        return low, self.mean + half_width if self.is_judged_above else math.inf
+        return low, math.inf if self.is_of_evaluations else self.mean + half_width
 
     def half_width(self, prompts: int, margin: float) -> float:
         """How far the mean of other prompts may lie from that of the band.

@@ -416,7 +416,7 @@ def test_band_of_a_canary_is_that_of_the_run(prompts: int, open_curves: OpenGall
 def test_band_of_evaluations_is_over_their_prompts_and_open_above(
     open_curves: OpenGallery,
 ) -> None:
-    band = replace(BAND, is_judged_above=False, is_of_evaluations=True)
+    band = replace(BAND, is_of_evaluations=True)
     low = BAND.half_width(16, 6.0)
     judged = open_curves().evaluate(
         """band => {

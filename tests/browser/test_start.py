@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from playwright.sync_api import Page, expect
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.run.folder import RunFolder
+from rewards.audit.canaries import Band
 from tests.browser.conftest import OpenGallery
 
 # `gallery_run` has evaluations at steps 0, 6 and 12, two samples a prompt. From the first to the
@@ -105,3 +107,27 @@ def test_first_looks_are_accessible_and_fit_a_phone(
     page = open_gallery(fragment, run=real_run, color_scheme=scheme, viewport=size)
     assert find_violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_canaries_of_evaluations_stand_until_the_next_one(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(gallery_run.path, run.path)
+    bands = {
+        "edge_density": Band(mean=0.5, std=0.125, prompts=16),
+        # 6 * 0.125 * sqrt(1/16 + 1/16) = 0.265 below the mean.
+        "judge": Band(mean=0.5, std=0.125, prompts=16, is_of_evaluations=True),
+        "reader": Band(mean=0.5, std=0.125, prompts=16, is_of_evaluations=True),
+    }
+    run.canaries_path.write_text(json.dumps({name: asdict(band) for name, band in bands.items()}))
+    rows = [
+        {"step": 6, "canary/edge_density": 0.5, "canary/judge": 0.2, "canary/reader": 0.99},
+        {"step": 12, "canary/edge_density": 0.5},
+    ]
+    run.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_gallery(run, ())
+    canaries = open_gallery(run=run).get_by_role("region", name="Canaries")
+    expect(canaries).to_contain_text("1 of 3 outside their band at step 12")
+    expect(canaries.locator("tbody tr").nth(1)).to_have_text("judge0.2 outsidefrom 0.2348 up")
+    expect(canaries.locator("tbody tr").nth(2)).to_have_text("reader0.99from 0.2348 up")

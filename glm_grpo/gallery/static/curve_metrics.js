@@ -151,7 +151,7 @@
    *
    * @param name Of the canary.
    * @param band Of the untrained model: {mean, std, prompts, collapse_below, is_judged_below,
-   *     is_judged_above, is_of_evaluations}.
+   *     is_of_evaluations}.
    * @param margin Half width in standard errors.
    * @param prompts How many prompts the mean of each step is taken over.
    * Source: Band.limits of rewards/audit/canaries.py.
@@ -169,7 +169,7 @@
     return {
       low: halves.map((half) => (half === null ? null : low(half))),
       high: halves.map((half) => (half === null ? null : Math.min(band.mean + half, most))),
-      isOpenAbove: band.is_judged_above === false,
+      isOpenAbove: band.is_of_evaluations === true,
     };
   }
 

@@ -168,11 +168,14 @@
     const last = judged[judged.length - 1];
     if (!last) return html`<p class="soft">No step with canaries is recorded yet.</p>`;
     const { bands } = gallery.run;
-    /* Between evaluations the last one stands. */
-    const newest = (name) => judged.map(({ canaries }) => new Map(canaries).get(name)).filter(Boolean).pop();
+    const { groups } = data.steps.find(({ step }) => step === last.step);
+    /* Between evaluations the last one stands; the overview has it. */
+    const newest = (metric) => gallery.run.overview?.values[metric]?.findLast((value) => value !== null);
     const canaries = last.canaries.map(([name, canary]) => [
       name,
-      canary ?? (bands[name].is_of_evaluations ? newest(name) : null),
+      bands[name].is_of_evaluations
+        ? judgeCanary(name, { [`canary/${name}`]: newest(`canary/${name}`) }, groups)
+        : canary,
     ]);
     const outside = canaries.filter(([, canary]) => canary && !canary.isInside);
     const history = (gallery.run.overview?.values["canary/departures"] ?? []).filter((count) => count > 0).length;

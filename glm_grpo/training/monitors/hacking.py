@@ -98,10 +98,7 @@ class HackingMonitor:
         for name in values.keys() - measured.keys():
             logger.warning("canary %s has no value on the held-out prompts: it is not judged", name)
         self._bands = {
-            # A score of a term that no one trains on may rise; a fall is the sign.
-            name: replace(band, is_judged_above=False, is_of_evaluations=True)
-            if name in self._evaluated
-            else band
+            name: replace(band, is_of_evaluations=name in self._evaluated)
             for name, band in make_bands(measured, varieties=VARIETIES | {_ENTROPY}).items()
         }
         content = json.dumps({name: asdict(band) for name, band in self._bands.items()}, indent=1)

@@ -189,7 +189,6 @@ def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
         "prompts",
         "collapse_below",
         "is_judged_below",
-        "is_judged_above",
         "is_of_evaluations",
     }
 
