@@ -117,6 +117,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "sft-40": ("train.method=sft",),
     "after-sft-10": (),
     "after-sft-40": (),
+    "after-sft-10-gmpo": ("loss=gmpo", *_TWO_BY_TWO),
     "shares": ("reward.combine=shares",),
     "brightness": _BRIGHTNESS,
     "brightness-bound": (
@@ -128,7 +129,11 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
 }
 """Overrides by name; all draw as many images, but for sft-..., which draw none."""
 
-_BEGIN_WITH = {"after-sft-10": "sft-10", "after-sft-40": "sft-40"}
+_BEGIN_WITH = {
+    "after-sft-10": "sft-10",
+    "after-sft-40": "sft-40",
+    "after-sft-10-gmpo": "sft-10",
+}
 """Recipes that go on from what another made of the same seed."""
 
 HACKED_STEPS = 16
