@@ -12,8 +12,9 @@ gone on with: the command can be stopped and given again. A run takes some six m
 `table` shows the figures. The share of pictures whose text is read without a mistake
 (`ocr_exact`), after all images, is compared with recipe `base` word by word, averaged over the
 seeds that both have; intervals are paired by word. Images are those up to the first evaluation
-that reaches `--reach`. `page` writes the tables of docs/recipes.md,
-and docs/images/recipes.svg with a line for each recipe that has three seeds.
+that reaches `--reach`; seconds are those of the training steps up to there, without evaluations, at
+the speed of the recipe's fastest run. `page` writes the tables of docs/recipes.md, and
+docs/images/recipes.svg with a line for each recipe that has three seeds.
 
 `hacked-NAME` is recipe NAME with brightness as its only reward and 16 steps: canaries have to leave
 their bands. `careless-...` learns from targets of which every second one has a wrong letter.
@@ -195,9 +196,10 @@ class Finished:
         """Figures after all images."""
         return self.evaluations[-1].figures
 
-    def reached(self, share: float) -> Evaluated | None:
-        """The first evaluation with that share of pictures read without a mistake."""
-        return next((one for one in self.evaluations if one.figures["ocr_exact"] >= share), None)
+    def reached(self, share: float) -> int | None:
+        """Index of the first evaluation with that share of pictures read without a mistake."""
+        shares = [each.figures["ocr_exact"] for each in self.evaluations]
+        return next((at for at, found in enumerate(shares) if found >= share), None)
 
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -381,7 +383,7 @@ def summarize(runs: Mapping[str, Mapping[int, Finished]], *, reach: float) -> li
             )
             gain = paired_bootstrap(before, after, seed=0)
         finished = [of_seeds[seed] for seed in sorted(of_seeds)]
-        reached = [each for run in finished if (each := run.reached(reach)) is not None]
+        reached = [(run, at) for run in finished if (at := run.reached(reach)) is not None]
         rows.append(
             {
                 "recipe": name,
@@ -394,12 +396,32 @@ def summarize(runs: Mapping[str, Mapping[int, Finished]], *, reach: float) -> li
                     for term in ("total", "ocr", "lpips", "ssim")
                 },
                 "reached": len(reached),
-                "images": fmean(each.images for each in reached) if reached else None,
-                "seconds": fmean(each.seconds for each in reached) if reached else None,
+                "images": fmean(run.evaluations[at].images for run, at in reached)
+                if reached
+                else None,
+                "seconds": _seconds(runs, name, fmean(at for _, at in reached))
+                if reached
+                else None,
                 "departures": [each.departures for each in finished],
             }
         )
     return sorted(rows, key=lambda row: -fmean(row["ocr_exact"]))
+
+
+def _seconds(
+    runs: Mapping[str, Mapping[int, Finished]], name: str, intervals: float | None = None
+) -> float:
+    """Of so many intervals between evaluations (None: all), and of the run that it began with.
+
+    By the fastest run of a recipe: others did not have the cores to themselves.
+    """
+    seconds = min(
+        run.evaluations[-1].seconds
+        * (1 if intervals is None else intervals / (len(run.evaluations) - 1))
+        for run in runs[name].values()
+    )
+    start = _BEGIN_WITH.get(name)
+    return seconds + (_seconds(runs, start) if start in runs else 0.0)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], *, reach: float) -> Table:
@@ -472,8 +494,8 @@ def _of_hacked(runs: Mapping[str, Mapping[int, Finished]]) -> str:
 def _of_words(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "| Recipe | Overrides of `configs/tiny.yaml` | Whole words, by seed | Over `base` "
-        "| Letters | LPIPS | SSIM | Images to .6 | Steps out of band |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| Letters | LPIPS | SSIM | Images to .6 | Seconds | Steps out of band |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         name, gain = row["recipe"], row["gain"]
@@ -494,6 +516,7 @@ def _of_words(rows: Sequence[Mapping[str, Any]]) -> str:
             "" if gain is None else f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]",
             *(f"{row[term]:.3f}" for term in ("ocr", "lpips", "ssim")),
             images,
+            "" if row["seconds"] is None else f"{row['seconds']:.0f}",
             " ".join(str(each) for each in row["departures"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -59,13 +59,13 @@ def test_every_recipe_composes_and_draws_as_many_images(name: str) -> None:
 
 
 def finished(
-    seed: int, *exact: float, reached: tuple[int, float] | None = None, recipe: str = "kl-0"
+    seed: int, *exact: float, reached: int | None = None, recipe: str = "kl-0", seconds: float = 200
 ) -> Finished:
     figures = {**FIGURES, "ocr_exact": sum(exact) / len(exact)}
     evaluations = [Evaluated(0, 0.0, {**figures, "ocr_exact": 0.2})]
     if reached is not None:
-        evaluations.append(Evaluated(*reached, {**figures, "ocr_exact": 0.9}))
-    evaluations.append(Evaluated(IMAGES, 200.0, figures))
+        evaluations.append(Evaluated(reached, seconds / 2, {**figures, "ocr_exact": 0.9}))
+    evaluations.append(Evaluated(IMAGES, seconds, figures))
     return Finished(recipe, seed, [], [*exact], evaluations, departures=1)
 
 
@@ -73,8 +73,8 @@ def test_gain_is_over_the_seeds_that_both_have_word_by_word() -> None:
     runs = {
         "base": {0: finished(0, 0.0, 0.5), 1: finished(1, 0.5, 0.5)},
         "kl-0": {
-            1: finished(1, 1.0, 1.0, reached=(640, 60.0)),
-            2: finished(2, 0.0, 0.0, reached=(1280, 100.0)),
+            1: finished(1, 1.0, 1.0, reached=640, seconds=900),
+            2: finished(2, 0.0, 0.0, reached=1280),
         },
     }
     best, base = summarize(runs, reach=0.6)
@@ -82,9 +82,19 @@ def test_gain_is_over_the_seeds_that_both_have_word_by_word() -> None:
     assert best["recipe"] == "kl-0"
     assert best["gain"] == [0.5, 0.5, 0.5]
     assert best["ocr_exact"] == [1.0, 0.0]
-    assert (best["images"], best["seconds"], best["reached"]) == (960, 80.0, 2)
+    assert (best["images"], best["reached"]) == (960, 2)
+    # Half of all steps, at the speed of seed 2: seed 1 had not the cores to itself.
+    assert best["seconds"] == 100
     assert base["gain"] is None
-    assert (base["images"], base["reached"]) == (None, 0)
+    assert (base["images"], base["seconds"], base["reached"]) == (None, None, 0)
+
+
+def test_seconds_are_also_those_of_the_run_that_a_recipe_begins_with() -> None:
+    runs = {
+        "sft-10": {0: finished(0, 0.1, recipe="sft-10", seconds=7)},
+        "after-sft-10": {0: finished(0, 1.0, recipe="after-sft-10", seconds=100)},
+    }
+    assert summarize(runs, reach=0.6)[0]["seconds"] == 107
 
 
 def test_of_two_lines_on_one_run_the_later_counts(tmp_path: Path) -> None:
