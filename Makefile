@@ -41,10 +41,10 @@ check: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
 test: check
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not long"
+	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not long"
 
 test-all: test
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "slow and not long"
+	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "slow and not long"
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs serve --livereload --watch CHANGELOG.md --watch LOG.md

@@ -25,8 +25,10 @@ settings.load_profile("no deadline")
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Test workers run side by side; the embedded model gains nothing from more threads.
-torch.set_num_threads(min(2, torch.get_num_threads()))
+# One thread, here and in processes that tests begin: how sums are rounded depends on their number.
+# Test workers run side by side, and the embedded model gains little from more.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
