@@ -14,7 +14,7 @@ gone on with: the command can be stopped and given again. A run takes some six m
 seeds that both have; intervals are paired by word. Images are those up to the first evaluation
 that reaches `--reach`; seconds are those of the training steps up to there, without evaluations, at
 the speed of the recipe's fastest run. `page` writes the tables of docs/recipes.md, and
-docs/images/recipes.svg with a line for each recipe that has three seeds.
+docs/images/recipes.svg.
 
 `hacked-NAME` is recipe NAME with brightness as its only reward and 16 steps: canaries have to leave
 their bands. `careless-...` learns from targets of which every second one has a wrong letter.
@@ -149,7 +149,8 @@ _OVERRIDES = {**RECIPES, **HACKED}
 FIGURES = ("total", "ocr", "ocr_exact", "lpips", "ssim", "aesthetic")
 PAGE = ROOT / "docs" / "recipes.md"
 _BEGIN, _END = "<!-- {}: python -m benchmarks.recipes page -->", "<!-- end of table -->"
-_SMALL: Any = {"textcoords": "offset points", "fontsize": 8}
+_DRAWN = 4
+"""Recipes with three seeds that get a line, beside the base."""
 
 
 @dataclass(frozen=True)
@@ -237,8 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{lines}{_END}{rest.partition(_END)[2]}"
     PAGE.write_text(text)
-    if any(len(of_seeds) >= 3 for of_seeds in compared.values()):
-        draw(compared, PAGE.parent / "images" / "recipes.svg")
+    draw(compared, PAGE.parent / "images" / "recipes.svg")
 
 
 def read_results(file: Path) -> dict[str, dict[int, Finished]]:
@@ -524,27 +524,35 @@ def _of_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(runs: Mapping[str, Mapping[int, Finished]], file: Path) -> None:
-    """Whole words by images drawn, a line for each recipe with three seeds, as an SVG."""
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for name, of_seeds in runs.items():
-        finished = [*of_seeds.values()]
-        if len(finished) < 3:
-            continue
+    """Two panels, as an SVG: every recipe's seeds, and the best recipes by images drawn."""
+    names = [row["recipe"] for row in summarize(runs, reach=0.6)][::-1]
+    figure, (seeds, curves) = pyplot.subplots(
+        ncols=2, figsize=(10, 1.2 + 0.19 * len(names)), width_ratios=[2, 3], layout="constrained"
+    )
+    for height, name in enumerate(names):
+        shares = [run.last["ocr_exact"] for run in runs[name].values()]
+        (line,) = seeds.plot(shares, [height] * len(shares), ".", color="0.6", alpha=0.8)
+        if len(shares) >= 3:
+            line.set_color("C0")
+            seeds.plot(fmean(shares), height, "|", color="C0", markersize=10)
+    if BASE in runs:
+        seeds.axvline(fmean(run.last["ocr_exact"] for run in runs[BASE].values()), color="0.85")
+    seeds.set_yticks(range(len(names)), names, fontsize=7)
+    seeds.set(xlabel="held-out words read whole", xlim=(None, 1), ylim=(-1, len(names)))
+    with_three = [name for name in names[::-1] if len(runs[name]) >= 3]
+    for name in dict.fromkeys([*with_three[:_DRAWN], *(BASE for _ in runs.get(BASE, ()))]):
+        finished = [*runs[name].values()]
         images = [each.images for each in finished[0].evaluations]
         shares = [
             fmean(run.evaluations[at].figures["ocr_exact"] for run in finished)
             for at in range(len(images))
         ]
         if images[-1] == 0:
-            axes.axhline(shares[-1], linestyle=":", color="0.5")
-            axes.annotate(f"{name} (none drawn)", (0, shares[-1]), xytext=(2, 3), **_SMALL)
+            curves.axhline(shares[-1], linestyle=":", color="0.5", label=f"{name} (none drawn)")
         else:
-            (line,) = axes.plot(images, shares, marker="o", markersize=4)
-            axes.annotate(
-                name, (images[-1], shares[-1]), xytext=(5, -3), color=line.get_color(), **_SMALL
-            )
-    axes.set(xlabel="images drawn", ylabel="held-out words read whole", ylim=(0, 1))
-    axes.margins(x=0.15)
+            curves.plot(images, shares, marker="o", markersize=4, label=name)
+    curves.set(xlabel="images drawn", ylabel="held-out words read whole", ylim=(0, 1))
+    curves.legend(fontsize=8, loc="lower right")
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
 
