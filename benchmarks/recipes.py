@@ -120,6 +120,9 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "after-sft-40": (),
     "after-sft-10-gmpo": ("loss=gmpo", *_TWO_BY_TWO),
     "shares": ("reward.combine=shares",),
+    # Of `glm-grpo probe --share lpips=.4 ssim=.2 ocr=.3 aesthetic=.1`: on the untrained model these
+    # weights have the shares that `shares` asks for.
+    "probed-weights": ("lpips=0.15", "ssim=0.07676", "ocr=0.1361", "aesthetic=0.6371"),
     "brightness": _BRIGHTNESS,
     "brightness-bound": (
         *_BRIGHTNESS,
@@ -141,7 +144,7 @@ HACKED_STEPS = 16
 HACKED: Mapping[str, tuple[str, ...]] = {
     f"hacked-{name}": (*overrides, *_BRIGHTNESS, f"train.steps={HACKED_STEPS}")
     for name, overrides in RECIPES.items()
-    if not name.startswith(("sft", "after", "careless", "brightness", "shares"))
+    if not name.startswith(("sft", "after", "careless", "brightness", "shares", "probed"))
 }
 """Recipes with a reward that can be gamed, on fewer images."""
 _OVERRIDES = {**RECIPES, **HACKED}
@@ -452,7 +455,9 @@ def tables(runs: Mapping[str, Mapping[int, Finished]]) -> dict[str, str]:
     images = {name: of_seeds for name, of_seeds in runs.items() if name in RECIPES}
     return {
         "words": _of_words(summarize(images, reach=0.6)),
-        "shares": _of_shares({name: images[name] for name in ("base", "shares") if name in images}),
+        "shares": _of_shares(
+            {name: images[name] for name in ("base", "probed-weights", "shares") if name in images}
+        ),
         "hacked": _of_hacked({name: runs[name] for name in HACKED if name in runs}),
     }
 
