@@ -44,6 +44,8 @@ SAMPLES = 2
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
 WEIGHTS = (0.4, 0.2, 0.3, 0.1)
 SLIDER_MOVES = 20
+MOST_PROMPTS = 997
+"""Of training; a run of few steps has fewer, so that each is sampled twice."""
 
 _SCROLL = """async (selector) => {
   const found = selector && document.querySelector(selector);
@@ -145,7 +147,7 @@ def _measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _open(address: str, chromium: str, steps: int) -> dict[str, Any]:
-    prompt = f"train-{steps * PROMPTS % 997}"
+    prompt = _training_prompt(steps, 0, steps)
     large = f"groups?step={steps}&prompt={prompt}&sample=0&large=1"
     views = {
         "progress": "progress",
@@ -205,15 +207,19 @@ def _make_run(folder: RunFolder, steps: int) -> None:
     every = max(1, steps // (EVALUATIONS - 1))
     evaluated = {every * number for number in range(1, EVALUATIONS)}
     for step in range(1, steps + 1):
-        experience = _experience(step, generator)
+        experience = _experience(step, steps, generator)
         recorder.record_rollout(experience, step)
         recorder.record_step(step, _metrics(experience))
         if step in evaluated:
             recorder.record_evaluation(_evaluation(step, generator))
 
 
-def _experience(step: int, generator: torch.Generator) -> Experience:
-    prompts = tuple(_prompt(f"train-{(step * PROMPTS + row) % 997}") for row in range(PROMPTS))
+def _training_prompt(step: int, row: int, steps: int) -> str:
+    return f"train-{(step * PROMPTS + row) % min(MOST_PROMPTS, steps * PROMPTS // 2)}"
+
+
+def _experience(step: int, steps: int, generator: torch.Generator) -> Experience:
+    prompts = tuple(_prompt(_training_prompt(step, row, steps)) for row in range(PROMPTS))
     rewards = _scores(prompts, GROUP, generator)
     totals = combine(rewards, mode="weighted_sum")
     seeds = tuple(range(step, step + PROMPTS))
