@@ -423,7 +423,7 @@ def _seconds(
         * (1 if intervals is None else intervals / (len(run.evaluations) - 1))
         for run in runs[name].values()
     )
-    start = _BEGIN_WITH.get(name)
+    start = _BEGIN_WITH.get(name, "")
     return seconds + (_seconds(runs, start) if start in runs else 0.0)
 
 

@@ -76,7 +76,7 @@ from glm_grpo.training.data.prompts import (
     spares_for_step,
 )
 from glm_grpo.training.distributed.processes import ALONE, Processes
-from glm_grpo.training.distributed.strategy import Strategy, has_shards
+from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.loop import LoopSettings, Trainer
 from glm_grpo.training.monitors.hacking import HackingMonitor
@@ -621,7 +621,7 @@ def build_trainer(
             models.policy.load_state_tensors(checkpoint.of("policy"))
             models.policy.load_reference_tensors(checkpoint.tensors.get("reference", {}))
     with models.offload.phase("update"):
-        strategy = Strategy(models.policy, launch.accelerator, processes)
+        strategy = AccelerateStrategy(models.policy, launch.accelerator, processes)
         optimizer = _build_optimizer(config, models.policy)
     learning_rate = _build_learning_rate(config, optimizer)
     device = launch.accelerator.device

@@ -34,7 +34,7 @@ from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver
 from glm_grpo.training.data.prompts import prompts_at
 from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.distributed.strategy import Strategy
+from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learning_rate import LearningRate
@@ -117,7 +117,7 @@ class Trainer:
         recorder: RunRecorder,
         saver: CheckpointSaver,
         progress: Progress,
-        strategy: Strategy,
+        strategy: AccelerateStrategy,
         processes: Processes,
         average: MovingAverage | None = None,
     ) -> None:

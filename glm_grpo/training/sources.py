@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from glm_grpo.training.collect import CollectSettings, collect
 from glm_grpo.training.data.prompts import SparePrompts, part_of_batch
 from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.distributed.strategy import Strategy
+from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience, PromptBatch
 
@@ -60,7 +60,7 @@ class SynchronousSource:
     def __init__(
         self,
         models: Models,
-        strategy: Strategy,
+        strategy: AccelerateStrategy,
         processes: Processes,
         *,
         batch_for_step: Callable[[int], PromptBatch],

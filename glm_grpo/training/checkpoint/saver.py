@@ -24,7 +24,7 @@ from glm_grpo.training.checkpoint.files import (
 from glm_grpo.training.checkpoint.optimizer_state import optimizer_to_tensors
 from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.distributed.strategy import Strategy
+from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.moving_average import MovingAverage
 from glm_grpo.training.phase import out_of_memory_explained
@@ -60,7 +60,7 @@ class CheckpointSaver:
         *,
         optimizer: Optimizer,
         learning_rate: LearningRate,
-        strategy: Strategy,
+        strategy: AccelerateStrategy,
         processes: Processes,
         keep: int,
         announce: Callable[[str], None],

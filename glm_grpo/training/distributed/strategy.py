@@ -89,7 +89,7 @@ def has_shards(accelerator: Accelerator) -> bool:
     return _sharding(accelerator) is not None
 
 
-class Strategy:
+class AccelerateStrategy:
     """Joins the processes of a run: nothing for one, DDP or FSDP2 for several.
 
     Args:

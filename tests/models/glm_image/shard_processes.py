@@ -20,7 +20,7 @@ from glm_grpo.models.glm_image.network import TokenSequences
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.tiny.models import build_policy_model
 from glm_grpo.training.distributed.processes import current_processes
-from glm_grpo.training.distributed.strategy import Strategy, make_accelerator
+from glm_grpo.training.distributed.strategy import AccelerateStrategy, make_accelerator
 
 ROWS, READ, DRAWN = 4, 301, 272
 """Sequences; tokens that are read, 30 of a prompt and all but the last of a 128 x 128 grid."""
@@ -51,7 +51,7 @@ def sequences() -> TokenSequences:
     return TokenSequences(ids, torch.ones_like(ids), positions, drawn, None)
 
 
-def measure(policy: GlmImagePolicy, strategy: Strategy) -> dict:
+def measure(policy: GlmImagePolicy, strategy: AccelerateStrategy) -> dict:
     # Cut up again after a pass, as from a run's first rollout on.
     with strategy.full_parameters():
         pass
@@ -104,7 +104,7 @@ def main(folder: Path) -> None:
         needs_reference=False,
         seed=0,
     )
-    measured = measure(policy, Strategy(policy, accelerator, processes))
+    measured = measure(policy, AccelerateStrategy(policy, accelerator, processes))
     (folder / f"{processes.rank}.json").write_text(json.dumps(measured))
 
 

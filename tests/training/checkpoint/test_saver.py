@@ -10,12 +10,12 @@ from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoin
 from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver
 from glm_grpo.training.distributed.processes import ALONE, Failure, Processes
-from glm_grpo.training.distributed.strategy import Strategy
+from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.learning_rate import LearningRate
 from rewards.types import RewardError
 
 
-class OneWeight(Strategy):
+class OneWeight(AccelerateStrategy):
     """The tensors of a policy of one weight."""
 
     def __init__(self, weight):

@@ -21,7 +21,7 @@ from glm_grpo.grpo.strategy import SINGLE_PROCESS
 from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
 from glm_grpo.training.data.prompts import part_of_batch
 from glm_grpo.training.distributed.processes import Processes, current_processes
-from glm_grpo.training.distributed.strategy import Strategy, has_shards, make_accelerator
+from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 
@@ -132,7 +132,11 @@ def make_experience(processes: Processes) -> Experience:
 def learn(processes: Processes, accelerator, micro_batch_size: int) -> dict:
     """Three updates; what the policy is then, what was reported, and what was replayed here."""
     policy = TablePolicy()
-    strategy = SINGLE_PROCESS if processes.count == 1 else Strategy(policy, accelerator, processes)
+    strategy = (
+        SINGLE_PROCESS
+        if processes.count == 1
+        else AccelerateStrategy(policy, accelerator, processes)
+    )
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
     settings = replace(SETTINGS, micro_batch_size=micro_batch_size)
     reports = update_policy(
