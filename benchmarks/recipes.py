@@ -119,6 +119,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "after-sft-10": (),
     "after-sft-40": (),
     "after-sft-10-gmpo": ("loss=gmpo", *_TWO_BY_TWO),
+    "after-sft-10-min-p": ("rollout.min_p=0.02",),
     "shares": ("reward.combine=shares",),
     # Of `glm-grpo probe --share lpips=.4 ssim=.2 ocr=.3 aesthetic=.1`: on the untrained model these
     # weights have the shares that `shares` asks for.
@@ -137,6 +138,7 @@ _BEGIN_WITH = {
     "after-sft-10": "sft-10",
     "after-sft-40": "sft-40",
     "after-sft-10-gmpo": "sft-10",
+    "after-sft-10-min-p": "sft-10",
 }
 """Recipes that go on from what another made of the same seed."""
 
