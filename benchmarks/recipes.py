@@ -389,6 +389,9 @@ def summarize(runs: Mapping[str, Mapping[int, Finished]], *, reach: float) -> li
             gain = paired_bootstrap(before, after, seed=0)
         finished = [of_seeds[seed] for seed in sorted(of_seeds)]
         reached = [(run, at) for run in finished if (at := run.reached(reach)) is not None]
+        part = fmean(at / (len(run.evaluations) - 1) for run, at in reached) if reached else 1.0
+        start = _BEGIN_WITH.get(name, "")
+        before_it = _seconds(runs[start]) if start in runs else 0.0
         rows.append(
             {
                 "recipe": name,
@@ -404,29 +407,16 @@ def summarize(runs: Mapping[str, Mapping[int, Finished]], *, reach: float) -> li
                 "images": fmean(run.evaluations[at].images for run, at in reached)
                 if reached
                 else None,
-                "seconds": _seconds(runs, name, fmean(at for _, at in reached))
-                if reached
-                else None,
+                "seconds": before_it + _seconds(of_seeds) * part if reached else None,
                 "departures": [each.departures for each in finished],
             }
         )
     return sorted(rows, key=lambda row: -fmean(row["ocr_exact"]))
 
 
-def _seconds(
-    runs: Mapping[str, Mapping[int, Finished]], name: str, intervals: float | None = None
-) -> float:
-    """Of so many intervals between evaluations (None: all), and of the run that it began with.
-
-    By the fastest run of a recipe: others did not have the cores to themselves.
-    """
-    seconds = min(
-        run.evaluations[-1].seconds
-        * (1 if intervals is None else intervals / (len(run.evaluations) - 1))
-        for run in runs[name].values()
-    )
-    start = _BEGIN_WITH.get(name, "")
-    return seconds + (_seconds(runs, start) if start in runs else 0.0)
+def _seconds(of_seeds: Mapping[int, Finished]) -> float:
+    """Of the fastest run of a recipe: others did not have the cores to themselves."""
+    return min(run.evaluations[-1].seconds for run in of_seeds.values())
 
 
 def _table(rows: Sequence[Mapping[str, Any]], *, reach: float) -> Table:
@@ -547,7 +537,7 @@ def draw(runs: Mapping[str, Mapping[int, Finished]], file: Path) -> None:
     seeds.set_yticks(range(len(names)), names, fontsize=7)
     seeds.set(xlabel="held-out words read whole", xlim=(None, 1), ylim=(-1, len(names)))
     with_three = [name for name in names[::-1] if len(runs[name]) >= 3]
-    for name in dict.fromkeys([*with_three[:_DRAWN], *(BASE for _ in runs.get(BASE, ()))]):
+    for name in dict.fromkeys([*with_three[:_DRAWN], *({BASE} & runs.keys())]):
         finished = [*runs[name].values()]
         images = [each.images for each in finished[0].evaluations]
         shares = [

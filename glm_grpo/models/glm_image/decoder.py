@@ -204,8 +204,8 @@ def decoded_at_once(pictures: int, height: int, width: int) -> int:
     """How many of `pictures` of `height` x `width` pixels go through the VAE together.
 
     A divisor of their number: another number at a time would be rounded otherwise, and samples of
-    equal tokens would get different pixels. (On one thread none differ; two threads divide sums
-    across pictures, and one of 100,000 pixels differs by one level of 255.)
+    equal tokens would get different pixels. That holds on one thread; on two, one value of 100,000
+    still differs by one level of 255.
     """
     most = max(1, _LARGEST_DECODED // (height * width))
     return max(size for size in range(1, most + 1) if pictures % size == 0)

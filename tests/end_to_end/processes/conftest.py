@@ -198,7 +198,7 @@ def train_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainServ
     write_prompts(folder)
     process = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("train_server.py")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

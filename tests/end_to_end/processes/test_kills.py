@@ -6,7 +6,6 @@ Two benches: runs that are killed just before each change of their folder, by nu
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -222,7 +221,6 @@ class TrainScript:
                     *(sys.executable, str(ROOT / "train.py"), "--config-name", "tiny", *overrides),
                     *(f"data.eval_path={prompts}", f"run_dir={run_dir}"),
                 ],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=output,
                 stderr=output,
             )

@@ -151,7 +151,6 @@ def test_interrupt_while_libraries_are_imported_ends_without_a_traceback(
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), f"run_dir={tmp_path / 'run'}"],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -193,7 +192,6 @@ def test_interrupt_that_a_library_swallows_ends_the_run_before_its_first_step(
             "+reward.terms.bright={kind: custom, function: 'swallowing:bright', weight: 1}",
         ],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
