@@ -218,7 +218,7 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
     return rescore_folder(RunFolder(_path_of(run)), overrides)
 
 
-def evaluate(run: Run | str | Path) -> pandas.DataFrame:
+def evaluate(run: Run | str | Path, *overrides: str) -> pandas.DataFrame:
     """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
 
     Nothing is written into the run.
@@ -230,15 +230,17 @@ def evaluate(run: Run | str | Path) -> pandas.DataFrame:
 
     Args:
         run: A run, its folder, or one of its checkpoints.
+        overrides: Another sampler or decoding than the run's, such as `rollout.min_p=0.02`.
 
     Returns:
         As of `Run.summary`.
 
     Raises:
         CheckpointError: There is no whole checkpoint.
+        ConfigError: An override is refused.
         GlmGrpoError, RewardError: What is needed cannot be read or loaded.
     """
-    return _as_frame(evaluate_run(_path_of(run))[1])
+    return _as_frame(evaluate_run(_path_of(run), overrides)[1])
 
 
 def _path_of(run: Run | str | Path) -> Path:

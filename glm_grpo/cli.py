@@ -230,9 +230,18 @@ def _parser() -> argparse.ArgumentParser:
         "eval",
         "evaluate a checkpoint on the held-out prompts",
         "glm-grpo eval outputs/DATE/TIME",
+        "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",
     )
     evaluate.add_argument(
         "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
+    )
+    evaluate.add_argument(
+        "overrides",
+        type=types.word,
+        nargs="*",
+        metavar="key=value",
+        help="another sampler or decoding: rollout.temperature, .top_p, .top_k, .min_p, "
+        "decode.steps, .guidance_scale, .batch_size, eval.samples_per_prompt, .seed",
     )
     evaluate.set_defaults(command=_evaluate)
 
@@ -488,7 +497,7 @@ def _config_words(options: argparse.Namespace) -> list[str]:
 def _evaluate(options: argparse.Namespace) -> None:
     from glm_grpo.commands.evaluate import evaluate_run, summary_table
 
-    step, rows = evaluate_run(options.run)
+    step, rows = evaluate_run(options.run, options.overrides)
     console = Console()
     console.print(summary_table(rows, title=f"held-out prompts, untrained and at step {step}"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,28 +15,47 @@ from glm_grpo.build import (
     find_start,
     load_models,
 )
+from glm_grpo.config import Config, parse_override, set_key, validate_config
+from glm_grpo.errors import ConfigError
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.training.checkpoint.resume import find_checkpoint
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.recording.summaries import compare_evaluations
+from rewards.problems import Problem, describe_problems
+
+_CHANGEABLE = (
+    *(f"rollout.{name}" for name in ("temperature", "top_p", "top_k", "min_p")),
+    *(f"decode.{name}" for name in ("steps", "guidance_scale", "batch_size")),
+    *("eval.samples_per_prompt", "eval.seed"),
+)
+"""Keys of sampling and decoding; which weights are evaluated is what the run stored."""
+_LEAST_SIMILARITY = 0.75
+"""Of a key and what was probably meant, by difflib."""
 
 
-def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:
+def evaluate_run(run: Path, overrides: Sequence[str] = ()) -> tuple[int, list[SummaryRow]]:
     """Evaluates a run's newest checkpoint, or the one the path names, against its start.
 
     Nothing is written into the run.
+
+    Args:
+        run: Its folder, or a checkpoint in it.
+        overrides: `key=value` of another sampler or decoding, for both sides:
+            `rollout.temperature`, `.top_p`, `.top_k` and `.min_p`, `decode.steps`,
+            `.guidance_scale` and `.batch_size`, `eval.samples_per_prompt` and `.seed`.
 
     Returns:
         The step of the checkpoint, and before against after.
 
     Raises:
         CheckpointError: The path holds no run or no whole checkpoint.
+        ConfigError: An override is refused.
     """
     quiet_libraries()
     found = find_checkpoint(run)
-    config = found.config
+    config = _override(found.config, overrides)
     held_out = build_held_out(config)
     start = find_start(config)
     models = load_models(config, make_accelerator().device, needs_reference=False)
@@ -48,6 +68,27 @@ def evaluate_run(run: Path) -> tuple[int, list[SummaryRow]]:
     part = evaluate(models, batches, step=found.checkpoint.step)
     after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
     return found.checkpoint.step, compare_evaluations(before, after)
+
+
+def _override(config: Config, overrides: Sequence[str]) -> Config:
+    values = config.model_dump(mode="json")
+    # Of what is trained on; evaluations take all steps, of which there may be fewer now.
+    values["decode"]["rollout_steps"] = None
+    problems = []
+    for key, value in map(parse_override, overrides):
+        if key in _CHANGEABLE:
+            set_key(values, key, value)
+            continue
+        nearest = difflib.get_close_matches(key, _CHANGEABLE, n=1, cutoff=_LEAST_SIMILARITY)
+        rule = (
+            "is not a key that eval can change: data, model and reward are the run's. "
+            f"It can change {', '.join(_CHANGEABLE)}"
+        )
+        remedy = f"did you mean {nearest[0]}?" if nearest else "leave it out"
+        problems.append(Problem(key, value, rule, remedy))
+    if problems:
+        raise ConfigError(describe_problems(problems))
+    return validate_config(values, is_stored=True)
 
 
 def summary_table(rows: Sequence[SummaryRow], *, title: str) -> Table:

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
@@ -236,6 +237,38 @@ def composition_error(error: Exception) -> ConfigError:
         folder = shlex.quote(error.override)
         return ConfigError(f"{folder} is a folder: did you mean --config-dir {folder}?")
     return override_error(error)
+
+
+def parse_override(override: str) -> tuple[str, object]:
+    """Key and value of one override, read as train.py reads them.
+
+    Args:
+        override: `key=value`.
+
+    Raises:
+        ConfigError: It is not of that form.
+    """
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([override])
+    except HydraException as error:
+        raise override_error(error) from error
+    if parsed.is_delete() or parsed.is_sweep_override():
+        raise ConfigError(f"{override!r} gives no single value; write one a key, such as ocr=0.5")
+    return parsed.key_or_group, parsed.value()
+
+
+def set_key(values: dict[str, Any], key: str, value: object) -> None:
+    """Set a key in nested sections.
+
+    Args:
+        values: The sections, as `Config.model_dump` gives them.
+        key: Dotted; its sections are there.
+        value: What it takes from now on.
+    """
+    *sections, name = key.split(".")
+    for part in sections:
+        values = values[part]
+    values[name] = value
 
 
 def override_error(error: Exception) -> ConfigError:

@@ -72,7 +72,7 @@ class BatchSizes:
         height: Pixels.
         width: Pixels.
         micro_batch_size: Images a forward and backward pass.
-        is_truncated: By top-k or top-p.
+        is_truncated: By top-k, top-p or min-p.
         decode_batch_size: Images of a group that are drawn at once; None: all.
         num_sources: Source pictures of a prompt, whose tokens are not in `prompt_tokens`.
         reads_targets: Whether target pictures are turned into tokens.

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from jaxtyping import Bool, Float32, Int8
 from torch import Tensor
 
 from glm_grpo.config import (
     Config,
     flatten,
-    override_error,
+    parse_override,
+    set_key,
     validate_config,
 )
 from glm_grpo.errors import ConfigError, StorageError
@@ -202,23 +201,19 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     # the picture alone may stand by itself.
     values["reward"] |= {"watch": [], "allow_untied": True}
     overrides = _with_whole_weights(overrides, config)
-    combine = dict(map(_parse_override, overrides)).get("reward.combine")
+    combine = dict(map(parse_override, overrides)).get("reward.combine")
     if config.reward.combine == "shares" and combine not in (None, "shares"):
         # No share is read there.
         for term in values["reward"]["terms"].values():
             term["share"] = None
     problems = []
     for override in overrides:
-        key, value = _parse_override(override)
+        key, value = parse_override(override)
         problem = _find_problem(key, value, config)
         if problem is not None:
             problems.append(problem)
             continue
-        *sections, name = key.split(".")
-        section = values
-        for part in sections:
-            section = section[part]
-        section[name] = value
+        set_key(values, key, value)
     if problems:
         raise ConfigError(describe_problems(problems))
     return validate_config(values, is_stored=True)
@@ -235,26 +230,13 @@ def list_changes(
     """
     before, after = config.model_dump(mode="json"), other.model_dump(mode="json")
     whole = _with_whole_weights(overrides, config)
-    keys = dict.fromkeys(_parse_override(override)[0] for override in whole)
+    keys = dict.fromkeys(parse_override(override)[0] for override in whole)
     changes = (SettingChange(key, _look_up(before, key), _look_up(after, key)) for key in keys)
     return tuple(change for change in changes if change.before != change.after)
 
 
 def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
     return write_out_weights(overrides, {*config.reward.terms, *KINDS})
-
-
-def _parse_override(override: str) -> tuple[str, object]:
-    """Key and value, read as train.py reads them."""
-    try:
-        (parsed,) = OverridesParser.create().parse_overrides([override])
-    except HydraException as error:
-        raise override_error(error) from error
-    if parsed.is_delete() or parsed.is_sweep_override():
-        raise ConfigError(
-            f"{override!r} gives no value; rescore tries one value a key: write ocr=0.5, say"
-        )
-    return parsed.key_or_group, parsed.value()
 
 
 def _find_problem(key: str, value: object, config: Config) -> Problem | None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 import glm_grpo
 import rewards
-from glm_grpo.errors import CheckpointError, StorageError
+from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.tiny import prompts as tiny_prompts
 from rewards import score_images
 from rewards.types import Prompt
@@ -88,6 +88,36 @@ def test_a_run_gives_its_tables(folder):
         run.rollout(9)
     with pytest.raises(StorageError, match="step 1 has no evaluation; this run has steps 0, 2$"):
         run.evaluation(1)
+
+
+def test_evaluate_draws_as_a_run_with_these_settings_does(folder):
+    otherwise = ("rollout.temperature=0.5", "rollout.min_p=0.1", "decode.steps=2")
+    small = ("train.steps=1", "rollout.prompts_per_step=1", "rollout.group_size=2", "trackers=[]")
+    sizes = ("train.micro_batch_size=2", "eval.samples_per_prompt=1")
+    config = glm_grpo.load_config("tiny", *small, *sizes, *otherwise, f"run_dir={folder / 'other'}")
+    run = glm_grpo.train(config)
+
+    found = glm_grpo.evaluate(folder / "my-run", *otherwise, "eval.samples_per_prompt=1")
+
+    assert found.before.to_dict() == pytest.approx(run.summary().before.to_dict(), abs=1e-6)
+    as_trained = glm_grpo.load_run(folder / "my-run").summary()
+    assert found.before["total"] != as_trained.before["total"]
+    assert found.after["total"] != as_trained.after["total"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.steps=3", "train.steps = 3.*not a key that eval can change.*remedy: leave it out"),
+        ("eval.ema_decay=0.5", "eval.ema_decay = 0.5.*not a key that eval can change"),
+        ("rollout.minp=0.1", r"rollout.minp = 0.1.*did you mean rollout.min_p\?"),
+        ("rollout.min_p=1", "rollout.min_p = 1.*must be less than 1"),
+        ("decode.steps", "not of the form key=value"),
+    ],
+)
+def test_evaluate_refuses_what_is_no_matter_of_drawing(folder, override, message):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        glm_grpo.evaluate(folder / "my-run", override)
 
 
 def test_the_notebook_trains_two_steps_and_looks_at_them(tmp_path, monkeypatch, capsys):
