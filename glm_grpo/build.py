@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import TINY, Config
-from glm_grpo.errors import ConfigError
+from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import DTYPES, Policy, Quantization, ReservedTokens
@@ -31,7 +31,12 @@ from glm_grpo.models.glm_image.export import (
     export_pipeline,
     find_license,
 )
-from glm_grpo.models.glm_image.loading import check_model, check_source_size, load_pipeline
+from glm_grpo.models.glm_image.loading import (
+    check_model,
+    check_source_size,
+    check_target_size,
+    load_pipeline,
+)
 from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
@@ -60,7 +65,12 @@ from glm_grpo.training.checkpoint.files import (
     prune_checkpoints,
 )
 from glm_grpo.training.checkpoint.optimizer_state import load_optimizer
-from glm_grpo.training.checkpoint.resume import FoundCheckpoint, OpenedRun, find_checkpoint
+from glm_grpo.training.checkpoint.resume import (
+    FoundCheckpoint,
+    OpenedRun,
+    find_checkpoint,
+    start_step,
+)
 from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver
 from glm_grpo.training.collect import CollectSettings
@@ -155,6 +165,11 @@ def find_start(config: Config) -> FoundCheckpoint | None:
     path = config.model.start_from
     if path is None:
         return None
+    if not Path(path).exists():
+        raise CheckpointError(
+            f"model.start_from = {path!r} is not there; a run begins with its weights, and is held "
+            "to them by its KL when it goes on: restore it, or name another"
+        )
     found = find_checkpoint(Path(path))
     own, theirs = config.model.adapter, found.config.model.adapter
     if own != theirs:
@@ -341,6 +356,7 @@ def export_model(
     height, width = config.rollout.height, config.rollout.width
     settings = StockSettings(
         base=base,
+        is_embedded=config.model.path == TINY,
         dtype=config.model.dtype,
         height=height,
         width=width,
@@ -401,9 +417,11 @@ def build_prompts(config: Config) -> Prompts:
     """
     path = model_path(config.model.path)
     reserved = check_model(path)
+    height, width = config.rollout.height, config.rollout.width
     if config.data.sources > 0:
-        height, width = config.rollout.height, config.rollout.width
         check_source_size(path, height=height, width=width)
+    if config.reads_targets:
+        check_target_size(height=height, width=width)
     training = build_prompt_set(config.data.path, config, reserved)
     check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
     return Prompts(
@@ -557,6 +575,7 @@ def collect_settings(config: Config) -> CollectSettings:
         micro_batch_size=config.train.micro_batch_size,
         decode_steps=config.decode.rollout_steps or config.decode.steps,
         refill_rounds=config.rollout.refill_rounds,
+        steering=config.reward.steering(),
     )
 
 
@@ -634,6 +653,7 @@ def build_trainer(
         if models.offload.moves("optimizer"):
             # Its moments came back to where the weights are, and wait in CPU memory.
             OptimizerPart(optimizer, device=device).evict()
+    state.start_step = start_step(config)
     recheck = Recheck(
         models,
         collect_settings(config),
@@ -651,7 +671,9 @@ def build_trainer(
         strategy,
         processes,
         batch_for_step=batch_for_step,
-        settings_for_step=recheck.collect_settings,
+        settings_for_step=lambda step: replace(
+            recheck.collect_settings(step), moving_weights=state.moving_weights
+        ),
         updates=lambda: learning_rate.updates,
         spares_for_step=partial(build_spares, config, prompts.training)
         if config.rollout.refill_rounds

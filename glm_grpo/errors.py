@@ -52,7 +52,11 @@ class MemoryLimitError(GlmGrpoError, MemoryError):
 
 
 class NonFiniteError(GlmGrpoError, ArithmeticError):
-    """The policy is lost: log-probabilities, weights, or several gradients in a row not finite."""
+    """The policy is lost: log-probabilities or weights are not finite."""
+
+
+class NonFiniteUpdateError(NonFiniteError):
+    """No update of several steps was finite; the weights are those from before."""
 
 
 class CollectorError(GlmGrpoError, RuntimeError):

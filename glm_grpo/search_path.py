@@ -25,7 +25,9 @@ OWN_CONFIG = "config"
 """Name of the config in a folder of the user's own, as `glm-grpo init` writes it."""
 
 _PROVIDER = "glm-grpo"
-_SHORT_NUMBER = re.compile(r"[a-z][a-z0-9_]*=[-+.\d]")
+_SHORT_NUMBER = re.compile(
+    r"[a-z][a-z0-9_]*=([-+.\d]|null$|(choice|range|interval|sort|shuffle)\()"
+)
 _SHORT_WEIGHT = re.compile(r"([a-z][a-z0-9_]*)=")
 
 
@@ -68,13 +70,21 @@ def may_hold_weights(words: Iterable[str]) -> bool:
 
 
 def write_out_weights(words: Iterable[str], terms: Collection[str]) -> list[str]:
-    """Words in which `ocr=0.5` is `reward.terms.ocr.weight=0.5`; all others as they are."""
+    """Words in which `ocr=0.5` is `reward.terms.ocr.weight=0.5`; all others as they are.
+
+    `ocr=null`, which leaves a term out, is `reward.terms.ocr=null`.
+    """
     return [
-        f"reward.terms.{match[1]}.weight={word[match.end() :]}"
+        _write_out(match[1], word[match.end() :])
         if (match := _SHORT_WEIGHT.match(word)) is not None and match[1] in terms
         else word
         for word in words
     ]
+
+
+def _write_out(term: str, value: str) -> str:
+    key = f"reward.terms.{term}"
+    return f"{key}=null" if value == "null" else f"{key}.weight={value}"
 
 
 def primary_folder() -> str:

@@ -6,6 +6,7 @@ is scored and shown, but takes no part in the reward.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from rewards.audit.canaries import PictureMeasures
 from rewards.base import TermConfig
 from rewards.options import Options, problem_at
 from rewards.reweigh import Mode
@@ -28,6 +30,14 @@ from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
+_TAKEN_NAMES = frozenset(
+    {
+        *("total", "ocr_exact"),
+        *("departures", "source_copies", "token_entropy"),
+        *(field.name for field in dataclasses.fields(PictureMeasures)),
+    }
+)
+"""Of figures beside those of terms: in evaluations, and as canaries."""
 
 
 def _read_terms(value: object) -> object:
@@ -57,6 +67,9 @@ def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
     if not _USABLE_NAME.fullmatch(name):
         rule = "the name of a term is made of small letters, digits and _, at most 40"
         raise problem_at((name,), options, rule, "rename it")
+    if name in _TAKEN_NAMES:
+        rule = "is the name of another figure of a run, which the term's would replace"
+        raise problem_at((name,), options, rule, f"rename it, {name}_term, say")
     kind = options.get("kind", name)
     if isinstance(kind, str) and kind in KINDS:
         return {"kind": kind, **options}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rewards.build import build_scorer
 from rewards.config import RewardConfig
-from rewards.pictures import open_rgb
+from rewards.pictures import open_rgb, to_rgb
 from rewards.problems import describe_problems, find_problems
 from rewards.reweigh import combine
 from rewards.texts import find_quoted_texts
@@ -103,7 +103,7 @@ def _describe(
 
 
 def _open(picture: Picture) -> Image.Image:
-    return picture.convert("RGB") if isinstance(picture, Image.Image) else open_rgb(Path(picture))
+    return to_rgb(picture) if isinstance(picture, Image.Image) else open_rgb(Path(picture))
 
 
 def _to_pixels(picture: Image.Image) -> UInt8[Tensor, "3 H W"]:

@@ -100,6 +100,16 @@ def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Imag
         return _to_rgb(_turn_upright(picture))
 
 
+def to_rgb(picture: Image.Image) -> Image.Image:
+    """A picture in memory as `open_rgb` gives that of a file.
+
+    Raises:
+        PictureError: It is torn, or of an unknown range of values.
+    """
+    with _refusals(FORMATS):
+        return _to_rgb(_turn_upright(picture))
+
+
 def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:
     """A picture as an 8-bit RGB PNG, without loss."""
     stream = io.BytesIO()

@@ -185,6 +185,9 @@ def test_parse_weights_reads_terms_and_numbers() -> None:
     with pytest.raises(ConfigError, match=r"ocr\.weight=1': must be .* each term once"):
         parse_weights(["ocr=1", "reward.terms.ocr.weight=1"], option="--weights")
     assert parse_weights([], option="--share") == {}
+    for size in ("1e-50", "-1e13"):
+        with pytest.raises(ConfigError, match=f"ocr={size}': a weight must be 0, or of a size"):
+            parse_weights([f"ocr={size}"], option="--weights")
 
 
 def test_keys_may_stand_before_and_behind_options(

@@ -20,7 +20,7 @@ from glm_grpo.build import build_planner, build_prompts, model_path
 from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
-from glm_grpo.errors import MemoryLimitError, ModelError
+from glm_grpo.errors import ConfigError, MemoryLimitError, ModelError
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
 from glm_grpo.plan import fit
@@ -271,6 +271,14 @@ def test_run_and_probe_name_terms_that_apply_to_few(
     probe_config(without_targets, num_prompts=1, noises=2, shares={}, directory=tmp_path / "probe")
     assert [line for line in caplog.messages if "of the weight" in line] == RARE[:2]
     assert "Loading" not in capfd.readouterr().err
+
+
+def test_probe_proposes_no_weights_where_they_move(configs_dir: Path, tmp_path: Path) -> None:
+    moving = compose_config(configs_dir, "tiny", ["reward.combine=shares"])
+    with pytest.raises(ConfigError, match=r"leave --share out and set .*reward.terms.ocr.share="):
+        probe_config(
+            moving, num_prompts=1, noises=2, shares={"ocr": 1.0}, directory=tmp_path / "probe"
+        )
 
 
 def test_a_resumed_run_keeps_no_file_of_its_checkpoint_open(

@@ -55,6 +55,22 @@ def test_init_writes_a_config_that_changes_nothing_but_the_prompts(
         assert first.target.equal(world.draw_sign(sign))
 
 
+@pytest.mark.parametrize("preset", ["text", "aesthetic"])
+def test_a_preset_of_rewards_wins_over_what_init_wrote(preset: str, tmp_path: Path) -> None:
+    list(init_folder(tmp_path / "my-run", "glm_image_24gb"))
+    chosen = compose_config(tmp_path / "my-run", None, [f"reward={preset}"])
+    packaged = [f"reward={preset}", "data.path=a", "data.eval_path=b"]
+    assert chosen.reward == compose_config(None, "glm_image_24gb", packaged).reward
+    config = tmp_path / "my-run" / "config.yaml"
+    lines = config.read_text().splitlines()
+    first = lines.index("# reward:")
+    last = next(row for row in range(first, len(lines)) if not lines[row])
+    lines[first:last] = [line.removeprefix("# ") for line in lines[first:last]]
+    config.write_text("\n".join(lines).replace("{weight: 0.3}", "{weight: 0.25}"))
+    own = compose_config(tmp_path / "my-run", None)
+    assert own.reward.weights()["ocr"] == 0.25
+
+
 def test_init_says_how_to_go_on_in_ten_lines(tmp_path: Path) -> None:
     folder = tmp_path / "my run"
     written = list(init_folder(folder, "tiny"))

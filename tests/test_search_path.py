@@ -7,7 +7,7 @@ import pytest
 from glm_grpo.config import compose_config, with_whole_weights
 from glm_grpo.config.root import Config
 from glm_grpo.errors import ConfigError
-from glm_grpo.search_path import PACKAGED_CONFIGS
+from glm_grpo.search_path import PACKAGED_CONFIGS, may_hold_weights
 from rewards.problems import known_keys
 from rewards.terms import KINDS
 
@@ -63,6 +63,8 @@ def test_a_folder_without_a_config_of_its_own_begins_with_tiny(tmp_path: Path) -
         ("ocr=0.5", "reward.terms.ocr.weight=0.5"),
         ("clip_score=0.1,0.3", "reward.terms.clip_score.weight=0.1,0.3"),
         ("exact_word=1", "reward.terms.exact_word.weight=1"),
+        ("ocr=choice(0.1,0.5)", "reward.terms.ocr.weight=choice(0.1,0.5)"),
+        ("ocr=null", "reward.terms.ocr=null"),
         # Keys, groups, other forms, and what is no term.
         ("offload=none", None),
         ("loss=gspo", None),
@@ -76,6 +78,12 @@ def test_a_folder_without_a_config_of_its_own_begins_with_tiny(tmp_path: Path) -
 )
 def test_a_terms_name_stands_for_its_weight(word: str, whole: str | None) -> None:
     assert with_whole_weights([word], None, "tiny_edit") == [whole or word]
+
+
+@pytest.mark.parametrize("word", ["ocr=null", "ocr=choice(0.1,0.5)", "ocr=range(1,3)", "ocr=-1"])
+def test_words_that_may_be_of_terms_are_looked_at(word: str) -> None:
+    assert may_hold_weights([word])
+    assert not may_hold_weights(["offload=none", "reward=text", "run_dir=null-1", "-m"])
 
 
 def test_a_term_of_ones_own_is_looked_up_in_the_config_at_hand() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from glm_grpo.errors import ConfigError
-from rewards.options import path_problem
+from rewards.options import LARGEST_FLOAT, LEAST_FLOAT, path_problem
 
 _UNITS = {
     "B": 1,
@@ -171,6 +171,12 @@ def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
             weight = float(text)
         except ValueError:
             weight = math.nan
+        size = abs(weight)
+        if math.isfinite(weight) and weight != 0 and not LEAST_FLOAT <= size <= LARGEST_FLOAT:
+            raise ConfigError(
+                f"{option} {each!r}: a weight must be 0, or of a size of {LEAST_FLOAT:g} to "
+                f"{LARGEST_FLOAT:g}"
+            )
         if not term or term in weights or not math.isfinite(weight):
             raise ConfigError(
                 f"{option} {each!r}: must be the name of a term, = and a finite number, each term "

@@ -19,7 +19,7 @@ from glm_grpo.config import Config, parse_override, set_key, validate_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.training.checkpoint.resume import find_checkpoint
+from glm_grpo.training.checkpoint.resume import find_checkpoint, pin_start
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.recording.summaries import compare_evaluations
@@ -57,7 +57,7 @@ def evaluate_run(run: Path, overrides: Sequence[str] = ()) -> tuple[int, list[Su
     found = find_checkpoint(run)
     config = _override(found.config, overrides)
     held_out = build_held_out(config)
-    start = find_start(config)
+    start = find_start(pin_start(config, found.checkpoint))
     models = load_models(config, make_accelerator().device, needs_reference=False)
     begin_with(models, start)
     batches = build_evaluation_batches(config, held_out)

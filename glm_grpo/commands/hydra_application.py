@@ -83,6 +83,6 @@ def _with_whole_weights(
 def _config_options() -> argparse.ArgumentParser:
     """Of Hydra's options, those that say where the config is."""
     parser = argparse.ArgumentParser(prog="glm-grpo train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", type=Path)
-    parser.add_argument("--config-name")
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    parser.add_argument("--config-name", "-cn")
     return parser

@@ -43,10 +43,11 @@ data:
 rollout:
 {rollout}
 
-# Each term is a similarity or quality, higher is better. `ocr: null` leaves one out; on the command
-# line `ocr=0.5` sets its weight.
-reward:
-  terms:
+# Each term is a similarity or quality, higher is better. These are the weights of the preset;
+# `reward=NAME` on the command line chooses another one, and `ocr=0.5` sets one weight. What is
+# written here, with the # taken out, wins over every preset; `ocr: null` leaves a term out.
+# reward:
+#   terms:
 {terms}
 
 optim:
@@ -166,7 +167,7 @@ def _write(path: Path, content: str) -> Path:
 
 def _describe_config(folder: Path, name: str, config: Config) -> str:
     terms = [
-        f"    {term}: {{weight: {given.weight:g}}}" for term, given in config.reward.terms.items()
+        f"#     {term}: {{weight: {given.weight:g}}}" for term, given in config.reward.terms.items()
     ]
     return _CONFIG.format(
         folder=_quoted(folder),

@@ -34,7 +34,7 @@ from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
-from glm_grpo.training.checkpoint.resume import OpenedRun, open_run
+from glm_grpo.training.checkpoint.resume import OpenedRun, open_run, pin_start
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
@@ -150,6 +150,7 @@ def _prepare(
         "any time)",
         opened.folder.path,
     )
+    config = pin_start(config, opened.checkpoint, processes)
     with processes.together():
         models = load_models(
             config,

@@ -141,7 +141,13 @@ def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adju
     is_asynchronous = config.train.mode == "async"
     limits = [
         ("train.micro_batch_size", images, "the images of a step", True),
-        ("optim.warmup_steps", config.train.steps, "train.steps", True),
+        # Under a constant schedule steps may be added later, and would find another warm-up.
+        (
+            "optim.warmup_steps",
+            config.train.steps,
+            "train.steps",
+            config.optim.schedule != "constant",
+        ),
         ("decode.recheck_groups", prompts, "rollout.prompts_per_step", is_cheap),
         (
             "async.collectors",

@@ -120,7 +120,8 @@ def _from_config(config: Config, text: str) -> dict[str, Any]:
             "combine": reward.combine,
             "terms": [
                 _term(name, kinds[name], weights[name], term.std_floor)
-                | {"at_least": term.at_least}
+                | {"at_least": term.at_least, "has_share": term.share is not None}
+                | {"is_for_evaluations": term.when == "evaluation"}
                 for name, term in reward.terms.items()
             ],
             "steering": {name: getattr(reward, name) for name in _RATES},

@@ -12,6 +12,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import LossInputs, LossSettings, effective_sample_size, grpo_loss
 from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
 from glm_grpo.types import (
@@ -218,6 +219,7 @@ def update_policy(
     reports: list[UpdateReport] = []
     total = sum(map(len, minibatches)) * settings.updates_per_rollout
     done = 0
+    names: list[str] = []
     for micro_batches, examples in [
         *zip(minibatches, anchored, strict=True)
     ] * settings.updates_per_rollout:
@@ -227,6 +229,8 @@ def update_policy(
             is_last = not examples and index == len(micro_batches) - 1
             with strategy.accumulation(is_last=is_last):
                 parts.append(_score(policy, experience, micro_batch, settings.loss, strategy))
+            names = names or [*parts[0]]
+            _refuse_other_metrics(parts[-1], names)
             done += 1
             count(done, total)
         learned = None
@@ -236,7 +240,7 @@ def update_policy(
         counted = [
             part for part, each in zip(parts, micro_batches, strict=True) if each.replayed_share > 0
         ]
-        metrics = _means(counted, [*parts[0]], strategy)
+        metrics = _means(counted, names, strategy)
         if anchor is not None and learned is not None:
             if examples:
                 metrics["loss/total"] += anchor.weight * learned["cross_entropy"]
@@ -540,6 +544,15 @@ def _score(
         * float(value.double().mean())
         for name, value in metrics.items()
     }
+
+
+def _refuse_other_metrics(metrics: Mapping[str, float], names: Sequence[str]) -> None:
+    """A custom loss chooses its own; a mean over the step is of what every call reports."""
+    for name in sorted({*metrics} ^ {*names}):
+        raise ConfigError(
+            f"loss.function: metric {name!r} was not reported by every call of a step; report the "
+            "same metrics each time, torch.nan where one has no value"
+        )
 
 
 _SHOWN_BY_STAGE = ("policy/entropy", "ratio/clip_fraction", "kl/reference_tokens")

@@ -38,8 +38,9 @@ class Movable(Protocol):
 class ModulePart:
     """Modules that move together.
 
-    Each weight keeps its place in (pinned) CPU memory. Frozen weights are only ever copied to the
-    accelerator; weights that training changes are copied back as well.
+    Each weight keeps its place in (pinned) CPU memory. Frozen weights are only copied to the
+    accelerator; weights that training changes are copied back as well, and so are frozen ones that
+    were written to meanwhile, such as a reference that follows the policy.
     """
 
     def __init__(self, modules: Sequence[nn.Module], *, device: torch.device) -> None:
@@ -54,16 +55,19 @@ class ModulePart:
         ]
         for tensor, home in zip(self._tensors, self._homes, strict=True):
             tensor.data = home
+        self._versions = [tensor._version for tensor in self._tensors]
 
     def load(self) -> None:
         """Bring all weights to the accelerator."""
         for tensor, home in zip(self._tensors, self._homes, strict=True):
             tensor.data = home.to(self._device, non_blocking=True)
+        self._versions = [tensor._version for tensor in self._tensors]
 
     def evict(self) -> None:
-        """Drop the accelerator's copies, saving what training changed."""
-        for tensor, home in zip(self._tensors, self._homes, strict=True):
-            if tensor.requires_grad:
+        """Drop the accelerator's copies, saving what was changed."""
+        for tensor, home, version in zip(self._tensors, self._homes, self._versions, strict=True):
+            # Kernels of other packages may write to what is trained without raising its version.
+            if tensor.requires_grad or tensor._version != version:
                 home.copy_(tensor.data)
             tensor.data = home
 

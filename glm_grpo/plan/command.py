@@ -50,12 +50,24 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
     return lines
 
 
-def floor_lines(floors: Mapping[str, float], *, device: str) -> list[str]:
-    """The least time a step takes, and what that figure is; seconds by phase."""
+def floor_lines(
+    floors: Mapping[str, float], *, device: str, collectors: int | None = None
+) -> list[str]:
+    """The least time a step takes, and what that figure is.
+
+    Args:
+        floors: Seconds by phase.
+        device: Its name.
+        collectors: That make batches while others are learned; None: the phases follow each other.
+    """
     phases = ", ".join(f"{name} {describe_seconds(seconds)}" for name, seconds in floors.items())
+    least, order = sum(floors.values()), "its phases one after the other"
+    if collectors is not None:
+        collecting = floors["rollout"] + floors["decode"]
+        least = max(least - collecting, collecting / collectors)
+        order = f"{collectors} collectors beside the learner, each on such a device"
     return [
-        f"a step takes at least {describe_seconds(sum(floors.values()))} on {device}, "
-        f"its phases one after the other: {phases}",
+        f"a step takes at least {describe_seconds(least)} on {device}, {order}: {phases}",
         "(floors, no predictions: published peak figures, nothing lost, reward terms not counted)",
     ]
 
@@ -111,7 +123,9 @@ def plan_config(
             device=device,
             processes=processes.count,
         )
-        yield from floor_lines(floors, device=device.name)
+        is_asynchronous = config.train.mode == "async"
+        collectors = config.asynchronous.collectors if is_asynchronous else None
+        yield from floor_lines(floors, device=device.name, collectors=collectors)
     if memory is None:
         return
     if plan.peak <= memory:

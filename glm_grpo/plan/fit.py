@@ -53,13 +53,15 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
     """
     rollout = config.rollout
     prompts = math.ceil(rollout.prompts_per_step / processes)
+    # A target picture of each prompt is learned, and none is sampled.
+    group_size = 1 if config.train.method == "sft" else rollout.group_size
     return BatchSizes(
         prompts=prompts,
-        group_size=rollout.group_size,
+        group_size=group_size,
         height=rollout.height,
         width=rollout.width,
         prompt_tokens=prompt_tokens,
-        micro_batch_size=min(config.train.micro_batch_size, prompts * rollout.group_size),
+        micro_batch_size=min(config.train.micro_batch_size, prompts * group_size),
         is_truncated=rollout.top_k is not None
         or rollout.min_p is not None
         or (rollout.top_p is not None and rollout.top_p < 1.0),

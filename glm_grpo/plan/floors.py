@@ -79,6 +79,8 @@ def step_floors(
         "decode": decoding / device.flops,
         "update": learning / device.flops,
     }
+    if config.train.method == "sft":
+        seconds = {"update": seconds["update"]}
     if plan.moved_in:
         seconds["offload"] = (plan.moved_in + plan.moved_out) / device.link
     return seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from glm_grpo.probe.probe import probed_prompts, report_probe, sample_probe
 from glm_grpo.training.data.prompts import PromptSource, part_of_batch
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.types import PromptBatch
+from rewards.config import RewardConfig
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def probe_config(
         ConfigError: A number is out of range, or no weights give the shares.
         GlmGrpoError, RewardError: As in a run.
     """
-    _check_shares(shares, tuple(config.reward.terms))
+    _check_shares(shares, config.reward)
     if branches is not None and config.data.sources > 0:
         raise ConfigError(
             f"--branches {branches}: edits (data.sources is {config.data.sources}) have no "
@@ -91,6 +92,9 @@ def probe_config(
             mode=config.reward.combine,
             shares=shares or None,
             min_rank_correlation=config.decode.min_rank_correlation,
+            unscored={
+                name for name, term in config.reward.terms.items() if term.when == "evaluation"
+            },
         )
     except ValueError as error:
         raise ConfigError(f"--share: {error}") from error
@@ -112,8 +116,14 @@ def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> 
     return [*batches[:-1], part_of_batch(batches[-1], range(rest))]
 
 
-def _check_shares(shares: Mapping[str, float], names: Sequence[str]) -> None:
+def _check_shares(shares: Mapping[str, float], reward: RewardConfig) -> None:
     """Before anything is sampled: `weights_for_shares` would find out at the end."""
+    names = tuple(reward.terms)
+    if shares and reward.combine == "shares":
+        raise ConfigError(
+            "--share proposes fixed weights, and reward.combine=shares moves them; leave --share "
+            f"out and set the shares themselves: reward.terms.{next(iter(shares))}.share=..."
+        )
     unknown = sorted(shares.keys() - set(names))
     if unknown:
         raise ConfigError(

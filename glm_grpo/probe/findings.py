@@ -50,6 +50,7 @@ class ProbedTerm:
             samples; NaN without targets.
         decoder_fraction: See `rewards.audit.audit.decoder_fractions`.
         proposed_weight: The weight that gives the share asked for; None where none was asked for.
+        is_unscored: Only evaluations score it.
     """
 
     audit: TermAudit
@@ -58,6 +59,7 @@ class ProbedTerm:
     room: float
     decoder_fraction: float
     proposed_weight: float | None
+    is_unscored: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,10 @@ def _examine_pairs(report: ProbeReport) -> Iterator[Finding]:
 
 def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iterator[Finding]:
     audit, name = term.audit, term.audit.name
+    if term.is_unscored:
+        what = "is scored in evaluations alone (when: evaluation), so not by the probe"
+        yield Finding(name, what, f"probe with reward.terms.{name}.when=always to see its figures")
+        return
     if math.isnan(audit.mean):
         what = f"applies to none of the {report.prompts} prompts"
         remedy = "give the prompts what it compares with (a target, a quoted text), or leave it out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -278,6 +278,7 @@ def report_probe(
     mode: Mode,
     shares: Mapping[str, float] | None,
     min_rank_correlation: float,
+    unscored: Set[str] = frozenset(),
 ) -> ProbeReport:
     """Turns samples into figures.
 
@@ -285,6 +286,7 @@ def report_probe(
         mode: How terms are combined.
         shares: Of the advantage, by term, if weights are to be proposed that give them.
         min_rank_correlation: Between cheap and full decode, where a run would fall back.
+        unscored: Terms that only evaluations score.
 
     Raises:
         ValueError: No weights give these shares; names the nearest.
@@ -302,6 +304,7 @@ def report_probe(
         (samples.reconstruction - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
         decoder_fractions(samples.redrawn, table).tolist(),
         proposed,
+        [name in unscored for name in table.names],
         strict=True,
     )
     decode = None

@@ -148,6 +148,8 @@ class Rescoring:
         gaining: Images that gain most advantage, the most first; those whose advantage changes by
             less than the two decimals it is shown with are left out.
         losing: Images that lose most advantage, likewise.
+        is_exact: Whether the run's own weights give what it stored to the bit; to 0.001 where
+            weights move, which another machine may round in another way.
         rare_terms: Lines on terms that apply to few of the prompts.
     """
 
@@ -164,6 +166,7 @@ class Rescoring:
     gaining: tuple[MovedImage, ...]
     losing: tuple[MovedImage, ...]
     rare_terms: tuple[str, ...] = ()
+    is_exact: bool = True
 
 
 _TERM_OPTIONS = ("weight", "share", "at_least", "std_floor")
@@ -209,7 +212,7 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     problems = []
     for override in overrides:
         key, value = parse_override(override)
-        problem = _find_problem(key, value, config)
+        problem = _find_problem(key, value, config, combine=combine or config.reward.combine)
         if problem is not None:
             problems.append(problem)
             continue
@@ -239,7 +242,7 @@ def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
     return write_out_weights(overrides, {*config.reward.terms, *KINDS})
 
 
-def _find_problem(key: str, value: object, config: Config) -> Problem | None:
+def _find_problem(key: str, value: object, config: Config, *, combine: object) -> Problem | None:
     match = _CHANGEABLE.fullmatch(key)
     if match is None:
         rule = (
@@ -251,7 +254,7 @@ def _find_problem(key: str, value: object, config: Config) -> Problem | None:
     if name is None:
         return None
     if name in config.reward.terms:
-        is_share = config.reward.combine == "shares" and config.reward.terms[name].share is not None
+        is_share = combine == "shares" and config.reward.terms[name].share is not None
         if is_share and key.endswith(".weight"):
             rule = "is not read: the run gave this term a share"
             return Problem(key, value, rule, f"set reward.terms.{name}.share={value}")
@@ -353,6 +356,7 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
         gaining=gaining,
         losing=losing,
         rare_terms=tuple(_describe_rare_terms(stored.groups, other)),
+        is_exact=not is_moving,
     )
 
 

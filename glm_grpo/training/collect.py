@@ -8,7 +8,7 @@ from functools import cache
 from itertools import accumulate
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from glm_grpo.grpo.advantages import AdvantageSettings, group_advantages
@@ -24,6 +24,7 @@ from glm_grpo.training.phase import (
 )
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import Mode, combine
+from rewards.steering import MovingWeights, Steering, weigh
 from rewards.types import RewardTable
 
 
@@ -37,6 +38,8 @@ class CollectSettings:
         micro_batch_size: Sequences the reference scores at once.
         decode_steps: Denoising steps of what is trained on, >= 1.
         refill_rounds: Times that flat groups are replaced by groups of other prompts, >= 0.
+        steering: How the weights of the terms move; None: they do not.
+        moving_weights: Where they stand, which decides what is flat; None before the first step.
     """
 
     combine: Mode
@@ -45,6 +48,8 @@ class CollectSettings:
     micro_batch_size: int
     decode_steps: int
     refill_rounds: int = 0
+    steering: Steering | None = None
+    moving_weights: MovingWeights | None = None
 
 
 def collect(
@@ -86,7 +91,7 @@ def collect(
     with processes.together():
         experience = make(batch)
     if spares is not None:
-        experience = _refill(experience, spares, make, settings.refill_rounds, processes)
+        experience = _refill(experience, spares, make, settings, processes)
     rewards = experience.totals - experience.penalties
     advantages = batch_advantages(rewards, settings.advantage, processes)
     return replace(experience, advantages=advantages)
@@ -138,7 +143,7 @@ def _refill(
     first: Experience,
     spares: SparePrompts,
     make: Callable[[PromptBatch], Experience],
-    rounds: int,
+    settings: CollectSettings,
     processes: Processes,
 ) -> Experience:
     """The groups of all rounds, and which of them are trained on.
@@ -146,9 +151,9 @@ def _refill(
     Each process replaces its own, by spare prompts that it and no other takes.
     """
     parts, trained = [first], torch.arange(len(first.totals))
-    flat = first.advantages.is_flat.nonzero().flatten()
+    flat = _is_flat(first, settings).nonzero().flatten()
     used = 0
-    for _ in range(rounds):
+    for _ in range(settings.refill_rounds):
         counts = processes.gather(len(flat))
         left = len(spares) - used
         if sum(counts) == 0 or left == 0:
@@ -163,9 +168,18 @@ def _refill(
                 trained[replaced] = sum(len(part.totals) for part in parts) + torch.arange(
                     len(places)
                 )
-                flat = replaced[more.advantages.is_flat]
+                flat = replaced[_is_flat(more, settings)]
                 parts.append(more)
     return replace(join_experiences(parts), trained=trained)
+
+
+def _is_flat(experience: Experience, settings: CollectSettings) -> Bool[Tensor, " P"]:
+    """Which groups have nothing to teach under the weights in force."""
+    if settings.steering is None or settings.moving_weights is None:
+        return experience.advantages.is_flat
+    rewards = weigh(experience.rewards, settings.moving_weights, settings.steering)
+    totals = combine(rewards, mode=settings.combine) - experience.penalties
+    return batch_advantages(totals, settings.advantage, ALONE).is_flat
 
 
 def _cat_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:

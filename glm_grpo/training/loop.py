@@ -21,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from glm_grpo.config.sections import AnchorSection
-from glm_grpo.errors import HackingError, NonFiniteError
+from glm_grpo.errors import HackingError, NonFiniteUpdateError
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.grpo.advantages import AdvantageSettings
 from glm_grpo.grpo.update import (
@@ -54,7 +54,7 @@ from rewards.steering import Steering
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_IN_A_ROW = 3
-"""Non-finite updates in a row after which a run stops."""
+"""Steps in a row without a finite update after which a run stops."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class Trainer:
             before its last evaluation.
 
         Raises:
-            NonFiniteError: Loss or gradient was not finite three times in a row, or the policy
-                draws from what is no distribution.
+            NonFiniteError: Loss or gradient was not finite in all updates of three steps in a row,
+                or the policy draws from what is no distribution.
             DecoderError: The decoder drew what is no picture.
             HackingError: A canary left its band and the run is to stop then.
             SelfCheckError: Sampling and replay disagree.
@@ -309,7 +309,13 @@ class Trainer:
             self._progress.evaluated(0, metrics)
             return
         self._recorder.resume()
-        if not self._is_evaluation_due() or not self._recorder.lacks_evaluation(step):
+        if not self._is_evaluation_due():
+            return
+        recorded = self._recorder.recorded_total(step)
+        if recorded is not None:
+            # It may have been made up for by a run that was killed before it was saved.
+            if self._state.note_best(recorded):
+                self._saver.save()
             return
         # A term failed in that evaluation.
         with self._saver.saved_on_failure(step):
@@ -350,21 +356,24 @@ class Trainer:
             ]
 
     def _refuse_non_finite(self, updates: Sequence[UpdateReport]) -> None:
-        state = self._state
-        for report in updates:
-            state.skipped_in_a_row = state.skipped_in_a_row + 1 if report.is_skipped else 0
-            if report.is_skipped and self._processes.is_main:
-                logger.warning(
-                    "step %d: loss %s, gradient norm %s: the update was skipped",
-                    state.step,
-                    report.metrics["loss/total"],
-                    report.metrics["optim/grad_norm"],
-                )
-            if state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                raise NonFiniteError(
-                    f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row; "
-                    "in a new run lower optim.learning_rate or optim.max_grad_norm"
-                )
+        state, skipped = self._state, [report for report in updates if report.is_skipped]
+        for report in skipped if self._processes.is_main else ():
+            logger.warning(
+                "step %d: loss %s, gradient norm %s: the update was skipped",
+                state.step,
+                report.metrics["loss/total"],
+                report.metrics["optim/grad_norm"],
+            )
+        # Updates of one rollout that leave the weights alone fail alike: steps are counted.
+        is_lost = len(skipped) == len(updates) > 0
+        state.skipped_in_a_row = state.skipped_in_a_row + 1 if is_lost else 0
+        if state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            self._saver.save_since(state.step - state.skipped_in_a_row)
+            raise NonFiniteUpdateError(
+                "loss or gradient was not finite in any update of "
+                f"{state.skipped_in_a_row} steps in a row; "
+                "in a new run lower optim.learning_rate or optim.max_grad_norm"
+            )
 
     def _stop_on_hacking(self, departures: Sequence[Departure]) -> None:
         if not departures or not self._settings.is_stopping_on_hacking:

@@ -8,9 +8,12 @@ import math
 import os
 import re
 import ssl
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 
 import httpx
 
@@ -20,10 +23,22 @@ from rewards.types import RewardError
 MAX_ANSWER_BYTES = 2**24
 """Longest answer that is read: scores and notes of some thousand pictures are smaller."""
 
+T = TypeVar("T")
+
 _CONNECT_SECONDS = 10.0
 _KEY = re.compile("[!-~]+")
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 120.0
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for a coroutine, also where an event loop runs already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 @dataclass(frozen=True)

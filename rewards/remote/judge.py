@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rewards.base import has_needs
 from rewards.pictures import encode_png
-from rewards.remote.client import RetryRules, ask, describe, hide, open_client, read_key
+from rewards.remote.client import RetryRules, ask, describe, hide, open_client, read_key, wait_for
 from rewards.remote.messages import EXCERPT
 from rewards.terms.vlm_judge import Question
 from rewards.types import Prompt, RewardError, Scores
@@ -97,7 +97,7 @@ class VlmJudgeReward:
             statuses=frozenset({429, *range(500, 600)}),
             errors=(httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError),
         )
-        asyncio.run(self._probe())
+        wait_for(self._probe())
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has what the question is about."""
@@ -118,7 +118,7 @@ class VlmJudgeReward:
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
         """As `score`; the notes are the model's answers, without the white space around them."""
-        verdicts = asyncio.run(self._ask_about_all(prompts, pixels))
+        verdicts = wait_for(self._ask_about_all(prompts, pixels))
         values = torch.tensor([verdict.value for verdict in verdicts], dtype=torch.float32)
         return Scores(values, tuple(verdict.answer for verdict in verdicts))
 
@@ -142,7 +142,7 @@ class VlmJudgeReward:
                 name = f"vlm_judge: prompt {prompts[index].prompt_id}, image {index}"
                 return self._read_verdict(outcome, name)
 
-            # The first failure ends asyncio.run, which gives up what is still under way.
+            # The first failure ends the wait, which gives up what is still under way.
             return await asyncio.gather(*map(ask_about, range(len(prompts))))
 
     def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:

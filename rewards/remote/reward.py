@@ -21,6 +21,7 @@ from rewards.remote.client import (
     hide,
     open_client,
     uses_environment,
+    wait_for,
 )
 from rewards.remote.messages import (
     MessageError,
@@ -150,7 +151,7 @@ class RemoteReward:
         return decode(hidden.encode())
 
     def _send(self, method: str, path: str, body: bytes | None, *, seconds: float) -> bytes:
-        outcome = asyncio.run(self._try(method, path, body, seconds=seconds))
+        outcome = wait_for(self._try(method, path, body, seconds=seconds))
         if isinstance(outcome, httpx.ReadTimeout | httpx.WriteTimeout):
             raise LostScorerError(
                 f"the scorer at {self._url} gave no answer to {path} within {seconds:g} seconds "

@@ -112,14 +112,15 @@ class RewardServer(uvicorn.Server):
         # Terms are not made for several threads, and an accelerator is not faster for them.
         self._turn = asyncio.Lock()
         try:
-            self._listener = socket.create_server(address)
+            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+            self._listener = socket.create_server(address, family=family)
         except OSError as error:
             raise RewardError(
                 f"cannot listen at {address[0]} port {address[1]} ({error}); choose another port, "
                 "or 0 for any that is free"
             ) from error
         host, port = self._listener.getsockname()[:2]
-        self.url = f"http://{host}:{port}"
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         protocol: Any = partial(_Connection, owner=self)
         super().__init__(
             uvicorn.Config(

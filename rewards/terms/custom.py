@@ -32,8 +32,8 @@ class CustomConfig(TermConfig):
     """`module:function`, importable from the folder the run starts in. It gets a list of N prompts
     and pictures UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N]."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """What of a prompt the function uses: some of prompt, text, target. It is not called for
-    prompts that lack it."""
+    """What of a prompt the function uses: some of prompt, text, target, source. It is not
+    called for prompts that lack it."""
 
     def needs(self) -> tuple[Need, ...]:
         """As the user stated."""

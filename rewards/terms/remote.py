@@ -23,8 +23,8 @@ class RemoteConfig(TermConfig):
     token_variable: Variable | None = TOKEN_VARIABLE
     """Environment variable that holds the scorer's token; null, or not set: none is sent."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """What of a prompt the scorer uses: some of prompt, text, target, as the scorer says it
-    does. It is not asked about prompts that lack it."""
+    """What of a prompt the scorer uses: some of prompt, text, target, source, as the scorer
+    says it does. It is not asked about prompts that lack it."""
     retries: int = Field(default=3, ge=0, le=1000)
     """Further tries after a broken connection or an answer of status 502, 503 or 504."""
 

@@ -376,6 +376,28 @@ def test_name_notes_and_tags_of_a_run_are_text(
     expect(page.locator("img[src=x]")).to_have_count(0)
 
 
+def test_parts_of_large_scores_add_up_to_within_their_size(open_gallery: OpenGallery) -> None:
+    page = open_gallery("groups?step=1")
+    found = page.evaluate(
+        """([off]) => {
+          glmGallery.run.reward = { combine: "weighted_sum", steering: {}, terms: [
+            { name: "big", weight: 0.3, std_floor: 1e-4, at_least: null }] };
+          const raw = [50000.1, 50001.3];
+          const total = raw.map((value) => Math.fround(Math.fround(value * 0.3) + off));
+          const group = { prompt_id: "p", images: ["a", "b"], raw: { big: raw }, total };
+          return glmGallery.groupSamples.arrange(group).problem;
+        }""",
+        [0.01],
+    )
+    assert found is None
+    assert "were weighted with others" in page.evaluate(
+        """() => {
+          const group = { prompt_id: "p", images: ["a"], raw: { big: [50000] }, total: [15010] };
+          return glmGallery.groupSamples.arrange(group).problem;
+        }"""
+    )
+
+
 def test_hostile_prompt_can_be_addressed(open_gallery: OpenGallery, hostile: str) -> None:
     page = open_gallery("groups?step=1")
     group = page.locator(".group").last

@@ -601,3 +601,17 @@ def test_run_of_one_step_is_drawn(
     text = "last values: reward/mean 0.5"
     expect(slider(page, "Total")).to_have_attribute("aria-valuetext", text)
     assert not math.isnan(float(chart(page, "Total").locator("canvas").evaluate("c => c.width")))
+
+
+def test_a_band_that_is_open_above_marks_falls_alone(open_curves: OpenGallery) -> None:
+    page = open_curves("")
+    marked = """(isOpenAbove) => {
+      const chart = {
+        lines: [{ values: [0.1, 0.5, 0.9], style: { colour: "--ink" } }],
+        evaluations: [],
+        band: { low: [0.3, 0.3, 0.3], high: [0.6, 0.6, 0.6], isOpenAbove },
+      };
+      return glmGallery.curveLayout.layOut([0, 1, 2], chart, 0).columns.at(-1);
+    }"""
+    assert page.evaluate(marked, False) == [0.1, None, 0.9]
+    assert page.evaluate(marked, True) == [0.1, None, None]

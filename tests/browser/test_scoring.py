@@ -392,6 +392,28 @@ def test_scoring_finds_weights_for_shares_as_probe_does(
     assert weights[2] < 0
 
 
+@pytest.mark.parametrize("share", [0.03, 0.05, 0.1])
+def test_scoring_finds_shares_of_terms_that_pull_against_each_other(
+    page: Page, share: float
+) -> None:
+    table = make_table(seed=0)
+    generator = torch.Generator().manual_seed(1)
+    steady = 0.01 * torch.randn(table.raw.shape[:2], generator=generator)
+    table.is_applicable[:] = torch.tensor([False, False, True, True])
+    table.raw[:, :, 3] = 0.5 + steady
+    table.raw[:, :, 2] = torch.rand(table.raw.shape[:2], generator=generator) - 30 * steady
+    # In a third of the groups the one term alone tells images apart.
+    table.raw[::3, :, 2] = 0.5
+    shares = {"ocr": share, "aesthetic": 1 - share}
+    steps = to_steps(to_groups(table, make_penalty(0)))
+    found = call(page, "weightsForShares", steps, to_reward(table, "weighted_sum", WEIGHTS), shares)
+    weights_for_shares(table, "weighted_sum", shares)
+    assert found["isReached"]
+    weighed = replace(table, weights=torch.tensor(found["weights"]))
+    reached = advantage_shares(weighed, mode="weighted_sum").tolist()
+    assert reached[2:] == pytest.approx(list(shares.values()), abs=1e-3)
+
+
 def test_scoring_says_where_no_weights_give_the_shares(page: Page) -> None:
     table = make_table(seed=11)
     # The one varies in every group, the other in one: its share is a twentieth at the most.

@@ -18,7 +18,8 @@ from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import ConfigError
 from glm_grpo.gallery import write_gallery
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.rescoring.rescore import rescore
+from glm_grpo.rescoring.rescore import override_weighing, rescore
+from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
@@ -209,6 +210,57 @@ def test_weights_give_the_advantages_of_rescore(
     for image in (*rescoring.gaining, *rescoring.losing):
         expected = [image.advantage_before, image.advantage_after]
         assert found[image.image] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "params", "words"),
+    [
+        (
+            ("reward.combine=shares", "+reward.terms.ocr.share=0.6"),
+            {"combine": "weighted_sum", "w__ocr": 0.7},
+            ["reward.terms.ocr.share=null", "reward.terms.ocr.weight=0.7"],
+        ),
+        (
+            ("reward.combine=shares", "+reward.terms.ocr.share=0.6"),
+            {"w__ocr": 0.7},
+            ["reward.terms.ocr.share=0.7"],
+        ),
+        (
+            ("reward.watch=[ssim]", "reward.terms.ssim.weight=0"),
+            {"w__ssim": 0.5, "w__ocr": 0.7},
+            ["reward.watch=[]", "reward.terms.ssim.weight=0.5"],
+        ),
+        (
+            ("reward.terms.ssim.weight=0", "+reward.terms.ssim.when=evaluation"),
+            {"w__ssim": 0.5, "w__ocr": 0.7},
+            ["reward.terms.ocr.weight=0.7"],
+        ),
+    ],
+)
+def test_lines_to_copy_are_those_that_train_and_rescore_take(
+    given: tuple[str, ...],
+    params: dict[str, object],
+    words: list[str],
+    open_gallery: OpenGallery,
+    configs_dir: Path,
+    tmp_path: Path,
+) -> None:
+    folder = write_run(tmp_path / "run", configs_dir, *given)
+    page = open_gallery(fragment(**params), run=folder)
+    rescoring, training = (page.locator("pre").nth(place) for place in (1, 2))
+    for line in (rescoring, training):
+        expect(line).to_contain_text("reward.terms.ocr")
+
+    config = read_config(folder)
+    changed = override_weighing(config, read_overrides(page))
+    overrides = shlex.split(training.inner_text())[5:]
+    assert {*words} <= {*overrides}
+    trained = compose_config(folder.path, None, overrides)
+    assert trained.reward.weights() == changed.reward.weights()
+    assert trained.reward.combine == changed.reward.combine
+    of_evaluations = "+reward.terms.ssim.when=evaluation" in given
+    slider = page.get_by_role("slider", name="ssim")
+    expect(slider).to_be_disabled() if of_evaluations else expect(slider).to_be_enabled()
 
 
 def test_weights_follow_the_slider_the_field_and_the_reset(

@@ -22,6 +22,13 @@ def small(bend: Bend) -> Bend:
     return bend
 
 
+def test_a_warm_up_stays_as_it_is_where_steps_may_be_added_later(small: Bend) -> None:
+    small("optim.schedule", "constant")
+    effective = effective_config(validate_config(small("optim.warmup_steps", 100)))
+    assert effective.config.optim.warmup_steps == 100
+    assert effective.note == ""
+
+
 @pytest.mark.parametrize(
     ("key", "given", "used", "note"),
     [

@@ -118,6 +118,10 @@ BAD_VALUES = [
     ),
     ("reward.terms.lpip", {"weight": 0.1}, "'lpip' is not a reward term", "did you mean lpips?"),
     ("reward.terms.Near", {"kind": "ssim"}, "is made of small letters", "rename it"),
+    # Figures of a run bear these names.
+    ("reward.terms.total", {"kind": "ssim"}, "is the name of another figure", "total_term"),
+    ("reward.terms.ocr_exact", {"kind": "ssim"}, "is the name of another figure", "ocr_exact_term"),
+    ("reward.terms.dark_fraction", {"kind": "ssim"}, "the name of another figure", "rename it"),
     # What would overflow later.
     ("rollout.prompts_per_step", 10**6, "must be at most 65536", "65536 or less"),
     ("rollout.group_size", 10**30, "must be at most 65536", "65536 or less"),

@@ -21,7 +21,7 @@ from glm_grpo.build import (
 )
 from glm_grpo.config import compose_config
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.checkpoint.resume import open_run
+from glm_grpo.training.checkpoint.resume import open_run, pin_start
 from glm_grpo.training.distributed.processes import Processes
 from rewards.score import Scorer, Term
 
@@ -71,13 +71,13 @@ def make_trainer(tmp_path):
         short = dataclasses.replace(prompts.held_out, signs=prompts.held_out.signs[:held_out])
         prompts = Prompts(training=prompts.training, held_out=short)
         models = build_models(config, Accelerator().device, needs_reference=True)
+        opened = open_run(config)
+        config = pin_start(config, opened.checkpoint)
         begin_with(models, find_start(config))
         if change_stage is not None:
             models = change_stage(models)
         launch = Launch(Accelerator(), Processes())
-        trainer = build_trainer(
-            config, models, prompts, open_run(config), launch, Console(quiet=True)
-        )
+        trainer = build_trainer(config, models, prompts, opened, launch, Console(quiet=True))
         if change_batch is not None:
             trainer.source.batch_for_step = change_batch(trainer.source.batch_for_step)
         return trainer, models, run_dir

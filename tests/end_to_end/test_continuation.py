@@ -154,7 +154,7 @@ def test_non_finite_updates_are_skipped_and_three_in_a_row_stop_the_run(make_tra
 
     trainer.source.batch_for_step = break_at_two
 
-    with pytest.raises(NonFiniteError, match="3 updates in a row"):
+    with pytest.raises(NonFiniteError, match="3 steps in a row"):
         trainer.run()
 
     rows = read_metrics(RunFolder(run_dir))

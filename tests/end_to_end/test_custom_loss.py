@@ -7,9 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
+VARYING = """\
+from glm_grpo.grpo.losses import LossOutput
+
+calls = []
+
+
+def loss(inputs):
+    calls.append(1)
+    total = -(inputs.advantages[:, None] * inputs.log_probs).mean()
+    return LossOutput(total, {"mine/first": total.detach()} if len(calls) == 1 else {})
+"""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
@@ -33,3 +45,15 @@ def test_metrics_of_a_custom_loss_are_stored(make_trainer, tmp_path, monkeypatch
     assert any(
         not value.equal(before[name]) for name, value in models.policy.state_tensors().items()
     )
+
+
+def test_metrics_that_only_some_calls_report_are_refused(make_trainer, tmp_path, monkeypatch):
+    (tmp_path / "varying.py").write_text(VARYING)
+    monkeypatch.chdir(tmp_path)
+    trainer, _, _ = make_trainer(
+        *("loss=custom", "loss.function=varying:loss", "rollout.prompts_per_step=2"),
+        *("train.steps=1", "train.micro_batch_size=4"),
+    )
+
+    with pytest.raises(ConfigError, match="metric 'mine/first' was not reported by every call"):
+        trainer.run()

@@ -14,6 +14,8 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import evaluation_steps, read_metrics
 from glm_grpo.terminal import explain
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
+from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.training.checkpoint.saver import CheckpointSaver
 from glm_grpo.training.recording.recorder import Recorder
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
@@ -231,3 +233,29 @@ def test_an_evaluation_made_up_for_is_made_again_where_its_line_was_not_written(
     resumed, _, _ = make_run(Brightness(), "train.resume=auto", often)
     assert resumed.run() is not None
     assert [row["step"] for row in read_metrics(folder) if "eval/total" in row] == [0, 2, 4]
+
+
+def test_an_evaluation_made_up_for_may_be_the_best_though_its_run_was_killed(make_run, monkeypatch):
+    often = ("train.eval_every=2", "train.keep_checkpoints=1")
+    trainer, _, run_dir = make_run(FailsOnHeldOut(2), *often)
+    with pytest.raises(RewardError, match="the scorer is gone"):
+        trainer.run()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto", *often)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunState, "note_best", lambda self, total: True)
+        patch.setattr(CheckpointSaver, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            resumed.run()
+    folder = RunFolder(run_dir)
+    total = read_metrics(folder)[-1]["eval/total"]
+    assert total is not None
+
+    resumed, _, _ = make_run(Brightness(), "train.resume=auto", *often)
+    resumed._state.best_total = total - 1
+    resumed._begin()
+    state = load_checkpoint(newest_checkpoint(folder)).run_state()
+    assert (state.best_step, state.best_total) == (2, total)

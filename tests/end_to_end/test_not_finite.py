@@ -24,7 +24,7 @@ def fail(trainer, error):
     """Runs into the error; its text."""
     with pytest.raises(error) as caught:
         trainer.run()
-    return explain(caught.value).removeprefix(f"{error.__name__}: ")
+    return explain(caught.value).removeprefix(f"{type(caught.value).__name__}: ")
 
 
 def skipped(folder):
@@ -85,7 +85,9 @@ def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make
 
     message = fail(trainer, NonFiniteError)
 
-    assert message.startswith("step 4: loss or gradient was not finite in 3 updates in a row")
+    assert message.startswith(
+        "step 4: loss or gradient was not finite in any update of 3 steps in a row"
+    )
     resume = re.search(r"step-000003: train\.resume=(\S+)$", message)
     assert resume is not None
     assert skipped(folder) == [0, 1, 1, 1]
@@ -94,6 +96,41 @@ def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make
     assert resumed.run() is not None
     # Step 4 is taken again, and the updates that were skipped before it stay so.
     assert skipped(folder) == [0, 1, 1, 0, 0]
+
+
+def test_updates_of_one_rollout_count_once_and_what_was_learned_before_is_saved(make_run):
+    def broken_at(*steps):
+        state = {"step": 0}
+        hooked = []
+
+        def at_step(models, step):
+            state["step"] = step
+            if not hooked:
+                weight = models.policy.trainable_parameters()[-1]
+                hooked.append(
+                    weight.register_hook(lambda g: g * (torch.nan if state["step"] in steps else 1))
+                )
+
+        return at_step
+
+    passes = ("train.updates_per_rollout=3", "train.checkpoint_every=100")
+    trainer, _, folder = make_run(*passes, "train.steps=4", at_step=broken_at(2, 4), folder="once")
+    assert trainer.run() is not None
+    assert skipped(folder) == [0, 3, 0, 3]
+
+    trainer, models, folder = make_run(
+        *passes, "train.steps=9", at_step=broken_at(2, 3, 4), folder="thrice"
+    )
+    message = fail(trainer, NonFiniteError)
+    assert "in any update of 3 steps in a row" in message
+    assert skipped(folder) == [0, 3, 3, 3]
+    resume = re.search(r"step-000004: train\.resume=(\S+)$", message)
+    assert resume is not None
+    weights = load_checkpoint(folder.checkpoint_dir(4)).of("policy")
+    assert are_equal(weights, dict(models.policy.state_tensors()))
+    resumed, _, _ = make_run(*passes, "train.steps=9", f"train.resume={resume[1]}", folder="thrice")
+    assert resumed.run() is not None
+    assert skipped(folder) == [0, 3, 3, 3, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("value", [torch.nan, pytest.param(-torch.inf, marks=pytest.mark.long)])
@@ -297,7 +334,7 @@ def test_an_infinite_divergence_from_the_reference_moves_no_weight(make_run):
 
     message = fail(trainer, NonFiniteError)
 
-    assert "step 3: loss or gradient was not finite in 3 updates in a row" in message
+    assert "step 3: loss or gradient was not finite in any update of 3 steps in a row" in message
     assert skipped(folder) == [1, 1, 1]
     assert are_equal(untrained, dict(models.policy.state_tensors()))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import doctest
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 import glm_grpo
 import rewards
@@ -106,6 +107,27 @@ def test_evaluate_draws_as_a_run_with_these_settings_does(folder):
 
 
 @pytest.mark.parametrize(
+    "held", ["loss.kl_coef=0", "model.adapter={rank: 4, alpha: 8.0}"], ids=["no-kl", "lora"]
+)
+def test_a_run_goes_on_without_the_one_it_began_with_where_it_has_all_of_it(tmp_path, held):
+    small = (
+        *("rollout.prompts_per_step=1", "rollout.group_size=2", "train.micro_batch_size=2"),
+        *("eval.samples_per_prompt=1", "decode.steps=1", "trackers=[]", "train.eval_every=9"),
+        *("optim.schedule=constant", "optim.warmup_steps=0", held),
+    )
+
+    def train(*overrides, name):
+        folder = f"run_dir={tmp_path / name}"
+        return glm_grpo.train(glm_grpo.load_config("tiny", *small, *overrides, folder))
+
+    train("train.method=sft", "train.steps=1", name="first")
+    start = f"model.start_from={tmp_path / 'first'}"
+    train(start, "train.steps=1", name="second")
+    shutil.rmtree(tmp_path / "first")
+    assert train(start, "train.steps=2", "train.resume=auto", name="second").steps == [1, 2]
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("train.steps=3", "train.steps = 3.*not a key that eval can change.*remedy: leave it out"),
@@ -150,6 +172,28 @@ def test_score_images_weighs_only_what_applies(tmp_path):
     # weight to the others.
     assert scores.total.isna().tolist() == [True, False, False]
     assert scores.total.tolist()[1:] == pytest.approx([0.4, 0.0])
+
+
+def test_a_picture_in_memory_scores_as_its_file_does(tmp_path):
+    rgba = Image.new("RGBA", (64, 32), (255, 255, 255, 0))
+    rgba.paste((0, 0, 0, 255), (0, 0, 32, 32))
+    rgba.save(tmp_path / "clear.png")
+    turned = Image.new("RGB", (64, 32), "white")
+    turned.paste("black", (0, 0, 32, 32))
+    exif = turned.getexif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned.save(tmp_path / "turned.png", exif=exif)
+    names = ("clear.png", "turned.png")
+    target = turned.copy()
+    scores = score_images(
+        ["a sign"] * 4,
+        [*(Image.open(tmp_path / name) for name in names), *(tmp_path / name for name in names)],
+        {"terms": {"psnr": {"weight": 1.0}}},
+        targets=[target, target] * 2,
+    )
+    assert scores.psnr[:2].tolist() == scores.psnr[2:].tolist()
+    assert scores.psnr[0] == 1
+    assert scores.psnr[1] < 1
 
 
 def test_score_images_refuses_lists_that_do_not_fit() -> None:

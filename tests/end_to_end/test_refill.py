@@ -10,9 +10,21 @@ import torch
 
 from glm_grpo.build import build_batch, build_prompts, build_spares, check_prompt_sets
 from glm_grpo.config import compose_config
+from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 
+TWO_TERMS = """\
+import torch
+
+
+def constant(prompts, pixels):
+    return torch.full((len(pixels),), 0.5)
+
+
+def bright(prompts, pixels):
+    return pixels.float().mean(dim=(1, 2, 3)) / 255
+"""
 RUN = ("train.steps=2", "loss.kl_coef=0", "optim.learning_rate=1e-3")
 
 
@@ -61,6 +73,31 @@ def test_flat_groups_are_replaced_stored_and_counted(make_run, flat_for, data):
         assert row["reward/mean"] == pytest.approx(mean, abs=1e-6)
         assert row["optim/grad_norm"] > 0
     assert sum(row["advantage/discarded_groups"] for row in metrics) > 0
+
+
+def test_what_is_flat_is_decided_by_the_weights_in_force(make_trainer, tmp_path, monkeypatch):
+    (tmp_path / "two_terms.py").write_text(TWO_TERMS)
+    monkeypatch.chdir(tmp_path)
+    terms = [f"reward.terms.{name}=null" for name in ("lpips", "ssim", "ocr", "aesthetic")]
+    for name, weight in (("constant", 1), ("bright", 0)):
+        terms += [
+            f"+reward.terms.{name}.kind=custom",
+            f"+reward.terms.{name}.function=two_terms:{name}",
+            f"+reward.terms.{name}.weight={weight}",
+        ]
+    trainer, _, run_dir = make_trainer(
+        *(*RUN, *terms, "reward.allow_untied=true", "rollout.refill_rounds=1"),
+        *("+reward.terms.bright.at_least=0.9", "+reward.bound_rate=1.0"),
+        *("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=8"),
+    )
+    trainer.run()
+
+    folder = RunFolder(run_dir)
+    first, second = (rows_of(folder, step) for step in (1, 2))
+    # The multiplier is 0 in the first step, where the constant alone counts.
+    assert [each["is_discarded"] for each in first] == [True, True, False, False]
+    assert not all(each["is_flat"] for each in second)
+    assert all(each["is_flat"] for each in second if each["is_discarded"])
 
 
 def test_rounds_are_limited(make_run, flat_for, data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import signal
 
 import pytest
@@ -260,6 +261,44 @@ def test_a_run_that_begins_with_another_one_goes_on_as_if_it_had_not_stopped(mak
     rows = [read_metrics(RunFolder(each))[-1] for each in (whole_dir, run_dir)]
     for name in ("kl/reference", "loss/total", "eval/total", "reward/mean"):
         assert rows[0][name] == rows[1][name], name
+
+
+def test_sizes_at_which_no_target_can_be_read_are_refused(configs_dir, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"a circle, number {index}\n" for index in range(8)))
+    long = ("rollout.height=96", "rollout.width=480")
+    long = (*long, f"data.path={path}", f"data.eval_path={path}")
+    for learning in (["train.method=sft"], ["anchor.weight=0.1"]):
+        with pytest.raises(ConfigError, match="rollout.height=96, rollout.width=480.*4 times"):
+            build_prompts(compose_config(configs_dir, "tiny", [*long, *learning]))
+    assert build_prompts(compose_config(configs_dir, "tiny", long)).training
+
+
+def test_the_run_that_another_began_with_may_go_on_meanwhile(make_trainer):
+    longer = (*SFT, "optim.schedule=constant", "train.checkpoint_every=1")
+    first, _, first_dir = make_trainer(*longer, "train.steps=1", folder="first")
+    first.run()
+    more = (*RUN, "optim.schedule=constant", "train.checkpoint_every=1")
+    start = f"model.start_from={first_dir}"
+    whole, models, _ = make_trainer(*more, start, "train.steps=2", folder="whole")
+    whole.run()
+    parts, _, run_dir = make_trainer(*more, start, "train.steps=1", folder="parts")
+    parts.run()
+    onwards = (*longer, "train.steps=2", "train.resume=auto")
+    make_trainer(*onwards, folder="first")[0].run()
+
+    resumed = (*more, start, "train.steps=2", "train.resume=auto")
+    going_on, others, _ = make_trainer(*resumed, folder="parts")
+    going_on.run()
+
+    for name, tensor in models.policy.state_tensors().items():
+        assert torch.equal(tensor, others.policy.state_tensors()[name]), name
+    rows = [read_metrics(RunFolder(each))[-1] for each in (first_dir.parent / "whole", run_dir)]
+    assert rows[0]["kl/reference"] == rows[1]["kl/reference"] > 0
+
+    shutil.rmtree(RunFolder(first_dir).checkpoint_dir(1))
+    with pytest.raises(CheckpointError, match="step-000001' is not there; a run begins"):
+        make_trainer(*resumed, "train.steps=3", folder="parts")
 
 
 def test_weights_of_another_adapter_are_refused_before_anything_is_loaded(

@@ -44,6 +44,8 @@ def test_run_tells_the_settings(run: Any) -> None:
                     "weight": 0.4,
                     "std_floor": 0.0001,
                     "at_least": None,
+                    "has_share": False,
+                    "is_for_evaluations": False,
                 },
                 {
                     "name": "ssim",
@@ -51,6 +53,8 @@ def test_run_tells_the_settings(run: Any) -> None:
                     "weight": 0.2,
                     "std_floor": 0.0001,
                     "at_least": None,
+                    "has_share": False,
+                    "is_for_evaluations": False,
                 },
                 {
                     "name": "ocr",
@@ -58,6 +62,8 @@ def test_run_tells_the_settings(run: Any) -> None:
                     "weight": 0.3,
                     "std_floor": 0.0001,
                     "at_least": None,
+                    "has_share": False,
+                    "is_for_evaluations": False,
                 },
                 {
                     "name": "aesthetic",
@@ -65,6 +71,8 @@ def test_run_tells_the_settings(run: Any) -> None:
                     "weight": 0.1,
                     "std_floor": 0.0001,
                     "at_least": None,
+                    "has_share": False,
+                    "is_for_evaluations": False,
                 },
             ],
             "steering": {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0},

@@ -85,6 +85,30 @@ def test_without_parts_nothing_moves():
         pass
 
 
+def test_what_was_written_to_is_kept_whether_it_is_trained_or_not(monkeypatch):
+    # On the CPU `to` makes no copy, as it does on the way to an accelerator.
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *a, **k: to(tensor, *a, **k).clone())
+    reference, untouched = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)
+    untouched.requires_grad_(False)
+    part = ModulePart([reference, untouched], device=torch.device("cpu"))
+    kept, home = untouched.weight.clone(), untouched.weight.data_ptr()
+
+    for value in (3.0, 5.0):
+        part.load()
+        assert untouched.weight.data_ptr() != home
+        with torch.no_grad():
+            for tensor in reference.state_dict().values():
+                tensor.lerp_(torch.full_like(tensor, value), 1.0)
+        part.evict()
+        part.load()
+        part.evict()
+        assert (reference.weight == value).all()
+        assert (reference.bias == value).all()
+    assert torch.equal(untouched.weight, kept)
+    assert untouched.weight.data_ptr() == home
+
+
 @pytest.mark.gpu
 def test_module_part_moves_weights_and_keeps_what_training_changed():
     device = torch.device("cuda")

@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Literal
@@ -292,6 +293,11 @@ def test_plan_command_prints_phases_and_refuses_what_does_not_fit(capsys, shallo
     assert "it fits" in printed
     assert "a step takes at least" in printed
     assert "on H200 SXM, its phases one after the other: rollout" in printed
+    main([*arguments, "--device", "h200", "train.method=sft"])
+    printed = capsys.readouterr().out
+    assert re.search("its phases one after the other: update [^,]*$", printed, re.MULTILINE)
+    main([*arguments, "--device", "h200", "train.mode=async", "async.collectors=2"])
+    assert "on H200 SXM, 2 collectors beside the learner" in capsys.readouterr().out
     main([*arguments, "--cpu"])
     assert "a step takes" not in capsys.readouterr().out
     with pytest.raises(SystemExit) as refused:

@@ -185,6 +185,12 @@ def test_findings_are_none_for_a_reward_without_fault() -> None:
             "applies to none of the 24 prompts",
             "give the prompts what it compares with",
         ),
+        (
+            {**UNDEFINED, "weight": 0.0, "advantage_share": 0.0, "is_unscored": True},
+            {},
+            "is scored in evaluations alone (when: evaluation), so not by the probe",
+            "reward.terms.lpips.when=always",
+        ),
     ],
 )
 def test_findings_say_what_is_beyond_a_threshold_and_what_to_do(

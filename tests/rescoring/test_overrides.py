@@ -79,6 +79,16 @@ def test_a_terms_name_stands_for_its_weight(configs_dir: Path) -> None:
     )
 
 
+def test_a_run_of_shares_may_be_rescored_under_weights(configs_dir: Path) -> None:
+    given = ["reward.combine=shares", "+reward.terms.ocr.share=0.6"]
+    config = compose_config(configs_dir, "tiny", given)
+    other = override_weighing(config, ["ocr=0.7", "reward.combine=weighted_sum"])
+    assert other.reward.weights()["ocr"] == 0.7
+    assert other.reward.terms["ocr"].share is None
+    with pytest.raises(ConfigError, match=r"(?s)is not read.*set reward.terms.ocr.share=0.7"):
+        override_weighing(config, ["ocr=0.7"])
+
+
 def test_override_weighing_refuses_a_reward_of_nothing(config: Config) -> None:
     zeros = [f"reward.terms.{name}.weight=0" for name in config.reward.terms]
     with pytest.raises(ConfigError, match="every reward is 0"):

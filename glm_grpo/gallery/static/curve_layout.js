@@ -85,11 +85,11 @@
 
   /* The values that lie outside the band. */
   function outside({ lines, band }) {
-    return lines[0].values.map((value, index) =>
-      isNumber(value) && band.low[index] !== null && (value < band.low[index] || value > band.high[index])
-        ? value
-        : null,
-    );
+    return lines[0].values.map((value, index) => {
+      if (!isNumber(value) || band.low[index] === null) return null;
+      const isAbove = !band.isOpenAbove && value > band.high[index];
+      return isAbove || value < band.low[index] ? value : null;
+    });
   }
 
   /* A canvas knows no CSS variables. */

@@ -10,7 +10,7 @@
   const { useEffect, useRef } = preactHooks;
 
   /* The parts come from the weights of config.yaml, or where those move from those of the step; a
-     total further away than this was weighted with others. */
+     total further away than this, for parts of a size up to 1, was weighted with others. */
   const PART_TOLERANCE = 1e-4;
   const OTHER_WEIGHTS =
     "the parts follow the weights of config.yaml, but these totals were weighted with others, so " +
@@ -38,8 +38,11 @@
   /* Whether the parts of every sample give its total. */
   function addUp(weighed, total) {
     const columns = Object.values(weighed).filter(Boolean);
-    const partsOf = (sample) => parts.sum(columns.map((column) => column[sample]));
-    return total.every((own, sample) => Math.abs(partsOf(sample) - own) <= PART_TOLERANCE);
+    return total.every((own, sample) => {
+      const ownParts = columns.map((column) => column[sample]);
+      const scale = Math.max(1, ...ownParts.map(Math.abs));
+      return Math.abs(parts.sum(ownParts) - own) <= PART_TOLERANCE * scale;
+    });
   }
 
   /**

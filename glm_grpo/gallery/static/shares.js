@@ -109,14 +109,19 @@
     );
   }
 
-  /** Sizes of weights to be tried, from several starts. */
+  /** Sizes of weights to be tried: those of the minimum, then by least squares from several starts. */
   function* findSizes({ asked, columns, spreads, covariances }) {
     const wanted = columns.map((column) => asked[column]);
     const first = wanted.map((share) => Math.max(0.5 * Math.log(share), -LOG_RANGE));
     const random = makeRandom();
+    const minimum = solve(covariances, wanted, first, MINIMUM);
+    yield toSizes(minimum);
     for (let start = 0; start < STARTS; start += 1) {
-      const from = start === 0 ? first : first.map((value) => value + random());
-      const logs = solve(covariances, wanted, from);
+      const near = start < 2 ? [minimum, first][start] : first.map((value) => value + random());
+      yield toSizes(solve(covariances, wanted, near, LEAST_SQUARES));
+    }
+
+    function toSizes(logs) {
       const highest = Math.max(...logs);
       const unscaled = logs.map((log, index) => Math.exp(log - highest) / spreads[index]);
       const sum = unscaled.reduce((total, size) => total + size, 0);
@@ -124,7 +129,7 @@
       columns.forEach((column, index) => {
         sizes[column] = unscaled[index] / sum;
       });
-      yield sizes;
+      return sizes;
     }
   }
 
@@ -138,18 +143,34 @@
     return () => 2 * (uniform() + uniform() + uniform() - 1.5);
   }
 
-  /* Logarithms of weights at which the shares are nearest to those wanted. */
-  function solve(covariances, wanted, start) {
+  /* Two ways to the shares, each a value that falls, and the equations of a step without damping.
+     The residual is the gradient of the objective, and its Jacobian the Hessian. */
+  const MINIMUM = {
+    valueOf: ({ objective }) => objective,
+    hasStalled: () => false,
+    equations: ({ jacobian, residual }) => ({ matrix: jacobian, right: residual.map((value) => -value) }),
+  };
+  const LEAST_SQUARES = {
+    valueOf: ({ error }) => error,
+    hasStalled: (found, at) => found.error > STALLED * at.error,
+    equations: ({ jacobian, residual }) => ({
+      matrix: jacobian.map((_, one) => jacobian.map((_, other) => dot(jacobian, one, (row) => row[other]))),
+      right: jacobian.map((_, one) => -dot(jacobian, one, (_, index) => residual[index])),
+    }),
+  };
+
+  /* Logarithms of weights at which the shares are as wanted, or near it. */
+  function solve(covariances, wanted, start, { valueOf, hasStalled, equations }) {
     let logs = start;
     let at = evaluate(covariances, wanted, logs);
     let damping = DAMPING;
     let stalls = 0;
     for (let step = 0; step < MOST_STEPS && at.error > 1e-14 && damping < MOST_DAMPING; step += 1) {
-      const change = solveLinear(normalEquations(at, damping), at.jacobian, at.residual);
+      const change = solveLinear(equations(at), damping);
       const next = logs.map((log, index) => Math.min(Math.max(log + change[index], -LOG_RANGE), LOG_RANGE));
       const found = evaluate(covariances, wanted, next);
-      if (found.error < at.error) {
-        stalls = found.error > STALLED * at.error ? stalls + 1 : 0;
+      if (valueOf(found) < valueOf(at)) {
+        stalls = hasStalled(found, at) ? stalls + 1 : 0;
         [logs, at] = [next, found];
         if (stalls === MOST_STALLS) break;
         damping /= DAMPING_FACTOR;
@@ -160,10 +181,13 @@
     return logs;
   }
 
-  /* Shares less those wanted, and how they change with the logarithm of each weight. */
+  /* Shares less those wanted, how they change with the logarithm of each weight, and the objective
+     whose minimum has the shares wanted. */
   function evaluate(covariances, wanted, logs) {
     const width = wanted.length;
-    const weights = logs.map((log) => Math.exp(log - Math.max(...logs)));
+    const highest = Math.max(...logs);
+    const weights = logs.map((log) => Math.exp(log - highest));
+    let objective = -wanted.reduce((sum, share, one) => sum + share * (logs[one] - highest), 0);
     const residual = wanted.map((share) => -share);
     const jacobian = wanted.map(() => new Array(width).fill(0));
     for (const matrix of covariances) {
@@ -171,6 +195,7 @@
       const parts = products.map((row) => row.reduce((sum, value) => sum + value, 0));
       const apart = products.reduce((sum, row, one) => sum + row[one], 0);
       const variance = Math.max(parts.reduce((sum, part) => sum + part, 0), SMALLEST_VARIANCE * apart);
+      objective += Math.log(variance) / (2 * covariances.length);
       for (let one = 0; one < width; one += 1) {
         const share = parts[one] / variance;
         residual[one] += share / covariances.length;
@@ -181,24 +206,22 @@
         }
       }
     }
-    return { residual, jacobian, error: residual.reduce((sum, value) => sum + value * value, 0) };
+    const error = residual.reduce((sum, value) => sum + value * value, 0);
+    return { residual, jacobian, error, objective };
   }
 
-  function normalEquations({ jacobian }, damping) {
-    return jacobian.map((_, one) =>
-      jacobian.map((_, other) => {
-        const sum = jacobian.reduce((total, row) => total + row[one] * row[other], 0);
-        return one === other ? sum + damping : sum;
-      }),
-    );
+  /* Of a column of a matrix with what `other` gives for each of its rows. */
+  function dot(matrix, column, other) {
+    return matrix.reduce((sum, row, index) => sum + row[column] * other(row, index), 0);
   }
 
-  /* x of matrix x = -J' r, by elimination; the matrix is positive definite. */
-  function solveLinear(matrix, jacobian, residual) {
+  /* Solves matrix x = right by elimination, with damping added to the diagonal: with enough of it the
+     matrix is positive definite. */
+  function solveLinear({ matrix, right }, damping) {
     const width = matrix.length;
     const rows = matrix.map((row, one) => [
-      ...row,
-      -jacobian.reduce((total, line, index) => total + line[one] * residual[index], 0),
+      ...row.map((value, other) => (one === other ? value + damping : value)),
+      right[one],
     ]);
     for (let pivot = 0; pivot < width; pivot += 1) {
       for (let below = pivot + 1; below < width; below += 1) {

@@ -24,7 +24,7 @@
   function readReward(params, own) {
     const terms = own.terms.map((term) => {
       const text = params[PREFIX + term.name];
-      return text === undefined ? term : { ...term, weight: Number(text) };
+      return text === undefined || term.is_for_evaluations ? term : { ...term, weight: Number(text) };
     });
     const combine = Object.hasOwn(COMBINATIONS, params.combine) ? params.combine : own.combine;
     return { ...own, combine, terms };
@@ -79,20 +79,40 @@
     return reward.combine === "shares" ? "share" : "weight";
   }
 
+  /* The terms that have a weight or a share to set, each with the share taken out that the run gave
+     it where none is read. */
+  function settable(reward) {
+    return reward.terms
+      .filter((term) => !term.is_for_evaluations)
+      .map((term) => ({ ...term, dropsShare: term.has_share && keyOf(reward) !== "share" }));
+  }
+
+  /* The terms that may only be watched: null where they are those of the run. */
+  function watchOf(reward) {
+    const watch = reward.watch.filter((name) => !(reward.terms.find((term) => term.name === name)?.weight));
+    return watch.length === reward.watch.length ? null : watch;
+  }
+
   /** The part of a config that these weights stand for. */
   function writeYaml(reward) {
-    const terms = reward.terms.map((term) => {
+    const terms = settable(reward).map((term) => {
       const bound = term.at_least == null ? "" : `      at_least: ${writeNumber(term.at_least)}\n`;
-      return `    ${term.name}:\n      ${keyOf(reward)}: ${writeNumber(term.weight)}\n${bound}`;
+      const share = term.dropsShare ? "      share: null\n" : "";
+      return `    ${term.name}:\n      ${keyOf(reward)}: ${writeNumber(term.weight)}\n${share}${bound}`;
     });
-    return `reward:\n  combine: ${reward.combine}\n  terms:\n${terms.join("")}`;
+    const watch = watchOf(reward);
+    const watched = watch === null ? "" : `  watch: [${watch.join(", ")}]\n`;
+    return `reward:\n  combine: ${reward.combine}\n${watched}  terms:\n${terms.join("")}`;
   }
 
   /** The command that trains with this reward, whatever the config says. */
   function writeTraining(reward) {
-    const changes = reward.terms.map(
-      (term) => `reward.terms.${term.name}.${keyOf(reward)}=${writeNumber(term.weight)}`,
-    );
+    const changes = settable(reward).flatMap(({ name, weight, dropsShare }) => [
+      ...(dropsShare ? [`reward.terms.${name}.share=null`] : []),
+      `reward.terms.${name}.${keyOf(reward)}=${writeNumber(weight)}`,
+    ]);
+    const watch = watchOf(reward);
+    if (watch !== null) changes.push(`reward.watch=[${watch.join(",")}]`);
     const start = "glm-grpo train --config-dir RUN run_dir=NEW";
     return [start, `reward.combine=${reward.combine}`, ...changes].join(" ");
   }
@@ -103,6 +123,7 @@
     const areAllOthers = keyOf(reward) !== keyOf(own);
     const changes = reward.terms
       .filter((term, index) => areAllOthers || term.weight !== own.terms[index].weight)
+      .filter((term) => !term.is_for_evaluations)
       .map((term) => `reward.terms.${term.name}.${keyOf(reward)}=${writeNumber(term.weight)}`);
     if (reward.combine !== own.combine) changes.push(`reward.combine=${reward.combine}`);
     return ["glm-grpo rescore RUN", ...changes].join(" ");
@@ -278,22 +299,25 @@
 
   function WeightRow({ term, own, limits, shares, onChange }) {
     const id = useId();
-    const note = term.weight === own.weight ? "as in the run" : `${own.weight} in the run`;
+    const note = term.is_for_evaluations
+      ? "scored in evaluations alone"
+      : term.weight === own.weight ? "as in the run" : `${own.weight} in the run`;
     return html`<li class="weights-term">
       <label for=${id}>
         <span class="swatch" style=${{ background: termColour(term.name) }}></span>${term.name}
       </label>
       <input type="range" id=${id} min=${limits.low} max=${limits.high} step=${limits.high / SLIDER_STEPS}
-        value=${term.weight} aria-valuetext=${`${term.weight}, ${note}`}
+        disabled=${term.is_for_evaluations} value=${term.weight} aria-valuetext=${`${term.weight}, ${note}`}
         onInput=${(event) => onChange(Number(event.currentTarget.value))} />
-      <${WeightField} name=${term.name} weight=${term.weight} onChange=${onChange} />
+      <${WeightField} name=${term.name} weight=${term.weight} onChange=${onChange}
+        disabled=${term.is_for_evaluations} />
       <span class="weights-own soft">${note}</span>
       ${shares && html`<${ShareBars} shares=${shares} />`}
     </li>`;
   }
 
   /** A field that keeps what is being typed until it is a number. */
-  function WeightField({ name, weight, onChange }) {
+  function WeightField({ name, weight, onChange, disabled }) {
     const [draft, setDraft] = useState(null);
     function read(event) {
       const { value } = event.currentTarget;
@@ -301,7 +325,7 @@
       if (value !== "" && Number.isFinite(Number(value))) onChange(Number(value));
     }
     return html`<input type="number" step="any" aria-label=${`Weight of ${name}, as a number`}
-      value=${draft ?? weight} onInput=${read} onBlur=${() => setDraft(null)} />`;
+      disabled=${disabled} value=${draft ?? weight} onInput=${read} onBlur=${() => setDraft(null)} />`;
   }
 
   function ShareBars({ shares }) {

@@ -42,6 +42,7 @@ class StockSettings:
         training: Sections of the card, in Markdown: how it was trained, with what result.
         prompt: What the card's example draws, or asks of a picture.
         num_sources: Source pictures of a prompt; 0: text-to-image.
+        is_embedded: Whether the base is the model in the package.
     """
 
     base: str
@@ -59,6 +60,19 @@ class StockSettings:
     training: str
     prompt: str
     num_sources: int = 0
+    is_embedded: bool = False
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether `base` is an id of the hub."""
+        return bool(_HUB_ID.fullmatch(self.base)) and not Path(self.base).exists()
+
+    @property
+    def base_name(self) -> str:
+        """Without the folders of this machine, which mean nothing on another one."""
+        if self.is_embedded:
+            return "glm_grpo.tiny"
+        return self.base if self.is_on_hub else Path(self.base).name
 
 
 def find_license(base: str) -> str | None:
@@ -88,9 +102,14 @@ def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path)
         settings: For the README.
         directory: New or empty.
     """
+    for config in adapted.peft_config.values():
+        config.base_model_name_or_path = settings.base_name
     adapted.save_pretrained(directory)
+    base = repr(settings.base_name if settings.is_on_hub else _place_of(settings))
+    if settings.is_embedded:
+        base = 'model_path("tiny")'
     load = f"""\
-pipeline = GlmImagePipeline.from_pretrained({settings.base!r}, dtype=torch.{settings.dtype})
+pipeline = GlmImagePipeline.from_pretrained({base}, dtype=torch.{settings.dtype})
 adapted = PeftModel.from_pretrained(pipeline.vision_language_encoder, ".")
 pipeline.register_modules(vision_language_encoder=adapted.merge_and_unload())"""
     # peft has written a README of its own, in which every line is to be filled in.
@@ -119,6 +138,11 @@ def export_pipeline(
     _write_readme(directory, _PIPELINE, load, settings)
 
 
+def _place_of(settings: StockSettings) -> str:
+    """What stands for a folder of a base model, to be filled in."""
+    return f"PATH/TO/{settings.base_name}"
+
+
 def _write_readme(directory: Path, what: str, load: str, settings: StockSettings) -> None:
     notes = [
         "Height and width must be given, as multiples of 32: stock code has no default for them. "
@@ -127,7 +151,11 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
         "values below, not with those of the published checkpoint.",
         *([settings.outside_codebook] if settings.outside_codebook else []),
     ]
-    imports = "from peft import PeftModel\n" if "PeftModel" in load else ""
+    imports = "from peft import PeftModel\n" if what == _ADAPTER else ""
+    if what == _ADAPTER and settings.is_embedded:
+        imports += "from glm_grpo.build import model_path\n"
+    elif what == _ADAPTER and not settings.is_on_hub:
+        notes.append(f"`{_place_of(settings)}` stands for the folder of the base model.")
     if settings.num_sources:
         imports += "from diffusers.utils import load_image\n"
         notes.append(
@@ -172,10 +200,9 @@ image.save("picture.png")
 
 def _metadata(what: str, settings: StockSettings) -> str:
     """The YAML that the hub reads; it takes a base model by its hub id alone."""
-    is_on_hub = _HUB_ID.fullmatch(settings.base) and not Path(settings.base).exists()
     is_adapter = what == _ADAPTER
     return ModelCardData(
-        base_model=settings.base if is_on_hub else None,
+        base_model=settings.base if settings.is_on_hub else None,
         license=settings.license,
         library_name="peft" if is_adapter else "diffusers",
         pipeline_tag="image-to-image" if settings.num_sources else "text-to-image",

@@ -90,6 +90,29 @@ def check_source_size(path: str, *, height: int, width: int) -> None:
         )
 
 
+_LARGEST_ASPECT = 4
+"""Of pictures that the model's processor reads; source: transformers' `smart_resize`."""
+
+
+def check_target_size(*, height: int, width: int) -> None:
+    """Refuse sizes at which the model cannot read target pictures.
+
+    Args:
+        height: Of the rollout, pixels.
+        width: Likewise.
+
+    Raises:
+        ConfigError: Names size, rule and remedy.
+    """
+    if max(height, width) > _LARGEST_ASPECT * min(height, width):
+        raise ConfigError(
+            f"rollout.height={height}, rollout.width={width}: target pictures are learned from "
+            f"(train.method, anchor.weight), and the model's processor reads none whose longer "
+            f"side is more than {_LARGEST_ASPECT} times the shorter. Use another size, or learn "
+            "from none"
+        )
+
+
 def load_pipeline(
     path: str, *, dtype: torch.dtype, quantization: Quantization = AS_PUBLISHED
 ) -> GlmImagePipeline:

@@ -76,6 +76,7 @@ class StoredRunState(BaseModel):
     skipped_in_a_row: Annotated[int, Strict()] = Field(ge=0, le=2**31 - 1)
     full_decode_from: Step | None
     moving_weights: _MovingWeights | None = None
+    start_step: Step | None = None
 
 
 class _File(BaseModel):

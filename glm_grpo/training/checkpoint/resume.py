@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Never
 
 from torch import Tensor
 
@@ -133,15 +134,61 @@ def find_checkpoint(path: Path) -> FoundCheckpoint:
     """
     folder, named = _split(path)
     config = read_config(folder)
-    checkpoint_path = named or _newest_whole(folder)
-    if checkpoint_path is None:
-        raise CheckpointError(
-            f"{folder.path} has no checkpoint yet; let the run reach "
-            "train.checkpoint_every, or go on with it by train.resume"
-        )
+    checkpoint_path = named or _newest_whole(folder) or _refuse_unsaved(folder)
     checkpoint = load_checkpoint(checkpoint_path, is_verified=named is None)
     checkpoint.of(_evaluated(config))
     return FoundCheckpoint(folder, config, checkpoint)
+
+
+def pin_start(
+    config: Config, going_on_from: Checkpoint | None, processes: Processes = ALONE
+) -> Config:
+    """The config with a checkpoint in place of the run folder that `model.start_from` names.
+
+    That run may go on meanwhile: what this one begins with, and its reference, stay the same.
+
+    Args:
+        going_on_from: Of this run, which says what it began with; None: it begins, with the newest.
+        processes: Of which the main one looks.
+
+    Returns:
+        With a path that may be gone by now: who needs what is in it has to look.
+
+    Raises:
+        CheckpointError: There is no run, or no whole checkpoint in it.
+        PeerError: Another process failed.
+    """
+    start = config.model.start_from
+    if start is None:
+        return config
+    begun = None if going_on_from is None else going_on_from.run_state().start_step
+    path = processes.on_main(lambda: _find_start(Path(start), begun))
+    model = config.model.model_copy(update={"start_from": str(path)})
+    return config.model_copy(update={"model": model})
+
+
+def start_step(config: Config) -> int | None:
+    """The step of the checkpoint that `pin_start` chose; None where a run begins with none."""
+    start = config.model.start_from
+    named = None if start is None else _split(Path(start))[1]
+    return None if named is None else step_of(named)
+
+
+def _find_start(start: Path, begun: int | None) -> Path:
+    folder, named = _split(start)
+    if named is None and begun is not None:
+        named = folder.checkpoint_dir(begun)
+    if named is None:
+        read_config(folder)
+        return _newest_whole(folder) or _refuse_unsaved(folder)
+    return named
+
+
+def _refuse_unsaved(folder: RunFolder) -> Never:
+    raise CheckpointError(
+        f"{folder.path} has no checkpoint yet; let the run reach "
+        "train.checkpoint_every, or go on with it by train.resume"
+    )
 
 
 def _evaluated(config: Config) -> str:
@@ -233,6 +280,12 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
         checkpoint_path = _newest_whole(folder)
     else:
         verify_checkpoint(checkpoint_path)
+    done = 0 if checkpoint_path is None else step_of(checkpoint_path) or 0
+    if done > config.train.steps:
+        raise CheckpointError(
+            f"train.steps = {config.train.steps}: {folder.path} has done {done}; set it to {done} "
+            f"or more, or go on from an earlier checkpoint ({folder.checkpoints_dir}/step-...)"
+        )
     _refuse_lost_records(folder, config, checkpoint_path)
     begin = "its start" if checkpoint_path is None else checkpoint_path.name
     logger.info("going on with %s from %s", folder.path, begin)

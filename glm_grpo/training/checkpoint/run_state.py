@@ -17,11 +17,12 @@ class RunState:
         step: Training steps done.
         best_step: Step of the best evaluation so far.
         best_total: Its mean total.
-        skipped_in_a_row: Non-finite updates since the last good one.
+        skipped_in_a_row: Steps since the last one with a finite update.
         full_decode_from: First step whose rollouts take all denoising steps because fewer ranked
             badly; None while they do not.
         moving_weights: Where the weights of a reward stand that moves them; None before its first
             step.
+        start_step: Of the checkpoint that the run began with (`model.start_from`); None: of none.
     """
 
     step: int = 0
@@ -30,6 +31,7 @@ class RunState:
     skipped_in_a_row: int = 0
     full_decode_from: int | None = None
     moving_weights: MovingWeights | None = None
+    start_step: int | None = None
 
     def note_best(self, total: float) -> bool:
         """Whether this evaluation of the present step is the best so far."""

@@ -15,7 +15,7 @@ from glm_grpo.errors import (
     NonFiniteError,
     PeerError,
 )
-from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.folder import RunFolder, step_of
 from glm_grpo.training.checkpoint.files import (
     newest_checkpoint,
     prune_checkpoints,
@@ -101,6 +101,8 @@ class CheckpointSaver:
             "skipped_in_a_row": state.skipped_in_a_row,
             "full_decode_from": state.full_decode_from,
         }
+        if state.start_step is not None:
+            metadata["start_step"] = state.start_step
         if state.moving_weights is not None:
             metadata["moving_weights"] = dataclasses.asdict(state.moving_weights)
 
@@ -113,6 +115,12 @@ class CheckpointSaver:
     def is_saved(self) -> bool:
         """Whether the last finished step has a checkpoint."""
         return self._processes.on_main(self._folder.checkpoint_dir(self._state.step).exists)
+
+    def save_since(self, step: int) -> None:
+        """Save the last finished step, unless `step`, since when no weight changed, is saved."""
+        newest = self._processes.on_main(lambda: newest_checkpoint(self._folder))
+        if step > 0 and (newest is None or (step_of(newest) or 0) < step):
+            self.save()
 
     def finish_step(self, step: int) -> None:
         """All updates of a step are done and recorded: the weights are those of a finished step."""
@@ -132,6 +140,7 @@ class CheckpointSaver:
         Raises:
             MemoryLimitError: Memory ran out inside.
             NonFiniteError: The policy is lost; nothing is saved, an earlier checkpoint is named.
+            NonFiniteUpdateError: What was learned before is saved and named.
             DecoderError: The decoder failed inside.
             CollectorError: Collectors failed; another start may do better.
             RewardError: A term failed inside. Its pictures are stored, none are in the error.

@@ -20,7 +20,6 @@ from torch import Tensor
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.training.data.files import (
-    EMBEDDED_TARGET_FIELD,
     SOURCE_FIELDS,
     TARGET_FIELDS,
     Row,
@@ -219,8 +218,14 @@ def _read_string(row: Row, field: str) -> str | None:
     return value
 
 
+_LIST_OF_TEXTS = re.compile(r'\s*\[\s*["\]]')
+"""In a cell; `[SALE]` is a text with brackets."""
+
+
 def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
     value = row.fields.get("text")
+    if row.has_cells and isinstance(value, str) and _LIST_OF_TEXTS.match(value):
+        value = _read_list(row, "text", value)
     if not isinstance(value, list | tuple):
         text = _read_string(row, "text")
         if text is None:
@@ -258,8 +263,10 @@ def _read_id(row: Row, position: int) -> str:
 
 def _read_target(row: Row) -> PictureSource | None:
     named = {field: row.fields.get(field) for field in TARGET_FIELDS}
-    if isinstance(row.fields.get(EMBEDDED_TARGET_FIELD), dict):
-        named[EMBEDDED_TARGET_FIELD] = row.fields[EMBEDDED_TARGET_FIELD]
+    image = named["image"]
+    if isinstance(image, str) and (row.folder is None or "://" in image):
+        # Data sets have columns of addresses and names under it.
+        named["image"] = None
     given = [field for field, value in named.items() if value is not None and value != ""]
     if not given:
         return None
@@ -278,8 +285,8 @@ def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
     found: tuple[PictureSource, ...] = ()
     for field in given:
         value = row.fields[field]
-        if isinstance(value, str) and field == "sources":
-            value = _read_list(row, value)
+        if field == "sources":
+            value = _read_list(row, field, value)
         values = value if isinstance(value, list | tuple) else [value]
         found = tuple(_read_picture(row, field, each) for each in values)
     if len(found) != count:
@@ -291,16 +298,16 @@ def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
     return found
 
 
-def _read_list(row: Row, value: str) -> object:
+def _read_list(row: Row, field: str, value: object) -> object:
     """A cell of a table of text holds a list as JSON."""
-    if not value.lstrip().startswith("["):
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{row.origin}: 'sources' is {shorten(value)}, no list ({error}); write "
-            '["a.png", "b.png"]'
+            f"{row.origin}: {field!r} is {shorten(value)}, no list ({error}); write "
+            '["a", "b"], in a .csv "[""a"", ""b""]"'
         ) from error
 
 

@@ -32,14 +32,13 @@ LONGEST_SHOWN = 100
 """Characters of a value in an error, which is not to fill the screen."""
 
 PROMPT_FIELDS = ("prompt", "id", "text")
-TARGET_FIELDS = ("target", "target_image", "file_name")
-EMBEDDED_TARGET_FIELD = "image"
+TARGET_FIELDS = ("target", "target_image", "file_name", "image")
 """Where Hugging Face datasets puts the picture that `file_name` names."""
 
 SOURCE_FIELDS = ("source", "sources")
 """Pictures to be edited: one, or a list."""
 
-READ_FIELDS = frozenset((*PROMPT_FIELDS, *TARGET_FIELDS, EMBEDDED_TARGET_FIELD, *SOURCE_FIELDS))
+READ_FIELDS = frozenset((*PROMPT_FIELDS, *TARGET_FIELDS, *SOURCE_FIELDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,13 @@ class Row:
         origin: File and line, for errors.
         fields: Values by column name, those of `READ_FIELDS` and maybe others.
         folder: Where paths of pictures start; None where the row came with no folder.
+        has_cells: Whether all values are text, the cells of a table.
     """
 
     origin: str
     fields: dict[str, object]
     folder: Path | None
+    has_cells: bool = False
 
 
 def shorten(value: object) -> str:
@@ -124,7 +125,11 @@ def _read_csv(path: Path) -> Iterator[Row]:
                     f"{origin}: {len(cells)} cells under a header of {len(header)}; put cells "
                     "that hold commas in double quotes"
                 )
-            yield Row(origin, dict(zip(header, cells, strict=True)), path.parent)
+            # A cell cannot say that it is absent but by being empty.
+            given: dict[str, object] = {
+                name: cell for name, cell in zip(header, cells, strict=True) if cell != ""
+            }
+            yield Row(origin, given, path.parent, has_cells=True)
     except csv.Error as error:
         raise DataError(
             f"{path}, line {first_line}: not valid CSV ({error}); separate cells by commas and "

@@ -16,6 +16,7 @@ from glm_grpo.errors import (
     HackingError,
     MemoryLimitError,
     NonFiniteError,
+    NonFiniteUpdateError,
     PeerError,
     StorageError,
 )
@@ -43,6 +44,7 @@ _CLOSED_AFTER = (
     HackingError,
     MemoryLimitError,
     NonFiniteError,
+    NonFiniteUpdateError,
     RewardError,
 )
 """Errors after which trackers and gallery are brought to an end."""
@@ -124,13 +126,16 @@ class RunRecorder:
 
         self._processes.on_main(read)
 
-    def lacks_evaluation(self, step: int) -> bool:
-        """Whether there is none of `step`, the last recorded, or its line does not have it yet."""
+    def recorded_total(self, step: int) -> float | None:
+        """Mean total of the evaluation of `step`, the last recorded.
 
-        def look() -> bool:
+        None: there is none, or its line does not have it yet.
+        """
+
+        def look() -> float | None:
             if not self.folder.evaluation_path(step).exists():
-                return True
-            return "eval/total" not in read_metrics(self.folder)[-1]
+                return None
+            return read_metrics(self.folder)[-1].get("eval/total")
 
         return self._processes.on_main(look)
 

@@ -17,7 +17,15 @@ import httpx
 import pytest
 
 from rewards.remote import client as http_module
-from rewards.remote.client import RetryRules, ask, describe, hide, open_client, uses_environment
+from rewards.remote.client import (
+    RetryRules,
+    ask,
+    describe,
+    hide,
+    open_client,
+    uses_environment,
+    wait_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +237,15 @@ def test_an_answer_of_the_largest_size_is_read(monkeypatch: pytest.MonkeyPatch) 
         outcome = asked(url)
     assert isinstance(outcome, httpx.Response)
     assert outcome.content == b"x" * 100
+
+
+def test_wait_for_works_inside_an_event_loop_as_in_a_notebook() -> None:
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    async def cell() -> int:
+        return wait_for(answer())
+
+    assert wait_for(answer()) == 7
+    assert asyncio.run(cell()) == 7

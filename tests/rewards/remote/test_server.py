@@ -64,10 +64,10 @@ class NotingFakeReward(FakeReward):
 
 
 @contextmanager
-def serving(reward: FakeReward, **limits: float) -> Iterator[str]:
+def serving(reward: FakeReward, host: str = "127.0.0.1", **limits: float) -> Iterator[str]:
     """A real server on loopback; its URL."""
     info = ScorerInfo(protocol=1, name="level", needs=("prompt",))
-    address = ("127.0.0.1", 0)
+    address = (host, 0)
     server = RewardServer(reward, info, address, token=TOKEN, limits=Limits(**limits))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -93,6 +93,13 @@ def test_server_says_what_it_is(url: str) -> None:
     assert answer.status_code == 200
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.json() == {"protocol": 1, "name": "level", "needs": ["prompt"]}
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_server_listens_at_addresses_of_ipv6_too() -> None:
+    with serving(FakeReward(), host="::1") as url:
+        assert url.startswith("http://[::1]:")
+        assert post(url).json() == {"scores": [0.0, 1.0]}
 
 
 def test_server_scores(url: str) -> None:

@@ -78,6 +78,16 @@ def test_open_run_goes_on_with_a_run_whose_last_evaluation_is_missing(
     assert opened.checkpoint.step == 3
 
 
+def test_a_run_that_has_done_more_steps_is_refused(last_step_saved: RunFolder) -> None:
+    steady = ("optim.schedule=constant", "optim.warmup_steps=0")
+    last_step_saved.config_path.write_text(to_yaml(compose(last_step_saved.path, "auto", *steady)))
+    fewer = compose(last_step_saved.path, "auto", *steady, "train.steps=2")
+    with pytest.raises(
+        CheckpointError, match="train.steps = 2: .* has done 3; set it to 3 or more"
+    ):
+        open_run(fewer)
+
+
 def test_open_run_begins_anew_beside_a_finished_run(
     tmp_path: Path, last_step_saved: RunFolder
 ) -> None:

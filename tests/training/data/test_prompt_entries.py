@@ -86,6 +86,22 @@ def test_make_entry_takes_the_text_field_over_the_quotation(
 
 
 @pytest.mark.parametrize(
+    ("cell", "texts"),
+    [
+        ('["DOWN", "IN"]', ("DOWN", "IN")),
+        ("[]", ()),
+        ("[SALE]", ("[SALE]",)),
+        ("DOWN", ("DOWN",)),
+    ],
+)
+def test_a_cell_may_hold_a_list_of_texts(cell: str, texts: tuple[str, ...]) -> None:
+    fields: dict[str, object] = {"prompt": 'a sign "UP"', "text": cell}
+    assert make_entry(Row("a.csv, line 2", fields, FOLDER, has_cells=True), 0).texts == texts
+    # Elsewhere a list is a list.
+    assert make_entry(row(**fields), 0).texts == (cell,)
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [("sign-1", "sign-1"), (17, "17"), (" a b ", "a b"), ("", "00003"), (None, "00003")],
 )
@@ -93,7 +109,7 @@ def test_make_entry_names_the_prompt(given: object, expected: str) -> None:
     assert make_entry(row(prompt="x", id=given), 3).prompt_id == expected
 
 
-@pytest.mark.parametrize("field", ["target", "target_image", "file_name"])
+@pytest.mark.parametrize("field", ["target", "target_image", "file_name", "image"])
 def test_make_entry_finds_the_picture_in_the_folder_of_the_file(field: str) -> None:
     entry = make_entry(row(prompt="x", **{field: "pictures/../a b.png"}), 0)
     assert entry.target == FOLDER / "a b.png"
@@ -133,6 +149,8 @@ def test_make_entry_takes_pictures_that_were_fetched_from_the_hub(
 
 def test_make_entry_leaves_an_image_column_of_addresses_alone() -> None:
     assert make_entry(row(prompt="x", image="https://example.org/a.png"), 0).target is None
+    of_the_hub = Row("owner/name, row 1", {"prompt": "x", "image": "a.png"}, None)
+    assert make_entry(of_the_hub, 0).target is None
 
 
 @pytest.mark.parametrize(

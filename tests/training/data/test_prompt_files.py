@@ -55,6 +55,11 @@ def test_csv_understands_quotes_and_counts_lines_inside_them(tmp_path: Path) -> 
     assert [row.origin for row in rows] == [f"{path}, line 2", f"{path}, line 5"]
 
 
+def test_an_empty_cell_of_a_csv_is_a_field_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", 'prompt,text\n"a sign ""UP""",\n"a sign ""UP""",DOWN\n')
+    assert [row.fields.get("text") for row in rows_of(path)] == [None, "DOWN"]
+
+
 def test_parquet_gives_rows_with_nulls(tmp_path: Path) -> None:
     path = str(tmp_path / "a.parquet")
     table = pyarrow.table({"prompt": ["x", "y"], "text": [None, "Y"]})
