@@ -28,7 +28,8 @@ class AdvantageSettings(Options):
 
     normalization: Normalization
     """After the group's mean is taken off: divide by the group's standard deviation (GRPO), by
-    nothing (Dr. GRPO), or by the standard deviation of what is left over the batch."""
+    nothing (Dr. GRPO), or by the standard deviation of what is left over the batch, groups that
+    `rollout.refill_rounds` replaced included."""
     std_floor: float = Field(ge=0.0)
     """Smallest divisor, in units of the reward, so that nearly flat groups are not blown up."""
     clip: float | None = Field(default=None, gt=0.0)
