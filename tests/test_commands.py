@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
 import math
 import re
@@ -181,7 +182,13 @@ def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
     ("changes", "expected"),
     [
         (["rollout.prompts_per_step=2"], "processes: 1 to 2$"),
-        (["rollout.prompts_per_step=2", "train.mode=async"], "processes: 1$"),
+        pytest.param(
+            ["rollout.prompts_per_step=2", "train.mode=async"],
+            "processes: 1$",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("ray") is None, reason="Ray is not installed"
+            ),
+        ),
         (
             ["model.adapter=null", "model.dtype=bfloat16"],
             "processes: a single one is refused by glm-grpo train: model.dtype is bfloat16",
