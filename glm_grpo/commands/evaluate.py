@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,8 +30,6 @@ _CHANGEABLE = (
     *("eval.samples_per_prompt", "eval.seed"),
 )
 """Keys of sampling and decoding; which weights are evaluated is what the run stored."""
-_LEAST_SIMILARITY = 0.75
-"""Of a key and what was probably meant, by difflib."""
 
 
 def evaluate_run(run: Path, overrides: Sequence[str] = ()) -> tuple[int, list[SummaryRow]]:
@@ -79,12 +76,8 @@ def _override(config: Config, overrides: Sequence[str]) -> Config:
         if key in _CHANGEABLE:
             set_key(values, key, value)
             continue
-        nearest = difflib.get_close_matches(key, _CHANGEABLE, n=1, cutoff=_LEAST_SIMILARITY)
-        rule = (
-            "is not a key that eval can change: data, model and reward are the run's. "
-            f"It can change {', '.join(_CHANGEABLE)}"
-        )
-        remedy = f"did you mean {nearest[0]}?" if nearest else "leave it out"
+        rule = "is not a key that eval can change: data, model and reward are the run's"
+        remedy = f"leave it out, or use one of {', '.join(_CHANGEABLE)}"
         problems.append(Problem(key, value, rule, remedy))
     if problems:
         raise ConfigError(describe_problems(problems))

@@ -100,16 +100,15 @@ def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make
 
 def test_updates_of_one_rollout_count_once_and_what_was_learned_before_is_saved(make_run):
     def broken_at(*steps):
-        state = {"step": 0}
-        hooked = []
+        now, hooks = [0], []
+
+        def change(gradient):
+            return gradient * torch.nan if now[0] in steps else gradient
 
         def at_step(models, step):
-            state["step"] = step
-            if not hooked:
-                weight = models.policy.trainable_parameters()[-1]
-                hooked.append(
-                    weight.register_hook(lambda g: g * (torch.nan if state["step"] in steps else 1))
-                )
+            now[0] = step
+            if not hooks:
+                hooks.append(models.policy.trainable_parameters()[-1].register_hook(change))
 
         return at_step
 

@@ -74,6 +74,13 @@ class StockSettings:
             return "glm_grpo.tiny"
         return self.base if self.is_on_hub else Path(self.base).name
 
+    @property
+    def base_code(self) -> str:
+        """Python that gives the base; for a folder, what its reader fills in."""
+        if self.is_embedded:
+            return 'model_path("tiny")'
+        return repr(self.base if self.is_on_hub else f"PATH/TO/{self.base_name}")
+
 
 def find_license(base: str) -> str | None:
     """The licence of a pipeline, as the card beside it names it.
@@ -105,11 +112,8 @@ def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path)
     for config in adapted.peft_config.values():
         config.base_model_name_or_path = settings.base_name
     adapted.save_pretrained(directory)
-    base = repr(settings.base_name if settings.is_on_hub else _place_of(settings))
-    if settings.is_embedded:
-        base = 'model_path("tiny")'
     load = f"""\
-pipeline = GlmImagePipeline.from_pretrained({base}, dtype=torch.{settings.dtype})
+pipeline = GlmImagePipeline.from_pretrained({settings.base_code}, dtype=torch.{settings.dtype})
 adapted = PeftModel.from_pretrained(pipeline.vision_language_encoder, ".")
 pipeline.register_modules(vision_language_encoder=adapted.merge_and_unload())"""
     # peft has written a README of its own, in which every line is to be filled in.
@@ -138,11 +142,6 @@ def export_pipeline(
     _write_readme(directory, _PIPELINE, load, settings)
 
 
-def _place_of(settings: StockSettings) -> str:
-    """What stands for a folder of a base model, to be filled in."""
-    return f"PATH/TO/{settings.base_name}"
-
-
 def _write_readme(directory: Path, what: str, load: str, settings: StockSettings) -> None:
     notes = [
         "Height and width must be given, as multiples of 32: stock code has no default for them. "
@@ -155,7 +154,7 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
     if what == _ADAPTER and settings.is_embedded:
         imports += "from glm_grpo.build import model_path\n"
     elif what == _ADAPTER and not settings.is_on_hub:
-        notes.append(f"`{_place_of(settings)}` stands for the folder of the base model.")
+        notes.append(f"`{settings.base_code}` stands for the folder of the base model.")
     if settings.num_sources:
         imports += "from diffusers.utils import load_image\n"
         notes.append(

@@ -133,7 +133,7 @@ def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
         place = f"PATH/TO/{Path(settings.base).name}"
         assert settings.base not in (tmp_path / README).read_text()
         assert settings.base not in (tmp_path / "adapter_config.json").read_text()
-        assert f"`{place}` stands for the folder" in (tmp_path / README).read_text()
+        assert f"`'{place}'` stands for the folder" in (tmp_path / README).read_text()
         snippet = snippet.replace(place, settings.base)
 
     exec(compile(snippet, README, "exec"), names)
