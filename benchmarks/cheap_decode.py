@@ -24,7 +24,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import compose_config
 from glm_grpo.gallery.chart_style import FONT_SIZE, LIGHT, begin_figure, style_axes, to_png
 from glm_grpo.models.base import Decoder

@@ -6,7 +6,8 @@ import torch
 from diffusers import GlmImagePipeline
 
 from benchmarks.timing import ROOT
-from glm_grpo.build import build_batch, build_prompts, model_path
+from glm_grpo.builders.models import model_path
+from glm_grpo.builders.prompts import build_batch, build_prompts
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.types import PromptBatch

@@ -22,7 +22,7 @@ from benchmarks.embedded import first_batch, stock_pipeline, tiny_config
 from benchmarks.growth_chart import Growth, Points, draw_growth
 from benchmarks.peaks import Size, cache_bytes, measure_in_child
 from benchmarks.timing import in_turns, machine, option_parser, rates
-from glm_grpo.build import build_policy
+from glm_grpo.builders.models import build_policy
 from glm_grpo.models.glm_image.token_grid import token_layout
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from benchmarks.embedded import CPU, tiny_config
 from benchmarks.step import OurStep
 from benchmarks.timing import Labels, Result, Target, compare, in_turns, option_parser, publish
-from glm_grpo.build import build_batch, build_models, build_prompts
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
 from glm_grpo.training.phase import PhaseClock
 from rewards.types import Prompt
 

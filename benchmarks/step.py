@@ -24,13 +24,9 @@ from benchmarks.timing import (
     publish,
     rates,
 )
-from glm_grpo.build import (
-    build_batch,
-    build_models,
-    build_prompts,
-    collect_settings,
-    update_settings,
-)
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.settings import collect_settings, update_settings
 from glm_grpo.config import Config
 from glm_grpo.grpo.update import UpdateReport, update_policy
 from glm_grpo.training.collect import collect

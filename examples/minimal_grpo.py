@@ -29,7 +29,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glm_grpo.build import build_batch, build_models, build_prompts
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.base import Policy
 from glm_grpo.types import PromptBatch, Rollout

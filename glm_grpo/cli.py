@@ -90,297 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"glm-grpo {version('glm-grpo')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
     parser.set_defaults(**{_CHOICES: commands.choices})
-
-    init = _add_command(
-        commands,
-        "init",
-        "write a folder to begin with: a config, prompts, a README",
-        "glm-grpo init my-run",
-        "glm-grpo init my-run --config-name glm_image_24gb",
-    )
-    init.add_argument(
-        "directory", type=types.output_folder, metavar="DIR", help="new or empty folder"
-    )
-    init.add_argument(
-        "--config-name",
-        type=types.name,
-        default="tiny",
-        help="the config of the package it builds on (tiny: the embedded model, for a CPU)",
-    )
-    init.set_defaults(command=_init)
-
-    _add_command(
-        commands,
-        "train",
-        "train; Ctrl-C saves and stops",
-        "glm-grpo train train.steps=20",
-        "glm-grpo train --config-dir my-run",
-        "glm-grpo train --config-dir my-run -m ocr=0.1,0.3,0.6    # a sweep, one after another",
-        "glm-grpo train --config-dir my-run train.resume=auto",
-        "glm-grpo train --config-dir my-run --cfg job    # print the config, do nothing",
-        "accelerate launch -m glm_grpo train --config-dir my-run    # several processes",
-        usage="glm-grpo train [--config-dir DIR] [--config-name NAME] [-m] [key=value ...]",
-    )
-
-    check = _add_command(
-        commands,
-        "check",
-        "everything that can be checked before a run",
-        "glm-grpo check --config-dir my-run",
-        "glm-grpo check --config-name glm_image_80gb data.path=a.jsonl data.eval_path=b.jsonl",
-    )
-    _add_config(check)
-    check.set_defaults(command=_check)
-
-    plan = _add_command(
-        commands,
-        "plan",
-        "will it fit? memory and least time by phase, no model is loaded",
-        "glm-grpo plan --config-name glm_image_80gb --memory 80GB data.path=a data.eval_path=b",
-        "glm-grpo plan --config-dir my-run --processes 4",
-    )
-    _add_config(plan)
-    plan.add_argument(
-        "--memory",
-        type=types.memory_size,
-        metavar="SIZE",
-        help="what there is, such as 24GB; exit code 1 if too little",
-    )
-    plan.add_argument(
-        "--prompt-tokens",
-        type=types.whole_number(1, 10**6, remedy="give the tokens of the longest prompt"),
-        default=256,
-        metavar="N",
-        help="of the longest prompt (256)",
-    )
-    plan.add_argument(
-        "--processes",
-        type=types.whole_number(1, 10**6, remedy="give the processes of the launch"),
-        default=1,
-        metavar="N",
-        help="that train together (1)",
-    )
-    plan.add_argument(
-        "--sharding",
-        type=types.name,
-        choices=("none", "fsdp2"),
-        default="none",
-        help="none: each process holds the policy (DDP); fsdp2: it is cut over them, as by "
-        "configs/accelerate/fsdp2.yaml (none)",
-    )
-    place = plan.add_mutually_exclusive_group()
-    place.add_argument(
-        "--device",
-        type=types.name,
-        choices=sorted(DEVICES),
-        default="h100",
-        help="whose published figures the least time of a step follows from (h100)",
-    )
-    place.add_argument(
-        "--cpu", action="store_true", help="of a run without an accelerator, all in CPU memory"
-    )
-    plan.set_defaults(command=_plan)
-
-    probe = _add_command(
-        commands,
-        "probe",
-        "before a run: what each reward term measures on the untrained model",
-        "glm-grpo probe --config-dir my-run",
-        "glm-grpo probe --config-dir my-run ocr=0.5 --share ocr=0.7 lpips=0.3",
-    )
-    _add_config(probe)
-    probe.add_argument(
-        "--prompts",
-        type=types.whole_number(1, 10**9, remedy="with more than there are, all are sampled"),
-        default=24,
-        metavar="N",
-        help="sampled (24)",
-    )
-    probe.add_argument(
-        "--noises",
-        type=types.whole_number(2, 1000, remedy="two at least, for a spread to be seen"),
-        default=4,
-        metavar="K",
-        help="noises one sample is decoded under (4)",
-    )
-    probe.add_argument(
-        "--branches",
-        type=types.whole_number(2, 1000, remedy="two at least; leave it out for none"),
-        metavar="M",
-        help="images to each preview, to see what previews decide; takes M times as long",
-    )
-    probe.add_argument(
-        "--share",
-        type=types.word,
-        nargs="+",
-        default=[],
-        metavar="TERM=SHARE",
-        help="propose weights that give the terms these shares of the advantage; write last",
-    )
-    probe.add_argument(
-        "--output",
-        type=types.output_folder,
-        default="outputs/probe",
-        help="folder of the page (outputs/probe)",
-    )
-    probe.set_defaults(command=_probe)
-
-    evaluate = _add_command(
-        commands,
-        "eval",
-        "evaluate a checkpoint on the held-out prompts",
-        "glm-grpo eval outputs/DATE/TIME",
-        "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",
-    )
-    evaluate.add_argument(
-        "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
-    )
-    evaluate.add_argument(
-        "overrides",
-        type=types.word,
-        nargs="*",
-        metavar="key=value",
-        help="another sampler or decoding: rollout.temperature, .top_p, .top_k, .min_p, "
-        "decode.steps, .guidance_scale, .batch_size, eval.samples_per_prompt, .seed",
-    )
-    evaluate.set_defaults(command=_evaluate)
-
-    gallery = _add_command(
-        commands,
-        "gallery",
-        "write a run's gallery again from its tables",
-        "glm-grpo gallery outputs/DATE/TIME --serve",
-        "glm-grpo gallery outputs/DATE/TIME --zip for-others.zip",
-        "glm-grpo gallery outputs/mine --beside outputs/other outputs/third",
-    )
-    gallery.add_argument(
-        "run", type=types.path, metavar="RUN", help="run folder, also of a crashed run"
-    )
-    gallery.add_argument(
-        "--beside",
-        nargs="*",
-        type=types.path,
-        metavar="OTHER",
-        help="also show the held-out pictures of other runs' newest evaluations, same prompts and "
-        "same seeds; they stay, as of now, until --beside names others, or none",
-    )
-    gallery.add_argument(
-        "--serve", action="store_true", help="show it to browsers on this machine until Ctrl-C"
-    )
-    gallery.add_argument(
-        "--port", type=_PORT, default=8600, help="for --serve; 0: any that is free (8600)"
-    )
-    gallery.add_argument(
-        "--zip",
-        type=types.output_file(".zip"),
-        metavar="FILE",
-        help="also pack gallery and pictures, to be sent",
-    )
-    gallery.add_argument(
-        "--sheet",
-        type=types.output_file(".png"),
-        metavar="PNG",
-        help="also one picture of target, before and after",
-    )
-    gallery.add_argument(
-        "--film",
-        type=types.output_file(".gif", ".webp"),
-        metavar="FILE",
-        help="also one prompt through all steps, as FILE.gif or FILE.webp",
-    )
-    gallery.add_argument(
-        "--prompt",
-        type=types.word,
-        metavar="ID",
-        help="for --film; held out or trained (the first held out)",
-    )
-    gallery.set_defaults(command=_gallery)
-
-    rescore = _add_command(
-        commands,
-        "rescore",
-        "what other weights would have made of a run's stored scores",
-        "glm-grpo rescore outputs/DATE/TIME ocr=0.5",
-        "glm-grpo rescore outputs/DATE/TIME ocr=0.5 reward.combine=normalize_then_sum",
-    )
-    rescore.add_argument("run", type=types.path, metavar="RUN")
-    rescore.add_argument(
-        "overrides",
-        type=types.word,
-        nargs="*",
-        metavar="key=value",
-        help="the weight of a term, such as ocr=0.5; reward.terms.<name>.share, .at_least or "
-        ".std_floor, reward.combine, advantage.*",
-    )
-    rescore.set_defaults(command=_rescore)
-
-    compare = _add_command(
-        commands,
-        "compare",
-        "judge runs by one reward",
-        "glm-grpo compare outputs/DATE/TIME_A outputs/DATE/TIME_B --html",
-        "glm-grpo compare multirun/DATE/TIME ocr=1    # judge the runs of a sweep by OCR alone",
-    )
-    compare.add_argument(
-        "runs",
-        type=types.path,
-        nargs="+",
-        metavar="RUN",
-        help="run folders, or a folder of runs; and weights, such as ocr=0.5",
-    )
-    compare.add_argument(
-        "--weights",
-        type=types.word,
-        nargs="+",
-        metavar="TERM=WEIGHT",
-        help="of the total all runs are judged by (the weights of the first run)",
-    )
-    compare.add_argument(
-        "--html", action="store_true", help="show the pictures of all runs side by side on the page"
-    )
-    compare.add_argument(
-        "--output",
-        type=types.output_folder,
-        default="outputs/compare",
-        help="folder of the page (outputs/compare)",
-    )
-    compare.set_defaults(command=_compare)
-
-    serve = _add_command(
-        commands,
-        "serve-reward",
-        "serve a term over HTTP, for `remote` terms of runs elsewhere",
-        "glm-grpo serve-reward ocr --config-dir my-run --port 8700",
-    )
-    serve.add_argument("name", type=types.name, metavar="NAME", help="a term of the config")
-    _add_config(serve)
-    serve.add_argument(
-        "--host", type=types.host, default="127.0.0.1", help="address to listen at (127.0.0.1)"
-    )
-    serve.add_argument("--port", type=_PORT, default=8700, help="0: any that is free (8700)")
-    serve.set_defaults(command=_serve_reward)
-
-    export = _add_command(
-        commands,
-        "export",
-        "write trained weights for other programs",
-        "glm-grpo export outputs/DATE/TIME my-adapter",
-        "glm-grpo export outputs/DATE/TIME my-model --format pipeline",
-    )
-    export.add_argument(
-        "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
-    )
-    export.add_argument(
-        "directory", type=types.output_folder, metavar="DIR", help="new or empty folder"
-    )
-    export.add_argument(
-        "--format",
-        type=types.name,
-        choices=("adapter", "pipeline"),
-        help="adapter: a folder that peft loads (default where adapters were trained); pipeline: "
-        "merged, a folder that GlmImagePipeline.from_pretrained loads",
-    )
-    export.set_defaults(command=_export)
+    for add in _COMMANDS:
+        add(commands)
     return parser
 
 
@@ -433,11 +144,58 @@ def _compose_with_prompts(options: argparse.Namespace) -> Config:
     return config
 
 
+def _add_init(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "init",
+        "write a folder to begin with: a config, prompts, a README",
+        "glm-grpo init my-run",
+        "glm-grpo init my-run --config-name glm_image_24gb",
+    )
+    command.add_argument(
+        "directory", type=types.output_folder, metavar="DIR", help="new or empty folder"
+    )
+    command.add_argument(
+        "--config-name",
+        type=types.name,
+        default="tiny",
+        help="the config of the package it builds on (tiny: the embedded model, for a CPU)",
+    )
+    command.set_defaults(command=_init)
+
+
 def _init(options: argparse.Namespace) -> None:
     from glm_grpo.commands.init import init_folder
 
     for written in init_folder(options.directory, options.config_name):
         _print(str(written))
+
+
+def _add_train(commands: _Commands) -> None:
+    _add_command(
+        commands,
+        "train",
+        "train; Ctrl-C saves and stops",
+        "glm-grpo train train.steps=20",
+        "glm-grpo train --config-dir my-run",
+        "glm-grpo train --config-dir my-run -m ocr=0.1,0.3,0.6    # a sweep, one after another",
+        "glm-grpo train --config-dir my-run train.resume=auto",
+        "glm-grpo train --config-dir my-run --cfg job    # print the config, do nothing",
+        "accelerate launch -m glm_grpo train --config-dir my-run    # several processes",
+        usage="glm-grpo train [--config-dir DIR] [--config-name NAME] [-m] [key=value ...]",
+    )
+
+
+def _add_check(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "check",
+        "everything that can be checked before a run",
+        "glm-grpo check --config-dir my-run",
+        "glm-grpo check --config-name glm_image_80gb data.path=a.jsonl data.eval_path=b.jsonl",
+    )
+    _add_config(command)
+    command.set_defaults(command=_check)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -446,6 +204,57 @@ def _check(options: argparse.Namespace) -> None:
 
     for line in check_config(config):
         _print(f"ok  {line}")
+
+
+def _add_plan(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "plan",
+        "will it fit? memory and least time by phase, no model is loaded",
+        "glm-grpo plan --config-name glm_image_80gb --memory 80GB data.path=a data.eval_path=b",
+        "glm-grpo plan --config-dir my-run --processes 4",
+    )
+    _add_config(command)
+    command.add_argument(
+        "--memory",
+        type=types.memory_size,
+        metavar="SIZE",
+        help="what there is, such as 24GB; exit code 1 if too little",
+    )
+    command.add_argument(
+        "--prompt-tokens",
+        type=types.whole_number(1, 10**6, remedy="give the tokens of the longest prompt"),
+        default=256,
+        metavar="N",
+        help="of the longest prompt (256)",
+    )
+    command.add_argument(
+        "--processes",
+        type=types.whole_number(1, 10**6, remedy="give the processes of the launch"),
+        default=1,
+        metavar="N",
+        help="that train together (1)",
+    )
+    command.add_argument(
+        "--sharding",
+        type=types.name,
+        choices=("none", "fsdp2"),
+        default="none",
+        help="none: each process holds the policy (DDP); fsdp2: it is cut over them, as by "
+        "configs/accelerate/fsdp2.yaml (none)",
+    )
+    place = command.add_mutually_exclusive_group()
+    place.add_argument(
+        "--device",
+        type=types.name,
+        choices=sorted(DEVICES),
+        default="h100",
+        help="whose published figures the least time of a step follows from (h100)",
+    )
+    place.add_argument(
+        "--cpu", action="store_true", help="of a run without an accelerator, all in CPU memory"
+    )
+    command.set_defaults(command=_plan)
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -465,6 +274,52 @@ def _plan(options: argparse.Namespace) -> None:
             _print(part)
         else:
             _print_tables([part])
+
+
+def _add_probe(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "probe",
+        "before a run: what each reward term measures on the untrained model",
+        "glm-grpo probe --config-dir my-run",
+        "glm-grpo probe --config-dir my-run ocr=0.5 --share ocr=0.7 lpips=0.3",
+    )
+    _add_config(command)
+    command.add_argument(
+        "--prompts",
+        type=types.whole_number(1, 10**9, remedy="with more than there are, all are sampled"),
+        default=24,
+        metavar="N",
+        help="sampled (24)",
+    )
+    command.add_argument(
+        "--noises",
+        type=types.whole_number(2, 1000, remedy="two at least, for a spread to be seen"),
+        default=4,
+        metavar="K",
+        help="noises one sample is decoded under (4)",
+    )
+    command.add_argument(
+        "--branches",
+        type=types.whole_number(2, 1000, remedy="two at least; leave it out for none"),
+        metavar="M",
+        help="images to each preview, to see what previews decide; takes M times as long",
+    )
+    command.add_argument(
+        "--share",
+        type=types.word,
+        nargs="+",
+        default=[],
+        metavar="TERM=SHARE",
+        help="propose weights that give the terms these shares of the advantage; write last",
+    )
+    command.add_argument(
+        "--output",
+        type=types.output_folder,
+        default="outputs/probe",
+        help="folder of the page (outputs/probe)",
+    )
+    command.set_defaults(command=_probe)
 
 
 def _probe(options: argparse.Namespace) -> None:
@@ -494,12 +349,87 @@ def _config_words(options: argparse.Namespace) -> list[str]:
     return [*itertools.chain.from_iterable(given), *options.overrides]
 
 
+def _add_eval(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "eval",
+        "evaluate a checkpoint on the held-out prompts",
+        "glm-grpo eval outputs/DATE/TIME",
+        "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",
+    )
+    command.add_argument(
+        "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
+    )
+    command.add_argument(
+        "overrides",
+        type=types.word,
+        nargs="*",
+        metavar="key=value",
+        help="another sampler or decoding: rollout.temperature, .top_p, .top_k, .min_p, "
+        "decode.steps, .guidance_scale, .batch_size, eval.samples_per_prompt, .seed",
+    )
+    command.set_defaults(command=_evaluate)
+
+
 def _evaluate(options: argparse.Namespace) -> None:
     from glm_grpo.commands.evaluate import evaluate_run, summary_table
 
     step, rows = evaluate_run(options.run, options.overrides)
     console = Console()
     console.print(summary_table(rows, title=f"held-out prompts, untrained and at step {step}"))
+
+
+def _add_gallery(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "gallery",
+        "write a run's gallery again from its tables",
+        "glm-grpo gallery outputs/DATE/TIME --serve",
+        "glm-grpo gallery outputs/DATE/TIME --zip for-others.zip",
+        "glm-grpo gallery outputs/mine --beside outputs/other outputs/third",
+    )
+    command.add_argument(
+        "run", type=types.path, metavar="RUN", help="run folder, also of a crashed run"
+    )
+    command.add_argument(
+        "--beside",
+        nargs="*",
+        type=types.path,
+        metavar="OTHER",
+        help="also show the held-out pictures of other runs' newest evaluations, same prompts and "
+        "same seeds; they stay, as of now, until --beside names others, or none",
+    )
+    command.add_argument(
+        "--serve", action="store_true", help="show it to browsers on this machine until Ctrl-C"
+    )
+    command.add_argument(
+        "--port", type=_PORT, default=8600, help="for --serve; 0: any that is free (8600)"
+    )
+    command.add_argument(
+        "--zip",
+        type=types.output_file(".zip"),
+        metavar="FILE",
+        help="also pack gallery and pictures, to be sent",
+    )
+    command.add_argument(
+        "--sheet",
+        type=types.output_file(".png"),
+        metavar="PNG",
+        help="also one picture of target, before and after",
+    )
+    command.add_argument(
+        "--film",
+        type=types.output_file(".gif", ".webp"),
+        metavar="FILE",
+        help="also one prompt through all steps, as FILE.gif or FILE.webp",
+    )
+    command.add_argument(
+        "--prompt",
+        type=types.word,
+        metavar="ID",
+        help="for --film; held out or trained (the first held out)",
+    )
+    command.set_defaults(command=_gallery)
 
 
 def _gallery(options: argparse.Namespace) -> None:
@@ -520,12 +450,66 @@ def _gallery(options: argparse.Namespace) -> None:
         serve_gallery(RunFolder(options.run), port=options.port, announce=_announce)
 
 
+def _add_rescore(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "rescore",
+        "what other weights would have made of a run's stored scores",
+        "glm-grpo rescore outputs/DATE/TIME ocr=0.5",
+        "glm-grpo rescore outputs/DATE/TIME ocr=0.5 reward.combine=normalize_then_sum",
+    )
+    command.add_argument("run", type=types.path, metavar="RUN")
+    command.add_argument(
+        "overrides",
+        type=types.word,
+        nargs="*",
+        metavar="key=value",
+        help="the weight of a term, such as ocr=0.5; reward.terms.<name>.share, .at_least or "
+        ".std_floor, reward.combine, advantage.*",
+    )
+    command.set_defaults(command=_rescore)
+
+
 def _rescore(options: argparse.Namespace) -> None:
     from glm_grpo.rescoring.command import rescore_run
 
     sheet = rescore_run(options.run, options.overrides)
     if sheet is not None:
         _print(str(sheet))
+
+
+def _add_compare(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "compare",
+        "judge runs by one reward",
+        "glm-grpo compare outputs/DATE/TIME_A outputs/DATE/TIME_B --html",
+        "glm-grpo compare multirun/DATE/TIME ocr=1    # judge the runs of a sweep by OCR alone",
+    )
+    command.add_argument(
+        "runs",
+        type=types.path,
+        nargs="+",
+        metavar="RUN",
+        help="run folders, or a folder of runs; and weights, such as ocr=0.5",
+    )
+    command.add_argument(
+        "--weights",
+        type=types.word,
+        nargs="+",
+        metavar="TERM=WEIGHT",
+        help="of the total all runs are judged by (the weights of the first run)",
+    )
+    command.add_argument(
+        "--html", action="store_true", help="show the pictures of all runs side by side on the page"
+    )
+    command.add_argument(
+        "--output",
+        type=types.output_folder,
+        default="outputs/compare",
+        help="folder of the page (outputs/compare)",
+    )
+    command.set_defaults(command=_compare)
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -542,11 +526,57 @@ def _compare(options: argparse.Namespace) -> None:
     _print(str(write_comparison(comparison, options.output, has_samples=options.html)))
 
 
+def _add_serve_reward(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "serve-reward",
+        "serve a term over HTTP, for `remote` terms of runs elsewhere",
+        "glm-grpo serve-reward ocr --config-dir my-run --port 8700",
+    )
+    command.add_argument("name", type=types.name, metavar="NAME", help="a term of the config")
+    _add_config(command)
+    command.add_argument(
+        "--host", type=types.host, default="127.0.0.1", help="address to listen at (127.0.0.1)"
+    )
+    command.add_argument("--port", type=_PORT, default=8700, help="0: any that is free (8700)")
+    command.set_defaults(command=_serve_reward)
+
+
 def _serve_reward(options: argparse.Namespace) -> None:
     config = _compose(options)
     from glm_grpo.commands.serve_reward import serve_term
 
     serve_term(config, options.name, host=options.host, port=options.port, announce=_announce)
+
+
+def _add_export(commands: _Commands) -> None:
+    command = _add_command(
+        commands,
+        "export",
+        "write trained weights for other programs",
+        "glm-grpo export outputs/DATE/TIME my-adapter",
+        "glm-grpo export outputs/DATE/TIME my-model --format pipeline",
+    )
+    command.add_argument(
+        "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
+    )
+    command.add_argument(
+        "directory", type=types.output_folder, metavar="DIR", help="new or empty folder"
+    )
+    command.add_argument(
+        "--format",
+        type=types.name,
+        choices=("adapter", "pipeline"),
+        help="adapter: a folder that peft loads (default where adapters were trained); pipeline: "
+        "merged, a folder that GlmImagePipeline.from_pretrained loads",
+    )
+    command.set_defaults(command=_export)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from glm_grpo.commands.export import export_run
+
+    _print(export_run(options.run, options.directory, kind=options.format))
 
 
 def _announce(url: str) -> None:
@@ -560,14 +590,24 @@ def _print_tables(tables: Sequence[Table]) -> None:
         console.print(table)
 
 
-def _export(options: argparse.Namespace) -> None:
-    from glm_grpo.commands.export import export_run
-
-    _print(export_run(options.run, options.directory, kind=options.format))
-
-
 def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+
+
+_COMMANDS = (
+    _add_init,
+    _add_train,
+    _add_check,
+    _add_plan,
+    _add_probe,
+    _add_eval,
+    _add_gallery,
+    _add_rescore,
+    _add_compare,
+    _add_serve_reward,
+    _add_export,
+)
+"""In the order of the help."""
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from omegaconf import DictConfig, OmegaConf
 from glm_grpo.composition import COMPOSITION_ERRORS, UNNAMED_COMPOSITION_ERRORS, is_sweep
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.output import guard_output, printable
-from rewards.keys import hide_secrets
 from rewards.options import path_problem
+from rewards.secrets import hide_secrets
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rewards.images import score_images
+    from rewards.standalone import score_images
 
 __all__ = ["score_images"]
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> object:
     """The function, imported when it is used: it takes a second."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("rewards.images"), name)
+    return getattr(import_module("rewards.standalone"), name)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from rewards.keys import HIDDEN
+from rewards.secrets import HIDDEN
 
 RELATION = "relation"
 """Type of the errors that carry `rule` and `remedy` in their context."""

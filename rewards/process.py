@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rewards.base import Reward, TermConfig, has_needs, score_with_notes
 from rewards.build import build_reward
-from rewards.keys import hide_secrets
+from rewards.secrets import hide_secrets
 from rewards.types import Prompt, RewardError, Scores
 
 READY_SECONDS = 600.0

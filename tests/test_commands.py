@@ -17,7 +17,8 @@ import pytest
 import torch
 import transformers
 
-from glm_grpo.build import build_planner, build_prompts, model_path
+from glm_grpo.builders.models import build_planner, model_path
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from glm_grpo.build import model_path
+from glm_grpo.builders.models import model_path
 from glm_grpo.config import TINY, Config, compose_config
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
 from glm_grpo.models.planning import ModelSettings

@@ -11,7 +11,7 @@ import torch
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.models import pipeline_of, random_language_part
 from benchmarks.full_size.scale import Bench, make_batch
-from glm_grpo.build import build_policy
+from glm_grpo.builders.models import build_policy
 from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import token_layout

@@ -13,7 +13,8 @@ from diffusers import GlmImagePipeline
 from benchmarks.full_size.measuring import DeviceMeter, PeakClock, ProcessMeter
 from benchmarks.full_size.models import pipeline_of, random_decoder_part, random_language_part
 from benchmarks.full_size.scale import Bench, make_batch
-from glm_grpo.build import collect_settings, place_models, update_settings
+from glm_grpo.builders.models import place_models
+from glm_grpo.builders.settings import collect_settings, update_settings
 from glm_grpo.config import Config
 from glm_grpo.errors import MemoryLimitError
 from glm_grpo.grpo.update import update_policy

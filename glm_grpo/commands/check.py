@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glm_grpo.build import (
+from glm_grpo.builders.models import begin_with, find_planner, find_start, load_models
+from glm_grpo.builders.prompts import (
     Prompts,
-    begin_with,
     build_batch,
     build_prompts,
     check_prompt_sets,
-    collect_settings,
-    find_planner,
-    find_start,
     hint_at_prompts,
-    load_models,
 )
+from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED

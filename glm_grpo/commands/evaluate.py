@@ -7,13 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from glm_grpo.build import (
-    begin_with,
-    build_evaluation_batches,
-    build_held_out,
-    find_start,
-    load_models,
-)
+from glm_grpo.builders.models import begin_with, find_start, load_models
+from glm_grpo.builders.prompts import build_evaluation_batches, build_held_out
 from glm_grpo.config import Config, parse_override, set_key, validate_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.gallery.data import SummaryRow

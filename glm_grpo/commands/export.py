@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from glm_grpo.build import export_model
+from glm_grpo.builders.export import export_model
 from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.models.quiet import quiet_libraries

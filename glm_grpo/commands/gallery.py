@@ -12,11 +12,11 @@ from glm_grpo.gallery import write_beside, write_gallery
 from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.film import write_film
-from glm_grpo.gallery.pictures import write_contact_sheet
+from glm_grpo.gallery.thumbnails import write_contact_sheet
 from glm_grpo.output import printable
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.recording.summaries import summarise
-from rewards.keys import hide_secrets
+from rewards.secrets import hide_secrets
 
 _SHEET_COLUMNS = 8
 

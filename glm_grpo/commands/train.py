@@ -12,19 +12,10 @@ from accelerate.utils import get_int_from_env
 from rich.console import Console
 from rich.text import Text
 
-from glm_grpo.build import (
-    Launch,
-    Prompts,
-    begin_with,
-    build_prompts,
-    build_trainer,
-    check_prompt_sets,
-    collector_needs,
-    find_planner,
-    find_start,
-    hint_at_prompts,
-    load_models,
-)
+from glm_grpo.builders.asynchronous import collector_needs
+from glm_grpo.builders.models import begin_with, find_planner, find_start, load_models
+from glm_grpo.builders.prompts import Prompts, build_prompts, check_prompt_sets, hint_at_prompts
+from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
 from glm_grpo.config import Config, effective_config

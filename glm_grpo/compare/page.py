@@ -27,7 +27,7 @@ from glm_grpo.gallery.chart_style import (
     to_png,
 )
 from glm_grpo.gallery.pages import render_page
-from glm_grpo.gallery.pictures import shrink
+from glm_grpo.gallery.thumbnails import shrink
 from glm_grpo.output import printable
 from glm_grpo.run.folder import safe_name, write_atomically
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, Strict
 
-from glm_grpo.gallery.pictures import shrink
+from glm_grpo.gallery.thumbnails import shrink
 from glm_grpo.run.folder import (
     RunFolder,
     atomic_directory,

@@ -24,7 +24,7 @@ from glm_grpo.gallery.data import (
     steps_data,
 )
 from glm_grpo.gallery.pages import render_page
-from glm_grpo.gallery.pictures import make_thumbnails
+from glm_grpo.gallery.thumbnails import make_thumbnails
 from glm_grpo.run.folder import RunFolder, remove, step_of, write_atomically
 
 _UNSAFE = re.compile("[<\u2028\u2029\ud800-\udfff]")

@@ -1,7 +1,7 @@
 """Protocols of the models: an AR policy, and the decoder of its tokens.
 
 `glm_grpo.models.glm_image` contains the GLM-Image implementations. A second model is a second
-folder beside it, and `glm_grpo.build`, which constructs one or the other.
+folder beside it, and `glm_grpo.builders`, which constructs one or the other.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 
-from glm_grpo.build import build_planner
+from glm_grpo.builders.models import build_planner
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
 from glm_grpo.models.planning import MemoryPlan, Parallelism

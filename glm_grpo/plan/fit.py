@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from glm_grpo.build import refuse_without_accelerator
+from glm_grpo.builders.models import refuse_without_accelerator
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError, MemoryLimitError
 from glm_grpo.models.base import DTYPES, Quantization

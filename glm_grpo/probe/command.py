@@ -10,14 +10,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from glm_grpo.build import (
-    begin_with,
-    build_batch,
-    build_prompts,
-    collect_settings,
-    find_start,
-    load_models,
-)
+from glm_grpo.builders.models import begin_with, find_start, load_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import Config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.quiet import quiet_libraries

@@ -18,7 +18,6 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch.optim import Optimizer
 
 from glm_grpo.config.sections import AnchorSection
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
@@ -30,16 +29,13 @@ from glm_grpo.grpo.update import (
     update_on_examples,
     update_policy,
 )
-from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver
 from glm_grpo.training.data.prompts import prompts_at
 from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
-from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.learner import Learner
 from glm_grpo.training.monitors.recheck import Recheck
-from glm_grpo.training.moving_average import MovingAverage
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.recording.progress import Progress
 from glm_grpo.training.recording.run_recorder import RunRecorder, StepRecord
@@ -89,52 +85,42 @@ class Trainer:
 
     Args:
         models: Policy, decoder, reward terms.
-        optimizer: Over the policy's trainable parameters.
-        learning_rate: Sets its rate.
+        learner: Optimizer, learning rate, state and average of the policy.
         source: Gives each step its experience, or target pictures to learn from in its place.
         recheck: Compares the cheap decode of rollouts with the full one.
         evaluation_batches: The held-out prompts of this process; the main one has at least one.
         settings: Plain values.
-        state: Where the run stands; not at 0 when it resumes.
         recorder: Writes the run folder.
         saver: Writes its checkpoints.
         progress: Tells the terminal.
-        strategy: Joins the gradients of the processes.
-        average: Weights to evaluate; None: the current ones.
+        processes: Of the run.
     """
 
     def __init__(
         self,
         models: Models,
-        optimizer: Optimizer,
-        learning_rate: LearningRate,
+        learner: Learner,
         *,
         source: ExperienceSource | TargetSource,
         recheck: Recheck,
         evaluation_batches: Sequence[PromptBatch],
         settings: LoopSettings,
-        state: RunState,
         recorder: RunRecorder,
         saver: CheckpointSaver,
         progress: Progress,
-        strategy: AccelerateStrategy,
         processes: Processes,
-        average: MovingAverage | None = None,
     ) -> None:
         self._models = models
-        self._optimizer = optimizer
-        self._learning_rate = learning_rate
+        self._learner = learner
+        self._state = learner.state
         self.source = source
         self._recheck = recheck
         self._evaluation_batches = evaluation_batches
         self._settings = settings
-        self._state = state
         self._recorder = recorder
         self._saver = saver
         self._progress = progress
-        self._strategy = strategy
         self._processes = processes
-        self._average = average
 
     def run(self) -> list[SummaryRow] | None:
         """Trains to the last step, or to the next one after Ctrl-C or SIGTERM.
@@ -216,8 +202,8 @@ class Trainer:
         if is_first:
             self._check_replay(experience)
         updates = self._update_policy(experience, self._anchor(experience, step, clock), clock)
-        if self._average is not None:
-            self._average.update()
+        if self._learner.average is not None:
+            self._learner.average.update()
         self._follow_with_reference(step)
         source.policy_updated(step)
         more = {**of_decode, **of_source, **weighted.metrics}
@@ -236,15 +222,15 @@ class Trainer:
         with self._models.phase("update", size, clock):
             updates = update_on_examples(
                 policy,
-                self._optimizer,
-                self._learning_rate,
+                self._learner.optimizer,
+                self._learner.learning_rate,
                 examples,
                 settings,
-                self._strategy,
+                self._learner.strategy,
                 num_prompts=num_prompts,
             )
-        if self._average is not None:
-            self._average.update()
+        if self._learner.average is not None:
+            self._learner.average.update()
         return updates, self._recorder.supervised_step(step, len(examples.places), updates, clock)
 
     def _check_replay(self, experience: Experience) -> None:
@@ -252,7 +238,7 @@ class Trainer:
         rows, policy = self._settings.update.micro_batch_size, self._models.policy
         self._progress.phase("self-check")
         with (
-            self._strategy.full_parameters(),
+            self._learner.strategy.full_parameters(),
             self._processes.together(),
             self._models.phase("update", replay_size(experience.prompts, policy, rows)),
         ):
@@ -286,11 +272,11 @@ class Trainer:
         with self._models.phase("update", replay_size(experience.prompts, policy, rows), clock):
             return update_policy(
                 policy,
-                self._optimizer,
-                self._learning_rate,
+                self._learner.optimizer,
+                self._learner.learning_rate,
                 experience,
                 self._settings.update,
-                self._strategy,
+                self._learner.strategy,
                 anchor,
                 clock.count,
             )
@@ -342,8 +328,9 @@ class Trainer:
     def _evaluate(self) -> list[EvaluationPart]:
         """Of this process; nothing where there are fewer prompts than processes."""
         self._progress.phase("evaluation")
-        weights = nullcontext() if self._average is None else self._average.in_place()
-        with self._strategy.full_parameters(), weights, self._processes.together():
+        average = self._learner.average
+        weights = nullcontext() if average is None else average.in_place()
+        with self._learner.strategy.full_parameters(), weights, self._processes.together():
             if not self._evaluation_batches:
                 return []
             return [

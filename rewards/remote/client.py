@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rewards.keys import hide_value
+from rewards.secrets import hide_value
 from rewards.types import RewardError
 
 MAX_ANSWER_BYTES = 2**24

@@ -13,7 +13,6 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.base import Need, has_needs
-from rewards.keys import TOKEN_VARIABLE
 from rewards.remote.client import (
     RetryRules,
     ask,
@@ -31,6 +30,7 @@ from rewards.remote.messages import (
     decode_scores,
     encode_request,
 )
+from rewards.secrets import TOKEN_VARIABLE
 from rewards.types import Prompt, RewardError, Scores
 
 _INFO_SECONDS = 30.0

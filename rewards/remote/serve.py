@@ -28,8 +28,8 @@ from pydantic import ValidationError
 from rewards.base import Need, Reward, TermConfig
 from rewards.build import build_reward
 from rewards.config import RewardConfig
-from rewards.keys import TOKEN_VARIABLE, hide_secrets
 from rewards.remote.messages import PROTOCOL, ScorerInfo
+from rewards.secrets import TOKEN_VARIABLE, hide_secrets
 from rewards.types import RewardError
 
 LOOPBACK = "127.0.0.1"

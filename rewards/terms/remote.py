@@ -9,8 +9,8 @@ import torch
 from pydantic import Field, model_validator
 
 from rewards.base import Need, Reward, TermConfig
-from rewards.keys import TOKEN_VARIABLE
 from rewards.options import Url, Variable, problem_at
+from rewards.secrets import TOKEN_VARIABLE
 
 
 class RemoteConfig(TermConfig):

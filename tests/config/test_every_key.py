@@ -28,16 +28,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from glm_grpo.build import (
-    _build_learning_rate,
-    build_batch,
-    build_evaluation_batches,
-    build_planner,
-    collect_settings,
-    collector_needs,
-    loop_settings,
-    update_settings,
-)
+from glm_grpo.builders.asynchronous import collector_needs
+from glm_grpo.builders.models import build_planner
+from glm_grpo.builders.prompts import build_batch, build_evaluation_batches
+from glm_grpo.builders.settings import collect_settings, loop_settings, update_settings
+from glm_grpo.builders.trainer import build_learning_rate
 from glm_grpo.config import (
     Config,
     compose_config,
@@ -271,7 +266,7 @@ def update(config: Config) -> None:
         eps=config.optim.epsilon,
         weight_decay=config.optim.weight_decay,
     )
-    rate = _build_learning_rate(config, optimizer)
+    rate = build_learning_rate(config, optimizer)
     for updates in (0, 1, config.train.steps * config.train.updates_per_rollout):
         rate.set(updates)
         assert 0 <= optimizer.param_groups[0]["lr"] <= config.optim.learning_rate

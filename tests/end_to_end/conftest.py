@@ -10,15 +10,9 @@ import pytest
 from accelerate import Accelerator
 from rich.console import Console
 
-from glm_grpo.build import (
-    Launch,
-    Prompts,
-    begin_with,
-    build_models,
-    build_prompts,
-    build_trainer,
-    find_start,
-)
+from glm_grpo.builders.models import begin_with, build_models, find_start
+from glm_grpo.builders.prompts import Prompts, build_prompts
+from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.resume import open_run, pin_start

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from glm_grpo.config import compose_config, to_yaml
-from glm_grpo.gallery.pictures import make_thumbnails
+from glm_grpo.gallery.thumbnails import make_thumbnails
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import save_checkpoint

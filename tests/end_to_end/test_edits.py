@@ -14,14 +14,10 @@ from accelerate import Accelerator
 from PIL import Image
 from rich.console import Console
 
-from glm_grpo.build import (
-    Launch,
-    build_batch,
-    build_models,
-    build_prompts,
-    build_trainer,
-    collect_settings,
-)
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.settings import collect_settings
+from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.compare.comparison import compare
 from glm_grpo.compare.page import write_comparison
 from glm_grpo.config import compose_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -342,9 +343,14 @@ def test_a_learning_rate_that_overflows_ends_the_run(make_run):
     # The weights stay finite, and their products do not.
     trainer, _, folder = make_run()
     # Beyond what the config takes.
-    trainer._learning_rate = LearningRate(
-        trainer._optimizer, peak=1e30, schedule="constant", warmup_updates=0, total_updates=1
+    overflowing = LearningRate(
+        trainer._learner.optimizer,
+        peak=1e30,
+        schedule="constant",
+        warmup_updates=0,
+        total_updates=1,
     )
+    trainer._learner = replace(trainer._learner, learning_rate=overflowing)
 
     message = fail(trainer, NonFiniteError)
 

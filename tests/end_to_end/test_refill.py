@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from glm_grpo.build import build_batch, build_prompts, build_spares, check_prompt_sets
+from glm_grpo.builders.prompts import build_batch, build_prompts, build_spares, check_prompt_sets
 from glm_grpo.config import compose_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics

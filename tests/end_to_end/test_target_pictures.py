@@ -9,7 +9,8 @@ import signal
 import pytest
 import torch
 
-from glm_grpo.build import build_prompts, check_prompt_sets, find_start
+from glm_grpo.builders.models import find_start
+from glm_grpo.builders.prompts import build_prompts, check_prompt_sets
 from glm_grpo.config import compose_config
 from glm_grpo.config.sections import AnchorSection
 from glm_grpo.errors import CheckpointError, ConfigError

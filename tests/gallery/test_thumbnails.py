@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from glm_grpo.errors import StorageError
-from glm_grpo.gallery.pictures import make_thumbnails, thumbnail_name
+from glm_grpo.gallery.thumbnails import make_thumbnails, thumbnail_name
 from glm_grpo.run.folder import RunFolder
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_grpo.build import build_planner
+from glm_grpo.builders.models import build_planner
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID
 from glm_grpo.models.planning import Parallelism

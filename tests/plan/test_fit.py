@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
-from glm_grpo.build import build_planner, model_path
+from glm_grpo.builders.models import build_planner, model_path
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image.meta import MetaMemory

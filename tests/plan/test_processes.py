@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.build import build_planner, build_prompts
+from glm_grpo.builders.models import build_planner
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError

@@ -9,7 +9,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.glm_image.token_grid import token_layout

@@ -9,7 +9,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import compose_config
 from glm_grpo.errors import MemoryLimitError
 from glm_grpo.probe.command import _probed_batches

@@ -29,7 +29,9 @@ from PIL import Image
 from rich.console import Console
 
 from glm_grpo import cli
-from glm_grpo.build import Launch, build_models, build_prompts, build_trainer
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_prompts
+from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import GlmGrpoError
 from glm_grpo.run.folder import RunFolder

@@ -20,7 +20,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import glm_grpo.cli
 import glm_grpo.config
 from examples import minimal_grpo
-from glm_grpo.build import build_models, build_prompts
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.commands import init
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config

@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
-from glm_grpo.build import build_batch, build_models, build_prompts, collect_settings
+from glm_grpo.builders.models import build_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.collect import CollectSettings, collect, decode_and_score

@@ -152,7 +152,7 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
     ]
     imports = "from peft import PeftModel\n" if what == _ADAPTER else ""
     if what == _ADAPTER and settings.is_embedded:
-        imports += "from glm_grpo.build import model_path\n"
+        imports += "from glm_grpo.builders.models import model_path\n"
     elif what == _ADAPTER and not settings.is_on_hub:
         notes.append(f"`{settings.base_code}` stands for the folder of the base model.")
     if settings.num_sources:

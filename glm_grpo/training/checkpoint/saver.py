@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch.optim import Optimizer
-
 from glm_grpo.errors import (
     CollectorError,
     DecoderError,
@@ -22,11 +20,8 @@ from glm_grpo.training.checkpoint.files import (
     save_checkpoint,
 )
 from glm_grpo.training.checkpoint.optimizer_state import optimizer_to_tensors
-from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.distributed.strategy import AccelerateStrategy
-from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.moving_average import MovingAverage
+from glm_grpo.training.learner import Learner
 from glm_grpo.training.phase import out_of_memory_explained
 from glm_grpo.training.recording.recorder import store_failure
 from rewards.types import RewardError
@@ -43,59 +38,48 @@ class CheckpointSaver:
     nothing is saved under its number: whether all updates of a rollout or half of one were made.
 
     Args:
-        state: The last finished step.
-        optimizer: Its state is saved; tells when it begins to write.
-        learning_rate: Counts updates, also those that leave the weights alone.
-        strategy: Puts tensors together from the shards of the processes.
+        learner: What is saved; its state has the last finished step.
         processes: Of the run. What one of several fails at alone cannot be saved: that takes all.
         keep: Newest checkpoints kept; the best by evaluation is kept besides.
         announce: Told when one begins.
-        average: Of the weights, saved beside them; None: there is none.
     """
 
     def __init__(
         self,
         folder: RunFolder,
-        state: RunState,
+        learner: Learner,
         *,
-        optimizer: Optimizer,
-        learning_rate: LearningRate,
-        strategy: AccelerateStrategy,
         processes: Processes,
         keep: int,
         announce: Callable[[str], None],
-        average: MovingAverage | None = None,
     ) -> None:
         self._folder = folder
-        self._state = state
-        self._optimizer = optimizer
-        self._learning_rate = learning_rate
-        self._strategy = strategy
+        self._learner = learner
+        self._state = learner.state
         self._processes = processes
         self._keep = keep
         self._announce = announce
-        self._average = average
-        self._updates = learning_rate.updates
+        self._updates = learner.learning_rate.updates
         self._is_writing = False
-        optimizer.register_step_pre_hook(self._note_update)
+        learner.optimizer.register_step_pre_hook(self._note_update)
 
     def save(self) -> None:
         """Write a checkpoint of the last finished step; remove those no longer kept."""
         self._announce("checkpoint")
         state = self._state
-        moments, values = optimizer_to_tensors(self._optimizer)
+        moments, values = optimizer_to_tensors(self._learner.optimizer)
         tensors = {
-            "policy": self._strategy.policy_tensors(),
-            "optimizer": self._strategy.gather_full(moments),
+            "policy": self._learner.strategy.policy_tensors(),
+            "optimizer": self._learner.strategy.gather_full(moments),
         }
-        reference = self._strategy.reference_tensors()
+        reference = self._learner.strategy.reference_tensors()
         if reference:
             tensors["reference"] = reference
-        if self._average is not None:
-            tensors["average"] = dict(self._average.tensors())
+        if self._learner.average is not None:
+            tensors["average"] = dict(self._learner.average.tensors())
         metadata = {
             "optimizer": values,
-            "updates": self._learning_rate.updates,
+            "updates": self._learner.learning_rate.updates,
             "best_step": state.best_step,
             "best_total": None if state.best_step is None else state.best_total,
             "skipped_in_a_row": state.skipped_in_a_row,
@@ -125,7 +109,7 @@ class CheckpointSaver:
     def finish_step(self, step: int) -> None:
         """All updates of a step are done and recorded: the weights are those of a finished step."""
         self._state.step = step
-        self._updates = self._learning_rate.updates
+        self._updates = self._learner.learning_rate.updates
         self._is_writing = False
 
     @contextmanager
@@ -182,7 +166,7 @@ class CheckpointSaver:
         if done == 0:
             return "Nothing was learned yet"
         if not self.is_saved():
-            if self._is_writing or self._learning_rate.updates != self._updates:
+            if self._is_writing or self._learner.learning_rate.updates != self._updates:
                 newest = newest_checkpoint(self._folder)
                 place = "there is no checkpoint" if newest is None else f"{go_on}: {newest.name}"
                 return f"The weights of step {done} had begun to change and are not saved; {place}"

@@ -38,7 +38,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder, safe_name, write_atomically
 from glm_grpo.run.tables import read_run_ids
 from glm_grpo.types import Evaluation
-from rewards.keys import hide_secrets
+from rewards.secrets import hide_secrets
 
 MAX_PROMPTS = 16
 """Prompts shown: the first ones, the same in every evaluation of a run."""

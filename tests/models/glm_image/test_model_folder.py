@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm_grpo.build import model_path
+from glm_grpo.builders.models import model_path
 from glm_grpo.cli import main
 from glm_grpo.errors import ModelError
 from glm_grpo.models.glm_image.loading import check_model, load_pipeline

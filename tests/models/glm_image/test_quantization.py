@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from glm_grpo.build import build_models
+from glm_grpo.builders.models import build_models
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.base import Quantization

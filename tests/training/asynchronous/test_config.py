@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_grpo.build import collector_needs
+from glm_grpo.builders.asynchronous import collector_needs
 from glm_grpo.config import (
     Config,
     EffectiveConfig,

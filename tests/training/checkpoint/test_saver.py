@@ -11,6 +11,7 @@ from glm_grpo.training.checkpoint.run_state import RunState
 from glm_grpo.training.checkpoint.saver import CheckpointSaver
 from glm_grpo.training.distributed.processes import ALONE, Failure, Processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy
+from glm_grpo.training.learner import Learner
 from glm_grpo.training.learning_rate import LearningRate
 from rewards.types import RewardError
 
@@ -35,10 +36,7 @@ def make_saver(folder, state, weight, optimizer, learning_rate, *, processes=ALO
     """Saves a policy of one weight."""
     return CheckpointSaver(
         folder,
-        state,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        strategy=OneWeight(weight),
+        Learner(optimizer, learning_rate, OneWeight(weight), state),
         processes=processes,
         keep=100,
         announce=lambda _: None,

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.build import build_prompts, model_path
+from glm_grpo.builders.models import model_path
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import compose_config
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens

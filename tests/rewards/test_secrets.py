@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.keys import hide_secrets
+from rewards.secrets import hide_secrets
 
 AWS_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLE0KEY"
 

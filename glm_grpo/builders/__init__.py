@@ -1,0 +1,1 @@
+"""Config -> models, prompts, plain values, trainer; nothing else constructs."""

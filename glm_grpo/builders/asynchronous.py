@@ -1,0 +1,99 @@
+"""Collectors of an asynchronous run, and the source that hands on what they collect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from glm_grpo.builders.models import begin_with, find_start, load_models
+from glm_grpo.config import Config
+from glm_grpo.training.asynchronous.ledger import Steps
+from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
+from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
+from glm_grpo.training.asynchronous.source import AsynchronousSource, Recipe, StaleSettings
+from glm_grpo.training.monitors.recheck import Recheck
+from glm_grpo.training.phase import Models
+from glm_grpo.types import PromptBatch
+
+BatchForStep = Callable[[int], PromptBatch]
+"""The prompts of a step, from 0."""
+
+
+def collector_needs(config: Config) -> Needs:
+    """What the collectors of an asynchronous run take."""
+    section = config.asynchronous
+    return Needs(section.collectors, section.cpus_per_collector, section.gpus_per_collector)
+
+
+def build_collector_models(config: Config) -> Models:
+    """The models of a collector, on the accelerator that is kept for it, or on the CPU.
+
+    Raises:
+        GlmGrpoError, RewardError: Something cannot be loaded.
+    """
+    # Ray hides no accelerator from a process that asked for none.
+    has_accelerator = config.asynchronous.gpus_per_collector > 0
+    device = Accelerator().device if has_accelerator else torch.device("cpu")
+    start = find_start(config)
+    models = load_models(config, device, needs_reference=config.needs_reference)
+    begin_with(models, start)
+    return models
+
+
+def build_asynchronous_source(
+    config: Config,
+    models: Models,
+    batch_for_step: BatchForStep,
+    recheck: Recheck,
+    cluster: RayCluster,
+    *,
+    first_step: int,
+) -> AsynchronousSource:
+    """Starts the collectors.
+
+    Args:
+        models: The learner's.
+        batch_for_step: The prompts of a step, from 0.
+        recheck: Says how the pictures of a step are decoded.
+        cluster: In which the collectors run.
+        first_step: The next to be learned, from 1.
+    """
+    # Ray need not be installed for anything else, and the cluster has set it up by now.
+    from glm_grpo.training.asynchronous.ray_pool import RayPool  # noqa: PLC0415
+
+    settings = CollectorSettings(
+        make_models=partial(build_collector_models, config),
+        threads=config.asynchronous.cpus_per_collector,
+        folder=str(Path.cwd()),
+    )
+    pool = RayPool(cluster, collector_needs(config), settings)
+    recipe = _recipe(config, batch_for_step, recheck, first_step=first_step)
+    return AsynchronousSource(pool, recipe, models)
+
+
+def _recipe(
+    config: Config, batch_for_step: BatchForStep, recheck: Recheck, *, first_step: int
+) -> Recipe:
+    section = config.asynchronous
+    return Recipe(
+        batch_for_step=batch_for_step,
+        settings_for_step=recheck.collect_settings,
+        steps=Steps(
+            first=first_step,
+            last=config.train.steps,
+            updates_each=config.train.updates_per_step,
+            max_age=section.max_policy_age,
+            collectors=section.collectors,
+        ),
+        push_every=section.push_every,
+        stale=StaleSettings(
+            treatment=section.on_stale,
+            max_importance_ratio=section.max_importance_ratio,
+            min_importance_ratio=section.min_importance_ratio or 0.0,
+            micro_batch_size=config.train.micro_batch_size,
+        ),
+    )

@@ -1,0 +1,93 @@
+"""Trained weights as other programs load them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from glm_grpo.builders.models import build_policy, model_path
+from glm_grpo.config import TINY, Config
+from glm_grpo.models.base import DTYPES
+from glm_grpo.models.glm_image.export import (
+    README,
+    StockSettings,
+    export_adapter,
+    export_pipeline,
+    find_license,
+)
+from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.run.folder import storage_errors
+from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION
+
+_TINY_LICENSE = "apache-2.0"
+"""That of the package."""
+
+
+def export_model(
+    config: Config,
+    tensors: Mapping[str, Tensor],
+    directory: Path,
+    *,
+    kind: Literal["adapter", "pipeline"],
+    note: Callable[[int], str],
+    training: str,
+) -> Path:
+    """Writes trained weights as other programs load them.
+
+    Args:
+        tensors: Of the policy, from a checkpoint.
+        directory: New or empty.
+        kind: A folder that peft loads, or one that `GlmImagePipeline.from_pretrained` loads.
+        note: What users should mind, given the tokens of an image.
+        training: Sections of the card, in Markdown.
+
+    Returns:
+        The model card, which shows how to draw a picture with it.
+
+    Raises:
+        ModelError: The model the run began with cannot be loaded.
+        CheckpointError: The tensors do not fit it.
+        StorageError: The folder cannot be written.
+    """
+    base = model_path(config.model.path)
+    pipeline = load_pipeline(base, dtype=DTYPES[config.model.dtype])
+    policy = build_policy(config, pipeline, needs_reference=False)
+    policy.load_state_tensors(tensors)
+    height, width = config.rollout.height, config.rollout.width
+    settings = StockSettings(
+        base=base,
+        is_embedded=config.model.path == TINY,
+        dtype=config.model.dtype,
+        height=height,
+        width=width,
+        temperature=config.rollout.temperature,
+        top_k=config.rollout.top_k,
+        top_p=config.rollout.top_p,
+        min_p=config.rollout.min_p,
+        decode_steps=config.decode.steps,
+        guidance_scale=config.decode.guidance_scale,
+        outside_codebook=note(
+            policy.tokens_per_image(height, width, has_preview=config.data.sources == 0)
+        ),
+        license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
+        training=training,
+        prompt=_example_prompt(config),
+        num_sources=config.data.sources,
+    )
+    with storage_errors("write", directory):
+        if policy.adapted_model is not None and kind == "adapter":
+            export_adapter(policy.adapted_model, settings, directory)
+        else:
+            export_pipeline(policy, pipeline, settings, directory)
+    return directory / README
+
+
+def _example_prompt(config: Config) -> str:
+    """Of a model card: the embedded model knows the prompts of its world alone."""
+    is_edit = config.data.sources > 0
+    if config.model.path == TINY:
+        return EXAMPLE_INSTRUCTION if is_edit else EXAMPLE_CAPTION
+    return 'write "OPEN" instead' if is_edit else 'a red sign that says "OPEN"'

@@ -1,0 +1,239 @@
+"""The models of a run: policy, decoder and reward terms, loaded and placed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from diffusers import GlmImagePipeline
+from torch import nn
+
+from glm_grpo.config import TINY, Config
+from glm_grpo.errors import CheckpointError, ConfigError
+from glm_grpo.grpo.losses import CustomLoss
+from glm_grpo.models.base import DTYPES, Quantization
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.models.glm_image.memory import GlmImagePlanner
+from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image.sampling import Truncation
+from glm_grpo.models.offload import ModulePart, Movable, Offload
+from glm_grpo.models.planning import Planner
+from glm_grpo.seeds import derive_seed
+from glm_grpo.training.checkpoint.resume import FoundCheckpoint, find_checkpoint
+from glm_grpo.training.phase import Models, out_of_memory_explained
+from rewards.build import build_scorer
+from rewards.problems import Problem, describe_problems
+
+logger = logging.getLogger(__name__)
+
+
+def model_path(path: str) -> str:
+    """A folder or hub id; `tiny` becomes the folder inside the package."""
+    return str(files("glm_grpo.tiny") / "weights" / "pipeline") if path == TINY else path
+
+
+def build_planner(path: str) -> Planner:
+    """What finds the memory of runs of a model.
+
+    Args:
+        path: As `model.path`.
+
+    Raises:
+        ModelError: The model's configs are not at hand.
+    """
+    path = model_path(path)
+    return GlmImagePlanner(read_part_configs(path), Path(path))
+
+
+def find_planner(path: str) -> Planner | None:
+    """As `build_planner`; None for a hub id whose sizes are not known.
+
+    Any other folder than that of a model is refused when it is loaded.
+    """
+    is_known = path == PUBLISHED_ID or (Path(model_path(path)) / "model_index.json").is_file()
+    return build_planner(path) if is_known else None
+
+
+def find_start(config: Config) -> FoundCheckpoint | None:
+    """The checkpoint that `model.start_from` names, verified; None where it names none.
+
+    Raises:
+        ConfigError: It was trained from another kind of weights.
+        CheckpointError: There is no whole checkpoint.
+    """
+    path = config.model.start_from
+    if path is None:
+        return None
+    if not Path(path).exists():
+        raise CheckpointError(
+            f"model.start_from = {path!r} is not there; a run begins with its weights, and is held "
+            "to them by its KL when it goes on: restore it, or name another"
+        )
+    found = find_checkpoint(Path(path))
+    own, theirs = config.model.adapter, found.config.model.adapter
+    if own != theirs:
+        rule = f"was trained with model.adapter = {theirs}, and this run has {own}"
+        remedy = (
+            "set model.adapter as in its config.yaml, or export that run as a pipeline (glm-grpo "
+            "export) and set model.path to it"
+        )
+        raise ConfigError(describe_problems([Problem("model.start_from", path, rule, remedy)]))
+    return found
+
+
+def begin_with(models: Models, start: FoundCheckpoint | None) -> None:
+    """Puts the weights of a checkpoint into policy and reference.
+
+    Raises:
+        CheckpointError: They do not fit the model.
+    """
+    if start is not None:
+        with start.checkpoint.named():
+            models.policy.start_from(start.evaluated)
+
+
+def load_models(
+    config: Config, device: torch.device, *, needs_reference: bool, is_sharded: bool = False
+) -> Models:
+    """As `build_models`; memory that runs out is explained.
+
+    Raises:
+        GlmGrpoError, RewardError: Something cannot be loaded.
+    """
+    with out_of_memory_explained("loading", f"{config.model.path} in {config.model.dtype}"):
+        return build_models(config, device, needs_reference=needs_reference, is_sharded=is_sharded)
+
+
+def build_models(
+    config: Config, device: torch.device, *, needs_reference: bool, is_sharded: bool = False
+) -> Models:
+    """Loads all models and puts them where they belong.
+
+    Args:
+        needs_reference: Whether a KL to the untrained policy is weighted.
+        is_sharded: Whether the engine places the policy's weights, cut over processes.
+
+    Raises:
+        ConfigError: Weights of 4 bits are asked for where there is no accelerator, or the function
+            of a custom loss cannot be imported.
+        ModelError: The model cannot be loaded.
+    """
+    if isinstance(config.loss, CustomLoss):
+        config.loss.load()
+    refuse_without_accelerator(config.model.quantization, is_on_accelerator=device.type != "cpu")
+    started = time.perf_counter()
+    pipeline = load_pipeline(
+        model_path(config.model.path),
+        dtype=DTYPES[config.model.dtype],
+        quantization=Quantization(
+            language=config.model.quantization, decoder=config.decode.quantization
+        ),
+    )
+    logger.info(
+        "loaded policy (%s parameters) and decoder (%s) of %s in %.1f s",
+        count_parameters(pipeline.vision_language_encoder),
+        count_parameters(pipeline.transformer, pipeline.vae, pipeline.text_encoder),
+        config.model.path,
+        time.perf_counter() - started,
+    )
+    return place_models(
+        config, pipeline, device, needs_reference=needs_reference, is_sharded=is_sharded
+    )
+
+
+def place_models(
+    config: Config,
+    pipeline: GlmImagePipeline,
+    device: torch.device,
+    *,
+    needs_reference: bool,
+    is_sharded: bool = False,
+) -> Models:
+    """Puts the parts of a loaded pipeline, and the reward terms, where they belong.
+
+    Arguments as in `build_models`.
+    """
+    policy = build_policy(config, pipeline, needs_reference=needs_reference)
+    decoder = GlmImageDecoder(
+        pipeline,
+        steps=config.decode.steps,
+        guidance_scale=config.decode.guidance_scale,
+        batch_size=config.decode.batch_size,
+    )
+    is_offloading = config.offload != "none" and device.type != "cpu"
+    started = time.perf_counter()
+    scorer = build_scorer(
+        config.reward,
+        torch.device("cpu") if is_offloading else device,
+        process_device=device,
+    )
+    seconds = time.perf_counter() - started
+    logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
+    reads_pictures = config.data.sources > 0 or config.reads_targets
+    modules = {
+        # If it is not used it stays on the CPU, where no phase looks for it.
+        "vision": policy.source_modules() if reads_pictures else (),
+        "policy": policy.modules(),
+        "reference": policy.reference_modules(),
+        "decoder": decoder.modules(),
+        "rewards": scorer.modules(),
+    }
+    parts: dict[str, Movable] = {}
+    for name, group in modules.items():
+        if name == "policy" and is_sharded:
+            continue
+        if is_offloading:
+            parts[name] = ModulePart(group, device=device)
+        else:
+            for module in group:
+                module.to(device)
+    return Models(policy=policy, decoder=decoder, scorer=scorer, offload=Offload(parts))
+
+
+def build_policy(
+    config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool
+) -> GlmImagePolicy:
+    """The policy on the parts of a loaded pipeline."""
+    adapter = config.model.adapter
+    return GlmImagePolicy(
+        pipeline,
+        temperature=config.rollout.temperature,
+        truncation=Truncation(
+            top_k=config.rollout.top_k,
+            top_p=config.rollout.top_p,
+            min_p=config.rollout.min_p,
+        ),
+        adapter_rank=None if adapter is None else adapter.rank,
+        adapter_alpha=0.0 if adapter is None else adapter.alpha,
+        is_checkpointing=config.model.gradient_checkpointing,
+        needs_reference=needs_reference,
+        seed=derive_seed(config.train.seed, "adapter"),
+        has_entropy_gradient=config.loss.entropy_coef != 0,
+    )
+
+
+def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: bool) -> None:
+    """What can be said before anything is loaded.
+
+    Args:
+        is_on_accelerator: Whether there is one.
+
+    Raises:
+        ConfigError: Weights of 4 bits are asked for where there is no accelerator.
+    """
+    if quantization is not None and not is_on_accelerator:
+        raise ConfigError(
+            f"model.quantization is {quantization!r}: weights of 4 bits need an accelerator, and "
+            "there is none; leave model.quantization out"
+        )
+
+
+def count_parameters(*modules: nn.Module) -> str:
+    """How many they have together, such as `4.8 M`."""
+    count = sum(weight.numel() for module in modules for weight in module.parameters())
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

@@ -1,0 +1,210 @@
+"""The prompt sets of a run, what is refused in them, and the batches made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from glm_grpo.builders.models import model_path
+from glm_grpo.config import TINY, Config
+from glm_grpo.errors import ConfigError
+from glm_grpo.models.base import ReservedTokens
+from glm_grpo.models.glm_image.loading import check_model, check_source_size, check_target_size
+from glm_grpo.output import printable
+from glm_grpo.tiny.prompts import is_known, known_form, tiny_prompts
+from glm_grpo.training.data.places import EMBEDDED
+from glm_grpo.training.data.prompts import (
+    PromptSource,
+    SparePrompts,
+    batch_for_step,
+    check_prompts_suffice,
+    evaluated_at_once,
+    evaluation_batches,
+    load_prompts,
+    spares_for_step,
+)
+from glm_grpo.training.distributed.processes import ALONE, Processes
+from glm_grpo.training.phase import Models
+from glm_grpo.types import PromptBatch
+from rewards.problems import Problem, describe_problems
+from rewards.types import Prompt
+
+_MOST_NAMED = 3
+"""Prompts that a hint names."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The two prompt sets of a run."""
+
+    training: PromptSource
+    held_out: PromptSource
+
+
+def build_prompts(config: Config) -> Prompts:
+    """Checks the model's files, then loads and checks both prompt sets.
+
+    Raises:
+        ModelError: The model's files cannot be used.
+        DataError: A prompt cannot, or there are fewer than a step takes.
+    """
+    path = model_path(config.model.path)
+    reserved = check_model(path)
+    height, width = config.rollout.height, config.rollout.width
+    if config.data.sources > 0:
+        check_source_size(path, height=height, width=width)
+    if config.reads_targets:
+        check_target_size(height=height, width=width)
+    training = build_prompt_set(config.data.path, config, reserved)
+    check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
+    return Prompts(
+        training=training,
+        held_out=build_prompt_set(config.data.eval_path, config, reserved),
+    )
+
+
+def build_held_out(config: Config) -> PromptSource:
+    """Checks the model's files, then loads and checks the held-out prompts alone.
+
+    Raises:
+        ModelError, DataError: As `build_prompts`.
+    """
+    reserved = check_model(model_path(config.model.path))
+    return build_prompt_set(config.data.eval_path, config, reserved)
+
+
+def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> PromptSource:
+    """Prompts of a file, a folder, a hub data set, or of the embedded world (`tiny:...`).
+
+    Args:
+        reserved: What no prompt may hold.
+    """
+    height, width = config.rollout.height, config.rollout.width
+    if path.startswith(EMBEDDED):
+        name = path.removeprefix(EMBEDDED)
+        return tiny_prompts(name, height=height, width=width, sources=config.data.sources)
+    return load_prompts(
+        path, height=height, width=width, reserved=reserved, sources=config.data.sources
+    )
+
+
+def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
+    """Lines on prompts that can be used, but hardly as they were meant; no model is needed."""
+    lines = []
+    if config.model.path == TINY:
+        is_edit = config.data.sources > 0
+        for of, prompt_set in (("training", prompts.training), ("held-out", prompts.held_out)):
+            rows = [
+                row
+                for row, caption in enumerate(prompt_set.captions())
+                if not is_known(caption, is_edit=is_edit)
+            ]
+            if rows:
+                lines.append(
+                    f"{len(rows)} of {len(prompt_set)} {of} prompts are not of the form "
+                    f"{known_form(is_edit=is_edit)} that the embedded model knows: "
+                    f"{_name_some(prompt_set, rows)}"
+                )
+    trained = set(prompts.training.identities())
+    rows = [row for row, each in enumerate(prompts.held_out.identities()) if each in trained]
+    if rows:
+        lines.append(
+            f"{len(rows)} of {len(prompts.held_out)} held-out prompts are also trained on: "
+            f"{_name_some(prompts.held_out, rows)}"
+        )
+    return lines
+
+
+def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[str]:
+    """Refuses prompts that no term can score; lines on terms that apply to few prompts.
+
+    Raises:
+        RewardError: See `Scorer.check_prompts`.
+        ConfigError: Target pictures are to be learned from, and no training prompt has one.
+    """
+    targets = 0
+    is_supervised = config.train.method == "sft"
+
+    def each(prompt_set: PromptSource) -> Iterator[Prompt]:
+        nonlocal targets
+        for index in range(len(prompt_set)):
+            prompt = prompt_set[index]
+            targets += prompt_set is prompts.training and prompt.target is not None
+            yield prompt
+
+    named = (("training prompts", prompts.training), ("held-out prompts", prompts.held_out))
+    lines = []
+    for of, prompt_set in named:
+        is_training = prompt_set is prompts.training
+        if is_training and is_supervised:
+            # They are not scored.
+            targets = sum(prompt.target is not None for prompt in each(prompt_set))
+            continue
+        lines += models.scorer.check_prompts(each(prompt_set), of=of, is_training=is_training)
+    if config.rollout.refill_rounds and len(prompts.training) == config.rollout.prompts_per_step:
+        lines.append(
+            f"rollout.refill_rounds: every step samples all {len(prompts.training)} training "
+            "prompts, so that no other can take the place of one; give more prompts or lower "
+            "rollout.prompts_per_step"
+        )
+    if config.reads_targets and targets == 0:
+        raise _no_targets(config, len(prompts.training))
+    return lines
+
+
+def _no_targets(config: Config, count: int) -> ConfigError:
+    key, value, remedy = (
+        ("train.method", "sft", "set train.method=grpo")
+        if config.train.method == "sft"
+        else (
+            "anchor.weight",
+            config.anchor.weight,
+            "set anchor.weight=0 and leave anchor.final_weight out",
+        )
+    )
+    rule = f"none of the {count} training prompts has a target picture to learn from"
+    problem = Problem(key, value, rule, f"give prompts a target, or {remedy}")
+    return ConfigError(describe_problems([problem]))
+
+
+def _name_some(prompt_set: PromptSource, rows: Sequence[int]) -> str:
+    """Ids of the first prompts."""
+    # Each is taken with its pictures.
+    named = [printable(prompt_set[row].prompt_id) for row in rows[:_MOST_NAMED]]
+    return ", ".join([*named, *(["..."] if len(rows) > _MOST_NAMED else [])])
+
+
+def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch:
+    """The batch of a step, from 0."""
+    return batch_for_step(
+        prompts,
+        step=step,
+        seed=config.train.seed,
+        prompts_per_step=config.rollout.prompts_per_step,
+        group_size=config.rollout.group_size,
+    )
+
+
+def build_spares(config: Config, prompts: PromptSource, step: int) -> SparePrompts:
+    """The prompts that can take the place of those of a step, from 0."""
+    return spares_for_step(
+        prompts,
+        step=step,
+        seed=config.train.seed,
+        prompts_per_step=config.rollout.prompts_per_step,
+        group_size=config.rollout.group_size,
+    )
+
+
+def build_evaluation_batches(
+    config: Config, held_out: PromptSource, processes: Processes = ALONE
+) -> list[PromptBatch]:
+    """This process's held-out prompts, with the seeds of every evaluation, in batches of a step."""
+    images = config.rollout.prompts_per_step * config.rollout.group_size // processes.count
+    return evaluation_batches(
+        held_out,
+        processes.part(len(held_out)),
+        prompts_per_batch=evaluated_at_once(images, config.eval.samples_per_prompt),
+        samples_per_prompt=config.eval.samples_per_prompt,
+        seed=config.eval.seed,
+    )
