@@ -64,7 +64,10 @@ def test_sheet_begins_with_a_row_for_each_source(edits: Any, tmp_path: Path) -> 
     write_contact_sheet(edits.folder, tmp_path / "sheet.png", columns=2)
     pixels = np.array(Image.open(tmp_path / "sheet.png"))[..., 0]
     # 8 pixels, 4 between and around: two sources, the target, before and after, of both prompts.
-    assert pixels.shape == (5 * 12, 2 * 12)
+    # Names of rows are to the left of them.
+    assert pixels.shape[0] == 5 * 12
+    names, pixels = pixels[:, : -2 * 12], pixels[:, -2 * 12 :]
+    assert all((names[12 * row : 12 * (row + 1)] < 128).any() for row in range(5))
     assert [pixels[12 * row + 4, 4] for row in range(3)] == [50, 80, 9]
     assert pixels[4, 16] == 51
 
