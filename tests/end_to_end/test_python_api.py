@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
         glm_grpo.load_run,
         glm_grpo.rescore,
         glm_grpo.evaluate,
-        rewards.standalone,
+        rewards.score_images,
     ],
     ids=lambda function: function.__name__,
 )
