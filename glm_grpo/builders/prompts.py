@@ -148,11 +148,11 @@ def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[
             "rollout.prompts_per_step"
         )
     if config.reads_targets and targets == 0:
-        raise _no_targets(config, len(prompts.training))
+        raise _missing_targets_error(config, len(prompts.training))
     return lines
 
 
-def _no_targets(config: Config, count: int) -> ConfigError:
+def _missing_targets_error(config: Config, count: int) -> ConfigError:
     key, value, remedy = (
         ("train.method", "sft", "set train.method=grpo")
         if config.train.method == "sft"

@@ -10,9 +10,9 @@ from glm_grpo.compare.beside import match_runs
 from glm_grpo.errors import CheckpointError, StorageError
 from glm_grpo.gallery import write_beside, write_gallery
 from glm_grpo.gallery.archive import write_archive
+from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.film import write_film
-from glm_grpo.gallery.thumbnails import write_contact_sheet
 from glm_grpo.output import printable
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.recording.summaries import summarise

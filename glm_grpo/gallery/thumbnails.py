@@ -1,20 +1,15 @@
-"""Small versions of a run's pictures for its pages, and one picture of the whole run."""
+"""Small versions of a run's pictures for its pages."""
 
 from __future__ import annotations
 
 import io
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from PIL import Image, ImageDraw, ImageFont
-
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, read_picture, storage_errors, write_atomically
-from glm_grpo.run.tables import SOURCES, evaluation_steps, read_evaluation
 
 LONGER_SIDE = 384
 """Pixels of the longer side of a thumbnail, at most."""
@@ -88,77 +83,3 @@ def shrink(path: Path) -> Thumbnail | None:
         picture.thumbnail((LONGER_SIDE, LONGER_SIDE), reducing_gap=2.0)
         picture.save(content, format="WEBP", quality=_QUALITY, method=_METHOD)
     return Thumbnail(content.getvalue(), picture.width, picture.height)
-
-
-_GAP = 4
-"""White pixels between pictures."""
-_LETTERS = 16
-"""Pixels of the letters that name a row."""
-
-
-def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
-    """Writes a PNG: a column for each of the first held-out prompts, in their order.
-
-    Rows are sources and target (where the prompts have them), the first sample of the first
-    evaluation and the first sample of the last, drawn with the same seeds. Each is named at its
-    left.
-
-    Args:
-        folder: A run with at least one evaluation.
-        path: Of the PNG.
-        columns: Prompts shown at the most.
-
-    Raises:
-        StorageError: There is no evaluation, a picture is missing, or the file cannot be written.
-    """
-    steps = evaluation_steps(folder)
-    if not steps:
-        raise StorageError(f"{folder.path} holds no evaluation yet; let the run reach its first")
-    names: list[str] = []
-    rows: list[list[str]] = []
-    for index, step in enumerate((steps[0], steps[-1])):
-        table = read_evaluation(folder, step, ("step", "sample", "target", "image", SOURCES))
-        table = table.to_pandas()
-        first = table[table["sample"] == 0].head(columns)
-        if index == 0 and SOURCES in first:
-            rows += [list(each) for each in zip(*first[SOURCES], strict=True)]
-            names += ["source"] * len(rows)
-        if index == 0 and first["target"].notna().all():
-            rows.append(list(first["target"]))
-            names.append("target")
-        rows.append(list(first["image"]))
-        names.append(f"step {step}")
-        if not rows[-1] or len(rows[-1]) != len(rows[0]):
-            raise StorageError(
-                f"{folder.evaluation_path(step)} has a first sample of {len(rows[-1])} prompts, "
-                f"{folder.evaluation_path(steps[0])} of {len(rows[0])}: a sheet needs the same "
-                "prompts, at least one; restore the run's own from a copy"
-            )
-    pictures = [[_load(folder.picture(name)) for name in row] for row in rows]
-    sizes = {picture.shape for row in pictures for picture in row}
-    if len(sizes) > 1:
-        raise StorageError(
-            f"{folder.images_dir} holds pictures of several sizes for one sheet; "
-            "restore the run's own from a copy"
-        )
-    labels = _draw_labels(names, height=pictures[0][0].shape[0])
-    sheet = np.concatenate([labels, *map(np.concatenate, zip(*pictures, strict=True))], axis=1)
-    buffer = io.BytesIO()
-    Image.fromarray(sheet).save(buffer, format="PNG", optimize=True)
-    write_atomically(path, buffer.getvalue())
-
-
-def _load(path: Path) -> np.ndarray:
-    pixels = np.asarray(read_picture(path))
-    return np.pad(pixels, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255)
-
-
-def _draw_labels(names: Sequence[str], *, height: int) -> np.ndarray:
-    """The names of the rows, one below the other."""
-    font = ImageFont.load_default(size=_LETTERS)
-    width = _LETTERS + math.ceil(max(map(font.getlength, names)))
-    drawn = Image.new("RGB", (width, height * len(names)), "white")
-    for row, name in enumerate(names):
-        middle = (_LETTERS // 2, height * row + height // 2)
-        ImageDraw.Draw(drawn).text(middle, name, fill="black", font=font, anchor="lm")
-    return np.asarray(drawn)

@@ -17,7 +17,7 @@ from PIL import Image
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.errors import StorageError
 from glm_grpo.gallery import write_gallery
-from glm_grpo.gallery.thumbnails import write_contact_sheet
+from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.run.tables import read_table
 
 
