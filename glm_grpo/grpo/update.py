@@ -551,7 +551,7 @@ def _refuse_other_metrics(metrics: Mapping[str, float], names: Sequence[str]) ->
     for name in sorted({*metrics} ^ {*names}):
         raise ConfigError(
             f"loss.function: metric {name!r} was not reported by every call of a step; report the "
-            "same metrics each time, torch.nan where one has no value"
+            "same metrics each time, torch.nan where one has no value: the step's mean is NaN then"
         )
 
 
