@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
 
 from glm_grpo.models.glm_image.fast import stock_step, token_step
+from glm_grpo.models.glm_image.fast.recorded_step import FixedShapesStep, RecordedStep
 from glm_grpo.models.glm_image.fast.stock_step import ChosenStep, StockStep, choose_step
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
@@ -204,7 +205,7 @@ def test_the_stock_step_is_used_where_the_fast_one_does_not_fit(
     change(model)
     cache = prefilled(model, inputs)
     assert choose_step(model, inputs, cache, positions=later(inputs)) is StockStep
-    assert re.search(f"does not fit this model .*{reason}.*the stock one is used", caplog.text)
+    assert re.search(f"does not fit this model .*{reason}.*a slower one is used", caplog.text)
 
 
 def test_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +230,49 @@ def test_memory_that_runs_out_is_no_reason_for_the_stock_step(
     monkeypatch.setattr(stock_step, "TokenStep", fail)
     with pytest.raises(torch.OutOfMemoryError):
         choose_step(model, inputs, cache, positions=later(inputs))
+
+
+@pytest.mark.parametrize("lengths", [[4, 4], [6, 3]])
+@torch.no_grad()
+def test_step_of_fixed_shapes_equals_the_fast_one(lengths: list[int]) -> None:
+    model, inputs = make_model(2, 0.5), make_inputs(lengths)
+    cache, options = prefilled(model, inputs), {"group_size": GROUP, "positions": later(inputs)}
+    fixed, fast = (build(model, inputs, cache, **options) for build in (FixedShapesStep, TokenStep))
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(TOKENS):
+        token_ids = torch.randint(2, 50, (2 * GROUP,), generator=generator)
+        torch.testing.assert_close(fixed(token_ids), fast(token_ids), rtol=1e-5, atol=2e-5)
+
+
+def on_the_accelerator(inputs: PromptInputs) -> PromptInputs:
+    """Ids, mask and positions there, where the next positions stay."""
+    return PromptInputs(
+        inputs.input_ids.cuda(),
+        inputs.attention_mask.cuda(),
+        inputs.position_ids.cuda(),
+        inputs.next_position,
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_adapted", [False, True])
+@torch.inference_mode()
+def test_recorded_step_is_chosen_on_an_accelerator_and_equals_the_fast_one(
+    is_adapted: bool, dtype: torch.dtype, caplog: Any
+) -> None:
+    model, inputs = make_model(2, 0.5).to("cuda", dtype), make_inputs([6, 3])
+    if is_adapted:
+        get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+    cache = prefilled(model, on_the_accelerator(inputs))
+    assert choose_step(model, inputs, cache, positions=later(inputs)) is RecordedStep
+    assert caplog.text == ""
+    options = {"group_size": GROUP, "positions": later(inputs)}
+    recorded, fast = (build(model, inputs, cache, **options) for build in (RecordedStep, TokenStep))
+    generator = torch.Generator().manual_seed(2)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for _ in range(TOKENS):
+        token_ids = torch.randint(2, 50, (2 * GROUP,), generator=generator).cuda()
+        torch.testing.assert_close(
+            recorded(token_ids), fast(token_ids), rtol=tolerance, atol=2 * tolerance
+        )

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache, DynamicCache
 
+from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from rewards.out_of_memory import is_out_of_memory
@@ -99,7 +100,7 @@ def choose_step(
     *,
     positions: Int64[Tensor, "3 P T"],
 ) -> StepBuilder:
-    """The fast step where it equals the stock one on these prompts, else the stock one, and a word.
+    """The fastest step that equals the stock one on these prompts; a word where none does.
 
     Args:
         language_model: GLM-Image's, with or without adapters.
@@ -117,31 +118,47 @@ def choose_step(
     read = DynamicCache()
     for index, layer in enumerate(cache.layers):
         read.update(layer.keys[few], layer.values[few], index)
-    device = cache.layers[0].keys.device
-    where = positions[:, few]
+    fast: dict[str, StepBuilder] = {"token step": TokenStep}
+    if cache.layers[0].keys.device.type == "cuda":
+        fast = {"recorded token step": RecordedStep, **fast}
+    for name, build in fast.items():
+        reason = _difference(build, language_model, some, read, positions[:, few])
+        if not reason:
+            return build
+        _logger.warning(
+            "the %s does not fit this model (%s): a slower one is used; see that the version of "
+            "transformers is one that is supported",
+            name,
+            reason,
+        )
+    return StockStep
+
+
+def _difference(
+    build: StepBuilder,
+    language_model: GlmImageTextModel,
+    inputs: PromptInputs,
+    cache: Cache,
+    positions: Int64[Tensor, "3 P T"],
+) -> str:
+    """What speaks against a step in place of the stock one; empty: nothing."""
     try:
-        fast, stock = (
-            build(language_model, some, read, group_size=1, positions=where)
-            for build in (TokenStep, StockStep)
+        ours, theirs = (
+            each(language_model, inputs, cache, group_size=1, positions=positions)
+            for each in (build, StockStep)
         )
         for token in range(min(positions.shape[2], _CHECKED_TOKENS)):
-            token_ids = torch.full((len(some.input_ids),), token, device=device)
-            ours, theirs = fast(token_ids), stock(token_ids)
-        gap = float((ours - theirs).abs().max() / theirs.abs().max())
-        reason = "" if gap <= TOLERANCES[theirs.dtype] else f"hidden states differ by {gap:.1e}"
+            token_ids = torch.full_like(
+                inputs.next_position, token, device=cache.layers[0].keys.device
+            )
+            found, expected = ours(token_ids), theirs(token_ids)
+        gap = float((found - expected).abs().max() / expected.abs().max())
     # Layers of another version of the library, with other parts or of another form.
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
-        reason = f"{type(error).__name__}: {error}"
-    if not reason:
-        return TokenStep
-    _logger.warning(
-        "the fast token step does not fit this model (%s): the stock one is used, which samples at "
-        "about half the speed; see that the version of transformers is one that is supported",
-        reason,
-    )
-    return StockStep
+        return f"{type(error).__name__}: {error}"
+    return "" if gap <= TOLERANCES[expected.dtype] else f"hidden states differ by {gap:.1e}"
 
 
 class ChosenStep:

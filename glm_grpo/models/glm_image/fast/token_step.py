@@ -56,12 +56,33 @@ class _Layer:
         self.values = nn.functional.pad(self.values, (0, 0, 0, tokens))
 
     def write(
-        self, at: int, *, keys: Float[Tensor, "N K d"], values: Float[Tensor, "N K d"]
+        self, at: int | Tensor, *, keys: Float[Tensor, "N K d"], values: Float[Tensor, "N K d"]
     ) -> None:
         """Those of one token of every sample."""
         for room, states in ((self.keys, keys), (self.values, values)):
             rows, heads, size = states.shape
-            room.view(rows, heads, -1, size).select(2, at).copy_(states)
+            tokens = room.view(rows, heads, -1, size)
+            if isinstance(at, Tensor):
+                tokens.index_copy_(2, at, states.unsqueeze(2))
+            else:
+                tokens.select(2, at).copy_(states)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tokens that are read now stand among the generated ones.
+
+    Attributes:
+        at: Their index; on the device, with one entry, where the same operations serve all.
+        turn: Cosine and sine of their positions.
+        width: Generated tokens that are looked at.
+        has_unwritten: Some of those are still to come, and masked.
+    """
+
+    at: int | Tensor
+    turn: tuple[Float[Tensor, "N 1 r"], Float[Tensor, "N 1 r"]]
+    width: int
+    has_unwritten: bool
 
 
 class TokenStep:
@@ -130,27 +151,36 @@ class TokenStep:
             for layer in self._layers:
                 layer.grow(self._growth)
         self._unwritten[..., self._written] = 0.0
-        turn = self._cos[self._written], self._sin[self._written]
+        width = self._layers[0].keys.shape[1] if self._is_growing else self._written + 1
+        place = Place(
+            self._written,
+            (self._cos[self._written], self._sin[self._written]),
+            width,
+            has_unwritten=width > self._written + 1,
+        )
+        self._written += 1
+        return self._read(token_ids, place)
+
+    def _read(self, token_ids: Int64[Tensor, " N"], place: Place) -> Float[Tensor, "N D"]:
         hidden = self._embed(token_ids)
         for layer in self._layers:
-            attended = self._attend(layer, layer.norm["input_layernorm"](hidden), turn)
+            attended = self._attend(layer, layer.norm["input_layernorm"](hidden), place)
             hidden = hidden + layer.norm["post_self_attn_layernorm"](attended)
             normed = layer.norm["post_attention_layernorm"](hidden)
             gate, up = layer.project["gate_up_proj"](normed).chunk(2, dim=-1)
             changed = layer.project["down_proj"](layer.module.mlp.activation_fn(gate) * up)
             hidden = hidden + layer.norm["post_mlp_layernorm"](changed)
-        self._written += 1
         return self._norm(hidden)
 
     def _attend(
-        self, layer: _Layer, hidden: Float[Tensor, "N D"], turn: tuple[Tensor, Tensor]
+        self, layer: _Layer, hidden: Float[Tensor, "N D"], place: Place
     ) -> Float[Tensor, "N D"]:
         attention, project = layer.module.self_attn, layer.project
         rows, heads, size = len(hidden), self._heads, attention.head_dim
         unrotated = torch.cat([project["q_proj"](hidden), project["k_proj"](hidden)], dim=-1)
-        rotated = _rotate(unrotated.view(rows, -1, size), *turn)
+        rotated = _rotate(unrotated.view(rows, -1, size), *place.turn)
         values = project["v_proj"](hidden).view(rows, -1, size)
-        layer.write(self._written, keys=rotated[:, -heads:], values=values)
+        layer.write(place.at, keys=rotated[:, -heads:], values=values)
         queries = rotated[:, :-heads].reshape(rows * heads, -1, size)
         to_prompt = torch.baddbmm(
             self._padding,
@@ -159,18 +189,17 @@ class TokenStep:
             beta=int(self._is_padded),
             alpha=attention.scaling,
         )
-        width = layer.keys.shape[1] if self._is_growing else self._written + 1
         to_generated = torch.baddbmm(
-            self._unwritten[..., :width],
+            self._unwritten[..., : place.width],
             queries,
-            layer.keys[:, :width].transpose(1, 2),
-            beta=int(width > self._written + 1),
+            layer.keys[:, : place.width].transpose(1, 2),
+            beta=int(place.has_unwritten),
             alpha=attention.scaling,
         )
         scores = torch.cat([self._by_sample(to_prompt), to_generated], dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(hidden.dtype)
         on_prompt, on_generated = weights.tensor_split([to_prompt.shape[-1]], dim=-1)
-        mixed = torch.bmm(on_generated, layer.values[:, :width])
+        mixed = torch.bmm(on_generated, layer.values[:, : place.width])
         mixed += self._by_sample(torch.bmm(self._by_prompt(on_prompt), layer.prompt_values))
         return project["o_proj"](mixed.view(rows, -1))
 
@@ -243,19 +272,23 @@ def _adapted(
     scaling: float,
 ) -> Tensor:
     """What peft computes, in its order."""
-    result = base(states)
-    return (result + up(down(states.to(dtype))) * scaling).to(result.dtype)
+    # Added in place: the sum is rounded to the type of the result by the same operation.
+    return base(states).add_(up(down(states.to(dtype))).mul_(scaling))
 
 
 def _norm(module: Any) -> Callable[[Tensor], Tensor]:
     """The model's root-mean-square norm, in few operations where rounding allows it."""
     weight = module.weight
-    if weight.dtype != torch.float32:
-        # The model rounds before it multiplies by the weight, and replay does so too.
-        return cast("Callable[[Tensor], Tensor]", module)
     size = len(weight)
+    if weight.dtype != torch.float32:
+        return partial(_normalise_rounded, weight=weight, epsilon=module.variance_epsilon)
     floor = weight.new_tensor(math.sqrt(size * module.variance_epsilon))
     return partial(_normalise, weight=weight * math.sqrt(size), floor=floor)
+
+
+def _normalise_rounded(states: Tensor, *, weight: Tensor, epsilon: float) -> Tensor:
+    """As the model does it, and replay: rounded before it is multiplied by the weight."""
+    return nn.functional.rms_norm(states, weight.shape, eps=epsilon).mul_(weight)
 
 
 def _normalise(states: Tensor, *, weight: Tensor, floor: Tensor) -> Tensor:
