@@ -87,7 +87,10 @@ class RecordedStep:
             return self._hidden.clone()
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream):
+            # Reward terms may work on the accelerator meanwhile, in threads of their own.
+            with torch.cuda.graph(
+                self._graph, stream=self._stream, capture_error_mode="thread_local"
+            ):
                 self._hidden = self._step(self._token_ids)
         self._graph.replay()
         return self._hidden.clone()
