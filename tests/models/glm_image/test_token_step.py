@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import GlmImageTextModel
 from transformers.cache_utils import DynamicCache
 from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
@@ -105,6 +105,15 @@ def test_token_step_equals_the_forward_pass_over_whole_rows(
     torch.testing.assert_close(stepwise, whole, rtol=1e-5, atol=2e-5)
 
 
+def adapt(model: GlmImageTextModel, config: LoraConfig) -> PeftModel:
+    """Puts on adapters that change what the model gives."""
+    adapted = get_peft_model(model, config).eval()
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return adapted
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("use_dora", [False, True])
 @torch.no_grad()
@@ -112,10 +121,7 @@ def test_adapted_maps_give_what_their_modules_give(dtype: torch.dtype, use_dora:
     config = LoraConfig(
         r=4, lora_alpha=6, target_modules=["q_proj", "down_proj"], use_dora=use_dora
     )
-    model = get_peft_model(make_model(2, 1.0).to(dtype), config).eval()
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+    model = adapt(make_model(2, 1.0).to(dtype), config)
     layer = model.base_model.model.layers[0]
     states = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     wide = torch.randn(3, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -263,7 +269,7 @@ def test_recorded_step_is_chosen_on_an_accelerator_and_equals_the_fast_one(
 ) -> None:
     model, inputs = make_model(2, 0.5).to("cuda", dtype), make_inputs([6, 3])
     if is_adapted:
-        get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+        adapt(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
     cache = prefilled(model, on_the_accelerator(inputs))
     assert choose_step(model, inputs, cache, positions=later(inputs)) is RecordedStep
     assert caplog.text == ""

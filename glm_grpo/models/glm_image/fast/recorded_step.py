@@ -50,48 +50,35 @@ class FixedShapesStep(TokenStep):
         return hidden
 
 
-class RecordedStep:
+class RecordedStep(FixedShapesStep):
     """`FixedShapesStep` as a CUDA graph: recorded at the second token, replayed from then on.
 
     Arguments as those of `TokenStep`.
     """
 
-    def __init__(
-        self,
-        language_model: GlmImageTextModel,
-        inputs: PromptInputs,
-        cache: Cache,
-        *,
-        group_size: int,
-        positions: Int64[Tensor, "3 P T"],
-    ) -> None:
-        self._step = FixedShapesStep(
-            language_model, inputs, cache, group_size=group_size, positions=positions
-        )
-        self._token_ids = torch.zeros(
-            group_size * positions.shape[1], dtype=torch.long, device=cache.layers[0].keys.device
-        )
-        self._stream = _recording_stream(self._token_ids.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._hidden: Tensor | None = None
+    _token_ids: Tensor | None = None
+    """What the graph reads."""
+    _graph: torch.cuda.CUDAGraph | None = None
+    _hidden: Tensor
+    """What the graph writes."""
 
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """See `TokenStep`."""
-        self._token_ids.copy_(token_ids)
-        if self._hidden is None:
+        stream = _recording_stream(token_ids.device)
+        if self._token_ids is None:
+            self._token_ids = token_ids.clone()
             # Libraries take memory and choose kernels at a first call, which cannot be recorded.
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                self._hidden = self._step(self._token_ids)
-            torch.cuda.current_stream().wait_stream(self._stream)
-            return self._hidden.clone()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                hidden = super().__call__(self._token_ids)
+            torch.cuda.current_stream().wait_stream(stream)
+            return hidden.clone()
+        self._token_ids.copy_(token_ids)
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
             # Reward terms may work on the accelerator meanwhile, in threads of their own.
-            with torch.cuda.graph(
-                self._graph, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                self._hidden = self._step(self._token_ids)
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                self._hidden = super().__call__(self._token_ids)
         self._graph.replay()
         return self._hidden.clone()
 
