@@ -43,8 +43,9 @@ check: $(INSTALLED)
 test: check
 	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not long"
 
+# Shapes are checked in the fast tests, which have whole runs among them; here it would take a quarter longer.
 test-all: test
-	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "slow and not long"
+	JAXTYPING_DISABLE=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "slow and not long"
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs serve --livereload --watch CHANGELOG.md --watch LOG.md

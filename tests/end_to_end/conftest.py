@@ -14,10 +14,12 @@ from glm_grpo.builders.models import begin_with, build_models, find_start
 from glm_grpo.builders.prompts import Prompts, build_prompts
 from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.config import compose_config
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.resume import open_run, pin_start
 from glm_grpo.training.distributed.processes import Processes
 from rewards.score import Scorer, Term
+from tests.remembered import remember_rollouts
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -47,7 +49,18 @@ SMALL_RUN = (
     "optim.warmup_steps=0",
     "optim.schedule=constant",
     "trackers=[]",
+    # Terms are replaced by one of the test's.
+    "~reward.terms.lpips",
+    "~reward.terms.ocr",
+    "~reward.terms.aesthetic",
 )
+
+
+@pytest.fixture
+def remembered_rollouts(tmp_path_factory, monkeypatch):
+    """What another test sampled of the same weights and prompts is not sampled again."""
+    folder = tmp_path_factory.getbasetemp() / "rollouts"
+    monkeypatch.setattr(GlmImagePolicy, "sample", remember_rollouts(folder))
 
 
 @pytest.fixture

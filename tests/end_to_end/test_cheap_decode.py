@@ -14,6 +14,8 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from rewards.score import Scorer, Term
 
+pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+
 RUN = (
     *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),
     *("train.steps=3", "decode.rollout_steps=1", "decode.recheck_every=1"),

@@ -35,6 +35,8 @@ from glm_grpo.training.distributed.processes import Processes
 from rewards.reweigh import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
 
+pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+
 SETTINGS = (
     "data.sources=1",
     "rollout.prompts_per_step=2",

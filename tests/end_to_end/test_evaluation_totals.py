@@ -19,6 +19,8 @@ from glm_grpo.training.recording.summaries import summarise
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
 
+pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+
 RUN = (
     "reward.combine=normalize_then_sum",
     "train.steps=4",

@@ -20,6 +20,8 @@ from glm_grpo.training.recording.recorder import Recorder
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
 
+pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+
 RUN = (
     "train.steps=4",
     "rollout.prompts_per_step=2",

@@ -11,6 +11,8 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
 from rewards.score import Scorer, Term
 
+pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+
 SMALL = (
     "train.steps=4",
     "train.eval_every=2",

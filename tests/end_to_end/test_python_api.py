@@ -17,6 +17,8 @@ from glm_grpo.tiny import prompts as tiny_prompts
 from rewards import score_images
 from rewards.types import Prompt
 
+pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+
 ROOT = Path(__file__).parents[2]
 SCORING = {
     "terms": {"ocr": {"weight": 0.6, "engine": "rapidocr"}, "ssim": {"weight": 0.4}},

@@ -253,7 +253,8 @@ def test_judge_is_given_the_time_it_asks_for() -> None:
         reward = connect(judge, retries=1)
         started = time.monotonic()
         score(reward, 1)
-        assert 1.0 <= time.monotonic() - started < 1.5
+        # Its own wait would be half a second; the upper bound leaves room for a busy machine.
+        assert 1.0 <= time.monotonic() - started < 10
 
 
 def test_judge_that_stays_busy_ends_the_step_after_the_tries() -> None:

@@ -10,7 +10,6 @@ fork; libraries are only imported.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import runpy
@@ -73,31 +72,13 @@ class Changes:
 
 
 def be_quick(store: Path) -> None:
-    """Leaves out what takes time and writes nothing.
-
-    A rollout is a pure function of weights and prompts, so one that was sampled before is the same.
-    """
-    import torch  # noqa: PLC0415
-
+    """Leaves out what takes time and writes nothing."""
     from glm_grpo.commands import train  # noqa: PLC0415
     from glm_grpo.models.glm_image.policy import GlmImagePolicy  # noqa: PLC0415
-
-    sample = GlmImagePolicy.sample
-
-    def remembered(policy: Any, batch: Any, **settings: Any) -> Any:
-        prompts = (batch.seed, batch.group_size, [each.prompt_id for each in batch.prompts])
-        digest = hashlib.sha256(repr((settings, prompts)).encode())
-        for name, tensor in policy.state_tensors().items():
-            digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
-        path = store / digest.hexdigest()
-        if not path.exists():
-            unfinished = path.with_suffix(f".{os.getpid()}")
-            torch.save(sample(policy, batch, **settings), unfinished)
-            unfinished.rename(path)
-        return torch.load(path, weights_only=False)
+    from tests.remembered import remember_rollouts  # noqa: PLC0415
 
     train.check_fit = lambda *_: ""
-    GlmImagePolicy.sample = remembered
+    GlmImagePolicy.sample = remember_rollouts(store)
 
 
 def become_train(request: dict[str, Any]) -> None:
@@ -110,6 +91,7 @@ def become_train(request: dict[str, Any]) -> None:
     # A shell that starts the tests in the background has them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["folder"])
+    sys.path[0] = str(ROOT)
     if request["store"]:
         be_quick(Path(request["store"]))
     if request["changes"]:
@@ -117,7 +99,6 @@ def become_train(request: dict[str, Any]) -> None:
         Changes(request["run_dir"], signals, request["changes"])
     script = str(ROOT / "train.py")
     sys.argv = [script, *request["arguments"]]
-    sys.path[0] = str(ROOT)
     runpy.run_path(script, run_name="__main__")
 
 

@@ -1,0 +1,63 @@
+"""Rollouts that a test need not sample again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.types import PromptBatch, Rollout
+
+
+def remember_rollouts(folder: Path) -> Callable[..., Rollout]:
+    """`GlmImagePolicy.sample`, but for what was sampled before, which is read.
+
+    A rollout is a pure function of weights, sampler and prompts; tests of that do without this.
+
+    Args:
+        folder: Of the rollouts, made where it is missing; other processes may use it meanwhile.
+    """
+    sample = GlmImagePolicy.sample
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def sample_or_read(policy: GlmImagePolicy, batch: PromptBatch, **options: Any) -> Rollout:
+        # What counts tokens is another one in every run.
+        count = options.pop("count", None)
+        path = folder / _digest(policy, batch, options)
+        if not path.exists():
+            counted = options if count is None else options | {"count": count}
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            torch.save(sample(policy, batch, **counted), unfinished)
+            unfinished.rename(path)
+        rollout: Rollout = torch.load(path, weights_only=False)
+        return rollout
+
+    return sample_or_read
+
+
+def _digest(policy: GlmImagePolicy, batch: PromptBatch, options: dict[str, Any]) -> str:
+    scales = [
+        getattr(module, "scaling", None) or getattr(module, "disable_adapters", None)
+        for module in policy.model.modules()
+    ]
+    settings = (
+        policy._truncation,
+        policy.network.temperature,
+        scales,
+        [(each.prompt_id, each.prompt) for each in batch.prompts],
+        (batch.group_size, batch.height, batch.width, batch.seed),
+        sorted((name, value) for name, value in options.items() if name != "first_tokens"),
+    )
+    digest = hashlib.sha256(repr(settings).encode())
+    tensors = [*policy.state_tensors().values(), *(s for p in batch.prompts for s in p.sources)]
+    for tensor in (*tensors, batch.source_token_ids, options.get("first_tokens")):
+        if tensor is not None:
+            held = tensor.detach().cpu().contiguous()
+            digest.update(repr((held.dtype, held.shape)).encode())
+            digest.update(held.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
