@@ -43,7 +43,7 @@ check: $(INSTALLED)
 test: check
 	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not long"
 
-# Shapes are checked in the fast tests, which have whole runs among them; here it would take a quarter longer.
+# Shapes are checked in the fast tests, whole runs among them; the checks are a quarter of a slow one.
 test-all: test
 	JAXTYPING_DISABLE=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "slow and not long"
 

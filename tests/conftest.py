@@ -166,7 +166,7 @@ LONG = (
     "end_to_end/test_failures.py::test_a_term_that_fails_in_an_evaluation_loses_neither_the_step"
     "_nor_the_evaluation[2]",
     "end_to_end/test_python_api.py::"
-    "test_a_run_goes_on_without_the_one_it_began_with_where_it_has_all_of_it[no-kl]",
+    "test_a_run_goes_on_without_the_one_it_began_with_where_it_has_all_of_it",
     "end_to_end/test_target_pictures.py::test_the_run_that_another_began_with_may_go_on_meanwhile",
     "site/test_tutorials.py::test_page_runs_from_top_to_bottom[docs/tutorials/custom_reward.md]",
     "site/test_tutorials.py::test_page_runs_from_top_to_bottom[docs/tutorials/edits.md]",
@@ -175,8 +175,20 @@ LONG = (
     "training/asynchronous/test_ray.py::test_collectors_listen_to_this_machine_alone",
     "training/asynchronous/test_ray.py::test_learner_killed",
     "training/asynchronous/test_ray.py::test_stopped_run_leaves_no_process",
+    "end_to_end/distributed/test_copies.py::test_two_processes_replace_flat_groups_as_one",
+    "end_to_end/distributed/test_failures.py::test_a_term_that_fails_in_one_process",
+    "end_to_end/test_evaluation_totals.py::test_a_run_that_resumes_goes_on_with_the_same_scale",
+    "end_to_end/test_failing_scorers.py::test_a_run_whose_scorer_is_killed_in_a_step",
+    "end_to_end/test_hacking.py::test_loop_stops_when_a_term_of_evaluations_falls",
+    "end_to_end/test_learning.py::test_kl_in_the_reward",
+    "end_to_end/test_learning.py::test_loop_stays_near_the_reference",
+    "end_to_end/test_moving_average.py::test_a_resumed_run",
+    "end_to_end/test_moving_weights.py::test_a_resumed_run",
+    "end_to_end/test_secrets.py::test_run_whose_judge_repeats_the_key",
+    "training/asynchronous/test_ray.py::test_a_term_that_fails_in_a_collector",
 )
-"""Of those, further places of what another test shows, left to `pytest -m long`. Some are marked
+"""Of those, by measured time: further places of what another test shows, and what costs a minute
+of several processes, left to `pytest -m long`. Some are marked
 where they are written, for a parameter of theirs has no name of its own."""
 
 

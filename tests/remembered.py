@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
 
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.types import PromptBatch, Rollout
@@ -41,23 +42,29 @@ def remember_rollouts(folder: Path) -> Callable[..., Rollout]:
 
 
 def _digest(policy: GlmImagePolicy, batch: PromptBatch, options: dict[str, Any]) -> str:
-    scales = [
-        getattr(module, "scaling", None) or getattr(module, "disable_adapters", None)
+    # What adapters count, and whether they do, is no tensor.
+    adapters = [
+        (module.scaling, module.disable_adapters)
         for module in policy.model.modules()
+        if isinstance(module, LoraLayer)
     ]
     settings = (
         policy._truncation,
         policy.network.temperature,
-        scales,
+        adapters,
         [(each.prompt_id, each.prompt) for each in batch.prompts],
         (batch.group_size, batch.height, batch.width, batch.seed),
         sorted((name, value) for name, value in options.items() if name != "first_tokens"),
     )
     digest = hashlib.sha256(repr(settings).encode())
-    tensors = [*policy.state_tensors().values(), *(s for p in batch.prompts for s in p.sources)]
-    for tensor in (*tensors, batch.source_token_ids, options.get("first_tokens")):
+    for tensor in (
+        *policy.model.state_dict().values(),
+        *(source for each in batch.prompts for source in each.sources),
+        batch.source_token_ids,
+        options.get("first_tokens"),
+    ):
         if tensor is not None:
-            held = tensor.detach().cpu().contiguous()
-            digest.update(repr((held.dtype, held.shape)).encode())
+            digest.update(repr((tensor.dtype, tensor.shape)).encode())
+            held = tensor.detach().cpu().flatten().contiguous()
             digest.update(held.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
