@@ -43,7 +43,7 @@ check: $(INSTALLED)
 test: check
 	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not long"
 
-# Shapes are checked in the fast tests, whole runs among them; the checks are a quarter of a slow one.
+# The fast tests, with whole runs among them, check shapes; here that would take a quarter more time.
 test-all: test
 	JAXTYPING_DISABLE=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "slow and not long"
 

@@ -136,60 +136,62 @@ LONG = (
     "benchmarks/test_soak.py::test_watch_run_sees_every_step_of_a_real_run",
     "end_to_end/distributed/test_copies.py::test_a_killed_process_ends_the_others",
     "end_to_end/distributed/test_copies.py::test_two_processes_learn_target_pictures_as_one",
+    "end_to_end/distributed/test_copies.py::test_two_processes_replace_flat_groups_as_one",
     "end_to_end/distributed/test_edits.py",
     "end_to_end/distributed/test_failures.py::test_a_launch_through_deepspeed",
+    "end_to_end/distributed/test_failures.py::test_a_term_that_fails_in_one_process",
     "end_to_end/distributed/test_failures.py::test_records_that_cannot_be_written",
     "end_to_end/distributed/test_shards.py::test_one_process_goes_on",
     "end_to_end/distributed/test_shards.py::test_shards_go_on",
     "end_to_end/distributed/test_stop.py",
     "end_to_end/processes/test_damaged_checkpoints.py::"
     "test_damaged_checkpoint_is_named_and_the_one_before_it_used[flipped",
-    "end_to_end/processes/test_full_disk.py::test_folder_that_becomes_read_only_ends_in_one_line"
-    "_and_the_run_goes_on_later[open metrics",
-    "end_to_end/processes/test_full_disk.py::test_full_disk_ends_in_one_line"
-    "_and_the_run_goes_on_when_there_is_space[open ",
+    "end_to_end/processes/test_full_disk.py::"
+    "test_folder_that_becomes_read_only_ends_in_one_line_and_the_run_goes_on_later[open metrics",
+    "end_to_end/processes/test_full_disk.py::"
+    "test_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_space[open ",
     "end_to_end/processes/test_kills.py::test_run_killed_at_random_moments",
     "end_to_end/processes/test_kills.py::"
-    "test_run_killed_before_a_change_goes_on_to_equal_results[rename .metrics",
-    "end_to_end/processes/test_kills.py::"
     "test_run_killed_before_a_change_goes_on_to_equal_results[open ",
+    "end_to_end/processes/test_kills.py::"
+    "test_run_killed_before_a_change_goes_on_to_equal_results[rename .metrics",
     "end_to_end/processes/test_signals.py::test_second_signal_ends_the_run_at_once[table",
     "end_to_end/processes/test_signals.py::test_signal_while_the_last_page_is_written",
-    "end_to_end/processes/test_signals.py::test_signal_while_the_model_loads_ends_the_run_at_once[TERM",
+    "end_to_end/processes/test_signals.py::"
+    "test_signal_while_the_model_loads_ends_the_run_at_once[TERM",
     "end_to_end/processes/test_two_runs.py::test_auto_of_a_later_day",
-    "end_to_end/processes/test_two_runs.py::test_second_run_is_refused_and_changes_nothing[train.resume=null",
+    "end_to_end/processes/test_two_runs.py::"
+    "test_second_run_is_refused_and_changes_nothing[train.resume=null",
     "end_to_end/test_continuation.py::test_stopped_and_resumed_run_equals_an_uninterrupted_one[15]",
+    "end_to_end/test_evaluation_totals.py::test_a_run_that_resumes_goes_on_with_the_same_scale",
     "end_to_end/test_evaluation_totals.py::"
     "test_totals_rise_with_the_scores_and_the_best_checkpoint_is_the_best[1]",
+    "end_to_end/test_failing_scorers.py::test_a_run_whose_scorer_is_killed_in_a_step",
     "end_to_end/test_failing_scorers.py::test_a_run_whose_term_hangs_ends_with_all_its_threads",
     "end_to_end/test_failing_scorers.py::test_a_term_that_sets_seeds_and_threads",
-    "end_to_end/test_failures.py::test_a_term_that_fails_in_an_evaluation_loses_neither_the_step"
-    "_nor_the_evaluation[2]",
-    "end_to_end/test_python_api.py::"
-    "test_a_run_goes_on_without_the_one_it_began_with_where_it_has_all_of_it",
-    "end_to_end/test_target_pictures.py::test_the_run_that_another_began_with_may_go_on_meanwhile",
-    "site/test_tutorials.py::test_page_runs_from_top_to_bottom[docs/tutorials/custom_reward.md]",
-    "site/test_tutorials.py::test_page_runs_from_top_to_bottom[docs/tutorials/edits.md]",
-    "site/test_tutorials.py::test_page_runs_from_top_to_bottom[docs/tutorials/own_prompts.md]",
-    "training/asynchronous/test_ray.py::test_a_collector_killed_at_random",
-    "training/asynchronous/test_ray.py::test_collectors_listen_to_this_machine_alone",
-    "training/asynchronous/test_ray.py::test_learner_killed",
-    "training/asynchronous/test_ray.py::test_stopped_run_leaves_no_process",
-    "end_to_end/distributed/test_copies.py::test_two_processes_replace_flat_groups_as_one",
-    "end_to_end/distributed/test_failures.py::test_a_term_that_fails_in_one_process",
-    "end_to_end/test_evaluation_totals.py::test_a_run_that_resumes_goes_on_with_the_same_scale",
-    "end_to_end/test_failing_scorers.py::test_a_run_whose_scorer_is_killed_in_a_step",
+    "end_to_end/test_failures.py::"
+    "test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evaluation[2]",
     "end_to_end/test_hacking.py::test_loop_stops_when_a_term_of_evaluations_falls",
     "end_to_end/test_learning.py::test_kl_in_the_reward",
     "end_to_end/test_learning.py::test_loop_stays_near_the_reference",
     "end_to_end/test_moving_average.py::test_a_resumed_run",
     "end_to_end/test_moving_weights.py::test_a_resumed_run",
+    "end_to_end/test_python_api.py::"
+    "test_a_run_goes_on_without_the_one_it_began_with_where_it_has_all_of_it",
     "end_to_end/test_secrets.py::test_run_whose_judge_repeats_the_key",
+    "end_to_end/test_target_pictures.py::test_the_run_that_another_began_with_may_go_on_meanwhile",
+    "site/test_tutorials.py::test_page_runs_from_top_to_bottom[docs/tutorials/custom_reward.md]",
+    "site/test_tutorials.py::test_page_runs_from_top_to_bottom[docs/tutorials/edits.md]",
+    "site/test_tutorials.py::test_page_runs_from_top_to_bottom[docs/tutorials/own_prompts.md]",
+    "training/asynchronous/test_ray.py::test_a_collector_killed_at_random",
     "training/asynchronous/test_ray.py::test_a_term_that_fails_in_a_collector",
+    "training/asynchronous/test_ray.py::test_collectors_listen_to_this_machine_alone",
+    "training/asynchronous/test_ray.py::test_learner_killed",
+    "training/asynchronous/test_ray.py::test_stopped_run_leaves_no_process",
 )
-"""Of those, by measured time: further places of what another test shows, and what costs a minute
-of several processes, left to `pytest -m long`. Some are marked
-where they are written, for a parameter of theirs has no name of its own."""
+"""Of those, what is left to `pytest -m long`, by measured time: further places of what another test
+shows, and runs of several processes that take a minute. Tests marked where they are written are
+left to it, too."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.resume import open_run, pin_start
 from glm_grpo.training.distributed.processes import Processes
 from rewards.score import Scorer, Term
-from tests.remembered import remember_rollouts
+from tests.cached_rollouts import cached_sampling
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -57,10 +57,10 @@ SMALL_RUN = (
 
 
 @pytest.fixture
-def remembered_rollouts(tmp_path_factory, monkeypatch):
-    """What another test sampled of the same weights and prompts is not sampled again."""
+def cached_rollouts(tmp_path_factory, monkeypatch):
+    """Runs read what an earlier one sampled of the same weights and prompts."""
     folder = tmp_path_factory.getbasetemp() / "rollouts"
-    monkeypatch.setattr(GlmImagePolicy, "sample", remember_rollouts(folder))
+    monkeypatch.setattr(GlmImagePolicy, "sample", cached_sampling(folder))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from rewards.score import Scorer, Term
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 RUN = (
     *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),

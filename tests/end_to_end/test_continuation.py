@@ -74,7 +74,7 @@ STATEFUL = (
 )
 
 
-@pytest.mark.usefixtures("remembered_rollouts")
+@pytest.mark.usefixtures("cached_rollouts")
 def test_resumed_run_has_the_average_and_the_reference_it_had(make_trainer):
     whole, _, whole_dir = make_trainer(*STATEFUL, folder="whole")
     assert whole.run() is not None
@@ -133,7 +133,7 @@ class Brightness:
         return ()
 
 
-@pytest.mark.usefixtures("remembered_rollouts")
+@pytest.mark.usefixtures("cached_rollouts")
 def test_non_finite_updates_are_skipped_and_three_in_a_row_stop_the_run(make_trainer):
     def use_term(models):
         return dataclasses.replace(models, scorer=Scorer([Term("brightness", Brightness(), 1.0)]))

@@ -11,7 +11,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 VARYING = """\
 from glm_grpo.grpo.losses import LossOutput

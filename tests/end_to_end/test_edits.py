@@ -35,7 +35,7 @@ from glm_grpo.training.distributed.processes import Processes
 from rewards.reweigh import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 SETTINGS = (
     "data.sources=1",

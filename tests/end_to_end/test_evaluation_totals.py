@@ -19,7 +19,7 @@ from glm_grpo.training.recording.summaries import summarise
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 RUN = (
     "reward.combine=normalize_then_sum",

@@ -20,7 +20,7 @@ from glm_grpo.training.recording.recorder import Recorder
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 RUN = (
     "train.steps=4",

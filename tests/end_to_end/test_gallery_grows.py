@@ -11,7 +11,7 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
 from rewards.score import Scorer, Term
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 SMALL = (
     "train.steps=4",

@@ -13,7 +13,7 @@ from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoin
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from rewards.score import Scorer, Term
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 GAMING = (
     "rollout.prompts_per_step=4",

@@ -13,7 +13,7 @@ from glm_grpo.training.checkpoint.files import load_checkpoint
 from glm_grpo.training.checkpoint.resume import find_checkpoint
 from tests.end_to_end.test_continuation import signal_at
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 RUN = (
     "rollout.prompts_per_step=2",

@@ -17,7 +17,7 @@ from glm_grpo.run.tables import read_metrics, read_weighing
 from glm_grpo.training.checkpoint.files import load_checkpoint
 from tests.end_to_end.test_continuation import signal_at
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 RUN = (
     "rollout.prompts_per_step=2",

@@ -65,7 +65,7 @@ class BrokenGradient:
         return changed
 
 
-@pytest.mark.usefixtures("remembered_rollouts")
+@pytest.mark.usefixtures("cached_rollouts")
 def test_one_broken_gradient_leaves_weights_and_moments_as_they_were(make_run):
     broken = BrokenGradient(torch.nan, steps=[2])
     trainer, _, folder = make_run("train.steps=3", at_step=broken.at_step)
@@ -81,7 +81,7 @@ def test_one_broken_gradient_leaves_weights_and_moments_as_they_were(make_run):
     assert all(bool(tensor.isfinite().all()) for tensor in later.values())
 
 
-@pytest.mark.usefixtures("remembered_rollouts")
+@pytest.mark.usefixtures("cached_rollouts")
 def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make_run):
     broken = BrokenGradient(torch.inf, steps=[2, 3, 4])
     trainer, _, folder = make_run("train.steps=5", at_step=broken.at_step)
@@ -101,7 +101,7 @@ def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make
     assert skipped(folder) == [0, 1, 1, 0, 0]
 
 
-@pytest.mark.usefixtures("remembered_rollouts")
+@pytest.mark.usefixtures("cached_rollouts")
 def test_updates_of_one_rollout_count_once_and_what_was_learned_before_is_saved(make_run):
     def broken_at(*steps):
         now, hooks = [0], []

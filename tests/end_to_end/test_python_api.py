@@ -17,7 +17,7 @@ from glm_grpo.tiny import prompts as tiny_prompts
 from rewards import score_images
 from rewards.types import Prompt
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 ROOT = Path(__file__).parents[2]
 SCORING = {

@@ -10,7 +10,7 @@ import pytest
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reading_curves.md"
 TERMS = ("lpips", "ssim", "ocr", "aesthetic", "psnr")

@@ -14,7 +14,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 TWO_TERMS = """\
 import torch

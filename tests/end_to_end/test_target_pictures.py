@@ -21,7 +21,7 @@ from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoin
 from glm_grpo.training.checkpoint.resume import find_checkpoint
 from glm_grpo.training.targets import anchor_weight
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 RUN = (
     "rollout.prompts_per_step=2",

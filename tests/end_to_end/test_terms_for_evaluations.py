@@ -8,7 +8,7 @@ import pytest
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
-pytestmark = pytest.mark.usefixtures("remembered_rollouts")
+pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 
 def test_it_scores_evaluations_alone_and_changes_nothing_else(make_trainer):

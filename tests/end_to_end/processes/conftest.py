@@ -194,7 +194,6 @@ def write_prompts(folder: Path) -> None:
 def train_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainServer]:
     """Starts runs that are real processes, in a second each."""
     folder = tmp_path_factory.mktemp("server")
-    (folder / "rollouts").mkdir()
     write_prompts(folder)
     process = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("train_server.py")],

@@ -75,10 +75,10 @@ def be_quick(store: Path) -> None:
     """Leaves out what takes time and writes nothing."""
     from glm_grpo.commands import train  # noqa: PLC0415
     from glm_grpo.models.glm_image.policy import GlmImagePolicy  # noqa: PLC0415
-    from tests.remembered import remember_rollouts  # noqa: PLC0415
+    from tests.cached_rollouts import cached_sampling  # noqa: PLC0415
 
     train.check_fit = lambda *_: ""
-    GlmImagePolicy.sample = remember_rollouts(store)
+    GlmImagePolicy.sample = cached_sampling(store)
 
 
 def become_train(request: dict[str, Any]) -> None:

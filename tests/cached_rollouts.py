@@ -1,4 +1,4 @@
-"""Rollouts that a test need not sample again."""
+"""A cache of rollouts, for tests whose subject is not sampling."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.types import PromptBatch, Rollout
 
 
-def remember_rollouts(folder: Path) -> Callable[..., Rollout]:
+def cached_sampling(folder: Path) -> Callable[..., Rollout]:
     """`GlmImagePolicy.sample`, but for what was sampled before, which is read.
 
-    A rollout is a pure function of weights, sampler and prompts; tests of that do without this.
+    A rollout is a pure function of weights, sampler and prompts. Tests of that do without.
 
     Args:
         folder: Of the rollouts, made where it is missing; other processes may use it meanwhile.
@@ -27,13 +27,12 @@ def remember_rollouts(folder: Path) -> Callable[..., Rollout]:
     folder.mkdir(parents=True, exist_ok=True)
 
     def sample_or_read(policy: GlmImagePolicy, batch: PromptBatch, **options: Any) -> Rollout:
-        # What counts tokens is another one in every run.
-        count = options.pop("count", None)
-        path = folder / _digest(policy, batch, options)
+        # `count`, told of every token, is another function in every run.
+        key = {name: value for name, value in options.items() if name != "count"}
+        path = folder / _digest(policy, batch, key)
         if not path.exists():
-            counted = options if count is None else options | {"count": count}
             unfinished = path.with_suffix(f".{os.getpid()}")
-            torch.save(sample(policy, batch, **counted), unfinished)
+            torch.save(sample(policy, batch, **options), unfinished)
             unfinished.rename(path)
         rollout: Rollout = torch.load(path, weights_only=False)
         return rollout
@@ -42,7 +41,7 @@ def remember_rollouts(folder: Path) -> Callable[..., Rollout]:
 
 
 def _digest(policy: GlmImagePolicy, batch: PromptBatch, options: dict[str, Any]) -> str:
-    # What adapters count, and whether they do, is no tensor.
+    # Scale of each adapter, and whether it is used: no part of the state.
     adapters = [
         (module.scaling, module.disable_adapters)
         for module in policy.model.modules()
