@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,20 @@ from glm_grpo.builders.models import begin_with, build_models, find_start
 from glm_grpo.builders.prompts import Prompts, build_prompts
 from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.config import compose_config
-from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image import loading
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.resume import open_run, pin_start
 from glm_grpo.training.distributed.processes import Processes
-from rewards.score import Scorer, Term
-from tests.cached_rollouts import cached_sampling
+from tests.end_to_end.runs import Brightness, pay_for
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
 SMALL = (
-    "rollout.prompts_per_step=4",
+    "rollout.prompts_per_step=2",
     "rollout.group_size=4",
-    "train.micro_batch_size=16",
+    "decode.steps=2",
+    "eval.samples_per_prompt=1",
+    "train.micro_batch_size=8",
     "train.eval_every=1000",
     "train.checkpoint_every=1000",
     "optim.warmup_steps=0",
@@ -34,7 +37,9 @@ SMALL = (
     "trackers=[]",
 )
 
-# Three seconds a step on two cores.
+ONE_TERM = ("~reward.terms.lpips", "~reward.terms.ocr", "~reward.terms.aesthetic")
+"""Little to load, where the test replaces the reward by its own (`runs.pay_for`)."""
+
 SMALL_RUN = (
     "rollout.prompts_per_step=2",
     "rollout.group_size=2",
@@ -49,31 +54,38 @@ SMALL_RUN = (
     "optim.warmup_steps=0",
     "optim.schedule=constant",
     "trackers=[]",
-    # Terms are replaced by one of the test's.
-    "~reward.terms.lpips",
-    "~reward.terms.ocr",
-    "~reward.terms.aesthetic",
+    *ONE_TERM,
 )
 
 
-@pytest.fixture
-def cached_rollouts(tmp_path_factory, monkeypatch):
-    """Runs read what an earlier one sampled of the same weights and prompts."""
-    folder = tmp_path_factory.getbasetemp() / "rollouts"
-    monkeypatch.setattr(GlmImagePolicy, "sample", cached_sampling(folder))
+@pytest.fixture(scope="session")
+def load_pipeline():
+    """As the product's, but files are read once."""
+    cached = functools.cache(loading.load_pipeline)
+    return lambda *path, **options: copy.deepcopy(cached(*path, **options))
 
 
 @pytest.fixture
-def make_trainer(tmp_path):
-    """Builds a run on the embedded model from tiny.yaml and overrides.
+def small(small_preview, load_pipeline, monkeypatch):
+    """Makes runs quick: a small preview, a model that is copied instead of loaded."""
+    monkeypatch.setattr("glm_grpo.builders.models.load_pipeline", load_pipeline)
 
-    `change_stage` and `change_batch` stand between building and running; `held_out` is the number
-    of held-out prompts that are kept.
+
+@pytest.fixture
+def make_trainer(tmp_path, small):
+    """Builds a run on the embedded model from tiny.yaml and overrides, with a small preview.
+
+    `term` replaces the reward; `change_stage` and `change_batch` stand between building and
+    running; `held_out` is the number of held-out prompts that are kept.
     """
 
-    def build(*overrides, folder="run", change_stage=None, change_batch=None, held_out=4):
+    def build(
+        *overrides, folder="run", term=None, change_stage=None, change_batch=None, held_out=2
+    ):
         run_dir = tmp_path / folder
-        config = compose_config(CONFIG_DIR, "tiny", [*SMALL, f"run_dir={run_dir}", *overrides])
+        terms = () if term is None else ONE_TERM
+        settings = (*SMALL, *terms, f"run_dir={run_dir}", *overrides)
+        config = compose_config(CONFIG_DIR, "tiny", settings)
         prompts = build_prompts(config)
         short = dataclasses.replace(prompts.held_out, signs=prompts.held_out.signs[:held_out])
         prompts = Prompts(training=prompts.training, held_out=short)
@@ -81,6 +93,8 @@ def make_trainer(tmp_path):
         opened = open_run(config)
         config = pin_start(config, opened.checkpoint)
         begin_with(models, find_start(config))
+        if term is not None:
+            models = pay_for(term)(models)
         if change_stage is not None:
             models = change_stage(models)
         launch = Launch(Accelerator(), Processes())
@@ -92,30 +106,8 @@ def make_trainer(tmp_path):
     return build
 
 
-class Brightness:
-    """Scores by brightness; `change` is given the scores of each group and its prompt."""
-
-    def __init__(self, change=lambda scores, prompt: scores):
-        self._change = change
-
-    def applies_to(self, prompt):
-        return True
-
-    def score(self, prompts, pixels):
-        return self._change(pixels.float().mean(dim=(1, 2, 3)) / 255, prompts[0])
-
-    def modules(self):
-        return ()
-
-
 @pytest.fixture
-def brightness():
-    """`Brightness`, as a fixture: test folders are no packages."""
-    return Brightness
-
-
-@pytest.fixture
-def make_run(tmp_path):
+def make_run(tmp_path, small):
     """Builds a run of the real loop on one term.
 
     `at_step` is called with the stage and the number of each step before it begins. Another run of
@@ -129,9 +121,7 @@ def make_run(tmp_path):
         config = compose_config(CONFIG_DIR, "tiny", [*SMALL_RUN, *paths, *overrides])
         accelerator = Accelerator()
         models = build_models(config, accelerator.device, needs_reference=True)
-        models = dataclasses.replace(
-            models, scorer=Scorer([Term("brightness", term or Brightness(), weight)])
-        )
+        models = pay_for(term or Brightness(), weight)(models)
         trainer = build_trainer(
             config,
             models,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import signal
 
 import pytest
@@ -12,29 +11,14 @@ import pytest
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
-from rewards.score import Scorer, Term
-
-pytestmark = pytest.mark.usefixtures("cached_rollouts")
+from tests.end_to_end.runs import Brightness, signal_at
 
 RUN = (
     *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),
     *("train.steps=3", "decode.rollout_steps=1", "decode.recheck_every=1"),
     "decode.recheck_groups=2",
 )
-CHEAP, FULL = 1, 4
-
-
-class Brightness:
-    """Scores pictures by their brightness."""
-
-    def applies_to(self, prompt):
-        return True
-
-    def score(self, prompts, pixels):
-        return pixels.float().mean(dim=(1, 2, 3))
-
-    def modules(self):
-        return ()
+CHEAP, FULL = 1, 2
 
 
 class TurningDecoder(GlmImageDecoder):
@@ -61,11 +45,7 @@ def turn(taken):
     """Makes the stage of a run one whose cheap decode ranks the wrong way round."""
 
     def change(models):
-        return dataclasses.replace(
-            models,
-            decoder=TurningDecoder(models.decoder, taken),
-            scorer=Scorer([Term("brightness", Brightness(), 1.0)]),
-        )
+        return dataclasses.replace(models, decoder=TurningDecoder(models.decoder, taken))
 
     return change
 
@@ -78,20 +58,14 @@ def decode_metrics(run_dir):
     ]
 
 
-def signal_at(batch_for_step, step):
-    """Sends this process a signal as the batch of a step, from 0, is asked for."""
-
-    def asked(at):
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return batch_for_step(at)
-
-    return asked
-
-
 def test_rollouts_fall_back_to_the_full_decode_for_good(make_trainer, turn, taken, caplog):
-    trainer, _, run_dir = make_trainer(*RUN, change_stage=turn, held_out=1)
-    trainer.source.batch_for_step = signal_at(trainer.source.batch_for_step, 1)
+    trainer, _, run_dir = make_trainer(
+        *RUN,
+        term=Brightness(),
+        change_stage=turn,
+        change_batch=signal_at(1, signal.SIGTERM),
+        held_out=1,
+    )
     with caplog.at_level(logging.WARNING, logger="glm_grpo.training.monitors.recheck"):
         assert trainer.run() is None
     # The evaluation; two groups drawn cheaply, and their recheck; two groups in full.
@@ -101,7 +75,9 @@ def test_rollouts_fall_back_to_the_full_decode_for_good(make_trainer, turn, take
     assert warnings[0].startswith("step 1: decode.rollout_steps=1 ranks the images of a group")
     taken.clear()
 
-    resumed, _, _ = make_trainer(*RUN, "train.resume=auto", change_stage=turn, held_out=1)
+    resumed, _, _ = make_trainer(
+        *RUN, "train.resume=auto", term=Brightness(), change_stage=turn, held_out=1
+    )
     assert resumed.run() is not None
 
     assert taken == [FULL, FULL, FULL]

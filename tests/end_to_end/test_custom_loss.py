@@ -11,8 +11,6 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
-pytestmark = pytest.mark.usefixtures("cached_rollouts")
-
 VARYING = """\
 from glm_grpo.grpo.losses import LossOutput
 

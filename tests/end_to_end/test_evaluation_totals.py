@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from statistics import fmean
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 
-from glm_grpo.gallery import write_gallery
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.tables import evaluation_steps, read_evaluation, read_metrics, read_table
+from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
-from glm_grpo.training.recording.summaries import summarise
 from rewards.score import Scorer, Term
-from rewards.types import RewardError
-
-pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 RUN = (
     "reward.combine=normalize_then_sum",
@@ -38,13 +30,10 @@ HELD_OUT = 3
 
 
 class Rising:
-    """Brightness, and on held-out prompts as much more as the step is to have.
+    """Brightness, and on held-out prompts as much more as the step is to have."""
 
-    It fails in the evaluation of one step.
-    """
-
-    def __init__(self, fails_at=None, step=-1):
-        self._fails_at, self._step, self._held_out, self._asked = fails_at, step, None, set()
+    def __init__(self):
+        self._step, self._held_out, self._asked = -1, None, set()
 
     def watch(self, batch_for_step):
         def asked(at):
@@ -62,8 +51,6 @@ class Rising:
         if prompt_id not in self._asked:
             self._held_out = self._held_out or prompt_id
             self._step += prompt_id == self._held_out
-            if self._step == self._fails_at:
-                raise ConnectionError("the scorer is gone")
             gain = GAINS[self._step]
         return pixels.float().mean(dim=(1, 2, 3)) / 255 + gain
 
@@ -95,14 +82,13 @@ def totals_of(run_dir):
     return [row["eval/total"] for row in rows if "eval/total" in row]
 
 
-@pytest.mark.parametrize("samples", [1, 2])
-def test_totals_rise_with_the_scores_and_the_best_checkpoint_is_the_best(make_run, samples):
-    trainer, _, run_dir = make_run(f"eval.samples_per_prompt={samples}", term=Rising())
+def test_totals_rise_with_the_scores_and_the_best_checkpoint_is_the_best(make_run):
+    trainer, _, run_dir = make_run("eval.samples_per_prompt=2", term=Rising())
     (*_, total) = trainer.run()
     folder = RunFolder(run_dir)
 
     scores = torch.tensor(read_table(folder.evaluation_path(0))["raw/brightness"].to_pylist())
-    assert len(scores) == HELD_OUT * samples
+    assert len(scores) == HELD_OUT * 2
     # By the untrained model's mean and std over all images, worked out from what was stored.
     expected = [
         fmean(
@@ -123,78 +109,3 @@ def test_totals_rise_with_the_scores_and_the_best_checkpoint_is_the_best(make_ru
         pytest.approx(totals[0], abs=1e-6),
         pytest.approx(totals[4], abs=1e-6),
     )
-
-
-def test_stored_totals_are_those_that_every_reader_gets(make_run):
-    trainer, _, run_dir = make_run("eval.samples_per_prompt=2", term=Rising())
-    trainer.run()
-    folder = RunFolder(run_dir)
-    for step in evaluation_steps(folder):
-        stored = read_table(folder.evaluation_path(step))["total"].to_pylist()
-        assert read_evaluation(folder, step)["total"].to_pylist() == stored
-
-
-def test_a_run_that_resumes_goes_on_with_the_same_scale(make_run):
-    samples = "eval.samples_per_prompt=1"
-    trainer, _, run_dir = make_run(samples, term=Rising(fails_at=3))
-    with pytest.raises(RewardError, match="the scorer is gone"):
-        trainer.run()
-    resumed, _, _ = make_run(samples, "train.resume=auto", term=Rising(step=2))
-    resumed.run()
-    whole, _, whole_dir = make_run(samples, term=Rising(), folder="whole")
-    whole.run()
-    assert totals_of(run_dir) == totals_of(whole_dir)
-    best = [load_checkpoint(newest_checkpoint(RunFolder(path))) for path in (run_dir, whole_dir)]
-    assert best[0].metadata["best_total"] == best[1].metadata["best_total"]
-
-
-def make_old(folder, steps):
-    """As versions wrote it that standardised evaluations inside each group: two samples each."""
-    for step in steps:
-        path = folder.evaluation_path(step)
-        table = read_table(path)
-        groups = torch.tensor(table["raw/brightness"].to_pylist()).unflatten(0, (-1, 2))
-        totals = (groups - groups.mean(dim=1, keepdim=True)) / groups.std(dim=1, keepdim=True)
-        column = pyarrow.array(totals.flatten().tolist(), pyarrow.float32())
-        index = table.column_names.index("total")
-        pyarrow.parquet.write_table(table.set_column(index, "total", column), path)
-
-
-def test_a_run_of_before_is_read_and_resumed_on_the_new_scale(make_run):
-    samples = "eval.samples_per_prompt=2"
-    trainer, _, run_dir = make_run(samples, term=Rising(fails_at=3))
-    with pytest.raises(RewardError, match="the scorer is gone"):
-        trainer.run()
-    folder = RunFolder(run_dir)
-    new = [summarise(folder)[-1], totals_of(run_dir)]
-    make_old(folder, [0, 1, 2])
-    assert fmean(read_table(folder.evaluation_path(2))["total"].to_pylist()) == pytest.approx(
-        0, abs=1e-5
-    )
-    checkpoint = newest_checkpoint(folder) / "checkpoint.json"
-    metadata = json.loads(checkpoint.read_text())
-    assert metadata["metadata"]["best_step"] == 2
-    metadata["metadata"]["best_total"] = 1e-7
-    checkpoint.write_text(json.dumps(metadata))
-
-    assert summarise(folder)[-1] == new[0]
-    write_gallery(folder, ())
-    shown = (folder.gallery_path.parent / "data" / "evaluation-000002.js").read_text()
-    groups = json.loads(shown.partition(",")[2].rpartition(")")[0])["groups"]
-    means = [total for group in groups for total in group["total"]]
-    assert fmean(means) == pytest.approx(new[1][2], abs=1e-5)
-
-    # Step 3 is no better than step 2, whose total was on the old scale.
-    resumed, _, _ = make_run(samples, "train.resume=auto", term=Rising(step=2))
-    resumed.run()
-    assert load_checkpoint(newest_checkpoint(folder)).metadata["best_step"] == 2
-
-
-def test_a_resumed_run_says_that_the_evaluation_of_step_0_is_gone(make_run):
-    samples = "eval.samples_per_prompt=1"
-    trainer, _, run_dir = make_run(samples, term=Rising(fails_at=3))
-    with pytest.raises(RewardError, match="the scorer is gone"):
-        trainer.run()
-    RunFolder(run_dir).evaluation_path(0).unlink()
-    with pytest.raises(OSError, match=r"step-000000\.parquet is gone.* Restore it from a copy"):
-        make_run(samples, "train.resume=auto", term=Rising(step=2))[0].run()

@@ -1,23 +1,16 @@
-"""reward.combine=shares and at_least in runs: what is stored, resumed and scored again."""
+"""reward.combine=shares and at_least in runs: what is stored and scored again."""
 
 from __future__ import annotations
-
-import signal
 
 import pyarrow.parquet
 import pytest
 import torch
 
-from glm_grpo.errors import StorageError
 from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import read_rollouts
 from glm_grpo.run.tables import read_metrics, read_weighing
-from glm_grpo.training.checkpoint.files import load_checkpoint
-from tests.end_to_end.test_continuation import signal_at
-
-pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 RUN = (
     "rollout.prompts_per_step=2",
@@ -26,6 +19,7 @@ RUN = (
     "train.eval_every=2",
     "train.checkpoint_every=1",
     "optim.learning_rate=1e-3",
+    "rollout.temperature=2",
     "reward.combine=shares",
     "+reward.terms.aesthetic.at_least=1.5",
     "+reward.terms.lpips.share=0.6",
@@ -63,7 +57,6 @@ def test_weights_move_by_the_rules_and_are_stored_with_each_step(moving):
 
     assert_totals_follow(moving)
     assert_rescored_alike(moving)
-    assert_other_totals_are_refused(moving)
 
 
 def assert_totals_follow(moving):
@@ -82,24 +75,6 @@ def assert_totals_follow(moving):
     expected = centred / centred.std(dim=1, keepdim=True).clamp(min=0.02)
     found = torch.tensor(table["advantage"]).reshape(2, 4)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
-
-
-def test_a_resumed_run_goes_on_with_its_weights(make_trainer, moving):
-    first, _, run_dir = make_trainer(*RUN, folder="parts", change_batch=signal_at(1, signal.SIGINT))
-    assert first.run() is None
-    second, _, _ = make_trainer(*RUN, "train.resume=auto", folder="parts")
-    second.run()
-    for ours, whole in zip(
-        *(read_metrics(RunFolder(each)) for each in (run_dir, moving)), strict=True
-    ):
-        for name in whole:
-            if name.startswith(("reward/", "loss/", "eval/", "advantage/")):
-                assert ours[name] == whole[name], name
-    states = [
-        load_checkpoint(RunFolder(each).checkpoint_dir(4)).run_state().moving_weights
-        for each in (run_dir, moving)
-    ]
-    assert states[0] == states[1] is not None
 
 
 def assert_rescored_alike(moving):
@@ -123,16 +98,3 @@ def assert_rescored_alike(moving):
     assert [term.weight_after for term in fixed.terms] == pytest.approx([0.4, 0.2, 0.3, 0.1])
     bound = rescore(folder, ["reward.terms.aesthetic.at_least=null"])
     assert bound.terms[3].share_after < bound.terms[3].share_before
-
-
-def assert_other_totals_are_refused(moving):
-    folder = RunFolder(moving)
-    path = folder.rollout_path(3)
-    table = pyarrow.parquet.read_table(path)
-    column = table["total"].to_numpy() + 0.5
-    changed = table.set_column(table.column_names.index("total"), "total", [column])
-    pyarrow.parquet.write_table(
-        changed.cast(table.schema).replace_schema_metadata(table.schema.metadata), path
-    )
-    with pytest.raises(StorageError, match="column total"):
-        rescore(folder, [])

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from glm_grpo.errors import CheckpointError, DecoderError, NonFiniteError
-from glm_grpo.run.folder import RunFolder
+from glm_grpo.errors import DecoderError, NonFiniteError
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.terminal import explain
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint, save_checkpoint
-from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from rewards.types import RewardError
+from tests.end_to_end.runs import Brightness
 
 
 def fail(trainer, error):
@@ -65,7 +60,6 @@ class BrokenGradient:
         return changed
 
 
-@pytest.mark.usefixtures("cached_rollouts")
 def test_one_broken_gradient_leaves_weights_and_moments_as_they_were(make_run):
     broken = BrokenGradient(torch.nan, steps=[2])
     trainer, _, folder = make_run("train.steps=3", at_step=broken.at_step)
@@ -81,7 +75,6 @@ def test_one_broken_gradient_leaves_weights_and_moments_as_they_were(make_run):
     assert all(bool(tensor.isfinite().all()) for tensor in later.values())
 
 
-@pytest.mark.usefixtures("cached_rollouts")
 def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make_run):
     broken = BrokenGradient(torch.inf, steps=[2, 3, 4])
     trainer, _, folder = make_run("train.steps=5", at_step=broken.at_step)
@@ -101,62 +94,24 @@ def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make
     assert skipped(folder) == [0, 1, 1, 0, 0]
 
 
-@pytest.mark.usefixtures("cached_rollouts")
-def test_updates_of_one_rollout_count_once_and_what_was_learned_before_is_saved(make_run):
-    def broken_at(*steps):
-        now, hooks = [0], []
-
-        def change(gradient):
-            return gradient * torch.nan if now[0] in steps else gradient
-
-        def at_step(models, step):
-            now[0] = step
-            if not hooks:
-                hooks.append(models.policy.trainable_parameters()[-1].register_hook(change))
-
-        return at_step
-
-    passes = ("train.updates_per_rollout=3", "train.checkpoint_every=100")
-    trainer, _, folder = make_run(*passes, "train.steps=4", at_step=broken_at(2, 4), folder="once")
-    assert trainer.run() is not None
-    assert skipped(folder) == [0, 3, 0, 3]
-
-    trainer, models, folder = make_run(
-        *passes, "train.steps=9", at_step=broken_at(2, 3, 4), folder="thrice"
-    )
-    message = fail(trainer, NonFiniteError)
-    assert "in any update of 3 steps in a row" in message
-    assert skipped(folder) == [0, 3, 3, 3]
-    resume = re.search(r"step-000004: train\.resume=(\S+)$", message)
-    assert resume is not None
-    weights = load_checkpoint(folder.checkpoint_dir(4)).of("policy")
-    assert are_equal(weights, dict(models.policy.state_tensors()))
-    resumed, _, _ = make_run(*passes, "train.steps=9", f"train.resume={resume[1]}", folder="thrice")
-    assert resumed.run() is not None
-    assert skipped(folder) == [0, 3, 3, 3, 0, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("value", [torch.nan, pytest.param(-torch.inf, marks=pytest.mark.long)])
-def test_a_score_that_is_not_finite_ends_a_run_that_goes_on_with_the_term_repaired(
-    make_run, brightness, value
-):
+def test_a_score_that_is_not_finite_ends_a_run_that_goes_on_with_the_term_repaired(make_run):
     refused = {}
     steps = []
 
     def spoil(scores, prompt):
         if steps and steps[-1] == 2:
             refused.setdefault("prompt", prompt.prompt_id)
-            scores[1] = value
+            scores[1] = torch.nan
         return scores
 
     trainer, _, folder = make_run(
-        "train.steps=2", term=brightness(spoil), at_step=lambda _, step: steps.append(step)
+        "train.steps=2", term=Brightness(spoil), at_step=lambda _, step: steps.append(step)
     )
     message = fail(trainer, RewardError)
 
     place = folder.failures_dir / "step-000002"
     assert message.startswith(
-        f"term brightness, prompt {refused['prompt']}, image 1: returned {value}; a score must be "
+        f"term brightness, prompt {refused['prompt']}, image 1: returned nan; a score must be "
         "a finite number"
     )
     assert message.endswith(
@@ -181,12 +136,8 @@ def spoil_weight(value, at):
     return at_step
 
 
-@pytest.mark.parametrize(
-    ("value", "truncation"),
-    [(torch.nan, "top_p=null"), pytest.param(torch.inf, "top_p=0.9", marks=pytest.mark.long)],
-)
-def test_logits_that_are_not_finite_draw_no_token(make_run, value, truncation):
-    trainer, _, folder = make_run(f"rollout.{truncation}", at_step=spoil_weight(value, at=3))
+def test_logits_that_are_not_finite_draw_no_token(make_run):
+    trainer, _, folder = make_run(at_step=spoil_weight(torch.nan, at=3))
 
     message = fail(trainer, NonFiniteError)
 
@@ -203,17 +154,6 @@ def test_logits_that_are_not_finite_draw_no_token(make_run, value, truncation):
     )
     assert [row["step"] for row in read_metrics(folder)] == [0, 1, 2]
     assert not folder.image_dir(3).exists()
-
-
-def test_logits_that_are_not_finite_end_an_evaluation(make_run):
-    trainer, models, folder = make_run()
-    spoil_weight(torch.nan, at=0)(models, 0)
-
-    message = fail(trainer, NonFiniteError)
-
-    assert message.startswith("step 0: evaluation: the log-probability of token 0 of prompt")
-    assert message.endswith("Nothing was learned yet")
-    assert read_metrics(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -271,43 +211,9 @@ def test_weights_that_an_update_made_infinite_are_not_saved(make_run):
     assert [path.name for path in folder.checkpoints_dir.iterdir()] == ["step-000001"]
 
 
-def replace_weight(path, value):
-    """Puts a value into the first weight of a checkpoint that stays whole; the weight's name."""
-    file = path / "policy.safetensors"
-    tensors = load_file(file)
-    name = min(tensors)
-    tensors[name].view(-1)[0] = value
-    save_file(tensors, file)
-    manifest = json.loads((path / "checkpoint.json").read_text())
-    content = file.read_bytes()
-    manifest["files"][file.name] = {
-        "bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
-    del manifest["sha256"]
-    text = json.dumps(manifest, sort_keys=True)
-    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    (path / "checkpoint.json").write_text(json.dumps(manifest))
-    return name
-
-
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_a_checkpoint_with_a_weight_that_is_not_finite_is_refused(tmp_path, value):
-    tensors = {"policy": {"a": torch.ones(3), "b": torch.ones(3)}, "optimizer": {}}
-    path = save_checkpoint(RunFolder(tmp_path), step=1, tensors=tensors, metadata={})
-    replace_weight(path, 2.0)
-    assert load_checkpoint(path).tensors["policy"]["a"].tolist() == [2.0, 1.0, 1.0]
-
-    replace_weight(path, value)
-
-    file = re.escape(str(path / "policy.safetensors"))
-    with pytest.raises(CheckpointError, match=f"{file}: a holds values that are not finite"):
-        load_checkpoint(path)
-
-
-def test_finite_scores_whose_sum_overflows_name_the_picture(make_run, brightness):
+def test_finite_scores_whose_sum_overflows_name_the_picture(make_run):
     trainer, _, folder = make_run(
-        "train.steps=2", term=brightness(lambda scores, prompt: scores * 0 + 3e38), weight=2.0
+        "train.steps=2", term=Brightness(lambda scores, prompt: scores * 0 + 3e38), weight=2.0
     )
 
     message = fail(trainer, RewardError)
@@ -315,17 +221,6 @@ def test_finite_scores_whose_sum_overflows_name_the_picture(make_run, brightness
     assert "the total of prompt row 0, image 0 is inf, though every score is finite" in message
     assert "brightness 3e+38 (weight 2)" in message
     assert read_metrics(folder) == []
-
-
-def test_scores_as_far_apart_as_floats_go_are_learned_from(make_run, brightness):
-    def spread(scores, prompt):
-        return torch.tensor([-3e38, 3e38])[: len(scores)]
-
-    trainer, _, folder = make_run("train.steps=1", term=brightness(spread))
-
-    assert trainer.run() is not None
-
-    assert skipped(folder) == [0]
 
 
 def test_an_infinite_divergence_from_the_reference_moves_no_weight(make_run):
@@ -340,22 +235,3 @@ def test_an_infinite_divergence_from_the_reference_moves_no_weight(make_run):
     assert "step 3: loss or gradient was not finite in any update of 3 steps in a row" in message
     assert skipped(folder) == [1, 1, 1]
     assert are_equal(untrained, dict(models.policy.state_tensors()))
-
-
-def test_a_learning_rate_that_overflows_ends_the_run(make_run):
-    # The weights stay finite, and their products do not.
-    trainer, _, folder = make_run()
-    # Beyond what the config takes.
-    overflowing = LearningRate(
-        trainer._learner.optimizer,
-        peak=1e30,
-        schedule="constant",
-        warmup_updates=0,
-        total_updates=1,
-    )
-    trainer._learner = replace(trainer._learner, learning_rate=overflowing)
-
-    message = fail(trainer, NonFiniteError)
-
-    assert re.match(r"step 2: rollout: .*There is no checkpoint from before step 1$", message)
-    assert [row["step"] for row in read_metrics(folder)] == [0, 1]

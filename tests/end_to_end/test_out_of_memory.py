@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,9 +10,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.terminal import explain
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
-from rewards.score import Scorer, Term
-
-CONFIGS = Path(__file__).parents[2] / "configs"
+from tests.end_to_end.runs import Brightness
 
 RUN = (
     "train.steps=4",
@@ -29,24 +21,9 @@ RUN = (
 )
 
 
-class Brightness:
-    def applies_to(self, prompt):
-        return True
-
-    def score(self, prompts, pixels):
-        return pixels.float().mean(dim=(1, 2, 3)) / 255
-
-    def modules(self):
-        return ()
-
-
 def _ask_for_too_much():
     # 4 PB: torch's allocator is refused by the system.
     torch.empty(10**15)
-
-
-def _mismatch():
-    torch.ones(2, 3) @ torch.ones(2, 3)
 
 
 @pytest.fixture
@@ -56,7 +33,7 @@ def make_run(make_trainer):
     Also returned is what the policy's weights were at each of these calls.
     """
 
-    def build(*overrides, method="replay", fails_at, fail=_ask_for_too_much):
+    def build(*overrides, method="replay", fails_at):
         weights = []
 
         def change(models):
@@ -66,14 +43,15 @@ def make_run(make_trainer):
                 tensors = models.policy.state_tensors()
                 weights.append({name: tensor.clone() for name, tensor in tensors.items()})
                 if len(weights) == fails_at:
-                    fail()
+                    _ask_for_too_much()
                 return real(*arguments, **options)
 
             setattr(models.policy, method, failing)
-            scorer = Scorer([Term("brightness", Brightness(), 1.0)])
-            return dataclasses.replace(models, scorer=scorer)
+            return models
 
-        trainer, _, run_dir = make_trainer(*(*RUN, *overrides), change_stage=change, held_out=2)
+        trainer, _, run_dir = make_trainer(
+            *(*RUN, *overrides), term=Brightness(), change_stage=change
+        )
         return trainer, RunFolder(run_dir), weights
 
     return build
@@ -118,75 +96,7 @@ def test_memory_that_runs_out_while_sampling_names_the_rollout(make_run):
     with pytest.raises(MemoryLimitError) as caught:
         trainer.run()
     message = explain(caught.value)
-    assert "in the rollout phase: 2 prompts x 2 images of 128 x 128 pixels, 272 tokens" in message
+    assert "in the rollout phase: 2 prompts x 2 images of 128 x 128 pixels, 20 tokens" in message
     assert "rollout.prompts_per_step, then rollout.group_size" in message
     assert message.endswith("Nothing was learned yet")
     assert newest_checkpoint(folder) is None
-
-
-def test_memory_that_runs_out_in_an_evaluation_names_it(make_run):
-    trainer, folder, _ = make_run(method="encode", fails_at=1)
-    with pytest.raises(MemoryLimitError, match="in the evaluation phase.*eval.samples_per_prompt"):
-        trainer.run()
-    assert read_metrics(folder) == []
-
-
-def test_other_errors_end_a_run_as_they_are(make_run):
-    trainer, _, _ = make_run(fails_at=1, fail=_mismatch)
-    with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
-        trainer.run()
-    assert type(caught.value) is RuntimeError
-
-
-SHORT_OF_MEMORY = """
-import resource, sys
-from pathlib import Path
-import glm_grpo.training.loop as loop
-from glm_grpo.commands.train import run_training
-from glm_grpo.config import compose_config
-from glm_grpo.terminal import errors_explained
-
-update_policy, steps = loop.update_policy, []
-
-def short_of_memory(*arguments):
-    steps.append(len(steps) + 1)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    unlimited = resource.getrlimit(resource.RLIMIT_AS)
-    if steps[-1] == 2:
-        resource.setrlimit(resource.RLIMIT_AS, (taken + 100_000_000, unlimited[1]))
-    try:
-        return update_policy(*arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, unlimited)
-
-loop.update_policy = short_of_memory
-with errors_explained("the run"):
-    run_training(compose_config(Path(sys.argv[1]), "tiny", sys.argv[2:]))
-"""
-
-
-def test_a_process_that_may_take_no_more_memory_ends_with_a_message_and_a_checkpoint(tmp_path):
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("a red sign\na blue sign\n")
-    run_dir = tmp_path / "run"
-    result = subprocess.run(
-        [
-            *(sys.executable, "-c", SHORT_OF_MEMORY, str(CONFIGS)),
-            *(f"data.path={prompts}", f"data.eval_path={prompts}", "eval.samples_per_prompt=1"),
-            *("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=8"),
-            *("~reward.terms.lpips", "~reward.terms.ssim", "~reward.terms.ocr", "reward.watch=[]"),
-            *("reward.allow_untied=true", "decode.steps=1", "trackers=[]", f"run_dir={run_dir}"),
-        ],
-        # Freed memory goes back to the system, lest the second step live on what the first had.
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert result.returncode == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    assert "MemoryLimitError: out of memory in the update phase: 8 of 8 images" in result.stderr
-    assert "more were asked for" in result.stderr
-    newest = newest_checkpoint(RunFolder(run_dir))
-    assert load_checkpoint(newest).step == 1

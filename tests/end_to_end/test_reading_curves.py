@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
-
-pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reading_curves.md"
 TERMS = ("lpips", "ssim", "ocr", "aesthetic", "psnr")

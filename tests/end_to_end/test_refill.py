@@ -8,30 +8,17 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from glm_grpo.builders.prompts import build_batch, build_prompts, build_spares, check_prompt_sets
+from glm_grpo.builders.prompts import build_batch, build_prompts, build_spares
 from glm_grpo.config import compose_config
-from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
+from tests.end_to_end.runs import Brightness, comparable_metrics
 
-pytestmark = pytest.mark.usefixtures("cached_rollouts")
-
-TWO_TERMS = """\
-import torch
-
-
-def constant(prompts, pixels):
-    return torch.full((len(pixels),), 0.5)
-
-
-def bright(prompts, pixels):
-    return pixels.float().mean(dim=(1, 2, 3)) / 255
-"""
 RUN = ("train.steps=2", "loss.kl_coef=0", "optim.learning_rate=1e-3")
 
 
 @pytest.fixture
-def flat_for(brightness):
+def flat_for():
     """A term that gives all images of some prompts the same score, and of others rising ones."""
 
     def score(words, scores, prompt):
@@ -39,7 +26,7 @@ def flat_for(brightness):
             return torch.full_like(scores, 0.5)
         return torch.arange(len(scores)) / len(scores)
 
-    return lambda *words: brightness(functools.partial(score, words))
+    return lambda *words: Brightness(functools.partial(score, words))
 
 
 @pytest.fixture
@@ -75,31 +62,6 @@ def test_flat_groups_are_replaced_stored_and_counted(make_run, flat_for, data):
         assert row["reward/mean"] == pytest.approx(mean, abs=1e-6)
         assert row["optim/grad_norm"] > 0
     assert sum(row["advantage/discarded_groups"] for row in metrics) > 0
-
-
-def test_what_is_flat_is_decided_by_the_weights_in_force(make_trainer, tmp_path, monkeypatch):
-    (tmp_path / "two_terms.py").write_text(TWO_TERMS)
-    monkeypatch.chdir(tmp_path)
-    terms = [f"reward.terms.{name}=null" for name in ("lpips", "ssim", "ocr", "aesthetic")]
-    for name, weight in (("constant", 1), ("bright", 0)):
-        terms += [
-            f"+reward.terms.{name}.kind=custom",
-            f"+reward.terms.{name}.function=two_terms:{name}",
-            f"+reward.terms.{name}.weight={weight}",
-        ]
-    trainer, _, run_dir = make_trainer(
-        *(*RUN, *terms, "reward.allow_untied=true", "rollout.refill_rounds=1"),
-        *("+reward.terms.bright.at_least=0.9", "+reward.bound_rate=1.0"),
-        *("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=8"),
-    )
-    trainer.run()
-
-    folder = RunFolder(run_dir)
-    first, second = (rows_of(folder, step) for step in (1, 2))
-    # The multiplier is 0 in the first step, where the constant alone counts.
-    assert [each["is_discarded"] for each in first] == [True, True, False, False]
-    assert not all(each["is_flat"] for each in second)
-    assert all(each["is_flat"] for each in second if each["is_discarded"])
 
 
 def test_rounds_are_limited(make_run, flat_for, data):
@@ -140,11 +102,7 @@ def test_nothing_changes_where_no_group_is_flat(make_run, flat_for, data):
         )
         trainer.run()
         weights = load_checkpoint(newest_checkpoint(folder)).tensors["policy"]
-        rows = [
-            {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/"))}
-            for row in read_metrics(folder)
-        ]
-        figures.append((rows, weights))
+        figures.append((comparable_metrics(folder.path), weights))
     (plain, before), (refilled, after) = figures
     assert [row.pop("advantage/discarded_groups") for row in refilled[1:]] == [0.0, 0.0]
     assert plain == refilled
@@ -168,18 +126,3 @@ def test_spare_prompts_are_those_that_a_step_does_not_hold(configs_dir):
     whole = spares.batch(range(len(spares)))
     assert part.decode_seeds == whole.decode_seeds[2:5]
     assert part.seed == build_batch(config, prompts, 4).seed
-
-
-def test_a_run_that_samples_every_prompt_in_each_step_is_told(make_run, configs_dir, tmp_path):
-    _, models, _ = make_run(*RUN)
-    path = tmp_path / "two.txt"
-    path.write_text("a red circle\na blue square\n")
-    given = [
-        f"data.path={path}",
-        f"data.eval_path={path}",
-        "rollout.prompts_per_step=2",
-        "rollout.refill_rounds=1",
-    ]
-    config = compose_config(configs_dir, "tiny", given)
-    lines = check_prompt_sets(config, models, build_prompts(config))
-    assert any("rollout.refill_rounds" in line and "all 2 training" in line for line in lines)

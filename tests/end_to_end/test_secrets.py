@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from accelerate.tracking import TensorBoardTracker
 
 from glm_grpo import cli
 from glm_grpo.config import compose_config
@@ -22,7 +18,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.terminal import explain
-from glm_grpo.training.recording.trackers import Trackers
+from tests.programs import Programs
 
 ROOT = Path(__file__).parents[2]
 KEY = "jdg-4f1b9c7a2e8d6053"
@@ -37,7 +33,7 @@ JUDGE = "+reward.terms.vlm_judge"
 
 
 @contextmanager
-def judging(status: int = 200) -> Iterator[tuple[str, list[str]]]:
+def judging() -> Iterator[tuple[str, list[str]]]:
     """An endpoint that repeats the key it was sent; its URL, and the keys it got."""
     got: list[str] = []
 
@@ -51,7 +47,7 @@ def judging(status: int = 200) -> Iterator[tuple[str, list[str]]]:
             got.append(key)
             message = {"role": "assistant", "content": "7"}
             body = {"id": key, "choices": [{"message": message}], "error": f"no: {key}"}
-            self.reply(status, json.dumps(body).encode())
+            self.reply(200, json.dumps(body).encode())
 
         def reply(self, status: int, body: bytes) -> None:
             self.send_response(status)
@@ -72,36 +68,32 @@ def judging(status: int = 200) -> Iterator[tuple[str, list[str]]]:
             thread.join()
 
 
-def train(folder: Path, url: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+def train(programs: Programs, folder: Path, url: str) -> subprocess.CompletedProcess[str]:
     """A step of training with a judge, by a user who has all those keys."""
     held_out = folder / "held_out.jsonl"
     held_out.write_text('{"prompt": "red on white: a circle below the word \\"KITE\\""}\n')
-    command = [
-        *(sys.executable, "train.py", f"run_dir={folder / 'run'}", f"data.eval_path={held_out}"),
+    return programs.run(
+        folder,
+        str(ROOT / "train.py"),
+        *(f"run_dir={folder / 'run'}", f"data.eval_path={held_out}", "trackers=[tensorboard]"),
         *("train.steps=1", "train.micro_batch_size=4", "optim.warmup_steps=0"),
         *("rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples_per_prompt=2"),
         *("+reward.terms.vlm_judge.weight=0.1", f"{JUDGE}.url={url}", f"{JUDGE}.model=judge"),
-        *(f"{JUDGE}.api_key_variable=JUDGE_KEY", f"{JUDGE}.retries=0", *overrides),
-    ]
-    quiet = {
-        "WANDB_MODE": "offline",
-        "WANDB_ERROR_REPORTING": "false",
-        "WANDB__SERVICE_WAIT": "300",
-        "HF_HUB_OFFLINE": "1",
-    }
-    # Another test's tracker leaves the address of its own service there.
-    usual = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    environment = usual | SECRETS | quiet
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        *(f"{JUDGE}.api_key_variable=JUDGE_KEY", f"{JUDGE}.retries=0"),
+        env=SECRETS,
+        prepare="tests.small_preview:shrink_preview",
+    )
 
 
 def secrets_in(content: bytes) -> list[str]:
     return [name for name, value in SECRETS.items() if value.encode() in content]
 
 
-def test_run_with_keys_in_the_environment_writes_and_says_none(tmp_path: Path) -> None:
+def test_run_with_keys_in_the_environment_writes_and_says_none(
+    programs: Programs, tmp_path: Path
+) -> None:
     with judging() as (url, got):
-        ended = train(tmp_path, url, "trackers=[tensorboard,wandb]")
+        ended = train(programs, tmp_path, url)
     assert ended.returncode == 0, ended.stderr
     assert set(got) == {KEY}, "the judge was not asked with the key"
     assert secrets_in((ended.stdout + ended.stderr).encode()) == []
@@ -120,21 +112,8 @@ def test_run_with_keys_in_the_environment_writes_and_says_none(tmp_path: Path) -
     assert secrets_in(json.dumps(read_metrics(folder)).encode()) == []
     # All kinds of files were there to be looked through.
     names = {path.name for path in written} | {path.suffix for path in written}
-    assert {"config.yaml", "metrics.jsonl", "run.js", "report.html", ".wandb", ".zip"} <= names, (
-        ended.stderr
-    )
+    assert {"config.yaml", "metrics.jsonl", "run.js", "report.html", ".zip"} <= names, ended.stderr
     assert "JUDGE_KEY" in folder.config_path.read_text()
-
-
-def test_run_whose_judge_repeats_the_key_in_a_refusal_ends_without_it(tmp_path: Path) -> None:
-    with judging(status=401) as (url, got):
-        ended = train(tmp_path, url)
-    assert ended.returncode == 1, ended.stderr
-    assert got, ended.stderr
-    assert "status 401 Unauthorized" in ended.stderr
-    for path in tmp_path.rglob("*"):
-        assert not path.is_file() or secrets_in(path.read_bytes()) == []
-    assert secrets_in((ended.stdout + ended.stderr).encode()) == []
 
 
 @pytest.fixture
@@ -149,11 +128,7 @@ BASE = (f"{JUDGE}.weight=0.1", f"{JUDGE}.url=http://127.0.0.1:8000/v1", f"{JUDGE
     ("override", "key", "rule"),
     [
         (f"{JUDGE}.url=http://user:pass-word@judge.example/v1", "url", "must be an address alone"),
-        (f"{JUDGE}.url='http://judge.example/v1?key=pass-word'", "url", "must be an address alone"),
-        (f"{JUDGE}.url='http://judge.example/v1#pass-word'", "url", "must be an address alone"),
         (f"{JUDGE}.api_key_variable={KEY}", "api_key_variable", "must be the name of an env"),
-        (f"{JUDGE}.api_key_variable=sk_live_abc", "api_key_variable", "must be the name of an env"),
-        (f"{JUDGE}.api_key_variable=${{oc.env:JUDGE_KEY}}", "api_key_variable", "must be the name"),
     ],
 )
 def test_key_where_the_name_of_its_variable_belongs_is_refused_and_not_repeated(
@@ -166,7 +141,7 @@ def test_key_where_the_name_of_its_variable_belongs_is_refused_and_not_repeated(
     text = explain(caught.value)
     assert f"reward.terms.vlm_judge.{key} = '[hidden]'" in text
     assert rule in text
-    for secret in (KEY, "pass-word", "sk_live_abc"):
+    for secret in (KEY, "pass-word"):
         assert secret not in text
         assert secret not in str(caught.value)
 
@@ -176,9 +151,6 @@ def test_key_where_the_name_of_its_variable_belongs_is_refused_and_not_repeated(
     [
         "+reward.terms.vlm_judge.api_key=abc-def-ghi",
         "+wandb_api_key=abc-def-ghi",
-        "wandb_api_key=abc-def-ghi",
-        "+train.hub_token='abc-def-ghi'",
-        "+reward.terms.judge={api_key: abc-def-ghi}",
     ],
 )
 def test_key_under_a_name_of_its_own_is_refused_and_not_printed(
@@ -189,20 +161,3 @@ def test_key_under_a_name_of_its_own_is_refused_and_not_printed(
     text = explain(caught.value)
     assert "[hidden]" in text
     assert "abc-def-ghi" not in text
-
-
-def test_tracker_that_fails_with_a_key_in_its_words_is_reported_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", SECRETS["WANDB_API_KEY"])
-
-    def fail(*arguments: object) -> None:
-        raise ValueError(
-            f"no such key: {SECRETS['WANDB_API_KEY']} at https://me:pass-word@mlflow.example/api"
-        )
-
-    monkeypatch.setattr(TensorBoardTracker, "start", fail)
-    trackers = Trackers(("tensorboard",), RunFolder(tmp_path), {})
-    with caplog.at_level(logging.WARNING):
-        trackers.log(0, {"reward/mean": 0.5})
-    assert "no such key: [hidden] at https://[hidden]@mlflow.example/api" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import signal
 
 import pytest
@@ -12,32 +11,20 @@ import torch
 from glm_grpo.builders.models import find_start
 from glm_grpo.builders.prompts import build_prompts, check_prompt_sets
 from glm_grpo.config import compose_config
-from glm_grpo.config.sections import AnchorSection
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from glm_grpo.training.checkpoint.resume import find_checkpoint
-from glm_grpo.training.targets import anchor_weight
-
-pytestmark = pytest.mark.usefixtures("cached_rollouts")
+from tests.end_to_end.runs import Brightness, signal_at
 
 RUN = (
     "rollout.prompts_per_step=2",
-    "rollout.group_size=4",
+    "rollout.group_size=2",
     "train.steps=3",
     "optim.learning_rate=1e-3",
 )
-
-
-@pytest.mark.parametrize(
-    ("final", "expected"), [(None, [0.9] * 3), (0.1, [0.9, 0.5, 0.1]), (0.0, [0.9, 0.45, 0.0])]
-)
-def test_weight_goes_to_the_last_one_in_equal_steps(final, expected):
-    settings = AnchorSection(weight=0.9, final_weight=final)
-    assert [anchor_weight(settings, step, 3) for step in (1, 2, 3)] == pytest.approx(expected)
-    assert anchor_weight(settings, 1, 1) == 0.9
 
 
 def test_examples_are_learned(make_trainer):
@@ -45,7 +32,11 @@ def test_examples_are_learned(make_trainer):
     losses = {}
     for weight in (0.01, 20.0):
         trainer, _, run_dir = make_trainer(
-            *RUN, f"anchor.weight={weight}", "loss.kl_coef=0", folder=f"at-{weight}"
+            *RUN,
+            f"anchor.weight={weight}",
+            "loss.kl_coef=0",
+            folder=f"at-{weight}",
+            term=Brightness(),
         )
         batch = trainer.source.batch_for_step(0)
         trainer.source.batch_for_step = lambda step, batch=batch: dataclasses.replace(
@@ -55,74 +46,22 @@ def test_examples_are_learned(make_trainer):
         rows = read_metrics(RunFolder(run_dir))[1:]
         losses[weight] = [row["anchor/cross_entropy"] for row in rows]
         assert [row["anchor/weight"] for row in rows] == [weight] * 3
-    # Before any update they are the same, and near what the model was trained to.
+    # Before any update they are the same.
     assert losses[20.0][0] == pytest.approx(losses[0.01][0], rel=1e-5)
-    assert 0 < losses[20.0][0] < 0.1
     assert losses[20.0][-1] < 0.8 * losses[0.01][-1]
-
-
-def test_weight_of_zero_is_a_run_without(make_trainer):
-    rows = []
-    for more in ((), ("anchor.weight=0", "anchor.final_weight=0")):
-        trainer, _, run_dir = make_trainer(*RUN, *more, "train.steps=1", folder=f"run-{len(more)}")
-        trainer.run()
-        rows.append(read_metrics(RunFolder(run_dir))[-1])
-    for name, value in rows[0].items():
-        if not name.startswith(("time/", "throughput/", "memory/")):
-            assert rows[1][name] == value, name
-    assert "anchor/weight" not in rows[1]
-
-
-def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_picture(make_trainer):
-    trainer, models, _ = make_trainer(*RUN)
-    targets = torch.stack([each.target for each in trainer.source.batch_for_step(0).prompts])
-    layout = token_layout(*targets.shape[-2:])
-    of = {
-        preview: models.policy.tokenize_pictures(targets, preview=preview)
-        for preview in ("zeros", "repeat", "encode")
-    }
-    n = layout.num_preview
-    assert not of["zeros"][:, :n].any()
-    for each in of.values():
-        assert torch.equal(each[:, n:], of["zeros"][:, n:])
-    grid = of["repeat"][:, n:].reshape(-1, *layout.target)
-    rows, columns = (big // small for big, small in zip(layout.preview, layout.target, strict=True))
-    enlarged = grid.repeat_interleave(rows, 1).repeat_interleave(columns, 2)
-    assert torch.equal(of["repeat"][:, :n], enlarged.flatten(1))
-    # A preview of this model's is larger than its target: the picture is made larger, too.
-    side = 32 * layout.preview[0]
-    large = torch.nn.functional.interpolate(
-        targets.float(), [side, side], mode="bicubic", antialias=True
-    )
-    expected = models.policy.tokenize_pictures(
-        large.round().clamp(0, 255).to(torch.uint8), has_preview=False
-    )
-    assert torch.equal(of["encode"][:, :n], expected)
-
-
-@pytest.mark.parametrize("size", [(128, 96), (96, 128), (256, 256), (32, 64)])
-@pytest.mark.parametrize("preview", ["encode", "repeat"])
-def test_pictures_of_every_size_have_the_tokens_that_are_generated(make_trainer, size, preview):
-    _, models, _ = make_trainer(*RUN)
-    processor = models.policy.processor.image_processor
-    pixels = torch.zeros(1, 3, *size, dtype=torch.uint8)
-    expected = token_layout(*size).num_tokens
-    assert models.policy.tokenize_pictures(pixels, preview=preview).shape == (1, expected)
-    # The published processor enlarges what is smaller than 512 x 512 pixels.
-    processor.size = {"shortest_edge": 512**2, "longest_edge": 2048**2}
-    assert models.policy.tokenize_pictures(pixels, preview=preview).shape == (1, expected)
 
 
 def test_training_prompts_without_any_target_are_refused(make_trainer, configs_dir, tmp_path):
     _, models, _ = make_trainer(*RUN)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "the word \\"OPEN\\""}\n{"prompt": "the word \\"SHUT\\""}\n')
-    for weight in ("anchor.weight=0.1", "anchor.final_weight=0.1"):
-        config = compose_config(configs_dir, "tiny", [weight])
-        assert check_prompt_sets(config, models, build_prompts(config)) == []
-        few = [f"data.path={path}", "rollout.prompts_per_step=2"]
-        config = compose_config(configs_dir, "tiny", [weight, *few])
-        with pytest.raises(ConfigError, match=r"anchor.weight = 0.*\n.*none of the 2 training"):
+    few = [f"data.path={path}", "rollout.prompts_per_step=2"]
+    for learning, key in (
+        ("anchor.final_weight=0.1", "anchor.weight = 0"),
+        ("train.method=sft", "train.method = 'sft'"),
+    ):
+        config = compose_config(configs_dir, "tiny", [learning, *few])
+        with pytest.raises(ConfigError, match=rf"{key}.*\n.*none of the 2 training"):
             check_prompt_sets(config, models, build_prompts(config))
 
 
@@ -154,31 +93,6 @@ def test_supervised_fine_tuning_learns_targets_and_samples_nothing(make_trainer)
     assert not folder.rollouts_dir.exists()
 
 
-def test_an_interrupted_supervised_run_goes_on_as_if_it_had_not_been(make_trainer):
-    whole, _, whole_dir = make_trainer(*SFT, "eval.ema_decay=0.5", folder="whole")
-    whole.run()
-    first, _, run_dir = make_trainer(*SFT, "eval.ema_decay=0.5", folder="parts")
-    batch_for_step = first.source.batch_for_step
-
-    def stopped_at_two(step):
-        if step == 1:
-            signal.raise_signal(signal.SIGINT)
-        return batch_for_step(step)
-
-    first.source.batch_for_step = stopped_at_two
-    assert first.run() is None
-    second, _, _ = make_trainer(*SFT, "eval.ema_decay=0.5", "train.resume=auto", folder="parts")
-    assert second.run() is not None
-
-    def figures(folder):
-        return [
-            {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/"))}
-            for row in read_metrics(RunFolder(folder))
-        ]
-
-    assert figures(run_dir) == figures(whole_dir)
-
-
 def test_steps_without_a_target_learn_nothing_and_are_no_failure(make_trainer):
     trainer, models, run_dir = make_trainer(
         *SFT, "train.steps=4", "train.minibatches_per_rollout=2"
@@ -205,37 +119,25 @@ def test_steps_without_a_target_learn_nothing_and_are_no_failure(make_trainer):
     assert torch.equal(heads[3], heads[1])
 
 
-def test_supervised_fine_tuning_without_any_target_is_refused(make_trainer, configs_dir, tmp_path):
-    _, models, _ = make_trainer(*RUN)
-    path = tmp_path / "prompts.txt"
-    path.write_text('the word "OPEN"\nthe word "SHUT"\n')
-    few = [f"data.path={path}", "rollout.prompts_per_step=2"]
-    config = compose_config(configs_dir, "tiny", ["train.method=sft", *few])
-    with pytest.raises(ConfigError, match=r"train.method = 'sft'\n.*none of the 2 training"):
-        check_prompt_sets(config, models, build_prompts(config))
-
-
-@pytest.mark.parametrize(
-    "adapter", [pytest.param("null", marks=pytest.mark.long), "{rank: 4, alpha: 8.0}"]
-)
-def test_a_run_begins_with_the_weights_of_another_one(make_trainer, adapter):
-    held = f"model.adapter={adapter}"
-    first, _, first_dir = make_trainer(*SFT, held, folder="first")
+def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
+    held = "model.adapter={rank: 4, alpha: 8.0}"
+    first, _, first_dir = make_trainer(*SFT, held, folder="first", term=Brightness())
     first.run()
     after = read_metrics(RunFolder(first_dir))[-1]
     more = (*RUN, held, "train.steps=2", "train.eval_every=1", "train.checkpoint_every=1")
     start = f"model.start_from={first_dir}"
-    second, models, second_dir = make_trainer(*more, start, "train.steps=2", folder="second")
+    second, models, second_dir = make_trainer(
+        *more, start, "train.steps=2", folder="second", term=Brightness()
+    )
     second.run()
     untrained, one, two = read_metrics(RunFolder(second_dir))
-    for name in ("eval/total", "eval/ocr", "eval/lpips"):
-        assert untrained[name] == pytest.approx(after[name], abs=1e-5)
+    assert untrained["eval/brightness"] == pytest.approx(after["eval/brightness"], abs=1e-5)
     # The reference is what the run began with.
     assert one["kl/reference"] == pytest.approx(0, abs=1e-6)
     assert two["kl/reference"] > 1e-6
     checkpoint = load_checkpoint(newest_checkpoint(RunFolder(second_dir)))
-    assert ("reference" in checkpoint.tensors) == (adapter != "null")
-    # Of adapters it is kept in the checkpoint; a copy of all weights is not.
+    # The reference of adapters is kept in the checkpoint; a copy of all weights is not.
+    assert "reference" in checkpoint.tensors
     found = find_checkpoint(first_dir)
     reference = models.policy.reference_tensors()
     for name, tensor in reference.items():
@@ -243,23 +145,22 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer, adapter):
 
 
 def test_a_run_that_begins_with_another_one_goes_on_as_if_it_had_not_stopped(make_trainer):
-    first, _, first_dir = make_trainer(*SFT, "train.steps=1", folder="first")
+    first, _, first_dir = make_trainer(*SFT, "train.steps=1", folder="first", term=Brightness())
     first.run()
     more = (*RUN, "train.steps=2", "train.eval_every=2", "train.checkpoint_every=1")
     start = f"model.start_from={first_dir}"
-    whole, _, whole_dir = make_trainer(*more, start, folder="whole")
+    whole, _, whole_dir = make_trainer(*more, start, folder="whole", term=Brightness())
     whole.run()
-    parts, _, run_dir = make_trainer(*more, start, folder="parts")
-    batch_for_step = parts.source.batch_for_step
-
-    def stopped_at_one(step):
-        if step == 0:
-            signal.raise_signal(signal.SIGINT)
-        return batch_for_step(step)
-
-    parts.source.batch_for_step = stopped_at_one
+    parts, _, run_dir = make_trainer(
+        *(*more, start),
+        folder="parts",
+        term=Brightness(),
+        change_batch=signal_at(0, signal.SIGINT),
+    )
     assert parts.run() is None
-    going_on, _, _ = make_trainer(*more, start, "train.resume=auto", folder="parts")
+    going_on, _, _ = make_trainer(
+        *more, start, "train.resume=auto", folder="parts", term=Brightness()
+    )
     assert going_on.run() is not None
     rows = [read_metrics(RunFolder(each))[-1] for each in (whole_dir, run_dir)]
     for name in ("kl/reference", "loss/total", "eval/total", "reward/mean"):
@@ -275,33 +176,6 @@ def test_sizes_at_which_no_target_can_be_read_are_refused(configs_dir, tmp_path)
         with pytest.raises(ConfigError, match="rollout.height=96, rollout.width=480.*4 times"):
             build_prompts(compose_config(configs_dir, "tiny", [*long, *learning]))
     assert build_prompts(compose_config(configs_dir, "tiny", long)).training
-
-
-def test_the_run_that_another_began_with_may_go_on_meanwhile(make_trainer):
-    longer = (*SFT, "optim.schedule=constant", "train.checkpoint_every=1")
-    first, _, first_dir = make_trainer(*longer, "train.steps=1", folder="first")
-    first.run()
-    more = (*RUN, "optim.schedule=constant", "train.checkpoint_every=1")
-    start = f"model.start_from={first_dir}"
-    whole, models, _ = make_trainer(*more, start, "train.steps=2", folder="whole")
-    whole.run()
-    parts, _, run_dir = make_trainer(*more, start, "train.steps=1", folder="parts")
-    parts.run()
-    onwards = (*longer, "train.steps=2", "train.resume=auto")
-    make_trainer(*onwards, folder="first")[0].run()
-
-    resumed = (*more, start, "train.steps=2", "train.resume=auto")
-    going_on, others, _ = make_trainer(*resumed, folder="parts")
-    going_on.run()
-
-    for name, tensor in models.policy.state_tensors().items():
-        assert torch.equal(tensor, others.policy.state_tensors()[name]), name
-    rows = [read_metrics(RunFolder(each))[-1] for each in (first_dir.parent / "whole", run_dir)]
-    assert rows[0]["kl/reference"] == rows[1]["kl/reference"] > 0
-
-    shutil.rmtree(RunFolder(first_dir).checkpoint_dir(1))
-    with pytest.raises(CheckpointError, match="step-000001' is not there; a run begins"):
-        make_trainer(*resumed, "train.steps=3", folder="parts")
 
 
 def test_weights_of_another_adapter_are_refused_before_anything_is_loaded(

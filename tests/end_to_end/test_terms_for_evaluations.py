@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pyarrow.parquet
-import pytest
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
-
-pytestmark = pytest.mark.usefixtures("cached_rollouts")
 
 
 def test_it_scores_evaluations_alone_and_changes_nothing_else(make_trainer):

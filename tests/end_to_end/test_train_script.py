@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(programs, tmp_path_factory):
     """One step of training by train.py, in a process of its own; two held-out prompts."""
     folder = tmp_path_factory.mktemp("run")
     held_out = folder / "held_out.jsonl"
@@ -32,17 +29,13 @@ def run(tmp_path_factory):
         {"prompt": 'white on red: a square above the word "ZEN"', "id": "zen"},
     ]
     held_out.write_text("\n".join(json.dumps(prompt) for prompt in prompts))
-    command = [
-        *(
-            sys.executable,
-            "train.py",
-            f"hydra.run.dir={folder / 'out'}",
-            f"data.eval_path={held_out}",
-        ),
-        "train.steps=1",
+    ended = programs.run(
+        folder,
+        str(ROOT / "train.py"),
+        *(f"hydra.run.dir={folder / 'out'}", f"data.eval_path={held_out}", "train.steps=1"),
         *("rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples_per_prompt=2"),
-    ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        prepare="tests.small_preview:shrink_preview",
+    )
     assert ended.returncode == 0, ended.stderr
     return folder / "out", ended
 
@@ -109,6 +102,7 @@ def test_gallery_command_writes_the_page_again(run, capsys, tmp_path):
     assert str(page) in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("small_preview")
 def test_eval_command_compares_with_the_untrained_model(run, capsys):
     cli.main(["eval", str(run[0])])
 
@@ -117,7 +111,9 @@ def test_eval_command_compares_with_the_untrained_model(run, capsys):
     assert "total" in printed
 
 
-def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(run, tmp_path, capsys):
+def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(
+    run, programs, tmp_path, capsys
+):
     folder = tmp_path / "pipeline"
     cli.main(["export", str(run[0]), str(folder)])
 
@@ -128,7 +124,8 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(run, tmp_
     (snippet,) = re.findall(
         r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL
     )
-    subprocess.run([sys.executable, "-c", snippet], cwd=folder, check=True)
+    drawn = programs.run(folder, "-c", snippet)
+    assert drawn.returncode == 0, drawn.stderr
     card = (folder / "README.md").read_text()
     assert metadata_load(folder / "README.md")["license"] == "apache-2.0"
     # Of the run: its two held-out prompts, which have no target.
@@ -142,70 +139,6 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(run, tmp_
     assert "num_inference_steps=4," in snippet
     # What the embedded model knows how to draw.
     assert f"    {EXAMPLE_CAPTION!r}," in snippet
-
-
-def test_export_command_refuses_an_adapter_of_full_fine_tuning_before_anything_is_read(
-    run, tmp_path, capsys
-):
-    # Weights that were read would end it in another way: there are none.
-    bare = tmp_path / "run"
-    bare.mkdir()
-    shutil.copy(run[0] / "config.yaml", bare)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["export", str(bare), str(tmp_path / "adapter"), "--format", "adapter"])
-    assert ended.value.code == 2
-    assert "use --format pipeline" in capsys.readouterr().err
-
-
-def test_training_goes_on_when_nobody_reads_what_it_prints(tmp_path):
-    held_out = tmp_path / "held_out.txt"
-    held_out.write_text('a red sign that says "GO"\n')
-    settings = (
-        *(f"run_dir={tmp_path / 'out'}", f"data.eval_path={held_out}", "trackers=[]"),
-        *("train.steps=1", "train.micro_batch_size=4", "optim.warmup_steps=0", "decode.steps=1"),
-        *("rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples_per_prompt=1"),
-    )
-    ended = subprocess.run(
-        [
-            *("bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "-"),
-            *(sys.executable, "train.py", *settings),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ended.returncode == 0, ended.stderr
-    assert len(ended.stdout.splitlines()) == 1
-    assert "standard output takes no more (Broken pipe): the run goes on" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    folder = RunFolder(tmp_path / "out")
-    assert [row["step"] for row in read_metrics(folder)] == [0, 1]
-    assert folder.gallery_path.is_file()
-    assert folder.checkpoint_dir(1).is_dir()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["gallery", "nowhere"], 2),
-        (["eval", "nowhere"], 2),
-        (["export", "nowhere", "new"], 2),
-        (["check", "train.step=3"], 2),
-        (["check", "model.path=/nowhere/at/all"], 1),
-    ],
-)
-def test_commands_end_with_a_message_and_no_traceback(arguments, code, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-
-    assert ended.value.code == code
-    printed = capsys.readouterr().err
-    assert "Error: " in printed
-    assert "Traceback" not in printed
 
 
 def test_check_command_passes_on_the_tiny_config(capsys, monkeypatch):

@@ -1,20 +1,19 @@
-"""Runs of train.py on several processes, started as a user starts them, on the CPU."""
+"""Runs of train.py on several processes, on the CPU."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.programs import Program, Programs
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,6 +37,7 @@ SMALL = (
     "optim.schedule=constant",
     "optim.learning_rate=1e-4",
     "optim.epsilon=1e-3",
+    "decode.steps=2",
     "trackers=[]",
 )
 """Three prompts a step: two processes have unequal parts.
@@ -61,93 +61,31 @@ class Ended:
     """A launch that ended.
 
     Attributes:
-        code: Of the launcher, or of the one process.
+        code: Exit code of the launcher.
         output: What all processes and the launcher wrote.
-        seconds: It took.
     """
 
     code: int
     output: str
-    seconds: float
-
-
-@dataclass
-class Launch:
-    """train.py on its way.
-
-    Attributes:
-        process: The launcher, or the one process.
-        log: Where all of them write.
-    """
-
-    process: subprocess.Popen
-    log: Path
-    started: float = field(default_factory=time.monotonic)
-
-    def output(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def wait(self, seconds: float = LIMIT_SECONDS) -> Ended:
-        """Waits for the end of the launcher; one that hangs fails the test with its output."""
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.end()
-            pytest.fail(f"no end within {seconds:.0f} s:\n{self.output()}")
-        return Ended(code, self.output(), time.monotonic() - self.started)
-
-    def wait_for(self, path: Path, seconds: float = LIMIT_SECONDS) -> None:
-        """Waits until there is something at `path`."""
-        end = time.monotonic() + seconds
-        while not path.exists():
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.end()
-                pytest.fail(f"there is no {path}:\n{self.output()}")
-            time.sleep(0.05)
-
-    def worker(self, rank: int) -> psutil.Process:
-        """One of the launcher's processes."""
-        workers = psutil.Process(self.process.pid).children()
-        return next(each for each in workers if each.environ().get("RANK") == str(rank))
-
-    def end(self) -> None:
-        """Kills whatever is left of it."""
-        try:
-            left = [psutil.Process(self.process.pid)]
-        except psutil.NoSuchProcess:
-            return
-        left += left[0].children(recursive=True)
-        for each in left:
-            try:
-                each.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-        self.process.wait(30)
 
 
 class Launcher:
-    """Starts train.py in a folder of its own.
+    """Runs train.py in a folder of its own.
 
     Args:
         folder: Working directory, with the prompt files, own modules and logs.
+        programs: Starts processes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, programs: Programs) -> None:
         self.folder = folder
-        self._launches: list[Launch] = []
+        self._programs = programs
+        self._started: list[Program] = []
         self.write_prompts("train.txt", "red", TRAINING)
         self.write_prompts("held_out.txt", "blue", HELD_OUT)
 
-    def start(
-        self, run: str, *overrides: str, processes: int = 1, env: dict[str, str] | None = None
-    ) -> Launch:
-        """Starts a run in the folder `run`, on so many processes."""
-        command = [sys.executable]
-        if processes > 1:
-            # --standalone finds a port of its own: tests run side by side.
-            nproc = f"--nproc_per_node={processes}"
-            command += ["-m", "torch.distributed.run", "--standalone", nproc]
-        command += [
+    def _arguments(self, run: str, overrides: Sequence[str]) -> list[str]:
+        return [
             str(ROOT / "train.py"),
             f"run_dir={self.folder / run}",
             f"data.path={self.folder / 'train.txt'}",
@@ -156,51 +94,71 @@ class Launcher:
             *SMALL,
             *overrides,
         ]
-        log = self.folder / f"{run}-{len(self._launches)}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, cwd=self.folder, env=_environment(env or {}), stdout=file, stderr=file
-            )
-        launch = Launch(process, log)
-        self._launches.append(launch)
-        return launch
+
+    def start(
+        self, run: str, *overrides: str, processes: int = 1, env: dict[str, str] | None = None
+    ) -> list[Program]:
+        """Starts the processes of a run in the folder `run`, as torchrun does."""
+        started = self._programs.start_team(
+            processes,
+            self.folder,
+            *self._arguments(run, overrides),
+            env=env,
+            prepare="tests.small_preview:shrink_preview",
+        )
+        self._started += started
+        return started
 
     def run(
         self, run: str, *overrides: str, processes: int = 1, env: dict[str, str] | None = None
     ) -> Path:
         """A run from start to end, which must be a good one; its folder."""
-        ended = self.start(run, *overrides, processes=processes, env=env).wait()
-        assert ended.code == 0, ended.output
+        started = self.start(run, *overrides, processes=processes, env=env)
+        assert [each.wait(LIMIT_SECONDS) for each in started] == [0] * processes, "\n".join(
+            each.said() for each in started
+        )
         return self.folder / run
+
+    def launch(self, run: str, *overrides: str, processes: int) -> Ended:
+        """A run by `torchrun train.py`, as a user starts it."""
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            # A port of its own: tests run side by side.
+            *("--standalone", f"--nproc_per_node={processes}", *self._arguments(run, overrides)),
+        ]
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if re.match("ACCELERATE_|FSDP_|PYTEST_", name) is None
+        }
+        ended = subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**inherited, **ON_CPU},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_SECONDS,
+        )
+        return Ended(ended.returncode, ended.stdout)
 
     def write_prompts(self, name: str, colour: str, words: Sequence[str]) -> None:
         lines = [f'A {colour} sign that says "{word}"' for word in words]
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
 
     def end(self) -> None:
-        for launch in self._launches:
-            launch.end()
+        """Kills what still runs."""
+        for program in self._started:
+            program.kill()
 
 
-def _environment(more: dict[str, str]) -> dict[str, str]:
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if re.match("ACCELERATE_|FSDP_|PYTEST_", name) is None
-    }
-    return {
-        **inherited,
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        **more,
-    }
+ON_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
+def launcher(programs, tmp_path_factory):
     """Starts runs; whatever still lives when a file's tests are done is killed."""
-    launcher = Launcher(tmp_path_factory.mktemp("runs"))
+    launcher = Launcher(tmp_path_factory.mktemp("runs"), programs)
     yield launcher
     launcher.end()
 

@@ -1,9 +1,8 @@
-"""Two processes with copies of the policy (DDP) give what one gives, also where one is killed."""
+"""Two processes with copies of the policy (DDP) give what one gives."""
 
 from __future__ import annotations
 
 import re
-import signal
 
 import numpy as np
 import pyarrow.parquet
@@ -13,8 +12,6 @@ from PIL import Image
 from tests.end_to_end.distributed.conftest import assert_same_metrics, files_of, metrics_of
 
 pytestmark = [pytest.mark.timeout(900)]
-
-A_MINUTE = 60.0
 
 EXACT = ("step", "prompt_id", "prompt", "sample", "decode_seed", "token_ids", "is_flat", "image")
 CLOSE = ("raw/ssim", "raw/ocr", "raw/aesthetic", "total", "penalty", "advantage")
@@ -26,7 +23,7 @@ ADAPTERS = (
     "model.adapter={rank: 4, alpha: 8.0}",
     "optim.learning_rate=2e-3",
     "advantage.normalization=batch_std",
-    "decode.rollout_steps=2",
+    "decode.rollout_steps=1",
     "decode.recheck_groups=3",
     "decode.recheck_every=1",
     "train.updates_per_rollout=2",
@@ -37,7 +34,7 @@ ADAPTERS = (
     "+reward.terms.aesthetic.at_least=1.5",
     "anchor.weight=0.1",
     "data.path=tiny:train",
-    "train.eval_every=1",
+    "train.eval_every=2",
     "trackers=[tensorboard]",
 )
 
@@ -86,7 +83,7 @@ def test_two_processes_give_the_tables_of_one(adapters):
     one, two = adapters
     for step in (1, 2):
         assert_same_table(two, one, f"rollouts/step-{step:06d}.parquet")
-    for step in (0, 1, 2):
+    for step in (0, 2):
         assert_same_table(two, one, f"evaluations/step-{step:06d}.parquet")
     table = columns(two / "rollouts" / "step-000001.parquet")
     # Three prompts of two images each, in the order of the batch.
@@ -108,23 +105,7 @@ def test_one_process_of_two_writes_the_run_folder(adapters):
         assert abs(ours - theirs).max() <= 1, name
 
 
-def test_a_killed_process_ends_the_others_and_one_process_goes_on(launcher, adapters):
-    run = launcher.folder / "killed"
-    launch = launcher.start("killed", *ADAPTERS, processes=2)
-    launch.wait_for(run / "checkpoints" / "step-000001")
-    launch.worker(1).send_signal(signal.SIGKILL)
-    ended = launch.wait(A_MINUTE)
-
-    assert ended.code != 0
-    summary = ended.output[ended.output.index("Root Cause") :]
-    assert re.search(r"rank +: 1 \(local_rank: 1\)\n +exitcode +: -9 ", summary), ended.output
-    assert "PeerError: process 0 of 2 lost another one (" in ended.output
-
-    launcher.run("killed", *ADAPTERS, "train.resume=auto")
-    one, _ = adapters
-    assert_same_metrics(run, one)
-
-
+@pytest.mark.long
 def test_two_processes_replace_flat_groups_as_one(launcher):
     # Coarse scores: of two pictures both are often read alike.
     alone = (f"reward.terms.{name}.weight=0" for name in ("ssim", "aesthetic"))
@@ -143,6 +124,7 @@ def test_two_processes_replace_flat_groups_as_one(launcher):
     assert metrics_of(one)[1]["advantage/discarded_groups"] >= 2
 
 
+@pytest.mark.long
 def test_two_processes_learn_target_pictures_as_one(launcher):
     # The second process has one prompt of three, and in one minibatch none.
     sft = (

@@ -1,13 +1,16 @@
-"""A process that is killed ends the others, and the run goes on with another number of them."""
+"""Processes that are killed or stopped, and runs that go on with another number of them."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 
 import pytest
 
-from tests.end_to_end.distributed.conftest import Launcher, assert_same_metrics, metrics_of
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
+from tests.end_to_end.distributed.conftest import assert_same_metrics, metrics_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -21,23 +24,31 @@ def whole(launcher):
     return launcher.run("whole", *RUN)
 
 
-def killed(launcher: Launcher, run: str, *, rank: int, processes: int = 2):
-    """Kills a process once the first step is saved; how the launch ended."""
-    launch = launcher.start(run, *RUN, processes=processes)
-    launch.wait_for(launcher.folder / run / "checkpoints" / "step-000001")
-    launch.worker(rank).send_signal(signal.SIGKILL)
-    return launch.wait(MINUTE)
+def test_a_killed_process_ends_the_others_and_one_goes_on(launcher, whole):
+    checkpoint = launcher.folder / "killed" / "checkpoints" / "step-000001"
+    first, second = launcher.start("killed", *RUN, processes=2)
+    while not checkpoint.exists():
+        assert first.wait(0.05) is None, first.said()
+    second.kill()
+
+    assert first.wait(MINUTE) not in (0, None)
+    assert "PeerError: process 0 of 2 lost another one (" in first.said()
+    assert_same_metrics(launcher.run("killed", *RUN, "train.resume=auto"), whole)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_killed_one_of_three_ends_the_others_and_two_go_on(launcher, whole, rank):
-    name = f"killed-{rank}-of-3"
-    ended = killed(launcher, name, rank=rank, processes=3)
+def test_a_signal_to_all_processes_stops_them_after_their_step(launcher):
+    run = launcher.folder / "stopped"
+    started = launcher.start("stopped", "train.steps=100", "trackers=[]", processes=2)
+    while not RunFolder(run).rollout_path(1).exists():
+        assert started[0].wait(0.05) is None, started[0].said()
+    for each in started:
+        os.kill(each.pid, signal.SIGTERM)
 
-    summary = ended.output[ended.output.index("Root Cause") :]
-    assert f"rank      : {rank} (local_rank: {rank})" in summary
-    resumed = launcher.run(name, *RUN, "train.resume=auto", processes=2)
-    assert_same_metrics(resumed, whole)
+    assert [each.wait() for each in started] == [0, 0]
+    assert "stopped and saved; go on with train.resume=" in started[0].said()
+    last = metrics_of(run)[-1]["step"]
+    assert 1 <= last < 100
+    assert load_checkpoint(newest_checkpoint(RunFolder(run))).step == last
 
 
 def test_three_processes_go_on_with_what_one_began(launcher, whole):

@@ -1,15 +1,12 @@
-"""Real processes that train, started in a second each, and what they leave."""
+"""Real processes that train, started in a fraction of a second each, and what they leave."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,10 @@ import numpy
 import pytest
 from PIL import Image
 
-from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.tables import read_metrics, read_table
-from glm_grpo.training.checkpoint.files import load_checkpoint
+from tests.end_to_end.runs import read_record
+from tests.programs import PATIENCE, Program, Programs
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE = 200
-"""Seconds after which a run that should have ended is taken to hang."""
 
 
 @dataclass
@@ -31,28 +25,24 @@ class StartedRun:
     """A process that trains.
 
     Attributes:
-        pid: Of the process.
-        output: What it says, on stdout and stderr.
-        changes: A line for each change of the run folder, where they are counted.
+        program: The process.
+        changes: A line for each change of the run folder.
     """
 
-    server: TrainServer
-    pid: int
-    output: Path
+    program: Program
     changes: Path
-    code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.program.pid
+
+    @property
+    def code(self) -> int | None:
+        return self.program.code
 
     def wait(self, seconds: float = PATIENCE) -> int | None:
         """Exit code, negative for a signal; None where it still runs after so many seconds."""
-        if self.code is None:
-            self.code = self.server.ask({"wait": [self.pid, seconds]})
-        return self.code
-
-    def kill(self) -> None:
-        """As `kill -9`."""
-        if self.code is None:
-            os.kill(self.pid, signal.SIGKILL)
-            assert self.wait() is not None
+        return self.program.wait(seconds)
 
     def proceed(self) -> int | None:
         """Lets a run that has stopped go on, to its end; its exit code."""
@@ -60,7 +50,7 @@ class StartedRun:
         return self.wait()
 
     def said(self) -> str:
-        return self.output.read_text()
+        return self.program.said()
 
     def listed_changes(self) -> list[str]:
         """With the process id left out of names."""
@@ -73,61 +63,42 @@ class StartedRun:
 
 @dataclass
 class TrainServer:
-    """Starts runs by `train_server.py`, small enough for many.
+    """Starts runs, small enough for many.
 
     Attributes:
         folder: Has the prompts.
     """
 
     folder: Path
-    process: subprocess.Popen[str]
-    runs: list[StartedRun] = field(default_factory=list)
-
-    def ask(self, request: Mapping[str, Any]) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{json.dumps(request)}\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+    programs: Programs
 
     def start(
-        self,
-        run_dir: Path,
-        *overrides: str,
-        signals: Mapping[int, int] | None = None,
-        is_quick: bool = True,
+        self, run_dir: Path, *overrides: str, signals: Mapping[int, int] | None = None
     ) -> StartedRun:
         """Starts a run, or goes on with the one in `run_dir`.
 
         Args:
-            run_dir: Of the run.
-            overrides: Of the config.
+            run_dir: Folder of the run.
+            overrides: Overrides of the config.
             signals: It sends itself, by number of the change of `run_dir` before which it does.
-            is_quick: Whether changes are counted, rollouts taken from earlier runs, and nothing
-                synced to the disk.
         """
-        output = self.folder / f"output-{len(self.runs)}.txt"
-        changes = self.folder / f"changes-{len(self.runs)}.txt"
-        output.touch()
-        pid = self.ask(
-            {
-                "start": {
-                    # Options first: argparse wants all overrides in one piece.
-                    "arguments": sorted(
-                        [*small_run(self.folder), f"run_dir={run_dir}", *overrides],
-                        key=lambda argument: not argument.startswith("-"),
-                    ),
-                    "folder": str(self.folder),
-                    "output": str(output),
-                    "run_dir": str(run_dir),
-                    "store": str(self.folder / "rollouts") if is_quick else None,
-                    "changes": str(changes) if is_quick else None,
-                    "signals": dict(signals or {}),
-                }
-            }
+        changes = self.folder / f"changes-{len(self.programs.started)}.txt"
+        # Options first: argparse wants all overrides in one piece.
+        arguments = sorted(
+            [*small_run(self.folder), f"run_dir={run_dir}", *overrides],
+            key=lambda argument: not argument.startswith("-"),
         )
-        self.runs.append(StartedRun(self, pid, output, changes))
-        return self.runs[-1]
+        program = self.programs.start(
+            self.folder,
+            str(ROOT / "train.py"),
+            *arguments,
+            is_one_stream=True,
+            prepare="tests.end_to_end.processes.changes:watch",
+            run_dir=str(run_dir),
+            signals=dict(signals or {}),
+            log=str(changes),
+        )
+        return StartedRun(program, changes)
 
     def start_until(self, run_dir: Path, number: int, *overrides: str) -> StartedRun:
         """Starts a run that stops just before the change of that number, and waits for that."""
@@ -191,22 +162,11 @@ def write_prompts(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def train_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainServer]:
-    """Starts runs that are real processes, in a second each."""
+def train_server(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> TrainServer:
+    """Starts runs that are real processes, in a fraction of a second each."""
     folder = tmp_path_factory.mktemp("server")
     write_prompts(folder)
-    process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("train_server.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    server = TrainServer(folder, process)
-    yield server
-    for run in server.runs:
-        run.kill()
-    process.communicate(timeout=PATIENCE)
+    return TrainServer(folder, programs)
 
 
 @pytest.fixture(scope="session")
@@ -227,29 +187,3 @@ def run_dir(tmp_path: Path) -> Path:
 def record_of() -> Callable[[Path], dict[str, Any]]:
     """Reads all of a run that must be equal in two of the same settings and seed."""
     return read_record
-
-
-def read_record(run_dir: Path) -> dict[str, Any]:
-    """Without what hangs on the clock, on memory, or on the folder's name."""
-    folder = RunFolder(run_dir)
-    record: dict[str, Any] = {}
-    for row in read_metrics(folder):
-        measured = ("time/", "throughput/", "memory/")
-        kept = {name: value for name, value in row.items() if not name.startswith(measured)}
-        # A list, lest a line that is there twice goes unseen.
-        record.setdefault(f"step {row['step']}", []).append(kept)
-    for table in (*folder.rollouts_dir.iterdir(), *folder.evaluations_dir.iterdir()):
-        record[f"{table.parent.name}/{table.name}"] = read_table(table).to_pylist()
-    for picture in folder.images_dir.rglob("*.png"):
-        record[str(picture.relative_to(run_dir))] = hashlib.sha256(picture.read_bytes()).hexdigest()
-    for path in folder.checkpoints_dir.iterdir():
-        checkpoint = load_checkpoint(path)
-        record[path.name] = checkpoint.metadata
-        for stem, named in checkpoint.tensors.items():
-            for name, tensor in named.items():
-                record[f"{path.name}/{stem}/{name}"] = tensor.flatten().tolist()
-    record["canaries"] = folder.canaries_path.read_text()
-    # All files and folders, what a kill left behind among them; TensorBoard's hold times.
-    paths = (path.relative_to(run_dir) for path in run_dir.rglob("*"))
-    record["names"] = sorted(str(path) for path in paths if path.parts[0] != "tensorboard")
-    return record

@@ -23,8 +23,6 @@ INTERRUPTED = 130
 
 EVALUATION_0 = "rename images/.eval-000000"
 STEP_1 = "open images/.step-000001"
-TABLE_1 = "rename rollouts/.step-000001"
-EVALUATION_2 = "open images/.eval-000002"
 NAMES = {INTERRUPT: "SIGINT", TERMINATE: "SIGTERM"}
 
 
@@ -34,13 +32,8 @@ def steps_of(run_dir: Path) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("place", "steps", "number"),
-    [
-        (EVALUATION_0, [0], TERMINATE),
-        pytest.param(EVALUATION_0, [0], INTERRUPT, marks=pytest.mark.long),
-        (STEP_1, [0, 1], INTERRUPT),
-        pytest.param(TABLE_1, [0, 1], TERMINATE, marks=pytest.mark.long),
-    ],
-    ids=["first evaluation TERM", "first evaluation INT", "pictures INT", "table TERM"],
+    [(EVALUATION_0, [0], TERMINATE), (STEP_1, [0, 1], INTERRUPT)],
+    ids=["first evaluation", "step 1"],
 )
 def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
     train_server: Any,
@@ -65,44 +58,20 @@ def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
     assert record_of(run_dir) == whole_run.record
 
 
-def test_signal_in_the_last_evaluation_lets_the_run_finish(
-    train_server: Any, whole_run: Any, record_of: Any, run_dir: Path
-) -> None:
-    run = train_server.start(run_dir, signals={whole_run.number_of(EVALUATION_2): TERMINATE})
-    assert run.wait() == 0
-    assert "held-out prompts, before and after" in run.said()
-    assert "stopped and saved" not in run.said()
-    assert record_of(run_dir) == whole_run.record
-
-
-@pytest.mark.parametrize(
-    ("place", "first", "second", "code"),
-    [
-        (EVALUATION_0, INTERRUPT, INTERRUPT, INTERRUPTED),
-        pytest.param(EVALUATION_0, TERMINATE, TERMINATE, -TERMINATE, marks=pytest.mark.long),
-        (TABLE_1, INTERRUPT, TERMINATE, -TERMINATE),
-        pytest.param(*(STEP_1, TERMINATE, INTERRUPT, INTERRUPTED), marks=pytest.mark.long),
-    ],
-    ids=["evaluation INT INT", "evaluation TERM TERM", "table INT TERM", "pictures TERM INT"],
-)
 def test_second_signal_ends_the_run_at_once(
     train_server: Any,
     whole_run: Any,
     record_of: Any,
     run_dir: Path,
-    place: str,
-    first: int,
-    second: int,
-    code: int,
 ) -> None:
-    at = whole_run.number_of(place)
+    at = whole_run.number_of(STEP_1)
 
-    run = train_server.start(run_dir, signals={at: first, at + 1: second})
+    run = train_server.start(run_dir, signals={at: INTERRUPT, at + 1: INTERRUPT})
 
-    assert run.wait() == code
+    assert run.wait() == INTERRUPTED
     assert "stopped and saved" not in run.said()
     assert "Traceback" not in run.said()
-    assert ("Interrupted." in run.said()) == (code == INTERRUPTED)
+    assert "Interrupted." in run.said()
     # What is half written is removed where there is time for it; nothing else is done.
     after = run.listed_changes()[at + 2 :]
     assert [change for change in after if ".tmp" not in change] == []
@@ -110,44 +79,21 @@ def test_second_signal_ends_the_run_at_once(
     assert record_of(run_dir) == whole_run.record
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(INTERRUPT, INTERRUPTED), (TERMINATE, -TERMINATE)], ids=["INT", "TERM"]
-)
 def test_signal_while_the_model_loads_ends_the_run_at_once(
-    train_server: Any, whole_run: Any, record_of: Any, run_dir: Path, number: int, code: int
+    train_server: Any, run_dir: Path
 ) -> None:
     run = train_server.start(run_dir)
     while "run folder" not in run.said():
         time.sleep(0.01)
     # The model is loaded next, which takes half a second.
     time.sleep(0.1)
-    os.kill(run.pid, number)
-    assert run.wait() == code
-    assert "Traceback" not in run.said()
-    assert ("Interrupted." in run.said()) == (code == INTERRUPTED)
+    os.kill(run.pid, INTERRUPT)
+    assert run.wait() == INTERRUPTED
+    assert run.said().rstrip().endswith("Interrupted.")
     assert not RunFolder(run_dir).metrics_path.exists()
-    train_server.finish(run_dir)
-    assert record_of(run_dir) == whole_run.record
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(INTERRUPT, INTERRUPTED), (TERMINATE, -TERMINATE)], ids=["INT", "TERM"]
-)
-def test_signal_while_the_last_page_is_written_ends_the_run(
-    train_server: Any, whole_run: Any, record_of: Any, run_dir: Path, number: int, code: int
-) -> None:
-    # The loop is over and has given the signals back; the last page is made anew by who goes on.
-    run = train_server.start(run_dir, signals={len(whole_run.changes) - 2: number})
-    assert run.wait() == code
-    assert "Traceback" not in run.said()
-    train_server.finish(run_dir)
-    assert record_of(run_dir) == whole_run.record
-
-
-@pytest.mark.parametrize("seconds", [0.6, 1.5, 4.0, 7.0])
-def test_interrupt_while_libraries_are_imported_ends_without_a_traceback(
-    tmp_path: Path, seconds: float
-) -> None:
+def test_interrupt_while_libraries_are_imported_ends_without_a_traceback(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), f"run_dir={tmp_path / 'run'}"],
         cwd=tmp_path,
@@ -157,48 +103,8 @@ def test_interrupt_while_libraries_are_imported_ends_without_a_traceback(
         # A shell that starts the tests in the background has them ignore it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    time.sleep(seconds)
+    time.sleep(1.5)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=100)
     assert process.returncode in (-INTERRUPT, INTERRUPTED), said
     assert "Traceback" not in said
-
-
-SWALLOWING = """
-import os, signal
-
-def bright(images, prompts):
-    return [0.5] * len(images)
-
-try:
-    os.kill(os.getpid(), signal.SIGINT)
-    while True:
-        pass
-except:
-    pass
-"""
-
-
-def test_interrupt_that_a_library_swallows_ends_the_run_before_its_first_step(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "swallowing.py").write_text(SWALLOWING, encoding="utf-8")
-    process = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "train.py"),
-            f"run_dir={tmp_path / 'run'}",
-            "~reward.terms",
-            "+reward.terms.bright={kind: custom, function: 'swallowing:bright', weight: 1}",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        timeout=250,
-    )
-    assert process.returncode == INTERRUPTED, process.stdout
-    assert "Interrupted." in process.stdout
-    assert "Traceback" not in process.stdout
-    assert not RunFolder(tmp_path / "run").metrics_path.exists()
