@@ -1,4 +1,4 @@
-"""Pictures that the reward tests share."""
+"""Pictures and weights that the reward tests share."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ def draw_word() -> Draw:
         return to_tensor(image)
 
     return draw
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of `tiny_clip`."""
+    # Takes seconds to import, and most tests have nothing to do with it.
+    from tests.rewards import tiny_clip  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("clip")
+    tiny_clip.save(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

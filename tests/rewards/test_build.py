@@ -1,76 +1,102 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
-from rewards.build import build_scorer
+from rewards.base import Reward
+from rewards.build import build_reward, build_scorer
 from rewards.config import RewardConfig
+from rewards.score import Scorer
+from rewards.terms.ssim import SsimConfig
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")
 
 
+def build(**terms: dict[str, Any]) -> Scorer:
+    return build_scorer(RewardConfig.model_validate({"terms": terms}), CPU)
+
+
+@pytest.fixture(autouse=True)
+def readers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """Options of the readers that were made; each reads OPEN DAY in every picture."""
+    made: list[dict[str, int]] = []
+
+    class Reader:
+        def __init__(self, **options: int) -> None:
+            made.append(options)
+
+        def read(self, pixels: Tensor) -> list[str]:
+            return ["OPEN DAY"] * len(pixels)
+
+        def alphabet(self) -> frozenset[str]:
+            return frozenset("OPENDAYopen")
+
+        def modules(self) -> tuple[torch.nn.Module, ...]:
+            return ()
+
+    monkeypatch.setattr("rewards.terms.ocr_rapidocr.RapidOcrReader", Reader)
+    return made
+
+
+OCR = {"kind": "ocr", "weight": 1.0, "engine": "rapidocr"}
+
+
 def test_build_makes_the_terms_of_the_config_in_order() -> None:
-    values = {
-        "terms": {
-            "ocr": {"weight": 0.3, "engine": "rapidocr", "threads": 1, "detection_side": 64},
-            "lpips": {"weight": 0.5, "network": "squeeze", "pretrained": False},
-            "ssim": {"weight": -0.2},
-        }
-    }
-    scorer = build_scorer(RewardConfig.model_validate(values), CPU)
+    scorer = build(
+        ocr={**OCR, "weight": 0.3},
+        lpips={"weight": 0.5, "network": "squeeze", "pretrained": False},
+        ssim={"weight": -0.2},
+    )
     assert scorer.names == ("lpips", "ssim", "ocr")
     assert len(scorer.modules()) == 1
     target = torch.full((3, 64, 64), 100, dtype=torch.uint8)
-    prompts = [Prompt("likeness", "a", target=target), Prompt("sign", "b", texts=("B",))]
+    prompts = [Prompt("likeness", "a", target=target), Prompt("sign", "b", texts=("OPEN",))]
     table = scorer.score(prompts, target.expand(2, 2, 3, 64, 64))
     torch.testing.assert_close(table.weights, torch.tensor([0.5, -0.2, 0.3]))
     assert table.is_applicable.tolist() == [[True, True, False], [False, False, True]]
     torch.testing.assert_close(table.raw[0], torch.tensor([[1.0, 1.0, 0.0]] * 2))
-    assert table.raw[1].tolist() == [[0.0, 0.0, 0.0]] * 2
+    torch.testing.assert_close(table.raw[1], torch.tensor([[0.0, 0.0, 1.0]] * 2))
 
 
-def test_build_makes_two_terms_of_one_kind_under_their_own_names() -> None:
+def test_build_gives_every_term_its_own_options() -> None:
     values = {
         "overlap": False,
         "terms": {
-            "shape": {"kind": "ssim", "weight": 0.5, "std_floor": 0.25},
+            "shape": {"kind": "ssim", "weight": 0.5, "std_floor": 0.25, "only": "b*"},
             "pull": {"kind": "ssim", "weight": -0.25, "std_floor": 0.125},
+            "seen": {"kind": "ssim", "weight": 0.0, "when": "evaluation"},
         },
     }
     scorer = build_scorer(RewardConfig.model_validate(values), CPU)
-    assert scorer.names == ("pull", "shape")
+    assert scorer.names == ("pull", "seen", "shape")
     assert not scorer.is_overlapping
     target = torch.full((3, 64, 64), 100, dtype=torch.uint8)
-    table = scorer.score([Prompt("a", "a", target=target)], target.expand(1, 1, 3, 64, 64))
-    assert table.weights.tolist() == [-0.25, 0.5]
-    assert table.std_floors.tolist() == [0.125, 0.25]
-    torch.testing.assert_close(table.raw, torch.ones(1, 1, 2))
+    scoring = scorer.begin([Prompt("a", "a", target=target)], is_training=True)
+    scoring.add(target[None])
+    table = scoring.finish()
+    assert table.weights.tolist() == [-0.25, 0.0, 0.5]
+    torch.testing.assert_close(table.std_floors, torch.tensor([0.125, 1e-4, 0.25]))
+    assert table.is_applicable.tolist() == [[True, False, False]]
 
 
-def test_build_gives_ocr_its_options() -> None:
-    image = Image.new("RGB", (256, 160), "white")
-    font = ImageFont.load_default(size=44)
-    ImageDraw.Draw(image).text((40, 20), "OPEN\nDAY", "black", font, spacing=20)
-    picture = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+def test_build_gives_ocr_its_options(readers: list[dict[str, int]]) -> None:
     prompts = [Prompt("upper", "a", texts=("OPEN",)), Prompt("lower", "b", texts=("open",))]
-    ocr = {"kind": "ocr", "weight": 1.0, "engine": "rapidocr", "threads": 1}
-    terms = {
-        "cased": {**ocr, "case_sensitive": True},
-        "plain": ocr,
-        "strict": {**ocr, "extra_text_penalty": 1.0},
-    }
-    scorer = build_scorer(RewardConfig.model_validate({"terms": terms}), CPU)
-    table = scorer.score(prompts, picture.expand(2, 1, -1, -1, -1))
-    # 4 of the 7 letters that can be read were asked for; none of them in small letters.
+    scorer = build(
+        cased={**OCR, "case_sensitive": True},
+        plain={**OCR, "threads": 1, "detection_side": 64},
+        strict={**OCR, "extra_text_penalty": 1.0},
+    )
+    table = scorer.score(prompts, torch.zeros(2, 1, 3, 8, 8, dtype=torch.uint8))
+    # 4 of the 7 letters that were read were asked for; none of them in small letters.
     expected = torch.tensor([[[1.0, 1.0, 4 / 7]], [[0.0, 1.0, 4 / 7]]])
     torch.testing.assert_close(table.raw, expected)
+    assert readers[1] == {"threads": 1, "detection_side": 64}
 
 
 def test_build_gives_every_term_its_time_limit(
@@ -78,21 +104,53 @@ def test_build_gives_every_term_its_time_limit(
 ) -> None:
     (tmp_path / "resting.py").write_text("import time\ndef late(*arguments): time.sleep(9)\n")
     monkeypatch.chdir(tmp_path)
-    values = {"kind": "custom", "weight": 1.0, "function": "resting:late", "timeout_seconds": 0.125}
-    scorer = build_scorer(RewardConfig.model_validate({"terms": {"late": values}}), CPU)
+    monkeypatch.setattr("rewards.score._GRACE_SECONDS", 0.0)
+    scorer = build(
+        late={"kind": "custom", "weight": 1, "function": "resting:late", "timeout_seconds": 0.125}
+    )
     with pytest.raises(RewardError, match="term late, prompt a: not scored within 0.125 seconds"):
         scorer.score([Prompt("a", "a")], torch.zeros(1, 1, 3, 8, 8, dtype=torch.uint8))
 
 
-def test_build_imports_only_what_the_config_names() -> None:
-    code = """
-import sys, torch
-from rewards.build import build_scorer
-from rewards.config import RewardConfig
-values = {"terms": {"ssim": {"weight": 1.0}}}
-build_scorer(RewardConfig.model_validate(values), torch.device("cpu"))
-unwanted = {"lpips", "easyocr", "rapidocr", "open_clip", "glm_grpo"} & set(sys.modules)
-sys.exit(f"imported {unwanted}" if unwanted else 0)
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+def test_build_puts_a_term_in_a_process_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def make(options: SsimConfig, *, name: str, device: torch.device) -> Reward:
+        made.append((name, device.type))
+        return options.build(CPU)
+
+    monkeypatch.setattr("rewards.process.ProcessReward", make)
+    terms = {
+        "here": {"kind": "ssim", "weight": 1.0},
+        "there": {"kind": "ssim", "weight": 1.0, "run_in": "process"},
+    }
+    config = RewardConfig.model_validate({"terms": terms})
+    build_scorer(config, CPU, process_device=torch.device("meta"))
+    assert made == [("there", "meta")]
+
+
+class Program:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_library_that_unpickles_anything_runs_no_program(tmp_path: Path) -> None:
+    class Careless(SsimConfig):
+        def build(self, device: torch.device) -> Reward:
+            torch.load(tmp_path / "weights.pt", weights_only=False)
+            return super().build(device)
+
+    options = Careless(kind="ssim", weight=1.0)
+    before = dict(os.environ)
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
+    build_reward(options, CPU)
+    torch.save(Program(tmp_path / "was run"), tmp_path / "weights.pt")
+    with pytest.raises(RewardError, match="may be a program, and was not run. Remove it"):
+        build_reward(options, CPU)
+    assert not (tmp_path / "was run").exists()
+    assert dict(os.environ) == before

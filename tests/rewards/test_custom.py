@@ -52,47 +52,19 @@ def test_custom_calls_the_function_with_prompts_and_pictures(write_module: Write
     torch.testing.assert_close(table.raw, torch.tensor([[[5.0], [5.2], [6.0]]]))
 
 
-def test_custom_keeps_no_graph_for_a_gradient(write_module: Write) -> None:
-    name = write_module(
-        "import torch\n"
-        "network = torch.nn.Linear(1, 1)\n"
-        "def score(prompts, pixels):\n"
-        "    return network(pixels.float().mean(dim=(1, 2, 3))[:, None])[:, 0]\n"
-    )
-    scores = CustomReward(f"{name}:score", needs=()).score([DOG], PIXELS[:1])
-    assert not scores.requires_grad
-
-
 def test_custom_function_that_works_in_place_leaves_the_pictures_alone(write_module: Write) -> None:
     name = write_module(
         "def score(prompts, pixels):\n"
+        "    prompts[0].target.zero_()\n"
         "    pixels.zero_()\n"
         "    return pixels.float().mean(dim=(1, 2, 3))\n"
     )
     pixels = torch.full((1, 3, 2, 2), 7, dtype=torch.uint8)
-    scores = CustomReward(f"{name}:score", needs=()).score([DOG], pixels)
+    prompt = Prompt("dog", "a dog", target=pixels[0].clone())
+    scores = CustomReward(f"{name}:score", needs=()).score([prompt], pixels)
     assert scores.tolist() == [0.0]
     assert (pixels == 7).all()
-
-
-@pytest.mark.parametrize(
-    ("body", "error"),
-    [
-        ("raise ZeroDivisionError('too bright')", "image 0: .*ZeroDivisionError: too bright"),
-        ("return torch.tensor([0.5, float('nan'), 0.5])", "image 1: returned nan"),
-        ("return [0.5, 0.5, 0.5]", "returned a list; a term must return a torch.float32 tensor"),
-        ("return None", "returned a NoneType; a term must return"),
-        ("return torch.zeros(2)", r"images 0 to 2: returned torch.float32 of shape \(2,\)"),
-        ("return torch.zeros(3, 1)", r"returned torch.float32 of shape \(3, 1\)"),
-        ("return torch.zeros(3).double()", r"returned torch.float64 of shape \(3,\)"),
-    ],
-)
-def test_custom_function_that_gives_no_scores_ends_the_step(
-    write_module: Write, body: str, error: str
-) -> None:
-    name = write_module(f"import torch\ndef score(prompts, pixels):\n    {body}\n")
-    with pytest.raises(RewardError, match=f"term mine, prompt dog, .*{error}|prompt dog: {error}"):
-        score(f"{name}:score")
+    assert (prompt.target == 7).all()
 
 
 def test_custom_applies_to_prompts_that_have_what_it_needs(write_module: Write) -> None:
@@ -128,13 +100,11 @@ def test_custom_module_in_the_current_folder_comes_before_an_installed_one(
 @pytest.mark.parametrize(
     ("source", "function", "error"),
     [
-        ("", "no_such_module_here:score", "ModuleNotFoundError: No module named 'no_such_module"),
+        ("", "no_such_module_here:score", "ModuleNotFoundError: .*, where the run was started"),
         ("import no_such_library", "{}:score", "cannot be imported .*named 'no_such_library'"),
         ("1 / 0", "{}:score", r"cannot be imported \(ZeroDivisionError: division by zero\)"),
-        ("def (", "{}:score", r"cannot be imported \(SyntaxError"),
         ("def scores(p, x): ...", "{}:score", r"user_0.py has no score; did you mean scores\?"),
         ("def b(): ...\ndef a(): ...", "{}:score", "has no score; it has a, b"),
-        ("", "{}:score", "has no score; it has nothing that can be called"),
         ("score = 0.5", "{}:score", "is a float; it must be a function of prompts and pictures"),
     ],
 )
@@ -146,8 +116,3 @@ def test_custom_function_that_cannot_be_found_is_refused_with_the_reason(
     with pytest.raises(RewardError, match=f"custom function '{function}'.*{error}"):
         CustomReward(function, needs=())
     assert sys.path == before
-
-
-def test_custom_says_where_it_looked(write_module: Write, tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match=f"must be in {tmp_path}, where the run was started"):
-        CustomReward("no_such_module_here:score", needs=())

@@ -8,7 +8,13 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.terms.ocr import OcrReward, TextBox, join_in_reading_order, text_box
+from rewards.terms.ocr import (
+    OcrReward,
+    TextBox,
+    join_in_reading_order,
+    text_box,
+    to_bgr_arrays,
+)
 from rewards.types import Prompt, RewardError
 
 
@@ -50,13 +56,16 @@ def test_reading_order_separates_lines_of_small_pictures() -> None:
     assert join_in_reading_order([lower, upper]) == "A B"
 
 
-def test_reading_order_of_nothing_is_empty() -> None:
-    assert join_in_reading_order([]) == ""
-
-
 def test_text_box_is_the_upright_rectangle_around_the_corners() -> None:
     box = text_box("tilted", np.array([[5.0, 0.0], [20.0, 4.0], [18.0, 12.0], [3.0, 8.0]]))
     assert box == TextBox("tilted", left=3.0, top=0.0, bottom=12.0)
+
+
+def test_engines_get_rows_of_blue_green_and_red() -> None:
+    pixels = torch.tensor([1, 2, 3], dtype=torch.uint8)[None, :, None, None].repeat(1, 1, 2, 1)
+    pixels[..., 1, :] += 10
+    (array,) = to_bgr_arrays(pixels)
+    assert array.tolist() == [[[3, 2, 1]], [[13, 12, 11]]]
 
 
 def test_ocr_scores_each_picture_against_its_own_prompt() -> None:

@@ -36,33 +36,7 @@ def test_psnr_of_equal_and_of_nearly_equal_pictures_is_one() -> None:
     assert torch.equal(scores, torch.ones(2))
 
 
-def test_psnr_is_of_each_picture_and_falls_with_distance() -> None:
-    pictures = torch.stack([flat(10), flat(60), flat(20)])
-    reward, prompts = PsnrReward(), [Prompt("0", "a", target=flat(0))] * 3
-    scores = reward.score(prompts, pictures)
-    assert scores[0] > scores[2] > scores[1]
-    single = [reward.score(prompts[:1], pictures[i : i + 1]) for i in range(3)]
-    torch.testing.assert_close(torch.cat(single), scores, rtol=0, atol=1e-5)
-    assert torch.equal(reward.score(prompts, pictures), scores)
-    assert scores.dtype == torch.float32
-
-
 def test_psnr_compares_each_picture_with_its_own_target() -> None:
     prompts = [Prompt("0", "a", target=flat(51)), Prompt("1", "a", target=flat(0))]
     scores = PsnrReward().score(prompts, torch.stack([flat(51), flat(255)]))
     torch.testing.assert_close(scores, torch.tensor([1.0, 0.0]))
-
-
-def test_psnr_applies_to_prompts_with_a_target_and_has_no_network() -> None:
-    assert PsnrReward().applies_to(Prompt("0", "a", target=flat(0)))
-    assert not PsnrReward().applies_to(Prompt("0", "a", texts=("A",)))
-    assert PsnrReward().modules() == ()
-
-
-def test_psnr_refuses_targets_of_another_size_and_missing_ones() -> None:
-    pixels = torch.zeros(1, 3, 32, 64, dtype=torch.uint8)
-    small = Prompt("small", "a", target=torch.zeros(3, 32, 32, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="target of prompt small is 32 x 32, the picture 64 x 32"):
-        PsnrReward().score([small], pixels)
-    with pytest.raises(ValueError, match="prompt none has no target"):
-        PsnrReward().score([Prompt("none", "a")], pixels)

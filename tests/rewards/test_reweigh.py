@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from rewards.reweigh import advantage_shares, combine, contributions, is_flat
@@ -76,13 +74,6 @@ def test_combine_normalised_standardises_each_term_in_its_group() -> None:
     assert_equal(combine(table, mode="normalize_then_sum"), expected)
 
 
-def test_combine_normalised_leaves_masked_terms_out() -> None:
-    # Alone, the second term stands for all the weight: (1 + 3) / 3 * 3 * (-1, 0, 1).
-    scores = [[0.0, 5.0], [9.0, 6.0], [0.0, 7.0]]
-    table = make_table([scores], [1.0, 3.0], [[False, True]])
-    assert_equal(combine(table, mode="normalize_then_sum"), [[-4.0, 0.0, 4.0]])
-
-
 def test_combine_normalised_is_exactly_zero_for_flat_terms() -> None:
     # One rounding apart: no difference between pictures, so none between totals.
     neighbour = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
@@ -93,8 +84,9 @@ def test_combine_normalised_is_exactly_zero_for_flat_terms() -> None:
 def test_scores_are_flat_up_to_eight_roundings_apart() -> None:
     # Float32 has steps of 2^-23 from 1 to 2. The spread may be 8 of them, times the largest score.
     step = 2.0**-23
-    scores = torch.tensor([[[1.0, 1.0, -1.0], [1.0 + 8 * step, 1.0 + 9 * step, -1.0 - 8 * step]]])
-    assert is_flat(scores).tolist() == [[True, False, True]]
+    first = [1.0, 1.0, -1.0, 0.0]
+    second = [1.0 + 8 * step, 1.0 + 9 * step, -1.0 - 8 * step, 0.0]
+    assert is_flat(torch.tensor([[first, second]])).tolist() == [[True, False, True, True]]
 
 
 def test_combine_normalised_divides_by_the_floor_where_the_spread_is_below_it() -> None:
@@ -112,13 +104,6 @@ def test_combine_normalised_has_a_floor_for_every_term() -> None:
     )
     parts = contributions(table, mode="normalize_then_sum")
     assert_equal(parts[0], [[-1.0, -1.0, -0.125], [0.0, 0.0, 0.0], [1.0, 1.0, 0.125]])
-
-
-def test_combine_weighted_sum_knows_no_floors() -> None:
-    raw = [[[0.25, 0.5], [0.75, 0.5]]]
-    low = make_table(raw, [0.5, 0.5], floors=[1e-4, 1e-4])
-    high = make_table(raw, [0.5, 0.5], floors=[9.0, 9.0])
-    assert torch.equal(combine(low, mode="weighted_sum"), combine(high, mode="weighted_sum"))
 
 
 def test_combine_normalised_does_not_let_masked_prompts_count() -> None:
@@ -158,37 +143,6 @@ def test_combine_by_the_untrained_model_leaves_masked_prompts_out_of_its_mean() 
     assert_equal(totals, [[1 / std], [4 * 2 / std]])
 
 
-def test_combine_by_the_untrained_model_rises_with_the_scores_where_groups_do_not() -> None:
-    raw = torch.rand(3, 2, 2, generator=torch.Generator().manual_seed(0))
-    untrained, later = (make_table((raw + gain).tolist(), [0.5, 0.5]) for gain in (0.0, 0.1))
-    before, after = (
-        combine(table, mode="normalize_then_sum", untrained=untrained).mean().item()
-        for table in (untrained, later)
-    )
-    assert before == pytest.approx(0.0, abs=1e-6)
-    assert after > 0.2
-    in_groups = combine(later, mode="normalize_then_sum").mean().item()
-    assert in_groups == pytest.approx(0.0, abs=1e-6)
-
-
-def test_combine_by_the_untrained_model_does_not_depend_on_how_images_are_grouped() -> None:
-    raw = torch.rand(6, 2, 3, generator=torch.Generator().manual_seed(1))
-    mask = [[True, index % 2 == 0, True] for index in range(6)]
-    grouped = make_table(raw.tolist(), [0.4, 0.3, 0.3], mask)
-    rows = [applies for applies in mask for _ in range(2)]
-    single = make_table(raw.flatten(0, 1)[:, None].tolist(), [0.4, 0.3, 0.3], rows)
-    totals = combine(grouped, mode="normalize_then_sum", untrained=grouped)
-    assert torch.equal(
-        totals.flatten(),
-        combine(single, mode="normalize_then_sum", untrained=single).flatten(),
-    )
-
-
-def test_combine_by_the_untrained_model_takes_a_single_image() -> None:
-    only = make_table([[[0.5]]], [2.0], floors=[0.25])
-    assert_equal(combine(only, mode="normalize_then_sum", untrained=only), [[0.0]])
-
-
 def test_combine_by_the_untrained_model_refuses_a_term_without_a_scale() -> None:
     untrained = make_table([[[0.0, 1.0]]], [1.0, 1.0], [[False, True]])
     later = make_table([[[0.5, 1.0]]], [1.0, 1.0])
@@ -206,27 +160,6 @@ def test_combine_weighted_sum_does_not_read_the_untrained_model() -> None:
     assert torch.equal(
         combine(table, mode="weighted_sum", untrained=untrained),
         combine(table, mode="weighted_sum"),
-    )
-
-
-@settings(deadline=None)  # a busy machine is no failure
-@given(
-    st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6),
-    st.floats(0.1, 10),
-    st.floats(-3, 3),
-)
-def test_combine_normalised_ignores_scale_and_offset_of_a_term(
-    scores: list[float], scale: float, offset: float
-) -> None:
-    if max(scores) - min(scores) < 0.1:
-        return
-    plain = make_table([[[score] for score in scores]], [1.0])
-    moved = make_table([[[scale * score + offset] for score in scores]], [1.0])
-    torch.testing.assert_close(
-        combine(moved, mode="normalize_then_sum"),
-        combine(plain, mode="normalize_then_sum"),
-        rtol=1e-3,
-        atol=1e-3,
     )
 
 
@@ -293,3 +226,9 @@ def test_shares_depend_on_the_mode() -> None:
     table = make_table(raw, [1.0, 1.0])
     assert_equal(advantage_shares(table, mode="normalize_then_sum"), [0.5, 0.5])
     assert_equal(advantage_shares(table, mode="weighted_sum"), [1 / 101, 100 / 101])
+
+
+def test_combine_refuses_a_total_that_float32_cannot_hold() -> None:
+    table = make_table([[[3e38, 1.0], [0.0, 1.0]]], [2.0, 1.0])
+    with pytest.raises(RewardError, match=r"total of prompt row 0, image 0 is inf.*term_0 3e\+38"):
+        combine(table, mode="weighted_sum")

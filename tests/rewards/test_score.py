@@ -10,7 +10,6 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.score import Scorer, Term
-from rewards.terms.ocr import OcrReward
 from rewards.types import Prompt, RewardError, Scores
 
 
@@ -41,25 +40,11 @@ class FakeReward:
         return self.networks
 
 
-@dataclass
-class FakeReader:
-    """Reads the level of grey."""
-
-    change: Callable[[str], str]
-
-    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        return [self.change(f"p{picture[0, 0, 0].item()}") for picture in pixels]
-
-    def alphabet(self) -> frozenset[str]:
-        return frozenset("aApP0123456789")
-
-    def modules(self) -> tuple[nn.Module, ...]:
-        return ()
-
-
 def make_scorer(rewards: Sequence[FakeReward], weights: Sequence[float]) -> Scorer:
     pairs = zip(rewards, weights, strict=True)
-    return Scorer([Term(reward.name, reward, weight) for reward, weight in pairs])
+    return Scorer(
+        [Term(reward.name, reward, weight, timeout_seconds=30.0) for reward, weight in pairs]
+    )
 
 
 WITH_TEXT = Prompt("sign", 'a sign saying "A"', texts=("A",))
@@ -73,10 +58,14 @@ def grey(*levels: Sequence[int]) -> UInt8[Tensor, "P G 3 2 2"]:
 
 
 def test_scorer_fills_the_table_by_prompt_image_and_term() -> None:
-    terms = [FakeReward("bright"), FakeReward("dark", lambda pixels: 1 - brightness(pixels))]
-    table = make_scorer(terms, [0.7, 0.3]).score(
-        [WITH_TEXT, WITHOUT_TEXT], grey([0, 255], [51, 102])
-    )
+    networks = nn.Linear(1, 1), nn.Linear(1, 1)
+    terms = [
+        FakeReward("bright", networks=networks[:1]),
+        FakeReward("dark", lambda pixels: 1 - brightness(pixels), networks=networks[1:]),
+    ]
+    scorer = make_scorer(terms, [0.7, 0.3])
+    assert scorer.modules() == networks
+    table = scorer.score([WITH_TEXT, WITHOUT_TEXT], grey([0, 255], [51, 102]))
     assert table.names == ("bright", "dark")
     expected = torch.tensor([[[0.0, 1.0], [1.0, 0.0]], [[0.2, 0.8], [0.4, 0.6]]])
     torch.testing.assert_close(table.raw, expected)
@@ -103,23 +92,16 @@ def test_scorer_masks_terms_that_do_not_apply_and_never_calls_them() -> None:
     assert picky.seen == ["sign", "sign"]
 
 
-def test_scorer_returns_cpu_tensors_and_collects_modules() -> None:
-    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
-    terms = [FakeReward("a", networks=(first,)), FakeReward("b", networks=(second,))]
-    assert make_scorer(terms, [1.0, 1.0]).modules() == (first, second)
-
-
-def test_scorer_names_term_prompt_and_image_of_an_error_and_chains_it() -> None:
+def test_scorer_finds_the_image_that_a_term_fails_at() -> None:
     def refuse_white(pixels: Tensor) -> Tensor:
         if (pixels == 255).any():
             raise ZeroDivisionError("too bright")
         return brightness(pixels)
 
     scorer = make_scorer([FakeReward("shy", refuse_white)], [1.0])
-    with pytest.raises(RewardError, match=r"term shy, prompt dog, image 3.*too bright") as caught:
+    with pytest.raises(RewardError, match=r"term shy, prompt dog, image 3.*too bright"):
         # More pictures than channels.
-        scorer.score([WITH_TEXT, WITHOUT_TEXT], grey([1, 2, 3, 4], [5, 6, 7, 255]))
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        scorer.score([WITHOUT_TEXT], grey([5, 6, 7, 255]))
 
 
 def test_scorer_says_where_only_the_whole_group_fails() -> None:
@@ -151,92 +133,46 @@ def test_scorer_does_not_ask_a_term_again_that_says_itself_what_failed() -> None
     assert calls == [2]
 
 
-def test_scorer_turns_an_exit_of_a_term_into_an_error() -> None:
-    def leave(pixels: Tensor) -> Tensor:
-        raise SystemExit("no licence")
-
-    with pytest.raises(RewardError, match=r"term quitter, prompt dog, image 0: .*no licence"):
-        make_scorer([FakeReward("quitter", leave)], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
-
-
-def test_scorer_keeps_no_gradient_of_a_term() -> None:
-    scale = torch.ones((), requires_grad=True)
-    seen = []
-
-    def scaled(pixels: Tensor) -> Tensor:
-        seen.append(torch.is_grad_enabled())
-        with torch.enable_grad():
-            return brightness(pixels) * scale
-
-    table = make_scorer([FakeReward("learned", scaled)], [1.0]).score(
-        [WITHOUT_TEXT], grey([0, 255])
-    )
-    assert not table.raw.requires_grad
-    assert table.raw.tolist() == [[[0.0], [1.0]]]
-    assert seen == [False]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_scorer_refuses_scores_that_are_not_finite(value: float) -> None:
-    term = FakeReward("broken", lambda pixels: torch.tensor([0.5, value]))
-    with pytest.raises(RewardError, match=f"term broken, prompt dog, image 1: returned {value}"):
-        make_scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
-
-
+# What a score is: test_base.py.
 @pytest.mark.parametrize(
-    ("scores", "found"), [([0.1, 0.2], "a list"), (None, "a NoneType"), (0.5, "a float")]
+    ("scores", "error"),
+    [
+        (torch.tensor([0.5, float("nan")]), "image 1: returned nan"),
+        (torch.zeros(3), "images 0 to 1: returned torch.float32 of shape"),
+        (None, "images 0 to 1: returned a NoneType"),
+        (ZeroDivisionError("broken"), "image 0: scoring failed with ZeroDivisionError: broken"),
+        (KeyboardInterrupt("of a library"), "image 0: .*KeyboardInterrupt: of a library"),
+        (SystemExit("no licence"), "image 0: .*SystemExit: no licence"),
+    ],
+    ids=repr,
 )
-def test_scorer_refuses_what_is_no_tensor(scores: Any, found: str) -> None:
-    term = FakeReward("broken", lambda pixels: scores)
-    message = (
-        f"term broken, prompt dog, images 0 to 1: returned {found}; a term must return a "
-        "torch.float32 tensor"
-    )
-    with pytest.raises(RewardError, match=message):
-        make_scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
-
-
-@pytest.mark.parametrize(
-    "scores",
-    [[0.1, 0.2], torch.tensor([0.5, float("nan")]), torch.zeros(3), ZeroDivisionError("broken")],
-)
-def test_scorer_hands_on_the_pictures_of_the_prompt_that_failed(scores: Any) -> None:
+def test_scorer_names_term_and_prompt_of_what_is_no_score_and_hands_on_the_pictures(
+    scores: Any, error: str
+) -> None:
     def fail(pixels: Tensor) -> Any:
-        if (pixels == 4).any():
-            if isinstance(scores, Exception):
+        if (pixels >= 3).all() and (pixels <= 4).all():
+            if isinstance(scores, BaseException):
                 raise scores
             return scores
         return brightness(pixels)
 
     pixels = grey([1, 2], [3, 4], [5, 6])
     scorer = make_scorer([FakeReward("any"), FakeReward("picky", fail)], [1.0, 1.0])
-    with pytest.raises(RewardError, match="term picky, prompt sign") as caught:
+    with pytest.raises(RewardError, match=f"term picky, prompt sign, {error}") as caught:
         scorer.score([WITHOUT_TEXT, WITH_TEXT, WITHOUT_TEXT], pixels)
+    assert caught.value.__cause__ is not None
     assert caught.value.pictures is not None
     assert torch.equal(caught.value.pictures, pixels[1])
 
 
-@pytest.mark.parametrize(
-    ("scores", "found"),
-    [
-        (torch.zeros(2, 1), r"torch.float32 of shape \(2, 1\)"),
-        (torch.zeros(1), r"torch.float32 of shape \(1,\)"),
-        (torch.zeros(2, dtype=torch.float64), r"torch.float64 of shape \(2,\)"),
-    ],
-)
-def test_scorer_refuses_other_shapes_and_types(scores: Tensor, found: str) -> None:
-    term = FakeReward("broken", lambda pixels: scores)
-    with pytest.raises(RewardError, match=f"term broken, prompt dog, images 0 to 1.*{found}"):
-        make_scorer([term], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
+def test_a_term_that_leaves_another_default_dtype_is_refused() -> None:
+    def meddle(pixels: Tensor) -> Tensor:
+        torch.set_default_dtype(torch.float64)
+        return brightness(pixels)
 
-
-def test_scorer_refuses_another_number_of_prompts_than_groups() -> None:
-    with pytest.raises(ValueError, match="1 prompts for 2 groups"):
-        make_scorer([FakeReward("any")], [1.0]).score([WITH_TEXT], grey([1, 2], [3, 4]))
-
-
-def test_check_prompts_accepts_prompts_with_an_applicable_term() -> None:
-    make_scorer([FakeReward("picky", needs_text=True)], [1.0]).check_prompts([WITH_TEXT])
+    with pytest.raises(RewardError, match="terms careless set torch's default dtype to torch.flo"):
+        make_scorer([FakeReward("careless", meddle)], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_check_prompts_names_the_prompt_that_no_term_applies_to() -> None:
@@ -292,32 +228,15 @@ def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
     ]
 
 
-def test_check_prompts_lets_a_term_that_is_only_watched_refuse() -> None:
-    def refuse(prompt: Prompt) -> bool:
-        raise RewardError(f"prompt {prompt.prompt_id}: unreadable")
-
-    watched = FakeReward("watched")
-    watched.applies_to = refuse  # type: ignore[method-assign]
-    with pytest.raises(RewardError, match="prompt dog: unreadable"):
-        make_scorer([FakeReward("any"), watched], [1.0, 0.0]).check_prompts([WITHOUT_TEXT])
-
-
 def test_scorer_keeps_the_notes_of_terms_that_take_them() -> None:
-    terms = [
-        Term("bright", FakeReward("bright"), 1.0),
-        Term("ocr", OcrReward(FakeReader(str.lower)), 1.0),
-    ]
-    table = Scorer(terms).score([WITHOUT_TEXT, WITH_TEXT], grey([1, 2], [3, 4]))
-    assert table.notes == {"ocr": ((), ("p3", "p4"))}
-
-
-def test_scorer_refuses_a_wrong_number_of_notes() -> None:
-    class Chatty(FakeReward):
+    class Reading(FakeReward):
         def score_with_notes(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
-            return Scores(self.score(prompts, pixels), ("only one",))
+            notes = tuple(f"p{picture[0, 0, 0].item()}" for picture in pixels)
+            return Scores(self.score(prompts, pixels), notes)
 
-    with pytest.raises(RewardError, match=r"term t, prompt dog, images 0 to 1: returned 1 notes"):
-        make_scorer([Chatty("t")], [1.0]).score([WITHOUT_TEXT], grey([1, 2]))
+    scorer = make_scorer([FakeReward("bright"), Reading("ocr", needs_text=True)], [1.0, 1.0])
+    table = scorer.score([WITHOUT_TEXT, WITH_TEXT], grey([1, 2], [3, 4]))
+    assert table.notes == {"ocr": ((), ("p3", "p4"))}
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"]])

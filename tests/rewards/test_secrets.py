@@ -1,44 +1,37 @@
 from __future__ import annotations
 
+import html
+import json
+from urllib.parse import quote
+
 import pytest
 
-from rewards.secrets import hide_secrets
+from rewards.secrets import hide_secrets, hide_value
 
 AWS_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLE0KEY"
+KEY = 'sk-4f1b/9c&7a"2e<8d'
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "jdg-4f1b9c7a")
     monkeypatch.setenv("LONGER_KEY", "jdg-4f1b9c7a-and-more")
-    monkeypatch.setenv("SHORT_TOKEN", "1234567")
-    monkeypatch.setenv("KEYBOARD_LAYOUT", "de-latin1-nodeadkeys")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "falsefalse")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", AWS_KEY)
-    # Not secrets, for all their names.
-    monkeypatch.setenv("DATASET_KEY", "prompts/train.jsonl")
-    monkeypatch.setenv("MODEL_KEY", "zai-org/GLM-Image")
-    monkeypatch.setenv("SSH_KEY", "/home/me")
-    monkeypatch.setenv("POSTGRES_PASSWORD", "postgres")
+    # Not secrets, for all their names: short, a word, a path.
+    monkeypatch.setenv("SHORT_TOKEN", "1234567")
     monkeypatch.setenv("SORT_KEY", "group_std")
+    monkeypatch.setenv("DATASET_KEY", "prompts/train.jsonl")
 
 
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
         ("jdg-4f1b9c7a-and-more, jdg-4f1b9c7a", "[hidden], [hidden]"),
-        ("api_key = 'abc'\n  next", "api_key = [hidden]\n  next"),
+        (f"s3 {AWS_KEY}", "s3 [hidden]"),
         ("{'api_key': 'a b', 'model': 'm'}", "{'api_key': [hidden], 'model': 'm'}"),
-        ("write +wandb_api_key=abc", "write +wandb_api_key=[hidden]"),
         ("hub_token: abc, more", "hub_token: [hidden], more"),
-        ("password=abc", "password=[hidden]"),
         ("http://me:word@scores.example:8700/x", "http://[hidden]@scores.example:8700/x"),
         ("key sk-0123456789abcdefgh refused", "key [hidden] refused"),
-        (f"s3 {AWS_KEY}", "s3 [hidden]"),
-        ("key=sk-proj-abcdefghijklmno1", "key=[hidden]"),
-        ("hf_0123456789abcdefgh", "[hidden]"),
-        ("ghp_0123456789abcdefghij", "[hidden]"),
-        ("AKIAIOSFODNN7EXAMPLE", "[hidden]"),
     ],
 )
 def test_hide_secrets_leaves_the_rest(text: str, hidden: str) -> None:
@@ -48,31 +41,27 @@ def test_hide_secrets_leaves_the_rest(text: str, hidden: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "of the form key=value",
+        "1234567 group_std prompts/train.jsonl",
         "vlm_judge.api_key_variable: the environment variable JUDGE_KEY is not set",
-        "set train.steps=3",
         "prompt 'a keyboard: black' at http://127.0.0.1:8000/v1",
-        "mail a@b.example",
-        "",
-        "1234567",
-        "de-latin1-nodeadkeys",
-        "falsefalse",
         "risk-averse-and-task-driven-prompts",
-        'a desk-lamp that says "hf_"',
-        "Qwen/Qwen2.5-VL-7B-Instruct",
-        "outputs/2026-01-01/00-00-00",
-        "prompts/train.jsonl",
-        "zai-org/GLM-Image",
-        "/home/me/train.jsonl",
-        "/home/postgres/train.jsonl",
-        "group_std",
-        "data/sk-SK_prompts_train.jsonl",
         "data/sk-SK_prompts_train_2.jsonl",
-        "sk-SK_prompts_train.jsonl",
-        "/models/hf_glmimageadapterv2",
-        "hf_glmimageadapterversion",
-        "outputs/run-sk-learn-experiments-12",
     ],
 )
 def test_hide_secrets_leaves_ordinary_texts_alone(text: str) -> None:
     assert hide_secrets(text) == text
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        KEY,
+        json.dumps(KEY)[1:-1],
+        "".join(f"\\u00{ord(each):02X}" for each in KEY),
+        quote(KEY, safe=""),
+        html.escape(KEY),
+        "".join(f"&#{ord(each)};" for each in KEY),
+    ],
+)
+def test_hide_value_knows_the_forms_in_which_answers_repeat_it(form: str) -> None:
+    assert hide_value(f"bad key {form}!", KEY, "[key]") == "bad key [key]!"

@@ -52,63 +52,57 @@ def test_terms_read_the_least_they_need_and_survive_a_round_trip(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "missing"), [(name, key) for name, options in LEAST.items() for key in options]
-)
-def test_terms_refuse_to_be_without_what_they_need(name: str, missing: str) -> None:
-    options = {key: value for key, value in LEAST[name].items() if key != missing}
-    assert refused_key(name, options) == (missing,)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_terms_refuse_other_kinds_and_unknown_options(name: str) -> None:
-    assert refused_key(name, {**LEAST[name], "kind": "zebra"}) == ("kind",)
-    assert refused_key(name, {**LEAST[name], "zebra": 1}) == ("zebra",)
-
-
-def test_terms_have_usual_limits() -> None:
-    term = read("ssim", {})
-    assert (term.std_floor, term.timeout_seconds, term.run_in) == (1e-4, 600.0, "thread")
-
-
-@pytest.mark.parametrize(
     ("name", "options"),
     [
         ("lpips", {"network": "resnet"}),
-        ("lpips", {"pretrained": "yes"}),
+        ("lpips", {"zebra": 1}),
         ("ssim", {"weight": "0.5"}),
-        ("ssim", {"weight": float("nan")}),
         ("ssim", {"std_floor": 0.0}),
-        ("ssim", {"std_floor": float("nan")}),
         ("ssim", {"timeout_seconds": 0}),
-        ("ssim", {"timeout_seconds": float("inf")}),
         ("ssim", {"run_in": "cloud"}),
         ("rapidocr", {"threads": 0}),
         ("rapidocr", {"detection_side": 100}),
         ("rapidocr", {"extra_text_penalty": 1.5}),
-        ("easyocr", {"extra_text_penalty": -0.5}),
-        ("easyocr", {"case_sensitive": 1}),
         ("easyocr", {"languages": []}),
         ("aesthetic", {"head": ""}),
         ("custom", {"function": "no_module"}),
-        ("custom", {"function": "../x:y"}),
         ("custom", {"function": "x:"}),
-        ("remote", {"url": "ftp://scores.example"}),
         ("remote", {"url": "scores.example:8700"}),
-        ("remote", {"url": "http://me@scores.example"}),
-        ("remote", {"token_variable": "the-token-itself"}),
         ("remote", {"run_in": "process"}),
         ("vlm_judge", {"url": "file:///x"}),
-        ("vlm_judge", {"url": "http://judge.example/v1?key=abc"}),
-        ("vlm_judge", {"api_key_variable": ""}),
-        ("vlm_judge", {"api_key_variable": "the-key-itself"}),
         ("vlm_judge", {"retries": -1}),
-        ("vlm_judge", {"requests_at_once": 0}),
         ("vlm_judge", {"lowest": 10}),
     ],
 )
 def test_terms_refuse_bad_values_and_name_the_key(name: str, options: dict[str, Any]) -> None:
     (key,) = options
     assert refused_key(name, {**LEAST[name], **options}) == (key,)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("remote", {"url": "http://me:pass-word@scores.example"}),
+        ("remote", {"token_variable": "pass-word"}),
+        ("vlm_judge", {"url": "http://judge.example/v1?key=pass-word"}),
+        ("vlm_judge", {"url": "http://judge.example/v1#pass-word"}),
+        ("vlm_judge", {"api_key_variable": "pass-word"}),
+    ],
+)
+def test_a_key_where_an_address_or_a_name_belongs_is_refused_and_not_repeated(
+    name: str, options: dict[str, Any]
+) -> None:
+    (key,) = options
+    with pytest.raises(ValidationError) as caught:
+        read(name, {**LEAST[name], **options})
+    (details,) = caught.value.errors()
+    assert (details["loc"], details["input"]) == ((key,), "[hidden]")
+    assert "pass-word" not in str(caught.value)
+
+
+def test_terms_have_usual_limits() -> None:
+    term = read("ssim", {})
+    assert (term.std_floor, term.timeout_seconds, term.run_in) == (1e-4, 600.0, "thread")
 
 
 @pytest.mark.parametrize(
