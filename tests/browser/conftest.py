@@ -6,9 +6,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,18 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.gallery import write_gallery
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.tiny.world import HELD_OUT_WORDS, caption, draw_sign, signs_of_words
+from glm_grpo.tiny.world import draw_sign, signs_of_words
 from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
-from rewards.reweigh import Mode, combine
+from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
+from tests.programs import Programs
 
 HOSTILE = (
     "<script>document.title = 'taken over'</script><img src=x onerror=\"alert(1)\">"
@@ -59,7 +59,11 @@ NOTES = (("CXT", "", "CAT"), ("DOG", "D0G", "DOG"), ("", "", ""), (HOSTILE, "", 
 TIMEOUT = 10_000
 expect.set_options(timeout=TIMEOUT)
 
+# `gallery_run` lacks a picture of step 3.
+NOT_FOUND = "ERR_FILE_NOT_FOUND"
+
 OpenGallery = Callable[..., Page]
+FindViolations = Callable[[Page], list[str]]
 
 
 def wait_until_loaded(page: Page) -> None:
@@ -77,6 +81,29 @@ def wait_until_loaded(page: Page) -> None:
     # Preact runs the effects of a rendering, such as listening to keys, in a task after the next
     # frame, which it asked for before this does.
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+
+
+def show(page: Page, fragment: str) -> None:
+    """Another address in an open page, by which nothing is loaded again."""
+    page.evaluate("(fragment) => { location.hash = fragment; }", fragment)
+    view = fragment.partition("?")[0]
+    page.wait_for_function("(view) => glmGallery.route().view === view", arg=view)
+    # Two frames: one in which the page follows the address, one to draw.
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    wait_until_loaded(page)
+
+
+def expect_cells(rows: Locator, texts: list[list[str]]) -> None:
+    """What stands in the rows of a table."""
+    expect(rows).to_have_count(len(texts))
+    for index, row in enumerate(texts):
+        expect(rows.nth(index).locator("th, td")).to_have_text(row, use_inner_text=True)
+
+
+def copy_run(run: RunFolder, path: Path) -> RunFolder:
+    """A run that a test may change."""
+    shutil.copytree(run.path, path)
+    return RunFolder(path)
 
 
 def _prompts() -> tuple[Prompt, ...]:
@@ -109,9 +136,9 @@ def _images() -> ImageBatch:
     return ImageBatch(pixels, decode_seeds=(2**63 - 1, 7, 8, 9))
 
 
-def _experience(step: int, mode: Mode) -> Experience:
+def _experience(step: int) -> Experience:
     table, images = _table(RAW), _images()
-    totals = combine(table, mode=mode)
+    totals = combine(table, mode="weighted_sum")
     return Experience(
         prompts=PromptBatch(_prompts(), GROUP_SIZE, SIDE, SIDE, 0, images.decode_seeds),
         rollout=Rollout(
@@ -128,7 +155,7 @@ def _experience(step: int, mode: Mode) -> Experience:
     )
 
 
-def _evaluation(step: int, mode: Mode) -> Evaluation:
+def _evaluation(step: int) -> Evaluation:
     """Two samples; at step 6 the totals of `plain` rise by 0.25, at step 12 by 0.125."""
     raw = RAW[:, :2].clone()
     raw[0, :, 1] += {0: 0.0, 6: 1.0, 12: 0.5}[step]
@@ -141,14 +168,14 @@ def _evaluation(step: int, mode: Mode) -> Evaluation:
         rewards=RewardTable(
             table.names, raw, table.is_applicable, table.weights, table.std_floors, two
         ),
-        totals=combine(table, mode=mode),
+        totals=combine(table, mode="weighted_sum"),
         entropy=torch.ones(4),
     )
 
 
-def _config(mode: Mode, configs_dir: Path) -> str:
+def make_config(configs_dir: Path, *others: str) -> str:
+    """The config of the runs here, as it is stored, with other overrides."""
     overrides = [
-        f"reward.combine={mode}",
         "~reward.terms.ssim",
         "~reward.terms.aesthetic",
         "reward.terms.lpips.weight=0.5",
@@ -157,6 +184,7 @@ def _config(mode: Mode, configs_dir: Path) -> str:
         "train.micro_batch_size=12",
         f"rollout.height={SIDE}",
         f"rollout.width={SIDE}",
+        *others,
     ]
     return to_yaml(compose_config(configs_dir, "tiny", overrides))
 
@@ -165,18 +193,18 @@ def _metrics(step: int) -> Mapping[str, float]:
     return {"reward/mean": 0.25 + step / 100, "policy/entropy": 1.0 / (step + 1)}
 
 
-def _record(path: Path, mode: Mode, configs_dir: Path) -> RunFolder:
+def _record(path: Path, configs_dir: Path) -> RunFolder:
     """A run with two chunks of steps, whose last table a kill has cut off."""
     folder = RunFolder(path)
     path.mkdir(parents=True)
-    folder.config_path.write_text(_config(mode, configs_dir), encoding="utf-8")
-    recorder = Recorder(folder, trackers=(), config={}, combine=mode)
+    folder.config_path.write_text(make_config(configs_dir), encoding="utf-8")
+    recorder = Recorder(folder, trackers=(), config={}, combine="weighted_sum")
     for step in (0, *STEPS, DAMAGED_STEP):
         recorder.record_step(step, _metrics(step))
     for step in (*STEPS, DAMAGED_STEP):
-        recorder.record_rollout(_experience(step, mode), step)
+        recorder.record_rollout(_experience(step), step)
     for step in EVALUATIONS:
-        recorder.record_evaluation(_evaluation(step, mode))
+        recorder.record_evaluation(_evaluation(step))
     damaged = folder.rollout_path(DAMAGED_STEP)
     damaged.write_bytes(damaged.read_bytes()[:-9])
     (folder.image_dir(3) / "plain-1.png").unlink()
@@ -193,23 +221,9 @@ def change_data(run: RunFolder, key: str, change: Callable[[Any], None]) -> None
 
 
 @pytest.fixture(scope="session")
-def hostile() -> str:
-    """The prompt of every run here, and its identifier, that would like to be more than text."""
-    return HOSTILE
-
-
-@pytest.fixture(scope="session")
 def gallery_run(tmp_path_factory: pytest.TempPathFactory, configs_dir: Path) -> RunFolder:
-    """A run with `weighted_sum`; its gallery is written. Tests must not change it."""
-    folder = _record(tmp_path_factory.mktemp("runs") / "run", "weighted_sum", configs_dir)
-    write_gallery(folder, ())
-    return folder
-
-
-@pytest.fixture(scope="session")
-def standardised_run(tmp_path_factory: pytest.TempPathFactory, configs_dir: Path) -> RunFolder:
-    """The same with `normalize_then_sum`."""
-    folder = _record(tmp_path_factory.mktemp("runs") / "std", "normalize_then_sum", configs_dir)
+    """A run and its gallery. Tests must not change it."""
+    folder = _record(tmp_path_factory.mktemp("runs") / "run", configs_dir)
     write_gallery(folder, ())
     return folder
 
@@ -219,35 +233,33 @@ def empty_run(tmp_path_factory: pytest.TempPathFactory, configs_dir: Path) -> Ru
     """A run that has not made a step."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "empty")
     folder.path.mkdir()
-    folder.config_path.write_text(_config("weighted_sum", configs_dir), encoding="utf-8")
+    folder.config_path.write_text(make_config(configs_dir), encoding="utf-8")
     write_gallery(folder, ())
     return folder
 
 
 @pytest.fixture(scope="session")
-def real_run(tmp_path_factory: pytest.TempPathFactory, configs_dir: Path) -> RunFolder:
-    """What train.py left of three steps in float32 on the embedded model, with two evaluations.
-
-    Of three held-out prompts one is markup and has no target. Tests must not change it.
-    """
+def real_run(
+    tmp_path_factory: pytest.TempPathFactory, configs_dir: Path, programs: Programs
+) -> RunFolder:
+    """What train.py left of two steps on two edits, with two evaluations. Not to be changed."""
     folder = tmp_path_factory.mktemp("real")
-    prompts: list[dict[str, str]] = []
-    for sign in signs_of_words(HELD_OUT_WORDS[:2], seed=2):
-        name = f"{sign.word.lower()}.png"
-        Image.fromarray(draw_sign(sign).permute(1, 2, 0).numpy()).save(folder / name)
-        prompts.append({"prompt": caption(sign), "target": name})
-    prompts.append({"prompt": '<img src=x> red on white: a circle below the word "KITE"'})
-    held_out = folder / "held_out.jsonl"
-    held_out.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    rows = []
+    befores = signs_of_words(("KITE", "MENU"), seed=2)
+    for before, word in zip(befores, ("OPEN", "SHOP"), strict=True):
+        names = {"source": f"{before.word}.png", "target": f"{word}.png"}
+        for name, sign in zip(names.values(), (before, replace(before, word=word)), strict=True):
+            Image.fromarray(draw_sign(sign).permute(1, 2, 0).numpy()).save(folder / name)
+        rows.append({"id": word, "prompt": f'write "{word}" instead', **names})
+    data = folder / "edits.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
     overrides = (
-        *("train.steps=3", "train.eval_every=3", "train.checkpoint_every=3", "trackers=[]"),
+        *(f"data.path={data}", f"data.eval_path={data}", "data.sources=1"),
+        *("train.steps=2", "train.eval_every=2", "trackers=[]", f"run_dir={folder / 'run'}"),
         *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),
-        *(f"run_dir={folder / 'run'}", f"data.eval_path={held_out}"),
+        *("decode.steps=2", "eval.samples_per_prompt=1"),
     )
-    command = [sys.executable, str(configs_dir.parent / "train.py"), *overrides]
-    ended = subprocess.run(
-        command, cwd=configs_dir.parent, capture_output=True, text=True, check=False
-    )
+    ended = programs.run(folder, str(configs_dir.parent / "train.py"), *overrides)
     assert ended.returncode == 0, ended.stderr
     return RunFolder(folder / "run")
 
@@ -322,7 +334,7 @@ def _watch(page: Page, folder: Path, allows: str, complaints: list[str]) -> None
 
 
 @pytest.fixture
-def find_violations() -> Callable[[Page], list[str]]:
+def find_violations() -> FindViolations:
     """What axe-core has against a page: WCAG 2 A and AA, and best practice."""
 
     def find(page: Page) -> list[str]:

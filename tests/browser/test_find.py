@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -18,16 +18,15 @@ from playwright.sync_api import Locator, Page, expect
 from glm_grpo.gallery import write_gallery
 from glm_grpo.run.folder import RunFolder
 from rewards.audit.canaries import Band, find_departures
-from tests.browser.conftest import HOSTILE, OpenGallery, wait_until_loaded
-
-FindViolations = Callable[[Page], list[str]]
+from tests.browser.conftest import NOT_FOUND, OpenGallery, show, wait_until_loaded
 
 # `gallery_run` has steps 1, 2, 3 and 12 of the prompts plain, masked, flat and hostile, three
 # samples each; see tests/browser/conftest.py for their scores.
 ALL = 4 * 4 * 3
-MANY_STEPS = 250
+MANY_STEPS = 120
 MANY_GROUPS = 4
 MANY_IMAGES = 8
+MANY = MANY_STEPS * MANY_GROUPS * MANY_IMAGES
 
 
 def fragment(**params: object) -> str:
@@ -62,49 +61,44 @@ def expect_count(page: Page, found: int, of: int = ALL) -> None:
 @pytest.fixture
 def open_find(open_gallery: OpenGallery) -> OpenGallery:
     """`open_gallery` for runs that lack pictures, as both runs here do."""
-    return partial(open_gallery, allows="ERR_FILE_NOT_FOUND")
+    return partial(open_gallery, allows=NOT_FOUND)
 
 
-@pytest.mark.parametrize(
-    ("params", "found"),
-    [
-        ({}, ALL),
+def test_find_filters_by_what_the_address_says(open_find: OpenGallery) -> None:
+    table: tuple[tuple[dict[str, object], int], ...] = (
         # As text, not as a pattern, and whatever the case: `plain` and `masked` have quotes.
         ({"text": 'WORD "'}, 2 * 12),
-        ({"text": "[a-z]"}, 0),
-        ({"text": "<SCRIPT>"}, 12),
-        ({"id": "flat"}, 12),
         ({"id": "fla"}, 0),
         ({"from": 2, "to": 3}, 2 * 12),
-        ({"from": 4}, 12),
         ({"flat": 1}, 12),
         ({"masked": 1}, 12),
         # One of `plain`, `masked` and `hostile` in each step; `flat` has none.
         ({"best": 1}, 4 * 3),
-        # lpips: 1 and 1 of plain, 1 of hostile; masked has none.
-        ({"min__raw__lpips": 1}, 4 * 3),
-        ({"max__raw__lpips": 0.25}, 4 * 1),
+        # lpips: 1, 0.25 and 1 of plain, 1, 0.75 and 0.5 of hostile, 0.5 of flat; masked has none.
         ({"min__raw__lpips": 0.5, "max__raw__lpips": 0.75}, 4 * (3 + 2)),
         # Totals: 0.5, 0.25, 0.625; 0, 0.75, 0.375; 3 times 0.375; 0.5, 0.375, 0.25.
         ({"min__total": 0.5}, 4 * 4),
         ({"min__total": 0.375, "max__total": 0.375, "flat": 1}, 12),
         # Of each varied group the samples above its mean; `hostile` and `masked` have one at it.
         ({"min__advantage": 0.001}, 4 * (2 + 1 + 1)),
-        ({"text": "word", "best": 1, "from": 12}, 2),
         # Read of `masked`: DOG, D0G, DOG; of `plain` CXT, nothing and CAT.
         ({"read": "d0"}, 4),
         ({"wrong": "o", "as": "0"}, 4),
         ({"wrong": "A", "as": "none", "id": "plain"}, 4),
-        ({"wrong": "A", "id": "plain"}, 2 * 4),
-        ({"wrong": "none"}, 0),
-        # What is no number is no bound.
-        ({"from": "x", "min__total": "x"}, ALL),
-    ],
-)
-def test_find_filters_by_what_the_address_says(
-    params: dict[str, object], found: int, open_find: OpenGallery
-) -> None:
-    expect_count(open_find(fragment(**params)), found)
+        # What is no number is no bound; without bands no canary is judged.
+        ({"from": "x", "min__total": "x", "canary": "any"}, ALL),
+    )
+    page = open_find("find")
+    expect(page.get_by_label("Canaries")).to_be_disabled()
+    for params, found in table:
+        show(page, fragment(**params))
+        expect_count(page, found)
+    # Three evaluations of four prompts, two samples each.
+    show(page, fragment(of="evaluations"))
+    expect_count(page, 24, of=24)
+    assert set(read_column(page, "Advantage")) == {"none"}
+    link = rows_of(page).first.locator(".find-prompt a")
+    expect(link).to_have_attribute("href", "#progress?step=0&prompt=plain&sample=0")
 
 
 def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
@@ -119,7 +113,7 @@ def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
     page.get_by_role("group", name="ocr").get_by_label("at least").fill("0.25")
     expect_count(page, 4)
     page.get_by_role("group", name="ocr").get_by_label("at least").fill("0.75")
-    expect_count(page, 0)
+    expect(page.locator("main")).to_contain_text("Nothing found: none of the 48 images passes")
     page.wait_for_url(re.compile(r"text=sign&best=1&min\.raw\.ocr=0\.75"))
     page.reload()
     expect_count(page, 0)
@@ -127,19 +121,6 @@ def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
     page.get_by_role("button", name="Clear filters").click()
     expect_count(page, ALL)
     page.wait_for_url(re.compile(r"#find$"))
-
-
-def test_find_shows_evaluations_when_asked_for(open_find: OpenGallery) -> None:
-    page = open_find("find")
-    expect_count(page, ALL)
-    # Three evaluations of four prompts, two samples each.
-    page.get_by_label("Images of").select_option("evaluations")
-    expect_count(page, 24, of=24)
-    assert set(read_column(page, "Advantage")) == {"none"}
-    link = rows_of(page).first.locator(".find-prompt a")
-    expect(link).to_have_attribute("href", "#progress?step=0&prompt=plain&sample=0")
-    page.get_by_label("Images of").select_option("both")
-    expect_count(page, ALL + 24, of=ALL + 24)
 
 
 def test_find_sorts_by_any_column_either_way(open_find: OpenGallery) -> None:
@@ -158,42 +139,12 @@ def test_find_sorts_by_any_column_either_way(open_find: OpenGallery) -> None:
     expect(head).not_to_have_attribute("aria-sort", re.compile(".*"))
     names = [name for name in ("flat", "masked", "plain") for _ in range(3)]
     assert [name for name in read_column(page, "Prompt id") if name in names] == names
-
-
-def test_find_heads_are_buttons_from_edge_to_edge_with_an_arrow(open_find: OpenGallery) -> None:
-    page = open_find(fragment(to=1))
-    head = page.get_by_role("columnheader", name="ocr")
-    arrow = head.locator(".find-arrow")
-    # Both at once: the table may move.
-    edges = """head => [head, head.querySelector("button")].map(
-        each => JSON.stringify(each.getBoundingClientRect()))"""
-    assert len(set(head.evaluate(edges))) == 1
-    expect(arrow).to_be_hidden()
-    head.hover()
-    expect(arrow).to_be_visible()
-    # A corner of the cell sorts as well as the text.
-    head.click(position={"x": 3, "y": 3})
-    page.mouse.move(0, 0)
-    expect(head).to_have_attribute("aria-sort", "descending")
-    expect(arrow).to_be_visible()
-    before = page.get_by_role("columnheader", name="lpips").locator(".find-arrow")
-    expect(before).to_be_hidden()
-    page.keyboard.press("Shift+Tab")
-    expect(before).to_be_visible()
-
-
-def test_find_says_what_its_marks_mean(open_find: OpenGallery) -> None:
-    lead = open_find("find").locator(".find .lead")
-    for word in ("Best: ", "Flat: ", "Masked: ", "Canary: "):
-        expect(lead).to_contain_text(word)
-
-
-@pytest.mark.parametrize("order", ["asc", "desc"])
-def test_find_sorts_what_has_no_score_last(order: str, open_find: OpenGallery) -> None:
-    page = open_find(fragment(to=1, sort="raw.lpips", order=order))
-    scores = read_column(page, "lpips")
-    assert scores[9:] == ["none"] * 3
-    assert scores[:9] == sorted(scores[:9], reverse=order == "desc")
+    # What has no score comes last, either way.
+    for order in ("asc", "desc"):
+        show(page, fragment(to=1, sort="raw.lpips", order=order))
+        scores = read_column(page, "lpips")
+        assert scores[9:] == ["none"] * 3
+        assert scores[:9] == sorted(scores[:9], reverse=order == "desc")
 
 
 def test_find_steps_through_by_keys_and_buttons(open_find: OpenGallery) -> None:
@@ -228,57 +179,6 @@ def test_find_steps_through_by_keys_and_buttons(open_find: OpenGallery) -> None:
     page.get_by_role("region", name="Images found").focus()
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"#groups\?step=1&prompt=plain&sample=2$"))
-
-
-def test_find_leads_to_the_group_and_back_to_the_image(open_find: OpenGallery) -> None:
-    page = open_find(fragment(to=2, text="sign", sort="step", order="desc"))
-    rows_of(page).nth(1).locator(".find-prompt a").click()
-    page.wait_for_url(re.compile(r"#groups\?step=2&prompt=plain&sample=1$"))
-    expect(page.get_by_role("heading", level=2)).to_be_visible()
-    page.go_back()
-    page.wait_for_url(re.compile(r"at=step-000002%2Fplain-1\.png"))
-    expect(page.locator("tr[aria-current=true]")).to_have_attribute("aria-rowindex", "3")
-
-
-def test_find_shows_prompts_as_text(open_find: OpenGallery) -> None:
-    page = open_find(fragment(text="<script>", to=1))
-    expect(rows_of(page)).to_have_count(3)
-    assert read_column(page, "Prompt") == [HOSTILE] * 3
-    assert page.title() != "taken over"
-    expect(page.locator("main img[src='x']")).to_have_count(0)
-
-
-def test_find_says_which_step_could_not_be_read(open_find: OpenGallery) -> None:
-    page = open_find("find")
-    expect(page.locator("main .problem")).to_contain_text(
-        "Step 13 is left out: rollouts/step-000013.parquet is not a whole Parquet file"
-    )
-
-
-def test_find_has_no_canaries_without_bands(open_find: OpenGallery) -> None:
-    page = open_find(fragment(canary="any"))
-    expect_count(page, ALL)
-    expect(page.get_by_label("Canaries")).to_be_disabled()
-    expect(page.get_by_text("no band to judge by")).to_be_visible()
-
-
-def test_find_an_empty_run_has_no_images(open_find: OpenGallery, empty_run: RunFolder) -> None:
-    expect_count(open_find("find", run=empty_run), 0, of=0)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 360])
-def test_find_is_accessible_at_any_width_in_both_schemes(
-    width: int, scheme: str, open_find: OpenGallery, find_violations: FindViolations
-) -> None:
-    page = open_find(
-        fragment(sort="total", order="desc", min__total=0.1, at="step-000002/plain-2.png"),
-        viewport={"width": width, "height": 800},
-        color_scheme=scheme,
-    )
-    page.locator("tr[aria-current=true]").wait_for()
-    assert find_violations(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 BANDS = {
@@ -328,7 +228,7 @@ def write_data(folder: RunFolder, key: str, data: Mapping[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def large_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The gallery alone of a run with canaries and 8,000 images, none of which is there."""
+    """The gallery alone of a run with canaries and 3,840 images, none of which is there."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "large")
     folder.path.mkdir()
     write_gallery(folder, ())
@@ -383,32 +283,42 @@ def find_departed(step: int) -> set[str]:
     return {departure.name for departure in find_departures(BANDS, values, MARGIN)}
 
 
-@pytest.mark.parametrize("canary", ["any", *BANDS])
 def test_find_steps_where_a_canary_left_its_band(
-    canary: str, open_find: OpenGallery, large_run: RunFolder
+    open_find: OpenGallery, large_run: RunFolder
 ) -> None:
     departed = {step: find_departed(step) for step in range(1, MANY_STEPS + 1)}
-    steps = [
-        step for step, names in departed.items() if canary in names or (canary == "any" and names)
-    ]
-    # Some, not all, and for aesthetic not simply those after the first.
-    assert 0 < len(steps) < MANY_STEPS
-    page = open_find(fragment(canary=canary), run=large_run)
-    expect_count(page, len(steps) * MANY_GROUPS * MANY_IMAGES, of=8000)
-    assert read_column(page, "Step")[0] == str(steps[0])
+    page = open_find("find", run=large_run)
+    for canary in ("any", *BANDS):
+        steps = [
+            step
+            for step, names in departed.items()
+            if names & ({*BANDS} if canary == "any" else {canary})
+        ]
+        # Some, not all, and for aesthetic not simply those after the first.
+        assert 0 < len(steps) < MANY_STEPS
+        show(page, fragment(canary=canary))
+        expect_count(page, len(steps) * MANY_GROUPS * MANY_IMAGES, of=MANY)
+        assert read_column(page, "Step")[0] == str(steps[0])
+    show(page, "start")
+    state = page.get_by_role("region", name="Canaries")
+    last = departed[MANY_STEPS]
+    assert 0 < len(last) < len(BANDS)
+    expect(state).to_contain_text(f"{len(last)} of 3 outside their band at step {MANY_STEPS}")
+    outside = state.locator("tbody tr", has_text="outside")
+    expect(outside.locator("th")).to_have_text([name for name in BANDS if name in last])
 
 
 def test_find_makes_the_rows_on_the_screen_alone(
     open_find: OpenGallery, large_run: RunFolder
 ) -> None:
     page = open_find("find", run=large_run)
-    expect_count(page, 8000, of=8000)
+    expect_count(page, MANY, of=MANY)
     table = page.locator(".find-region table")
-    expect(table).to_have_attribute("aria-rowcount", "8001")
+    expect(table).to_have_attribute("aria-rowcount", str(MANY + 1))
     region = page.get_by_role("region", name="Images found")
     assert rows_of(page).count() < 60
     region.evaluate("region => { region.scrollTop = region.scrollHeight; }")
-    expect(rows_of(page).last).to_have_attribute("aria-rowindex", "8001")
+    expect(rows_of(page).last).to_have_attribute("aria-rowindex", str(MANY + 1))
     assert rows_of(page).count() < 60
     assert read_column(page, "Step")[-1] == str(MANY_STEPS)
     # A row stands where its number says, whatever was scrolled by.
@@ -422,71 +332,3 @@ def test_find_makes_the_rows_on_the_screen_alone(
     expect(rows_of(page).first).to_have_attribute("aria-rowindex", "2")
     scores = [float(score) for score in read_column(page, "ocr")]
     assert scores == sorted(scores, reverse=True)
-
-
-def test_find_shows_a_grid_of_the_pictures_near_the_screen(
-    open_find: OpenGallery, large_run: RunFolder
-) -> None:
-    page = open_find("find", run=large_run)
-    page.get_by_label("grid").check()
-    page.wait_for_url(re.compile("show=grid"))
-    cells = page.locator(".find-grid li")
-    expect(cells.first).to_have_attribute("aria-setsize", "8000")
-    expect(cells.first).to_contain_text(re.compile(r"\d\.\d{3}.*step 1\s*asked w4"))
-    assert cells.count() < 200
-    region = page.get_by_role("region", name="Images found")
-    region.evaluate("region => { region.scrollTop = region.scrollHeight; }")
-    expect(cells.last).to_have_attribute("aria-posinset", "8000")
-    assert cells.count() < 200
-    # Arrows go along the pictures, Enter opens the chosen one in its group.
-    region.evaluate("region => { region.scrollTop = 0; }")
-    region.focus()
-    columns = region.evaluate(
-        "region => getComputedStyle(region.firstElementChild).gridTemplateColumns.split(' ').length"
-    )
-    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
-        region.press(key)
-    chosen = page.locator(".find-grid [aria-current]")
-    expect(chosen).to_have_attribute("aria-posinset", str(2 + columns))
-    expect(chosen).to_be_in_viewport()
-    region.press("Enter")
-    expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
-    page.go_back()
-    expect(chosen).to_have_attribute("aria-posinset", str(2 + columns))
-
-
-def test_find_says_when_nothing_is_found(open_find: OpenGallery) -> None:
-    page = open_find(fragment(text="zebra", sort="total", show="grid"))
-    expect(page.locator("main")).to_contain_text("Nothing found: none of the 48 images passes")
-    page.get_by_role("button", name="Show all images").click()
-    expect_count(page, ALL)
-    # The way of looking stays.
-    page.wait_for_url(re.compile(r"#find\?sort=total&show=grid$"))
-
-
-def test_start_tells_which_canaries_are_outside_their_band(
-    open_find: OpenGallery, large_run: RunFolder
-) -> None:
-    page = open_find("start", run=large_run)
-    state = page.get_by_role("region", name="Canaries")
-    departed = find_departed(MANY_STEPS)
-    assert 0 < len(departed) < len(BANDS)
-    expect(state).to_contain_text(f"{len(departed)} of 3 outside their band at step {MANY_STEPS}")
-    outside = state.locator("tbody tr", has_text="outside")
-    expect(outside.locator("th")).to_have_text([name for name in BANDS if name in departed])
-
-
-def test_find_brings_the_chosen_row_into_sight(
-    open_find: OpenGallery, large_run: RunFolder
-) -> None:
-    name = f"w{(200 * MANY_GROUPS + 1) % 97}"
-    at = f"step-000200/{name}-3.png"
-    page = open_find(fragment(at=at), run=large_run)
-    chosen = page.locator("tr[aria-current=true]")
-    # 199 steps of 32 images, one group and three images before it; the head is row 1.
-    expect(chosen).to_have_attribute("aria-rowindex", str(199 * 32 + 8 + 3 + 2))
-    expect(chosen).to_be_in_viewport()
-    for _ in range(20):
-        page.keyboard.press("n")
-    expect(chosen).to_have_attribute("aria-rowindex", str(199 * 32 + 8 + 3 + 2 + 20))
-    expect(chosen).to_be_in_viewport()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +13,13 @@ from playwright.sync_api import Browser, Page, expect
 
 from glm_grpo.gallery.server import GalleryServer
 from glm_grpo.run.folder import RunFolder
-from tests.browser.conftest import OpenGallery, change_data
+from tests.browser.conftest import NOT_FOUND, OpenGallery, change_data, copy_run
 
 
 @pytest.fixture
 def young_run(gallery_run: RunFolder, tmp_path: Path) -> RunFolder:
     """The common run when it had made three steps and one evaluation, a moment ago."""
-    shutil.copytree(gallery_run.path, tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = copy_run(gallery_run, tmp_path / "run")
 
     def rewind(data: Any) -> None:
         data["chunks"] = data["chunks"][:1]
@@ -63,11 +61,13 @@ def open_served(browser: Browser, young_run: RunFolder) -> Iterator[Callable[[st
         thread.join()
 
 
-def expect_news(page: Page, run: RunFolder) -> None:
-    """The page says what is new, and shows it once it is asked to."""
+def test_served_page_notices_new_steps(
+    open_served: Callable[[str], Page], young_run: RunFolder
+) -> None:
+    page = open_served("groups?step=2")
     choice = page.get_by_label("Training step")
     expect(choice).to_have_value("2")
-    go_on(run)
+    go_on(young_run)
     page.get_by_role("banner").get_by_role("button", name="9 new steps").click()
     expect(choice).to_have_value("12")
     expect(
@@ -76,20 +76,10 @@ def expect_news(page: Page, run: RunFolder) -> None:
     expect(page.locator(".sample").first).to_be_visible()
 
 
-def test_page_from_disk_notices_new_steps(open_gallery: OpenGallery, young_run: RunFolder) -> None:
-    expect_news(open_gallery("groups?step=2", run=young_run), young_run)
-
-
-def test_served_page_notices_new_steps(
-    open_served: Callable[[str], Page], young_run: RunFolder
-) -> None:
-    expect_news(open_served("groups?step=2"), young_run)
-
-
-def test_page_that_follows_shows_the_newest_by_itself(
+def test_page_from_disk_that_follows_shows_the_newest_by_itself(
     open_gallery: OpenGallery, young_run: RunFolder
 ) -> None:
-    page = open_gallery("progress", run=young_run)
+    page = open_gallery("progress", run=young_run, allows=NOT_FOUND)
     expect(page.locator("thead th")).to_have_count(3)
     page.get_by_label("Follow").check()
     row = page.locator(".row-id").first.element_handle()
@@ -98,6 +88,10 @@ def test_page_that_follows_shows_the_newest_by_itself(
     # The table is the same one: what has the focus, and what was scrolled to, stays.
     assert row is not None
     assert row.evaluate("row => row.isConnected")
+    # What it has stays where the run can no longer be read.
+    (young_run.gallery_path.parent / "data" / "run.js").unlink()
+    expect(page.get_by_role("banner")).to_contain_text("data/run.js cannot be read now")
+    expect(page.locator("thead th")).to_have_count(4)
 
 
 def test_head_tells_the_time_left_and_silence(
@@ -110,40 +104,3 @@ def test_head_tells_the_time_left_and_silence(
     change_data(young_run, "run", lambda data: data.update(recorded=time.time() - 7200))
     head = open_gallery(run=young_run).get_by_role("banner")
     expect(head).to_contain_text("step 3 of 40, no new step for 2 h 0 min")
-
-
-def test_page_says_that_the_run_cannot_be_read_and_keeps_what_it_has(
-    open_gallery: OpenGallery, young_run: RunFolder
-) -> None:
-    page = open_gallery("groups?step=2", run=young_run, allows="ERR_FILE_NOT_FOUND")
-    (young_run.gallery_path.parent / "data" / "run.js").unlink()
-    expect(page.get_by_role("banner")).to_contain_text("data/run.js cannot be read now")
-    expect(page.locator(".sample").first).to_be_visible()
-
-
-def test_ended_run_is_not_looked_at(open_gallery: OpenGallery, young_run: RunFolder) -> None:
-    changes = {"steps_planned": 3, "recorded": time.time() - 7200}
-    change_data(young_run, "run", lambda data: data.update(changes))
-    page = open_gallery(run=young_run)
-    head = page.get_by_role("banner")
-    expect(head).to_contain_text("step 3 of 3")
-    expect(head.get_by_role("progressbar")).to_have_count(0)
-    requests: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.wait_for_timeout(2500)
-    assert not [url for url in requests if "run.js" in url]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_head_of_a_run_that_goes_on_passes_axe(
-    open_gallery: OpenGallery,
-    find_violations: Callable[[Page], list[str]],
-    young_run: RunFolder,
-    scheme: str,
-) -> None:
-    viewport = {"width": 390, "height": 844}
-    page = open_gallery("groups?step=2", run=young_run, color_scheme=scheme, viewport=viewport)
-    go_on(young_run)
-    expect(page.get_by_role("button", name="9 new steps")).to_be_visible()
-    assert find_violations(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth") == 390

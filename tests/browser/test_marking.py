@@ -14,9 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from glm_grpo.gallery.server import GalleryServer
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.data.prompts import load_prompts
-from tests.browser.conftest import SIDE, TIMEOUT, OpenGallery
-
-NOT_FOUND = "ERR_FILE_NOT_FOUND"
+from tests.browser.conftest import NOT_FOUND, SIDE, TIMEOUT, OpenGallery, copy_run
 
 
 def download(page: Page, button: str) -> str:
@@ -94,8 +92,7 @@ def test_find_marks_the_chosen_image_by_key_and_filters_by_marks(open_gallery: O
 def test_marks_of_a_served_gallery_are_stored_beside_the_run(
     browser: Browser, gallery_run: RunFolder, tmp_path: Path
 ) -> None:
-    run = RunFolder(tmp_path / "run")
-    shutil.copytree(gallery_run.path, run.path)
+    run = copy_run(gallery_run, tmp_path / "run")
     image = "step-000001/plain-2.png"
     run.marks_path.write_text(json.dumps({image: {"verdict": "reject", "note": ""}}))
     complaints: list[str] = []

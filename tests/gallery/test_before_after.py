@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,13 +92,10 @@ def test_choose_cases_takes_the_best_the_middle_and_the_worst() -> None:
     assert choose_cases(changes) == chosen
     # Of four, the middle two are a and d; d changed for the worse.
     assert choose_cases(changes | {"d": -0.5}) == chosen | {"Median change": "d"}
-
-
-def test_choose_cases_shows_no_prompt_twice() -> None:
+    # None is shown twice.
     assert choose_cases({}) == {}
     assert choose_cases({"a": 1.0}) == {"The only prompt": "a"}
     assert choose_cases({"a": 1.0, "b": 2.0}) == {"Best change": "b", "Worst change": "a"}
-    assert list(choose_cases({"a": 1.0, "b": 1.0, "c": 1.0}).values()) == ["a", "b", "c"]
 
 
 def test_page_shows_the_chosen_prompts_and_states_the_rule(
@@ -179,17 +175,6 @@ def test_page_says_where_a_picture_is_missing(folder: RunFolder, read_page: Read
     assert page.after("Picture missing", 2) == ["total", "0.750"]
 
 
-def test_page_shows_a_thumbnail_that_outlived_its_picture(
-    folder: RunFolder, read_page: ReadPage
-) -> None:
-    image = "eval-000010/leapt-0"
-    (folder.path / f"images/{image}.png").unlink()
-    write_atomically(folder.path / f"gallery/thumbs/{image}.webp", b"")
-    page = read_page(write_before_after(folder, SUMMARY))
-    assert f"thumbs/{image}.webp" in page.alternatives()
-    assert "index.html#progress?prompt=leapt&step=10&sample=0&large=1" in page.linked()
-
-
 def test_page_says_in_words_what_was_trained(
     folder: RunFolder, configs_dir: Path, read_page: ReadPage
 ) -> None:
@@ -234,45 +219,26 @@ def test_page_names_no_folder_of_the_machine_but_in_the_settings(
         assert words in said, words
 
 
-UNTRAINED = (
-    "The features are untrained: these distances compare structure but do not measure human "
-    "perception."
-)
-
-
-def test_page_says_what_scores_do_not_measure_where_terms_and_changes_are_listed(
+def test_page_says_what_scores_do_not_measure(
     folder: RunFolder, configs_dir: Path, read_page: ReadPage
 ) -> None:
+    said = (
+        "as 1 - distance. The features are untrained: these distances compare structure but do",
+        "lpips : The features are untrained",
+        "aesthetic : Here by the embedded miniature of a CLIP, made for demonstration.",
+        "It is the miniature that is embedded in glm-grpo, made for demonstration.",
+    )
     store_config(folder, configs_dir)
     text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
-    assert f"as 1 - distance. {UNTRAINED}" in text
-    assert f"lpips : {UNTRAINED}" in text
-    assert "aesthetic : Here by the embedded miniature of a CLIP, made for demonstration." in text
+    assert [words in text for words in said] == [True] * 4
     store_config(
         folder,
         configs_dir,
         *("reward.terms.lpips.pretrained=true", "reward.terms.aesthetic.head=head.pth"),
+        *("model.path=other", "reward.combine=normalize_then_sum"),
     )
     text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
-    assert "untrained:" not in text
-    assert "miniature of a CLIP" not in text
-
-
-def test_page_calls_the_embedded_model_a_miniature(
-    folder: RunFolder, configs_dir: Path, read_page: ReadPage
-) -> None:
-    words = "It is the miniature that is embedded in glm-grpo, made for demonstration."
-    store_config(folder, configs_dir)
-    assert words in " ".join(read_page(write_before_after(folder, ())).texts)
-    store_config(folder, configs_dir, "model.path=other")
-    assert words not in " ".join(read_page(write_before_after(folder, ())).texts)
-
-
-def test_page_tells_how_terms_are_combined(
-    folder: RunFolder, configs_dir: Path, read_page: ReadPage
-) -> None:
-    store_config(folder, configs_dir, "reward.combine=normalize_then_sum")
-    text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
+    assert [words in text for words in said] == [False] * 4
     assert "each standardised among the pictures of its prompt" in text
 
 
@@ -304,17 +270,6 @@ def test_page_without_a_config_says_so_and_shows_the_rest(
     assert "All settings" not in text
 
 
-def test_page_shows_the_text_of_a_config_that_is_refused(
-    folder: RunFolder, read_page: ReadPage
-) -> None:
-    write_atomically(folder.config_path, b"model: <b>other</b>\n")
-    page = read_page(write_before_after(folder, SUMMARY))
-    text = " ".join(page.texts)
-    assert "cannot be shown in words. config.yaml: " in text
-    assert "model: <b>other</b>" in page.texts
-    assert len(headings(page)) == 3
-
-
 def test_page_shows_all_settings_and_how_to_reproduce_the_run(
     folder: RunFolder, configs_dir: Path, read_page: ReadPage
 ) -> None:
@@ -339,56 +294,16 @@ def test_page_says_that_two_evaluations_are_needed(
     assert "0.4 lpips + 0.2 ssim" in text
 
 
-@pytest.mark.parametrize("step", [0, 10])
 def test_page_says_that_a_table_is_damaged(
-    step: int, folder: RunFolder, configs_dir: Path, read_page: ReadPage
+    folder: RunFolder, configs_dir: Path, read_page: ReadPage
 ) -> None:
     store_config(folder, configs_dir)
-    path = folder.evaluation_path(step)
+    path = folder.evaluation_path(10)
     path.write_bytes(path.read_bytes()[:-50])
     text = " ".join(read_page(write_before_after(folder, ())).texts)
     # In place of the table and in place of the pictures.
-    assert text.count(f" evaluations/step-{step:06d}.parquet is not a whole Parquet file") == 2
+    assert text.count(" evaluations/step-000010.parquet is not a whole Parquet file") == 2
     assert "0.4 lpips + 0.2 ssim" in text
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "message"),
-    [
-        ("total", math.nan, "is damaged (total holds numbers that are not finite)"),
-        ("total", None, "is damaged"),
-        ("total", "much", "is damaged"),
-        ("image", "images/../secret.png", "'images/../secret.png' is not below images/"),
-        ("target", "/etc/picture.png", "'/etc/picture.png' is not below images/"),
-    ],
-)
-def test_page_says_that_a_value_is_damaged(
-    column: str, value: object, message: str, tmp_path: Path, read_page: ReadPage
-) -> None:
-    folder = RunFolder(tmp_path)
-    store_evaluation(folder, 0, {"a": [0.5]})
-    store_evaluation(folder, 10, {"a": [0.5]}, **{column: value})
-    page = read_page(write_before_after(folder, ()))
-    assert any(message in text for text in page.texts)
-    assert page.all("img") == []
-
-
-def test_page_says_that_a_column_is_missing(tmp_path: Path, read_page: ReadPage) -> None:
-    folder = RunFolder(tmp_path)
-    store_evaluation(folder, 0, {"a": [0.5]})
-    path = folder.evaluation_path(0)
-    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).drop_columns(["texts"]), path)
-    store_evaluation(folder, 10, {"a": [0.5]})
-    text = " ".join(read_page(write_before_after(folder, ())).texts)
-    assert "evaluations/step-000000.parquet has no column texts." in text
-
-
-def test_page_of_a_run_that_goes_on_says_when_the_table_comes(
-    folder: RunFolder, read_page: ReadPage
-) -> None:
-    page = read_page(write_before_after(folder, ()))
-    assert any("is not made while a run goes on" in text for text in page.texts)
-    assert len(headings(page)) == 3
 
 
 def test_page_pairs_only_prompts_of_both_evaluations(tmp_path: Path, read_page: ReadPage) -> None:
@@ -417,12 +332,3 @@ def test_page_loads_nothing_but_what_lies_in_the_run(
     assert not re.search(r"https?:|//\w|@import|url\(|<script|<iframe", path.read_text())
     linked = {str(link) for link in read_page(path).linked()}
     assert all(re.match(r"(thumbs/|index\.html$|index\.html#progress\?)", link) for link in linked)
-
-
-def test_page_sharpens_small_pictures_only(
-    folder: RunFolder, configs_dir: Path, read_page: ReadPage
-) -> None:
-    store_config(folder, configs_dir)
-    assert read_page(write_before_after(folder, ())).all("body") == [{"class": "small"}]
-    store_config(folder, configs_dir, "rollout.height=256", "rollout.width=256")
-    assert read_page(write_before_after(folder, ())).all("body") == [{}]

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -112,15 +110,13 @@ def test_a_copy_of_a_run_has_its_totals_in_units_of_the_untrained_spread(
     assert own[0]["total"] != run.data("evaluation-000000")["groups"][0]["total"]
 
 
-@pytest.mark.parametrize("what", ["prompt", "texts", "target", "id"])
+@pytest.mark.parametrize("what", ["prompt", "target"])
 def test_gallery_says_how_many_prompts_are_the_same(what: str, make_run: MakeRun) -> None:
     run, other = make_run("run"), make_run("other")
     kite, field = other.prompts
     others = {
         "prompt": replace(kite, prompt="a blue sign"),
-        "texts": replace(kite, texts=("SHUT",)),
         "target": replace(kite, target=kite.target + 1),
-        "id": replace(kite, prompt_id="boat"),
     }
     other.prompts = (others[what], field)
     run.record_evaluation(0)
@@ -204,57 +200,3 @@ def test_command_keeps_other_runs_until_it_names_others_or_none(
 
     assert run.data("run")["beside"] == []
     assert not [name for name in run.files(".") if "beside" in name and "assets" not in name]
-
-
-def test_gallery_says_that_its_list_of_other_runs_is_damaged(pair: tuple[Any, Any]) -> None:
-    run, other = pair
-    show(run, other)
-    (run.gallery / "beside" / "runs.json").write_text("[{}]")
-    write_gallery(run.folder, ())
-    data = run.data("run")
-    assert data["beside"] == []
-    assert data["problems"][0]["where"] == "runs.json"
-
-
-def test_a_picture_that_the_other_run_lost_is_left_out(pair: tuple[Any, Any]) -> None:
-    run, other = pair
-    (other.folder.images_dir / "eval-000003" / "kite-0.png").unlink()
-    (other.folder.images_dir / "eval-000003" / "kite-1.png").write_bytes(b"no picture")
-    show(run, other)
-    assert len(run.data("beside-1")["groups"][0]["images"]) == 2
-    kept = sorted(path.name for path in (run.gallery / "beside/1/eval-000003").iterdir())
-    assert kept == ["b-0.png", "b-0.webp", "b-1.png", "b-1.webp"]
-
-
-def test_no_picture_from_outside_the_other_run_is_kept(
-    pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    run, other = pair
-    picture = other.folder.images_dir / "eval-000003" / "kite-0.png"
-    picture.rename(tmp_path / "outside.png")
-    picture.symlink_to(tmp_path / "outside.png")
-    with pytest.raises(StorageError, match="leads out of the run folder"):
-        show(run, other)
-    assert not (run.gallery / "beside").exists()
-
-
-@pytest.mark.parametrize(
-    "names", [["kite-0.webp", "kite-1.webp"], ["kite-0.png", "kite-0.png"]], ids=["webp", "twice"]
-)
-def test_no_file_of_the_other_run_is_written_to(names: list[str], pair: tuple[Any, Any]) -> None:
-    run, other = pair
-    # Tables of strangers name pictures as they like; a gallery holds links to the stored ones.
-    images = other.folder.images_dir / "eval-000003"
-    path = other.folder.evaluation_path(3)
-    table = pyarrow.parquet.read_table(path)
-    stored = table["image"].to_pylist()
-    for sample, name in enumerate(names):
-        stored[sample] = f"images/eval-000003/{name}"
-        if not (images / name).exists():
-            (images / f"kite-{sample}.png").rename(images / name)
-    column = pyarrow.array(stored, pyarrow.string())
-    table = table.set_column(table.column_names.index("image"), "image", column)
-    pyarrow.parquet.write_table(table, path)
-    before = {each.name: each.read_bytes() for each in images.iterdir()}
-    show(run, other)
-    assert {each.name: each.read_bytes() for each in images.iterdir()} == before

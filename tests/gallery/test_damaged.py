@@ -27,13 +27,7 @@ def tear(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
-def overwrite_middle(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[4:400] = bytes(396)
-    path.write_bytes(content)
-
-
-def set_schema(path: Path, metadata: dict[str, str] | None) -> None:
+def set_schema(path: Path, metadata: dict[str, str]) -> None:
     table = pyarrow.parquet.read_table(path)
     pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), path)
 
@@ -42,89 +36,45 @@ def drop_total(path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).drop_columns(["total"]), path)
 
 
-NOTHING = pyarrow.nulls(4)
-DAMAGES = [
-    (tear, "is not a whole Parquet file"),
-    (overwrite_middle, "Restore a copy|Check the path|Remove it"),
-    (lambda path: path.write_bytes(b""), "is not a whole Parquet file"),
-    (lambda path: path.write_bytes(b"<html>"), "is not a whole Parquet file"),
-    (lambda path: set_schema(path, {"glm_grpo": '{"schema": 99}'}), "has schema 99, and this"),
-    (lambda path: set_schema(path, None), "has no glm_grpo metadata"),
-    (drop_total, "has no column total"),
-    (
-        lambda path: change(path, "total", pyarrow.array([0.5, float("nan"), 0, 0])),
-        r"is damaged \(total holds numbers that are not finite",
-    ),
-    (
-        lambda path: change(path, "raw/lpips", pyarrow.array([0.5, None, None, None])),
-        r"is damaged \(numbers are missing or not finite",
-    ),
-    (
-        lambda path: change(path, "total", pyarrow.array(["a", "b", "c", "d"])),
-        "is damaged .*Failed to parse string",
-    ),
-    (
-        lambda path: change(path, "prompt", pyarrow.array(["a", None, "b", "b"])),
-        "is damaged .*'prompt' with null values",
-    ),
-    (
-        lambda path: change(path, "note/ocr", pyarrow.array([{"a": 1}] * 4)),
-        "is damaged .*Unsupported cast",
-    ),
-    (
-        lambda path: change(path, "is_flat" if "rollouts" in path.parts else "total", NOTHING),
-        "is damaged .*with null values",
-    ),
-    (
-        lambda path: change(
-            path, "prompt", pyarrow.array([b"\xed\xa0\x80"] * 4).cast(pyarrow.string(), safe=False)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (tear, "is not a whole Parquet file"),
+        (lambda path: set_schema(path, {"glm_grpo": '{"schema": 99}'}), "has schema 99, and this"),
+        (drop_total, "has no column total"),
+        (
+            lambda path: change(path, "total", pyarrow.array([0.5, float("nan"), 0, 0])),
+            r"is damaged \(total holds numbers that are not finite",
         ),
-        "is damaged .*UTF8",
-    ),
-    (
-        lambda path: change(path, "image", pyarrow.array(["images/../../x.png"] * 4)),
-        r"'images/../../x.png' is not below images/",
-    ),
-    (
-        lambda path: change(path, "target", pyarrow.array(["/etc/passwd"] * 4)),
-        "'/etc/passwd' is not below images/",
-    ),
-]
-
-
-@pytest.mark.parametrize(("damage", "message"), DAMAGES)
-@pytest.mark.parametrize("kind", ["step", "evaluation"])
-def test_damaged_table_is_said_in_its_place(damage: Any, message: str, kind: str, run: Any) -> None:
-    for step in (1, 2, 3):
+        (
+            lambda path: change(path, "raw/lpips", pyarrow.array([0.5, None, None, None])),
+            r"is damaged \(numbers are missing or not finite",
+        ),
+        (
+            lambda path: change(path, "image", pyarrow.array(["images/../../x.png"] * 4)),
+            r"'images/../../x.png' is not below images/",
+        ),
+    ],
+)
+def test_damaged_table_is_said_in_its_place(damage: Any, message: str, run: Any) -> None:
+    for step in (1, 2):
         run.record_step(step)
         run.record_evaluation(step)
-    path = run.folder.rollout_path(1) if kind == "step" else run.folder.evaluation_path(1)
-    damage(path)
+    damage(run.folder.rollout_path(1))
+    damage(run.folder.evaluation_path(2))
 
     write_gallery(run.folder, ())
 
-    steps = run.data("steps-000001")["steps"]
-    evaluations = [run.data(f"evaluation-00000{step}") for step in (1, 2, 3)]
-    entries, others = (steps, evaluations) if kind == "step" else (evaluations, steps)
-    assert set(entries[0]) == {"step", "problem"}
-    assert re.search(message, entries[0]["problem"])
-    assert str(run.folder.path) not in entries[0]["problem"]
-    for entry in (*entries[1:], *others):
+    damaged, whole = run.data("steps-000001")["steps"]
+    evaluations = [run.data(f"evaluation-00000{step}") for step in (1, 2)]
+    for entry in (damaged, evaluations[1]):
+        assert set(entry) == {"step", "problem"}
+        assert re.search(message, entry["problem"])
+        assert str(run.folder.path) not in entry["problem"]
+    for entry in (whole, evaluations[0]):
         assert set(entry) == {"step", "groups"}
     assert run.data("run")["problems"] == []
-    assert [row["step"] for row in run.data("steps-000001")["metrics"]] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("step", [1, 2])
-def test_page_of_before_and_after_does_not_need_the_evaluations_it_shows(
-    step: int, run: Any
-) -> None:
-    run.record_evaluation(1)
-    run.record_evaluation(2)
-    tear(run.folder.evaluation_path(step))
-    write_gallery(run.folder, ())
-    page = (run.gallery / "report.html").read_text()
-    assert f"evaluations/step-00000{step}.parquet is not a whole Parquet file" in page
+    assert [row["step"] for row in run.data("steps-000001")["metrics"]] == [1, 2]
 
 
 def test_missing_config_leaves_what_the_tables_tell(run: Any) -> None:
@@ -152,87 +102,30 @@ def test_missing_config_leaves_what_the_tables_tell(run: Any) -> None:
     assert group["notes"]["ocr"][0]["marks"] == [["OP", True], ["F", False], ["N", True]]
 
 
-@pytest.mark.parametrize(
-    "text", ["rollout: [", "- a list", "unknown_key: 1", "model: {path: '\ud800'}", "\0"]
-)
-def test_config_that_is_refused_is_shown_as_it_is(text: str, run: Any) -> None:
+def test_config_that_is_refused_is_shown_as_it_is(run: Any) -> None:
     run.record_step(1)
-    run.folder.config_path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    run.folder.config_path.write_text("rollout: [")
     write_gallery(run.folder, ())
     data = run.data("run")
     assert [problem["where"] for problem in data["problems"]] == ["config.yaml"]
-    assert data["config"] == text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    assert [term["name"] for term in data["reward"]["terms"]] == [
-        "lpips",
-        "ssim",
-        "ocr",
-        "aesthetic",
-    ]
+    assert data["config"] == "rollout: ["
+    names = [term["name"] for term in data["reward"]["terms"]]
+    assert names == ["lpips", "ssim", "ocr", "aesthetic"]
 
 
-def test_missing_config_takes_the_weights_of_the_first_whole_table(run: Any) -> None:
+def test_damaged_metrics_and_bands_leave_the_pictures(run: Any) -> None:
     run.record_step(1)
-    run.record_step(2)
-    tear(run.folder.rollout_path(1))
-    run.folder.config_path.unlink()
+    run.folder.metrics_path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    run.folder.canaries_path.write_text('{"a": {"mean": 1}}')
     write_gallery(run.folder, ())
-    assert len(run.data("run")["reward"]["terms"]) == 4
-    tear(run.folder.rollout_path(2))
-    write_gallery(run.folder, ())
-    assert run.data("run")["reward"]["terms"] == []
-
-
-def test_line_torn_by_a_kill_is_left_out_of_the_metrics(run: Any) -> None:
-    run.record_step(1)
-    with run.folder.metrics_path.open("a") as file:
-        file.write('{"step": 2, "rew')
-    write_gallery(run.folder, ())
-    assert run.data("run")["problems"] == []
-    assert [row["step"] for row in run.data("steps-000001")["metrics"]] == [1]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"step": 1}\n{"st\n{"step": 3}\n', "line 2 of metrics.jsonl is damaged"),
-        ('{"loss": 1}\n', "line 1 of metrics.jsonl is damaged (step is"),
-        ('{"step": 1.5}\n', "step is 1.5: Input should be a valid integer"),
-        ('{"step": 1e400}\n', "step is inf: Input should be a valid integer"),
-        ('{"step": "1"}\n', "step is '1': Input should be a valid integer"),
-        ('{"step": 1, "loss": "x"}\n', "line 1 of metrics.jsonl is damaged (loss"),
-        ("[1]\n", "line 1 of metrics.jsonl is damaged (the whole is [1]"),
-        ("[" * 9000 + "]" * 9000 + "\n", "line 1 of metrics.jsonl is damaged (recursion limit"),
-    ],
-)
-def test_damaged_metrics_leave_the_pictures(text: str, message: str, run: Any) -> None:
-    run.record_step(1)
-    run.folder.metrics_path.write_text(text)
-    write_gallery(run.folder, ())
-    (problem,) = run.data("run")["problems"]
-    assert problem["where"] == "metrics.jsonl"
-    assert message in problem["message"]
+    data = run.data("run")
+    problems = {problem["where"]: problem["message"] for problem in data["problems"]}
+    assert set(problems) == {"metrics.jsonl", "canaries.json"}
+    assert "line 2 of metrics.jsonl is damaged" in problems["metrics.jsonl"]
+    assert data["bands"] is None
     chunk = run.data("steps-000001")
     assert chunk["metrics"] == []
     assert len(chunk["steps"][0]["groups"]) == 2
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[1]",
-        '{"a": 1}',
-        '{"a": {"mean": 1}}',
-        '{"a": {"mean": NaN, "std": 1, "prompts": 2}}',
-        '{"a": {"mean": "x", "std": 1, "prompts": 2}}',
-    ],
-)
-def test_damaged_bands_are_a_problem(text: str, run: Any) -> None:
-    run.folder.canaries_path.write_text(text)
-    write_gallery(run.folder, ())
-    data = run.data("run")
-    assert data["bands"] is None
-    assert [problem["where"] for problem in data["problems"]] == ["canaries.json"]
 
 
 def test_missing_pictures_have_no_thumbnails(run: Any) -> None:
@@ -253,8 +146,7 @@ def test_run_that_stored_nothing_has_a_gallery(run: Any) -> None:
     assert data["chunks"] == data["evaluations"] == []
 
 
-@pytest.mark.parametrize("write", [write_gallery, update_gallery])
-def test_full_disk_is_said(write: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run.record_step(1)
     write_gallery(run.folder, ())
 
@@ -263,4 +155,4 @@ def test_full_disk_is_said(write: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(StorageError, match="No space left on device"):
-        write(run.folder, () if write is write_gallery else 1)
+        update_gallery(run.folder, 1)

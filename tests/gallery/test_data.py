@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import asdict, replace
@@ -16,9 +15,9 @@ import yaml
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.marks import MarkChange, change_mark
-from rewards.audit.canaries import Band
 from rewards.types import Prompt
 
+NAMES = ("lpips", "ssim", "ocr", "aesthetic")
 HOSTILE = (
     "</script><script>alert(1)</script>\"'`\\ שלום \u202e🙂 \u2028\u2029 __proto__ " + "w" * 5000
 )
@@ -39,41 +38,15 @@ def test_run_tells_the_settings(run: Any) -> None:
             "combine": "weighted_sum",
             "terms": [
                 {
-                    "name": "lpips",
-                    "kind": "lpips",
-                    "weight": 0.4,
+                    "name": name,
+                    "kind": name,
+                    "weight": weight,
                     "std_floor": 0.0001,
                     "at_least": None,
                     "has_share": False,
                     "is_for_evaluations": False,
-                },
-                {
-                    "name": "ssim",
-                    "kind": "ssim",
-                    "weight": 0.2,
-                    "std_floor": 0.0001,
-                    "at_least": None,
-                    "has_share": False,
-                    "is_for_evaluations": False,
-                },
-                {
-                    "name": "ocr",
-                    "kind": "ocr",
-                    "weight": 0.3,
-                    "std_floor": 0.0001,
-                    "at_least": None,
-                    "has_share": False,
-                    "is_for_evaluations": False,
-                },
-                {
-                    "name": "aesthetic",
-                    "kind": "aesthetic",
-                    "weight": 0.1,
-                    "std_floor": 0.0001,
-                    "at_least": None,
-                    "has_share": False,
-                    "is_for_evaluations": False,
-                },
+                }
+                for name, weight in zip(NAMES, (0.4, 0.2, 0.3, 0.1), strict=True)
             ],
             "steering": {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0},
             "watch": [],
@@ -100,7 +73,7 @@ def test_run_tells_the_settings(run: Any) -> None:
 
 
 def test_run_tells_when_it_recorded_and_the_pace_of_its_last_ten_steps(run: Any) -> None:
-    for step, seconds in enumerate((100.0, 100.0, *[2.0] * 4, 3.0, *[4.0] * 5), start=1):
+    for step, seconds in enumerate((1.0, 1.0, *[2.0] * 4, 3.0, *[4.0] * 5), start=1):
         run.recorder.record_step(step, {"time/step": seconds})
     os.utime(run.folder.metrics_path, (1_700_000_000, 1_700_000_000))
     data = written(run, "run")
@@ -122,13 +95,6 @@ def test_time_left_counts_the_evaluations_to_come(run: Any) -> None:
     assert written(run, "run")["seconds_left"] == left + 7.0 * to_come
     run.recorder.amend_step(every, {"time/evaluation": 9.0})
     assert written(run, "run")["seconds_left"] == left + 9.0 * (to_come - 1)
-
-
-def test_run_tells_the_kind_of_a_term_with_a_name_of_its_own(run: Any) -> None:
-    text = run.folder.config_path.read_text().replace("    ocr:\n", "    small_print:\n")
-    run.folder.config_path.write_text(text)
-    terms = {term["name"]: term["kind"] for term in written(run, "run")["reward"]["terms"]}
-    assert terms["small_print"] == "ocr"
 
 
 def test_run_lists_steps_by_tens_and_evaluations(run: Any) -> None:
@@ -189,15 +155,6 @@ def test_run_tells_marks_or_why_they_cannot_be_read(run: Any) -> None:
     (problem,) = data["problems"]
     assert problem["where"] == "marks.json"
     assert "x.verdict is 'maybe'" in problem["message"]
-
-
-def test_first_chunk_holds_the_metrics_of_the_evaluation_before_the_first_step(run: Any) -> None:
-    run.recorder.record_step(0, {"eval/total": 0.5})
-    assert written(run, "run")["chunks"] == [{"key": "steps-000001", "steps": []}]
-    assert run.data("steps-000001") == {
-        "metrics": [{"step": 0, "eval/total": 0.5}],
-        "steps": [],
-    }
 
 
 def test_steps_hold_their_metrics_and_null_where_one_is_not_finite(run: Any) -> None:
@@ -283,24 +240,13 @@ def test_numbers_survive_to_the_last_bit(run: Any) -> None:
     run.record_step(1)
     groups = written(run, "steps-000001")["steps"][0]["groups"]
     table = pyarrow.parquet.read_table(run.folder.rollout_path(1))
-    for name in ("lpips", "ssim", "ocr", "aesthetic"):
+    for name in NAMES:
         shown = [x for group in groups for x in group["raw"][name] or [math.nan] * 2]
         stored = table[f"raw/{name}"].to_numpy()
         assert np.array_equal(np.array(shown, np.float32), stored, equal_nan=True)
     for name in ("total", "penalty", "advantage"):
         shown = np.array([x for group in groups for x in group[name]], np.float32)
         assert shown.tobytes() == table[name].to_numpy().tobytes()
-
-
-def test_notes_of_other_terms_are_plain_text(run: Any) -> None:
-    run.record_step(1)
-    path = run.folder.rollout_path(1)
-    table = pyarrow.parquet.read_table(path)
-    table = table.append_column("note/judge", pyarrow.array(["fine", "", None, None]))
-    pyarrow.parquet.write_table(table, path)
-    first, second = written(run, "steps-000001")["steps"][0]["groups"]
-    assert first["notes"]["judge"] == ["fine", ""]
-    assert second["notes"] == {}
 
 
 def test_marks_mind_case_where_the_term_does(run: Any) -> None:
@@ -330,12 +276,6 @@ def test_hostile_texts_come_through_as_they_are(run: Any) -> None:
             assert (run.gallery / "thumbs" / image).with_suffix(".webp").is_file()
     text = (run.gallery / "data" / "steps-000001.js").read_text(encoding="utf-8")
     assert not set(text) & {"<", "\u2028", "\u2029"}
-
-
-def test_bands_of_the_canaries_are_told(run: Any) -> None:
-    band = asdict(Band(0.5, 0.1, 4, collapse_below=0.05))
-    run.folder.canaries_path.write_text(json.dumps({"edge_density": band}))
-    assert written(run, "run")["bands"] == {"edge_density": band}
 
 
 def test_reading_is_shown_in_the_letters_it_is_compared_in(run: Any) -> None:

@@ -39,19 +39,9 @@ def test_film_shows_a_held_out_prompt_at_every_evaluation(
         assert film.info["loop"] == 0
 
 
-def test_film_takes_the_first_held_out_prompt_without_a_name(run: Any) -> None:
-    run.record_evaluation(0)
-    run.record_evaluation(4)
-    frames = find_frames(run.folder, None)
-    assert [(frame.step, frame.image) for frame in frames] == [
-        (0, "images/eval-000000/kite-0.png"),
-        (4, "images/eval-000004/kite-0.png"),
-    ]
-    # 0.4 * 0.1 + 0.2 * 0.2 + 0.3 * 0.3 + 0.1 * 0.4.
-    assert frames[0].total == pytest.approx(0.21)
-
-
-def test_film_of_a_training_prompt_shows_its_best_sample(run: Any) -> None:
+def test_film_shows_the_first_held_out_prompt_or_the_best_sample_of_a_training_prompt(
+    run: Any,
+) -> None:
     run.record_step(1)
     run.record_step(3)
     frames = find_frames(run.folder, "kite")
@@ -59,6 +49,11 @@ def test_film_of_a_training_prompt_shows_its_best_sample(run: Any) -> None:
         (1, "images/step-000001/kite-1.png"),
         (3, "images/step-000003/kite-1.png"),
     ]
+    run.record_evaluation(4)
+    (frame,) = find_frames(run.folder, None)
+    assert (frame.step, frame.image) == (4, "images/eval-000004/kite-0.png")
+    # 0.4 * 0.1 + 0.2 * 0.2 + 0.3 * 0.3 + 0.1 * 0.4.
+    assert frame.total == pytest.approx(0.21)
 
 
 def test_film_shrinks_large_pictures(run: Any, tmp_path: Path) -> None:
@@ -78,12 +73,3 @@ def test_film_of_an_unknown_prompt_is_refused(
     assert ended.value.code == 2
     assert "no picture of the prompt 'boat'" in capsys.readouterr().err
     assert not (tmp_path / "x.gif").exists()
-
-
-def test_film_of_a_run_without_evaluations_is_refused(
-    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run.record_step(1)
-    with pytest.raises(SystemExit):
-        cli.main(["gallery", str(run.folder.path), "--film", str(tmp_path / "x.gif")])
-    assert "no evaluation yet" in capsys.readouterr().err

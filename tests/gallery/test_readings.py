@@ -18,29 +18,21 @@ TEXTS = st.text(alphabet="abAB é\u0301\ufb01\uff11ß한ᄒ\u1161ｶﾞ \n漢", 
     [
         ("OPEN", ["OPEN"], [("OPEN", True)]),
         ("OPFN", ["OPEN"], [("OP", True), ("F", False), ("N", True)]),
-        # A letter that is missing has no piece.
-        ("OPN", ["OPEN"], [("OPN", True)]),
         ("OPXEN", ["OPEN"], [("OP", True), ("X", False), ("EN", True)]),
         # Words that no text takes are wrong, whatever their letters.
         ("OPEN NOW", ["OPEN"], [("OPEN ", True), ("NOW", False)]),
-        ("now OPEN", ["OPEN"], [("now ", False), ("OPEN", True)]),
         # Texts in another order, over several words.
         ("24 OP EN", ["OPEN", "24"], [("24 OP EN", True)]),
         # Asked for twice, there once.
         ("BAR BAR BAR", ["BAR", "BAR"], [("BAR BAR ", True), ("BAR", False)]),
         # What does not count as a difference.
         ("\uff4f\uff50\uff45\uff4e", ["OPEN"], [("\uff4f\uff50\uff45\uff4e", True)]),
-        ("cafe\u0301", ["CAFÉ"], [("cafe\u0301", True)]),
         ("cafe\u0301", ["CAFE"], [("caf", True), ("e\u0301", False)]),
         # A mark is no piece of its own, also where it makes no other letter of the one before.
         ("ax\u0301", ["AX"], [("a", True), ("x\u0301", False)]),
-        ("stra\u00dfe", ["STRASSE"], [("stra\u00dfe", True)]),
         # One letter of two that it folds into is right: the sign as a whole is not.
         ("\u00df", ["s"], [("\u00df", False)]),
-        (" \n OPEN \n", ["OPEN"], [(" \n OPEN \n", True)]),
-        ("OPEN", [], [("OPEN", False)]),
         ("", ["OPEN"], []),
-        (" \n ", ["OPEN"], [(" \n ", False)]),
     ],
 )
 def test_read_letters_tells_right_letters_from_wrong_ones(
@@ -85,14 +77,11 @@ def test_read_letters_agrees_with_the_score(read: str, wanted: list[str]) -> Non
     [
         ("OPEN", ["OPEN"], []),
         ("0PFN", ["OPEN"], [("O", "0"), ("E", "F")]),
-        ("PEN", ["OPEN"], [("O", "")]),
         ("OPPEN", ["OPEN"], [("", "P")]),
         # A word that no text took is none of its letters; a text that took none misses all.
         ("OPEN NOW", ["OPEN"], []),
         ("", ["AT"], [("A", ""), ("T", "")]),
         ("open", ["Oben"], [("B", "P")]),
-        # The capital of this letter is two.
-        ("", ["\u0149"], [("\u02bc", ""), ("N", "")]),
     ],
 )
 def test_read_letters_names_the_letter_asked_for_and_the_one_read(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from glm_grpo.gallery import update_gallery, write_gallery
-from glm_grpo.gallery.data import SummaryRow
 
 STATIC = Path(__file__).parents[2] / "glm_grpo" / "gallery" / "static"
 
@@ -65,14 +63,6 @@ def test_page_keeps_a_hostile_name_of_a_run_as_text(
     assert run.data("run")["name"].endswith("/ <img src=x onerror=alert(1)> #1 50% \ufffd")
 
 
-def test_write_gallery_hands_the_summary_to_the_page_of_before_and_after(run: Any) -> None:
-    run.record_evaluation(0)
-    run.record_evaluation(4)
-    row = SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.375)
-    write_gallery(run.folder, [row])
-    assert "+0.250" in (run.gallery / "report.html").read_text()
-
-
 def test_write_gallery_twice_gives_the_same_files(run: Any) -> None:
     run.record_evaluation(0)
     run.record_step(1)
@@ -88,17 +78,17 @@ def test_update_gallery_step_by_step_ends_like_a_whole_rebuild(run: Any) -> None
     run.record_evaluation(0)
     run.recorder.record_step(0, {"eval/total": 0.5})
     update_gallery(run.folder, 0)
-    for step in range(1, 13):
+    for step in (1, 2, 3, 4, 10, 11):
         run.record_step(step)
         update_gallery(run.folder, step)
         # What a reload shows now: the step, its pictures, and all before.
         listed = [n for chunk in run.data("run")["chunks"] for n in chunk["steps"]]
-        assert listed == list(range(1, step + 1))
+        assert listed == [each for each in (1, 2, 3, 4, 10, 11) if each <= step]
         entry = run.data("steps-000001" if step <= 10 else "steps-000011")["steps"][-1]
         assert entry["step"] == step
         assert len(entry["groups"]) == 2
         assert f"step-{step:06d}/kite-0.webp" in run.files("thumbs")
-        if step % 4 == 0:
+        if step in (4, 11):
             run.record_evaluation(step)
             run.recorder.amend_step(step, {"eval/total": 0.75})
             update_gallery(run.folder, step)
@@ -112,9 +102,9 @@ def test_update_gallery_step_by_step_ends_like_a_whole_rebuild(run: Any) -> None
 
 def test_update_gallery_writes_only_what_the_step_changed(run: Any) -> None:
     run.record_evaluation(0)
-    for step in range(1, 12):
+    for step in (1, 10, 11):
         run.record_step(step)
-        update_gallery(run.folder, step)
+    update_gallery(run.folder, 11)
     data, thumbs, assets = state(run, "data"), state(run, "thumbs"), state(run, "assets")
     page = run.folder.gallery_path.stat().st_ino
     run.record_step(12)
@@ -125,16 +115,6 @@ def test_update_gallery_writes_only_what_the_step_changed(run: Any) -> None:
     assert added == {f"step-000012/{name}.webp" for name in ("kite-0", "kite-1", "b-0", "b-1")}
     assert state(run, "assets") == assets
     assert run.folder.gallery_path.stat().st_ino == page
-
-
-def test_update_gallery_takes_up_evaluations_that_were_missed(run: Any) -> None:
-    run.record_step(1)
-    update_gallery(run.folder, 1)
-    run.record_evaluation(1)
-    run.record_step(2)
-    update_gallery(run.folder, 2)
-    assert run.data("run")["evaluations"] == [{"step": 1, "key": "evaluation-000001"}]
-    assert len(run.data("evaluation-000001")["groups"]) == 2
 
 
 def test_list_of_files_is_written_after_all_that_it_lists(
@@ -174,27 +154,3 @@ def test_write_gallery_removes_what_no_longer_belongs(run: Any) -> None:
     assert folders == {"eval-000001", "step-000001", "targets", "train-targets"}
     assert "old.js" not in run.files("assets")
     assert (run.gallery / "mine.txt").is_file()
-
-
-def test_run_that_goes_on_from_before_shows_its_pictures_and_not_the_old_ones(run: Any) -> None:
-    run.record_step(1)
-    run.record_step(2)
-    write_gallery(run.folder, ())
-    old = (run.gallery / "thumbs/step-000002/kite-0.webp").read_bytes()
-    run.recorder.truncate_after(1)
-    write_gallery(run.folder, ())
-    run.size = 16
-    run.record_step(2)
-    # As a clock of coarse ticks would have it.
-    for path in run.folder.image_dir(2).iterdir():
-        os.utime(path)
-    update_gallery(run.folder, 2)
-    assert (run.gallery / "thumbs/step-000002/kite-0.webp").read_bytes() != old
-
-
-def test_write_gallery_leaves_nothing_half_written(run: Any) -> None:
-    run.record_evaluation(0)
-    run.record_step(1)
-    write_gallery(run.folder, ())
-    update_gallery(run.folder, 1)
-    assert [name for name in run.files(".") if name.rpartition("/")[2].startswith(".")] == []

@@ -29,8 +29,8 @@ from glm_grpo.tiny import prompts as tiny_prompts
 from tests.site.pages import PAGES, ROOT, WrittenFile, blocks, shell
 
 RUN = [page for page in PAGES if page.startswith(("README", "docs/start", "docs/tutorials"))]
-LONG = ("docs/tutorials/sweep.md", "docs/tutorials/tune_a_reward.md")
-"""Pages of several runs each, of commands that other tests run too."""
+SHORT = ("docs/start.md",)
+"""Pages that every `make test` runs; the others have commands that other tests run too."""
 
 FEWER = (
     "train.steps=1",
@@ -166,9 +166,10 @@ def names_of_the_example() -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.long) if page in LONG else page for page in RUN]
+    "page",
+    [page if page in SHORT else pytest.param(page, marks=pytest.mark.long) for page in RUN],
 )
-@pytest.mark.usefixtures("reader")
+@pytest.mark.usefixtures("reader", "small_preview")
 def test_page_runs_from_top_to_bottom(page: str) -> None:
     for block in blocks(page):
         if block.language == "bash":

@@ -1,0 +1,333 @@
+"""Start, Progress, Film, Letters and the report, as a reader meets them.
+
+The numbers are those of `RAW` in conftest.py, worked out there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from glm_grpo.compare.beside import match_runs
+from glm_grpo.gallery import write_beside, write_gallery
+from glm_grpo.gallery.data import SummaryRow
+from glm_grpo.gallery.readings import asked_letters, read_letters
+from glm_grpo.run.folder import RunFolder
+from rewards.audit.canaries import Band
+from tests.browser.conftest import (
+    HOSTILE,
+    NOT_FOUND,
+    NOTES,
+    STEPS,
+    OpenGallery,
+    copy_run,
+    expect_cells,
+    show,
+)
+
+OTHER = "longer <b>run</b>"
+# At step 6 `plain` has 0.25 more than at step 0, at step 12 0.125 more: see conftest.py.
+OTHER_CELL = f"plain, {OTHER}, step 6, sample 0: total 0.750, change +0.125"
+
+
+def test_start_is_the_first_view_and_tells_the_gain_so_far(open_gallery: OpenGallery) -> None:
+    page = open_gallery()
+    gain = page.get_by_role("region", name="Gain on held-out prompts")
+    # 0.125 for one of four prompts.
+    expect(gain.locator("strong")).to_have_text("+0.031")
+    expect(gain).to_contain_text("from step 0 to step 12")
+    expect(gain).to_contain_text("The interval comes with the end of the run")
+    expect(page.locator("figure.chart h4")).to_have_text("Reward")
+    expect(page.locator("figure.chart canvas")).to_be_visible()
+    expect(page.locator("figure.chart .legend")).to_contain_text("reward/mean")
+    expect(page.get_by_role("region", name="Canaries")).to_contain_text("None watch this run")
+    gained = page.get_by_role("region", name="Most gained").get_by_role("listitem")
+    expect(gained).to_have_count(1)
+    expect(gained).to_contain_text("plain total 0.500 to 0.625 +0.125")
+    expect(gained.locator("figcaption")).to_have_text(
+        [re.compile(r"step 0\s*asked CAT, read CXT"), re.compile(r"step 12\s*asked CAT, read CXT")]
+    )
+    expect(gained.locator("img").nth(1)).to_have_attribute("src", "thumbs/eval-000012/plain-0.webp")
+    expect(page.get_by_role("region", name="Most lost")).to_contain_text("No picture did.")
+    # The best sample of each prompt, then the worst of each.
+    ends = {
+        "Best of": ["masked total 0.750", "plain total 0.625", "total 0.500", "flat total 0.375"],
+        "Worst of": ["masked total 0.000"],
+    }
+    for name, texts in ends.items():
+        items = page.get_by_role("region", name=name).get_by_role("listitem")
+        expect(items).to_have_count(4)
+        for index, text in enumerate(texts):
+            expect(items.nth(index)).to_contain_text(text)
+    gained.get_by_role("link", name="plain", exact=True).click()
+    expect(page.locator(".is-pinned")).to_have_count(1)
+    page.wait_for_url(re.compile("#progress.prompt=plain&step=12&sample=0"))
+
+
+def test_start_tells_the_gain_with_its_interval_and_the_canaries(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
+) -> None:
+    run = copy_run(gallery_run, tmp_path / "run")
+    total = SummaryRow("total", before=0.5, after=0.875, difference=0.375, low=0.25, high=0.5)
+    term = SummaryRow("lpips", before=0.75, after=0.25, difference=-0.5, low=-0.625, high=-0.375)
+    unclear = SummaryRow("ocr", before=0.5, after=0.75, difference=0.25, low=-0.25, high=0.75)
+    bands = {
+        "edge_density": Band(mean=0.5, std=0.125, prompts=16),
+        # 6 * 0.125 * sqrt(1/16 + 1/16) = 0.265 below the mean.
+        "judge": Band(mean=0.5, std=0.125, prompts=16, is_of_evaluations=True),
+        "reader": Band(mean=0.5, std=0.125, prompts=16, is_of_evaluations=True),
+    }
+    run.canaries_path.write_text(json.dumps({name: asdict(band) for name, band in bands.items()}))
+    rows = [
+        {"step": 6, "canary/edge_density": 0.5, "canary/judge": 0.2, "canary/reader": 0.99},
+        {"step": 12, "canary/edge_density": 0.5},
+    ]
+    run.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_gallery(run, [term, unclear, total])
+    page = open_gallery(run=run)
+    gain = page.get_by_role("region", name="Gain on held-out prompts")
+    expect(gain.locator(".start-gain strong")).to_have_text("+0.375")
+    expect(gain.locator(".start-gain strong")).to_have_class("better")
+    expect(gain).to_contain_text("95 % interval +0.250 to +0.500: better")
+    rows = gain.locator("tbody tr")
+    change, interval = "\u22120.500", "\u22120.625 to \u22120.375"
+    expect(rows.nth(0).locator("th, td")).to_have_text(
+        ["lpips", "0.750", "0.250", change, interval]
+    )
+    expect(rows.nth(0).locator("td").nth(2)).to_have_class("worse")
+    expect(rows.nth(1).locator("td").nth(2)).not_to_have_class(re.compile("better|worse"))
+    canaries = page.get_by_role("region", name="Canaries")
+    expect(canaries).to_contain_text("1 of 3 outside their band at step 12")
+    expect(canaries.locator("tbody tr").nth(1)).to_have_text("judge0.2 outsidefrom 0.2348 up")
+    expect(canaries.locator("tbody tr").nth(2)).to_have_text("reader0.99from 0.2348 up")
+
+
+def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGallery) -> None:
+    page = open_gallery("progress")
+    expect(page.locator("thead th")).to_have_text(
+        ["Prompt", "Target", re.compile("^Step 0"), re.compile("^Step 6"), re.compile("^Step 12")]
+    )
+    row = page.get_by_role("row").filter(has_text='a sign with the word "CAT"')
+    # Sample 0: 0.5, then ocr 1 more and 0.5 more, times 0.25. The mean of both samples too.
+    expect(row.locator(".cell-figures")).to_have_text(
+        [
+            re.compile(r"^0\.500\s*$"),
+            re.compile(r"^0\.750\s+\+0\.250$"),
+            re.compile(r"^0\.625\s+\+0\.125$"),
+        ]
+    )
+    expect(row.locator(".row-change")).to_have_text("mean of 2 samples 0.500 +0.125")
+    expect(row.get_by_role("button", name="plain, step 6")).to_have_accessible_name(
+        "plain, step 6, sample 0: total 0.750, change +0.250, asked CAT, read CXT"
+    )
+    details = page.get_by_role("complementary")
+    expect(details).to_contain_text("Point at a picture")
+    page.get_by_role("button", name="plain, step 6, sample 0").hover()
+    expect(details.get_by_role("heading")).to_have_text("plain: step 6, sample 0")
+    expect_cells(
+        details.locator("tr"),
+        [
+            ["Term", "Score", "Since step 0"],
+            ["lpips", "1.000", "0.000"],
+            ["ocr", "1.000", "+1.000"],
+            ["Total", "0.750", "+0.250"],
+        ],
+    )
+    expect(details.locator("mark")).to_have_text("X")
+
+
+def test_progress_sorts_rows(open_gallery: OpenGallery) -> None:
+    page = open_gallery("progress")
+    names = page.locator(".row-id")
+    expect(names).to_have_text(["plain", "masked", "flat", re.compile("^<script>")])
+    page.get_by_label("Order").select_option("Identifier")
+    expect(names).to_have_text([re.compile("^<script>"), "flat", "masked", "plain"])
+    # Mean totals at step 12: plain 0.5, masked 0.375, flat 0.375, hostile 0.4375.
+    page.get_by_label("Order").select_option("Highest total first")
+    expect(names).to_have_text(["plain", re.compile("^<script>"), "masked", "flat"])
+    page.get_by_label("Order").select_option("Largest fall first")
+    expect(names.last).to_have_text("plain")
+    assert page.evaluate("glmGallery.route().params.sort") == "fall"
+
+
+def test_progress_moves_by_arrow_keys_with_one_tab_stop(open_gallery: OpenGallery) -> None:
+    page = open_gallery("progress")
+    page.get_by_role("button", name="plain, step 0, sample 0").focus()
+    for key in ("ArrowRight", "ArrowDown", "End"):
+        page.keyboard.press(key)
+    details = page.get_by_role("complementary")
+    expect(details.get_by_role("heading")).to_have_text("masked: step 12, sample 0")
+    expect(page.locator("[role=grid] [tabindex='0']")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    # The address is written later than the page shows a change; both ends are waited for.
+    expect(page).to_have_url(re.compile("prompt=masked&step=12&sample=0&large=1$"))
+    page.keyboard.press("Escape")
+    expect(page.locator(".is-pinned")).to_have_count(1)
+    expect(page).to_have_url(re.compile("prompt=masked&step=12&sample=0$"))
+    # A prompt without a target has a place there all the same.
+    page.keyboard.press("Home")
+    expect(page.get_by_text("no target", exact=True)).to_be_focused()
+
+
+@pytest.fixture(scope="module")
+def pair(gallery_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of the other tests; beside it the same as it was at step 6, under another name."""
+    folder = tmp_path_factory.mktemp("beside")
+    run, other = RunFolder(folder / "run"), RunFolder(folder / "other")
+    for each in (run, other):
+        shutil.copytree(gallery_run.path, each.path)
+    config = other.config_path.read_text()
+    other.config_path.write_text(config.replace("  name: null", f"  name: {OTHER}"))
+    other.evaluation_path(12).unlink()
+    write_beside(run, match_runs(run.path, [other.path]))
+    write_gallery(run, ())
+    shutil.rmtree(other.path)
+    return run
+
+
+def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: OpenGallery) -> None:
+    page = open_gallery("progress", run=pair)
+    heads = page.get_by_role("columnheader")
+    expect(heads.last).to_contain_text(OTHER)
+    expect(heads.last).to_contain_text("Step 6")
+    cell = page.get_by_role("button", name=OTHER_CELL)
+    picture = cell.locator("img")
+    expect(picture).to_have_attribute("src", "beside/1/eval-000006/plain-0.webp")
+    expect(picture).to_have_js_property("naturalWidth", 64)
+    # It is a column as all others: by arrow keys, with scores, sample by sample, as a difference.
+    page.get_by_role("button", name=re.compile("^plain, step 12, sample 0")).focus()
+    page.keyboard.press("ArrowRight")
+    expect(cell).to_be_focused()
+    details = page.get_by_role("complementary", name="Scores of the picture")
+    expect(details.get_by_role("heading")).to_have_text(f"plain: {OTHER}, step 6, sample 0")
+    expect(details).to_contain_text("Against step 12")
+    expect(details.get_by_role("row", name="ocr")).to_contain_text("+0.500")
+    # Marks are of pictures of this run.
+    expect(details.get_by_role("button", name="Star")).to_have_count(0)
+    page.get_by_label("Sample").select_option("1")
+    page.get_by_label("Difference to the target").check()
+    difference = page.get_by_role(
+        "button", name=f"Difference to the target: plain, {OTHER}, step 6, sample 1"
+    )
+    expect(difference.locator("img").last).to_have_attribute(
+        "src", "beside/1/eval-000006/plain-1.webp"
+    )
+
+
+def test_film_shows_a_prompt_at_every_evaluation_or_step(open_gallery: OpenGallery) -> None:
+    page = open_gallery("film")
+    strip = page.get_by_role("list", name="Pictures by step")
+    # Totals of the first sample of `plain`, as in Progress.
+    expect(strip.locator("p")).to_have_text(
+        [
+            re.compile(r"^Step 0\s+0\.500\s*$"),
+            re.compile(r"^Step 6\s+0\.750\s+\+0\.250$"),
+            re.compile(r"^Step 12\s+0\.625\s+\+0\.125$"),
+        ]
+    )
+    page.get_by_role("button", name="Next prompt").click()
+    expect(page.locator(".film-prompt")).to_have_value("masked")
+    page.keyboard.press("k")
+    expect(page.locator(".film-prompt")).to_have_value("plain")
+    # Of a training prompt the best of each step.
+    show(page, "film?of=training&prompt=plain")
+    pictures = page.locator(".strip img")
+    expect(pictures).to_have_count(4)
+    sources = pictures.evaluate_all("images => images.map(image => image.getAttribute('src'))")
+    assert sources == [f"thumbs/step-{step:06d}/plain-2.webp" for step in STEPS]
+
+
+def test_film_plays_pauses_and_begins_again(open_gallery: OpenGallery) -> None:
+    page = open_gallery("film?prompt=plain&step=12")
+    slider = page.get_by_role("slider", name="Step")
+    expect(slider).to_have_value("2")
+    page.get_by_label("Speed").select_option("8 a second")
+    page.get_by_role("button", name="Play").click()
+    expect(slider).to_have_value("0")
+    expect(slider).to_have_value("1")
+    page.get_by_role("button", name="Pause").click()
+    step = page.evaluate("glmGallery.route().params.step")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    assert page.evaluate("glmGallery.route().params.step") == step
+    slider.fill("1")
+    expect(page.locator(".film-caption")).to_contain_text("Step 6, sample 0: total 0.750")
+    expect(page.locator(".strip [aria-current]")).to_contain_text("Step 6")
+    source = page.locator(".film-screen img")
+    expect(source).to_have_attribute("src", "../images/eval-000006/plain-0.png")
+
+
+TEXTS = (("CAT",), ("DOG",), (), (HOSTILE,))
+
+
+def count(page: Page) -> dict[str, tuple[int, int]]:
+    """Wrong and asked for, by letter, as the titles of the figures say."""
+    rows = page.locator(".letters-region tbody tr").evaluate_all(
+        "rows => rows.map((row) => [row.cells[0].textContent, row.querySelector('a')?.title])"
+    )
+    found = {}
+    for letter, said in rows:
+        match = re.fullmatch(r"(\d+) of (\d+)", said or "")
+        if match:
+            found[letter] = (int(match[1]), int(match[2]))
+    return found
+
+
+def test_letters_count_mistakes_and_lead_to_their_pictures(open_gallery: OpenGallery) -> None:
+    asked: Counter[str] = Counter()
+    wrong: Counter[str] = Counter()
+    for texts, notes in zip(TEXTS, NOTES, strict=True):
+        for note in notes:
+            asked.update(asked_letters(texts))
+            wrong.update(letter for letter, _ in read_letters(note, texts).errors)
+    # Each step has the same readings.
+    times = len(STEPS)
+    expected = {letter: (times * n, times * asked[letter]) for letter, n in wrong.items()}
+    page = open_gallery("letters", allows=NOT_FOUND)
+    assert count(page) == expected
+    # Most mistakes first.
+    counts = [number for number, _ in count(page).values()]
+    assert counts == sorted(counts, reverse=True)
+    heads = page.locator(".letters-region thead th").all_inner_texts()
+    assert heads[3:] == [f"Step {step}" for step in STEPS]
+    show(page, "letters?sort=letter")
+    row = page.locator(".letters-region tbody tr").filter(
+        has=page.get_by_role("rowheader", name="O", exact=True)
+    )
+    # In DOG, read as D0G by one sample of each step.
+    row.get_by_role("link", name="0", exact=True).click()
+    expect(page.locator(".find-count")).to_have_text("4 of 48 images")
+    pictures = page.locator(".find-grid li")
+    expect(pictures).to_have_count(4)
+    expect(pictures.first).to_contain_text("asked DOG, read D0G")
+    page.go_back()
+    # Of one step, whatever it was read as: D0G, and twice nothing of the long text.
+    row.locator("td").nth(3).get_by_role("link").click()
+    expect(page.locator(".find-count")).to_have_text("3 of 48 images")
+
+
+def test_report_is_one_click_away_and_breaks_command_lines(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
+) -> None:
+    run = copy_run(gallery_run, tmp_path / "run")
+    row = SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.375)
+    write_gallery(run, [row])
+    page = open_gallery(run=run, viewport={"width": 360, "height": 740})
+    page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
+    page.wait_for_url("**/gallery/report.html")
+    expect(page.get_by_role("heading", name="What changed")).to_be_visible()
+    commands = page.get_by_role("region", name="Commands")
+    assert commands.evaluate("pre => pre.scrollWidth === pre.clientWidth")
+    # Each stays one line of text.
+    assert commands.inner_text().splitlines() == [
+        "glm-grpo train --config-dir again run_dir=again/run "
+        "hydra.run.dir=. hydra.output_subdir=null",
+        "glm-grpo compare RUN again/run",
+    ]
