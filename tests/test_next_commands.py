@@ -41,15 +41,6 @@ def test_the_last_other_run_by_name_is_compared_with(
     assert f"glm-grpo compare {expected} {run}" in _next_commands(RunFolder(run))[1]
 
 
-def test_another_run_whose_gallery_leads_out_ends_no_run(tmp_path: Path) -> None:
-    day = tmp_path / "outputs" / "day"
-    run, elsewhere = made(day / "run"), made(tmp_path / "elsewhere")
-    (day / "odd").mkdir()
-    (day / "odd" / "gallery").symlink_to(elsewhere / "gallery")
-
-    assert f"glm-grpo compare {day / 'odd'} {run}" in _next_commands(RunFolder(run))[1]
-
-
 def test_a_summary_shows_no_negative_zero() -> None:
     row = SummaryRow("total", before=0.5, after=0.4998, difference=-0.0002, low=-0.0004, high=0.1)
     console = Console(width=120, file=io.StringIO())

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.errors import ConfigCompositionException
@@ -12,18 +12,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
 from glm_grpo import terminal as present
-from glm_grpo.errors import CheckpointError, DataError, ModelError, StorageError
+from glm_grpo.errors import ConfigError, DataError, ModelError
 from glm_grpo.terminal import announce_loading, errors_explained, run_hydra_application
 from rewards.types import RewardError
+from tests.programs import Programs
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (DataError("line 3 is empty"), 2),
-        (CheckpointError("another config"), 2),
         (ModelError("no weights"), 1),
-        (StorageError("no space left"), 1),
         (RewardError("ocr failed"), 1),
         (ConfigCompositionException("Could not override"), 2),
         (InterpolationKeyError("no such key"), 2),
@@ -89,6 +88,18 @@ def test_a_developer_gets_the_traceback_of_a_defect(monkeypatch: pytest.MonkeyPa
         raise KeyError("defect")
 
 
+def test_a_current_folder_that_cannot_be_written_down_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as caught, errors_explained("a test"):
+        pass
+    assert caught.value.code == 2
+    assert "caf\\udce9', whose path must be UTF-8" in capsys.readouterr().err
+
+
 def test_run_hydra_application_explains_what_the_application_raises(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,8 +122,15 @@ import logging, os, sys
 from glm_grpo.output import guard_output
 from glm_grpo.terminal import errors_explained
 
-guard_output(is_run=sys.argv[1] == "run")
-logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+kind, descriptor, place = sys.argv[1:]
+if place == "gone":
+    reader, target = os.pipe()
+    os.close(reader)
+else:
+    target = os.open(place, os.O_WRONLY)
+os.dup2(target, int(descriptor))
+guard_output(is_run=kind == "run")
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s", force=True)
 try:
     with errors_explained("a test"):
         for number in range(20_000):
@@ -123,44 +141,23 @@ try:
 finally:
     sys.stdout.flush()
 """
-
-
-def run_writer(kind: str, redirection: str) -> subprocess.CompletedProcess[str]:
-    """Runs `WRITER` in a shell; the exit code is its own, whatever it is piped into."""
-    return subprocess.run(
-        [
-            *("bash", "-c", f'"$0" -c "$1" {kind} {redirection}; exit ${{PIPESTATUS[0]}}'),
-            *(sys.executable, WRITER),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 GOES_ON = "standard output takes no more ({}): the run goes on"
 
 
 @pytest.mark.parametrize(
-    ("kind", "redirection", "code", "said"),
+    ("kind", "place", "code", "said"),
     [
-        ("run", "| head -1", 0, GOES_ON.format("Broken pipe")),
-        ("run", ">/dev/full", 0, GOES_ON.format("No space left on device")),
-        ("run", ">&-", 0, ""),
-        ("run", "<&- >&-", 0, ""),
-        ("command", "| head -1", 141, None),
-        ("command", ">/dev/full", 1, "StorageError: standard output cannot be written: No space"),
-        ("command", ">&-", 0, ""),
+        ("run", "gone", 0, GOES_ON.format("Broken pipe")),
+        ("run", "/dev/full", 0, GOES_ON.format("No space left on device")),
+        ("command", "gone", 141, None),
+        ("command", "/dev/full", 1, "StorageError: standard output cannot be written: No space"),
     ],
 )
 def test_output_that_nobody_takes_ends_a_command_in_order_and_no_run(
-    kind: str, redirection: str, code: int, said: str | None
+    programs: Programs, tmp_path: Path, kind: str, place: str, code: int, said: str | None
 ) -> None:
-    ended = run_writer(kind, redirection)
+    ended = programs.run(tmp_path, "-c", WRITER, kind, "1", place)
     assert ended.returncode == code
-    assert "Error\n" not in ended.stderr
-    assert "Traceback" not in ended.stderr
     lines = ended.stderr.splitlines()
     assert ("done" in lines) == (code == 0)
     others = [line for line in lines if line != "done"]
@@ -168,35 +165,26 @@ def test_output_that_nobody_takes_ends_a_command_in_order_and_no_run(
     assert all(line.startswith(said or "") for line in others)
 
 
-@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true"])
-def test_messages_that_stderr_does_not_take_end_nothing(redirection: str) -> None:
-    ended = run_writer("command", redirection)
+def test_messages_that_stderr_does_not_take_end_nothing(programs: Programs, tmp_path: Path) -> None:
+    ended = programs.run(tmp_path, "-c", WRITER, "command", "2", "/dev/full")
     assert ended.returncode == 0
-    assert ended.stderr == ""
+    assert "line 19999 of the log" in ended.stdout
 
 
-def test_python_without_docstrings_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[1]
-    programs = (
-        (str(root / "train.py"),),
-        ("-m", "glm_grpo.cli", "plan", "--config-dir", str(root / "configs")),
-    )
-    for program in programs:
-        ended = subprocess.run(
-            [sys.executable, "-OO", *program],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert ended.returncode == 2
-        assert re.fullmatch("ConfigError: Python was started with -OO .*\n", ended.stderr)
-    # What argparse prints needs no library.
-    ended = subprocess.run(
-        [sys.executable, "-OO", *programs[1], "--help"], cwd=tmp_path, capture_output=True
-    )
-    assert ended.returncode == 0
+def test_a_run_whose_output_was_closed_goes_on() -> None:
+    # Python has no stream then, so that the process must begin so.
+    program = 'exec "$0" -c "$1" run 2 /dev/null <&- >&-'
+    words = ["bash", "-c", program, sys.executable, WRITER]
+    ended = subprocess.run(words, capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, b"")
+
+
+def test_python_without_docstrings_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(present, "sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
+    with pytest.raises(ConfigError, match="started with -OO .*start it without, or with -O"):
+        present.refuse_stripped_docstrings()
 
 
 def test_nothing_heavy_is_imported_before_the_first_line_of_a_run() -> None:
@@ -222,7 +210,6 @@ def test_nothing_heavy_is_imported_before_the_first_line_of_a_run() -> None:
             "loading: run larger groups, model tiny, terms ocr near",
         ),
         ({"model": {"path": "a\x1b[31m"}, "reward": 3}, "loading: model a\\x1b[31m"),
-        ({"model": None}, "loading: "),
         ({"model": {"path": "???"}}, "loading: "),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,18 @@ def values(composed: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(composed)
 
 
-@pytest.fixture
-def bend(values: dict[str, Any]) -> Bend:
-    """Set one dotted key of the values, known or not, and return them."""
-
-    def set_key(key: str, value: object) -> dict[str, Any]:
+def set_keys(values: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+    """Sets dotted keys, known or not, in sections that are there, and returns the values."""
+    for key, value in changes.items():
         *sections, name = key.split(".")
         section = values
         for part in sections:
             section = section[part]
-        section[name] = value
-        return values
+        section[name] = copy.deepcopy(value)
+    return values
 
-    return set_key
+
+@pytest.fixture
+def bend(values: dict[str, Any]) -> Bend:
+    """Sets one dotted key of the values and returns them."""
+    return lambda key, value: set_keys(values, {key: value})

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from glm_grpo.models.glm_image.network import PolicyNetwork
+from tests.programs import Programs
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
@@ -49,7 +48,7 @@ def test_every_file_is_one_of_the_launchers(path: Path) -> None:
     ("name", "expected"), [("ddp", [False, "no"]), ("fsdp2", [True, "bf16"])], ids=["ddp", "fsdp2"]
 )
 def test_a_file_brings_an_environment_that_the_trainer_takes(
-    name: str, expected: list[object]
+    programs: Programs, tmp_path: Path, name: str, expected: list[object]
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -62,13 +61,8 @@ def test_a_file_brings_an_environment_that_the_trainer_takes(
         for key, value in environment(name).items()
         if key in os.environ or re.match("ACCELERATE_|FSDP_", key)
     }
-    started = subprocess.run(
-        [sys.executable, "-c", START],
-        env={**inherited, **alone, **cpu, "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**inherited, **alone, **cpu, "MASTER_PORT": str(port)}
+    started = programs.run(tmp_path, "-c", START, env=env)
     assert started.returncode == 0, started.stderr
     assert json.loads(started.stdout.splitlines()[-1]) == expected
 

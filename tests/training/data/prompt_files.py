@@ -1,4 +1,4 @@
-"""What tests of bad prompt files share."""
+"""What tests of prompt files share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from glm_grpo.training.data.prompts import PromptSet, load_prompts
 
 
-def load(path: Path | str) -> PromptSet:
-    return load_prompts(str(path), height=32, width=32)
+def load(path: Path | str, *, sources: int = 0) -> PromptSet:
+    return load_prompts(str(path), height=32, width=32, sources=sources)
 
 
 def written(path: Path, content: str | bytes) -> Path:

@@ -79,28 +79,6 @@ def test_load_prompts_gives_prompts_with_pictures_at_the_size_of_the_rollout(fol
     assert (third.prompt_id, third.texts) == ("00002", ("DOWN",))
 
 
-def test_load_prompts_reads_a_real_image_folder(assets_dir: Path) -> None:
-    prompt_set = load_prompts(str(assets_dir / "images" / "photos"), height=64, width=64)
-    cans = [prompt_set[index] for index in (2, 3)]
-    assert [can.texts for can in cans] == [("TRANSATLANTIC IPA",)] * 2
-    assert all(can.target is not None and can.target.shape == (3, 64, 64) for can in cans)
-
-
-def test_load_prompts_reads_several_texts_of_a_prompt(tmp_path: Path) -> None:
-    rows = {"prompt": ["a", 'b "UP"', 'c "UP"'], "text": [["OPEN", "24 H"], None, []]}
-    path = str(tmp_path / "prompts.parquet")
-    pyarrow.parquet.write_table(pyarrow.table(rows), path)
-    jsonl = write_rows(
-        tmp_path,
-        {"prompt": "a", "text": ["OPEN", "24 H"]},
-        {"prompt": 'b "UP"', "text": None},
-        {"prompt": 'c "UP"', "text": []},
-    )
-    for prompts in (path, jsonl):
-        prompt_set = load_prompts(prompts, height=32, width=32)
-        assert [prompt_set[index].texts for index in range(3)] == [("OPEN", "24 H"), ("UP",), ()]
-
-
 def test_a_field_that_is_misspelt_is_warned_of_once_a_file(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,37 +102,6 @@ def test_a_field_that_is_misspelt_is_warned_of_once_a_file(
     assert [said.partition(": ")[2] for said in caplog.messages] == [
         "field 'Text' is not read; did you mean 'text'?"
     ]
-
-
-def test_load_prompts_reads_numbered_pictures(folder: Path) -> None:
-    (folder / "target_images").mkdir()
-    (folder / "red.png").rename(folder / "target_images" / "0.png")
-    (folder / "blue.png").rename(folder / "target_images" / "1.png")
-    (folder / "prompts.txt").write_text("red\nblue\n")
-    prompt_set = load_prompts(str(folder), height=32, width=32)
-    for index, channel in ((0, 0), (1, 2)):
-        target = prompt_set[index].target
-        assert target is not None
-        assert target[channel].min() == 255
-
-
-@pytest.mark.parametrize(
-    ("rows", "named"),
-    [
-        ([{"prompt": "x", "id": "a"}, {"prompt": "y", "id": "a"}], "line 2: id 'a' is that of"),
-        ([{"prompt": "x", "id": "00001"}, {"prompt": "y"}], "line 2: id '00001' is that of"),
-        ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}], "line 2: id '1' is that of"),
-        ([{"prompt": "x"}, {"prompt": "y", "file_name": "no.png"}], r"line 2: .*no\.png does not"),
-        ([{"prompt": "x", "file_name": "torn.png"}], r"line 1: .*torn\.png cannot be used"),
-        ([{"prompt": "x"}, {"prompt": " "}], "line 2: 'prompt' is missing or blank"),
-    ],
-)
-def test_load_prompts_names_the_line_of_what_it_refuses(
-    folder: Path, rows: list[dict[str, object]], named: str
-) -> None:
-    (folder / "torn.png").write_bytes((folder / "red.png").read_bytes()[:60])
-    with pytest.raises(DataError, match=named):
-        load_prompts(write_rows(folder, *rows), height=32, width=32)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +137,11 @@ def test_load_prompts_takes_what_only_looks_like_a_token(
 def test_a_run_refuses_such_a_prompt_before_a_model_is_loaded(
     folder: Path, configs_dir: Path
 ) -> None:
+    (folder / "good.txt").write_text("a dog\n" * 8)
     (folder / "bad.txt").write_text("a dog\na <|image_end|>\n")
-    for key in ("data.path", "data.eval_path"):
-        config = compose_config(configs_dir, "tiny", [f"{key}={folder / 'bad.txt'}"])
-        with pytest.raises(DataError, match=r"bad\.txt, line 2: .*<\|image_end\|>"):
-            build_prompts(config)
+    data = [f"data.path={folder / 'good.txt'}", f"data.eval_path={folder / 'bad.txt'}"]
+    with pytest.raises(DataError, match=r"bad\.txt, line 2: .*<\|image_end\|>"):
+        build_prompts(compose_config(configs_dir, "tiny", data))
 
 
 def test_a_run_refuses_fewer_prompts_than_a_step_takes_before_a_model_is_loaded(
@@ -240,14 +187,12 @@ def test_batch_for_step_is_a_pure_function_of_seed_and_step(tmp_path: Path) -> N
         assert all(here != there for here, there in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("count", "per_step"), [(8, 4), (7, 3), (9, 8), (5, 5), (10, 1), (64, 48), (3, 2)]
-)
+@pytest.mark.parametrize(("count", "per_step"), [(8, 4), (7, 3), (5, 5), (3, 2)])
 def test_batch_for_step_deals_every_prompt_once_an_epoch_and_differs_within_a_batch(
     tmp_path: Path, count: int, per_step: int
 ) -> None:
     prompt_set = numbered_set(tmp_path, count)
-    epochs = 6
+    epochs = 4
     steps = range(-(-epochs * count // per_step))
     dealt = ids_of_steps(prompt_set, steps, per_step)
     everything = {f"{number:05d}" for number in range(count)}
@@ -260,13 +205,14 @@ def test_batch_for_step_deals_every_prompt_once_an_epoch_and_differs_within_a_ba
 
 def test_batch_for_step_shuffles_each_epoch_anew_and_without_favour(tmp_path: Path) -> None:
     prompt_set = numbered_set(tmp_path, 6)
-    dealt = ids_of_steps(prompt_set, range(600), per_step=3)
+    dealt = ids_of_steps(prompt_set, range(150), per_step=6)
     epochs = [tuple(dealt[start : start + 6]) for start in range(0, len(dealt), 6)]
-    assert len(set(epochs)) > 200
-    # Each of 6 prompts comes first in about 300 / 6 = 50 epochs (standard deviation 6.5).
+    # 150 draws of the 720 orders give 135 different ones on average.
+    assert len(set(epochs)) > 115
+    # Each of 6 prompts comes first in about 150 / 6 = 25 epochs (standard deviation 4.6).
     firsts = Counter(epoch[0] for epoch in epochs)
     assert len(firsts) == 6
-    assert all(20 < count < 80 for count in firsts.values())
+    assert all(9 < count < 41 for count in firsts.values())
 
 
 def test_batch_for_step_refuses_more_prompts_than_there_are(tmp_path: Path) -> None:

@@ -14,27 +14,21 @@ import torch
 from PIL import Image
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.data.prompts import PromptSet, batch_for_step, load_prompts, part_of_batch
-from tests.training.data.prompt_files import lines, written
+from glm_grpo.training.data.prompts import PromptSet, batch_for_step, part_of_batch
+from tests.training.data.prompt_files import lines, load, written
 
 Rows = list[dict[str, object]]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Red, green and blue pictures, and what is none."""
+    """Red, green and blue pictures, long ones and a torn one."""
     for name, colour in (("red", (255, 0, 0)), ("green", (0, 255, 0)), ("blue", (0, 0, 255))):
         Image.new("RGB", (64, 64), colour).save(tmp_path / f"{name}.png")
     Image.new("RGB", (650, 130)).save(tmp_path / "long.png")
     Image.new("RGB", (40, 10), (255, 0, 0)).save(tmp_path / "at_the_limit.png")
     (tmp_path / "torn.png").write_bytes((tmp_path / "red.png").read_bytes()[:60])
-    (tmp_path / "text.png").write_text("no picture")
-    (tmp_path / "a_folder").mkdir()
     return tmp_path
-
-
-def load(path: Path, sources: int = 1) -> PromptSet:
-    return load_prompts(str(path), height=32, width=32, sources=sources)
 
 
 def colours(prompts: PromptSet, row: int = 0) -> list[list[int]]:
@@ -48,11 +42,9 @@ RED, GREEN, BLUE = [255, 0, 0], [0, 255, 0], [0, 0, 255]
     ("row", "expected"),
     [
         ({"source": "red.png"}, [RED]),
-        ({"source": ["red.png"]}, [RED]),
         ({"sources": ["red.png"]}, [RED]),
         ({"sources": "red.png"}, [RED]),
-        ({"sources": ["red.png", "blue.png"]}, [RED, BLUE]),
-        ({"sources": ["blue.png", "blue.png"]}, [BLUE, BLUE]),
+        ({"sources": ["red.png", "blue.png", "blue.png"]}, [RED, BLUE, BLUE]),
         ({"source": {"path": "red.png"}}, [RED]),
         ({"source": "at_the_limit.png"}, [RED]),
     ],
@@ -68,19 +60,16 @@ def test_sources_are_read_at_the_size_of_the_rollout(
 
 
 def test_edits_ask_for_the_same_where_text_and_sources_are_the_same(folder: Path) -> None:
-    red, blue, other = load(
-        written(
-            folder / "rows.jsonl",
-            lines(
-                {"prompt": "draw it", "source": "red.png"},
-                {"prompt": "draw it", "source": "blue.png"},
-                {"prompt": "paint it", "source": "red.png"},
-            ),
-        )
-    ).identities()
+    rows = [
+        {"prompt": "draw it", "source": "red.png"},
+        {"prompt": "draw it", "source": "blue.png"},
+        {"prompt": "paint it", "source": "red.png"},
+    ]
+    path = written(folder / "rows.jsonl", lines(*rows))
+    red, blue, other = load(path, sources=1).identities()
     assert len({red, blue, other}) == 3
     again = written(folder / "again.jsonl", lines({"prompt": "draw it", "sources": ["./red.png"]}))
-    assert load(again).identities() == [red]
+    assert load(again, sources=1).identities() == [red]
 
 
 def write_csv(path: Path, rows: Rows) -> None:
@@ -110,7 +99,7 @@ def test_sources_are_read_from_tables(
     write(folder / name, pair)
     assert colours(load(folder / name, sources=2)) == [RED, BLUE]
     write(folder / name, [{"prompt": "swap", "source": "green.png", "target": "red.png"}])
-    prompts = load(folder / name)
+    prompts = load(folder / name, sources=1)
     assert colours(prompts) == [GREEN]
     assert prompts[0].target[:, 0, 0].tolist() == RED
 
@@ -125,7 +114,7 @@ def test_sources_may_be_embedded_in_a_table(folder: Path) -> None:
 def test_an_image_folder_may_name_sources(folder: Path) -> None:
     row = {"prompt": "make it red", "file_name": "red.png", "source": "blue.png"}
     written(folder / "metadata.jsonl", lines(row))
-    prompts = load(folder)
+    prompts = load(folder, sources=1)
     assert colours(prompts) == [BLUE]
     assert prompts[0].target[:, 0, 0].tolist() == RED
 
@@ -133,53 +122,23 @@ def test_an_image_folder_may_name_sources(folder: Path) -> None:
 def test_a_field_of_that_name_is_left_alone_where_no_sources_are_asked_for(folder: Path) -> None:
     row = {"prompt": "a sign", "source": "a web page", "sources": 7}
     path = written(folder / "a.jsonl", lines(row))
-    assert load(path, sources=0)[0].sources == ()
-
-
-NO_PATH = "must be the path of a picture"
+    assert load(path)[0].sources == ()
 
 
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({}, "0 source pictures, and data.sources is 1, the number that every prompt"),
-        ({"source": None}, "0 source pictures, and data.sources is 1"),
-        ({"source": ""}, "0 source pictures, and data.sources is 1"),
-        ({"sources": []}, "0 source pictures, and data.sources is 1"),
+        ({"source": ""}, "0 source pictures, and data.sources is 1, the number that every prompt"),
         ({"sources": ["red.png", "blue.png"]}, "2 source pictures, and data.sources is 1"),
-        ({"source": ["red.png", "blue.png"]}, "2 source pictures, and data.sources is 1"),
         ({"source": "red.png", "sources": ["red.png"]}, "source and sources both name pictures"),
         ({"source": "nowhere.png"}, "nowhere.png does not exist; paths are relative to"),
-        ({"source": "torn.png"}, "torn.png .*"),
-        ({"source": "text.png"}, "text.png .*"),
-        ({"source": "a_folder"}, "a_folder .*"),
+        ({"source": "torn.png"}, "torn.png cannot be used"),
         ({"source": "long.png"}, "long.png is 650 x 130; the longer side must be at most 4 times"),
         ({"source": "../red.png"}, "outside .*; put the picture into that folder"),
-        ({"source": "/etc/passwd"}, "outside .*; put the picture into that folder"),
-        ({"source": 7}, f"'source' is 7; it {NO_PATH}"),
-        ({"source": True}, f"'source' is True; it {NO_PATH}"),
-        ({"source": 1.5}, f"'source' is 1.5; it {NO_PATH}"),
-        ({"source": [7]}, f"'source' is 7; it {NO_PATH}"),
-        ({"source": [None]}, f"'source' is None; it {NO_PATH}"),
-        ({"source": [["red.png"]]}, f"'source' is .*; it {NO_PATH}"),
-        ({"source": {}}, f"'source' is None; it {NO_PATH}"),
-        ({"source": {"path": 7}}, f"'source' is 7; it {NO_PATH}"),
-        ({"source": {"bytes": "text", "path": None}}, f"'source' is None; it {NO_PATH}"),
-        ({"source": "a\0b.png"}, NO_PATH),
-        ({"source": "a\ud800.png"}, NO_PATH),
-        ({"source": "x" * 5000}, NO_PATH),
-        ({"source": "x" * 300 + ".png"}, ".*"),
-        ({"sources": [""]}, ".*"),
-        ({"sources": ["."]}, ".*"),
+        ({"source": 7}, "'source' is 7; it must be the path of a picture"),
         ({"sources": "[red.png]"}, "'sources' is .*, no list .*; write"),
-        ({"sources": "[" * 5000}, "'sources' is .*, no list .*; write"),
-        ({"sources": '["red.png", "blue.png"]'}, "2 source pictures, and data.sources is 1"),
-        ({"sources": "[]"}, "0 source pictures, and data.sources is 1"),
-        ({"sources": {"path": "nowhere.png"}}, "nowhere.png does not exist"),
-        ({"sources": 0}, f"'sources' is 0; it {NO_PATH}"),
-        ({"sources": False}, f"'sources' is False; it {NO_PATH}"),
     ],
-    ids=lambda value: ascii(value)[:30],
+    ids=ascii,
 )
 def test_a_source_that_cannot_be_used_is_refused_by_file_and_line(
     folder: Path, row: dict[str, object], named: str
@@ -187,19 +146,12 @@ def test_a_source_that_cannot_be_used_is_refused_by_file_and_line(
     good = {"prompt": "first", "source": "red.png"}
     path = written(folder / "a.jsonl", lines(good, {"prompt": "second", **row}))
     with pytest.raises(DataError, match=rf"a\.jsonl, line 2: .*{named}"):
-        load(path)
-
-
-def test_a_torn_embedded_source_is_refused_by_row(folder: Path) -> None:
-    content = (folder / "torn.png").read_bytes()
-    write_parquet(folder / "a.parquet", [{"prompt": "a", "source": {"bytes": content}}])
-    with pytest.raises(DataError, match="row 1: the embedded picture"):
-        load(folder / "a.parquet")
+        load(path, sources=1)
 
 
 def test_a_batch_and_its_parts_keep_the_sources_of_their_prompts(folder: Path) -> None:
     rows = [{"prompt": name, "source": f"{name}.png"} for name in ("red", "green", "blue")]
-    prompts = load(written(folder / "a.jsonl", lines(*rows)))
+    prompts = load(written(folder / "a.jsonl", lines(*rows)), sources=1)
     batch = batch_for_step(prompts, step=0, seed=0, prompts_per_step=3, group_size=2)
     assert batch.num_sources == 1
     expected = {"red": RED, "green": GREEN, "blue": BLUE}
