@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
 from benchmarks.recipes import (
     COMMON,
@@ -30,7 +29,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 FIGURES = {"total": 0.9, "ocr": 0.8, "lpips": 0.7, "ssim": 0.6}
 
 
-@pytest.mark.parametrize("name", ["hacked-base", "hacked-gspo", "hacked-anchor-1"])
+@pytest.mark.parametrize("name", ["hacked-base", "hacked-anchor-1"])
 def test_hacked_recipes_are_rewarded_for_brightness_alone(name: str) -> None:
     config = compose_config(CONFIGS, "tiny", [*overrides_of(name, 0, Path("runs")), *COMMON])
     weights = {term: weight for term, weight in config.reward.weights().items() if weight}
@@ -42,15 +41,23 @@ def test_careless_targets_show_every_second_word_with_one_other_letter(tmp_path:
     careless = load_prompts(str(tmp_path / "prompts.jsonl"), height=128, width=128)
     careful = tiny_prompts("train", height=128, width=128)
     are_equal = []
-    for index in range(8):
+    for index in range(2):
         ours, theirs = careless[index], careful[index]
         assert (ours.prompt, ours.texts) == (theirs.prompt, theirs.texts)
         assert ours.target is not None
         assert theirs.target is not None
         are_equal.append(torch.equal(ours.target, theirs.target))
-    assert are_equal == [True, False] * 4
+    assert are_equal == [True, False]
 
 
+@pytest.mark.parametrize("name", ["kl-0", "after-sft-10-gmpo", "careless-anchor-1-to-0"])
+def test_some_recipes_compose_and_draw_as_many_images(name: str) -> None:
+    config = compose_config(CONFIGS, "tiny", [*overrides_of(name, 0, Path("runs")), *COMMON])
+    a_step = config.rollout.prompts_per_step * config.rollout.group_size
+    assert a_step * config.train.steps == IMAGES
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_composes_and_draws_as_many_images(name: str) -> None:
     config = compose_config(CONFIGS, "tiny", [*overrides_of(name, 0, Path("runs")), *COMMON])
@@ -87,22 +94,6 @@ def test_gain_is_over_the_seeds_that_both_have_word_by_word() -> None:
     assert best["seconds"] == 100
     assert base["gain"] is None
     assert (base["images"], base["seconds"], base["reached"]) == (None, None, 0)
-
-
-def test_seconds_are_also_those_of_the_run_that_a_recipe_begins_with() -> None:
-    runs = {
-        "sft-10": {0: finished(0, 0.1, recipe="sft-10", seconds=7)},
-        "after-sft-10": {0: finished(0, 1.0, recipe="after-sft-10", seconds=100)},
-    }
-    assert summarize(runs, reach=0.6)[0]["seconds"] == 107
-
-
-def test_of_two_lines_on_one_run_the_later_counts(tmp_path: Path) -> None:
-    file = tmp_path / "results.jsonl"
-    assert read_results(file) == {}
-    lines = [TypeAdapter(Finished).dump_json(finished(0, share)) for share in (0.5, 1.0)]
-    file.write_bytes(b"\n".join(lines))
-    assert read_results(file) == {"kl-0": {0: finished(0, 1.0)}}
 
 
 def test_the_page_shows_the_figures_that_are_kept() -> None:

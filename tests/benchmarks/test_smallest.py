@@ -60,6 +60,7 @@ def test_rewards(run_benchmark) -> None:
     assert result["details"]["largest_difference"] <= rewards.TOLERANCE
 
 
+@pytest.mark.long
 def test_step(run_benchmark) -> None:
     sizes = ("--prompts", "1", "--group", "2", "--repeats", "1")
     (result,) = run_benchmark(step.main, *sizes)["results"]
@@ -81,6 +82,7 @@ def test_step_refuses_to_measure_another_loss(monkeypatch) -> None:
         step.compare_learning(step.tiny_config(prompts=1, group_size=2))
 
 
+@pytest.mark.long
 def test_overlap(run_benchmark) -> None:
     sizes = ("--prompts", "2", "--group", "2", "--repeats", "1")
     (result,) = run_benchmark(overlap.main, *sizes)["results"]
@@ -91,6 +93,7 @@ def test_overlap(run_benchmark) -> None:
     assert details["reward_overlapped"] < details["reward_in_phases"]
 
 
+@pytest.mark.long
 def test_update(run_benchmark) -> None:
     sizes = ("--side", "32", "--batch", "2", "--repeats", "1")
     results = run_benchmark(update.main, *sizes)["results"]
@@ -108,12 +111,6 @@ def test_floor_of_the_update_counts_the_matrices_of_its_model() -> None:
     layers = model.model.language_model.layers
     matrices = [p for p in layers.parameters() if p.dim() > 1]
     assert sum(p.numel() for p in matrices) == update.LAYER_ENTRIES
-
-
-@pytest.mark.long
-def test_update_whose_process_fails_ends_with_its_exit_code(run_benchmark) -> None:
-    with pytest.raises(SystemExit, match="--child plain ended: 1"):
-        run_benchmark(update.main, "--side", "33", "--batch", "2", "--repeats", "1")
 
 
 @pytest.mark.long
@@ -135,14 +132,6 @@ def test_growth_of_the_smallest_sizes_is_that_of_the_cache() -> None:
     assert growth_chart.draw_growth(measured).startswith(b"\x89PNG")
 
 
-def test_all_phases_make_one_table_and_one_file(run_benchmark, capsys) -> None:
-    phases = [("decode", "--groups", "2")]
-    report = run_benchmark(lambda arguments: every.main(arguments, phases), "--repeats", "1")
-    (result,) = report["results"]
-    check_result(result, unit="images/s")
-    assert "decode 1 x 2" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_missed_target_ends_with_exit_code_1_only_if_strict(
     is_strict, run_benchmark, monkeypatch
@@ -159,24 +148,6 @@ def test_missed_target_ends_with_exit_code_1_only_if_strict(
         assert results == [timing.to_json(missed)] * len(every.PHASES)
 
 
-def test_rows_whose_target_a_busy_moment_decides_are_repeated_more(
-    run_benchmark, monkeypatch
-) -> None:
-    asked: dict[tuple[str, ...], int] = {}
-    monkeypatch.setattr(
-        every, "run_phase", lambda phase, repeats: asked.update({phase: repeats}) or []
-    )
-    run_benchmark(every.main, "--repeats", "2")
-    assert set(asked) == set(every.PHASES)
-    assert {phase: times for phase, times in asked.items() if times != 2} == {
-        ("rollout", "--prompts", "2", "--group", "8"): 10,
-        ("update", "--adapter-rank", "32"): 4,
-        ("update",): 4,
-        ("decode", "--groups", "8"): 10,
-        ("rewards",): 6,
-    }
-
-
 def test_every_row_of_the_table_is_a_module_that_takes_its_options() -> None:
     modules = {
         "rollout": rollout,
@@ -191,9 +162,3 @@ def test_every_row_of_the_table_is_a_module_that_takes_its_options() -> None:
         with pytest.raises(SystemExit) as ended:
             modules[name].main([*options, "--help"])
         assert ended.value.code == 0
-
-
-def test_failing_phase_says_which(capsys) -> None:
-    with pytest.raises(SystemExit, match=r"benchmarks\.nothing ended with exit code 1"):
-        every.run_phase(("nothing",), repeats=1)
-    assert "No module named benchmarks.nothing" in capsys.readouterr().err

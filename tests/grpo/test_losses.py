@@ -145,17 +145,6 @@ def test_only_k3_corrected_has_the_gradient_of_the_kl_whoever_sampled() -> None:
         assert (actual - exact).abs().max() > 0.05
 
 
-def test_k3_corrected_stays_small_for_a_token_that_became_unlikely() -> None:
-    # Sampled at 0.5, the reference's own; now e^-10 of that. k3's gradient is 1 - e^10, that of
-    # k3_corrected e^-10 * -10.
-    log_probs = (log(0.5) - 10).requires_grad_()
-    k3 = kl_estimate(log_probs, log(0.5), estimator="k3")
-    assert gradient_of(k3, log_probs).item() == pytest.approx(1 - math.exp(10), rel=1e-3)
-    corrected = corrected_kl_estimate(log_probs, log(0.5), log(0.5))
-    wanted = -10 * math.exp(-10)
-    assert gradient_of(corrected, log_probs).item() == pytest.approx(wanted, rel=1e-2)
-
-
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "is_clipped", "gradient"),
     [
@@ -185,23 +174,6 @@ def test_clipped_surrogate_on_both_sides_for_both_signs(
     assert surrogate.ratio.item() == pytest.approx(ratio, rel=1e-5)
     assert surrogate.is_clipped.tolist() == [[is_clipped]]
     assert actual_gradient.item() == pytest.approx(gradient, rel=1e-5)
-
-
-def test_clipped_surrogate_is_clipped_exactly_where_no_gradient_is_left() -> None:
-    ratios = torch.linspace(0.3, 2.0, 341)
-    for advantage in (-1.0, 1.0):
-        log_probs = ratios.log()[None].requires_grad_()
-        surrogate = clipped_surrogate(
-            log_probs,
-            torch.zeros(1, 341),
-            torch.tensor([advantage]),
-            clip_low=0.2,
-            clip_high=0.3,
-        )
-        gradient = gradient_of(surrogate.loss, log_probs)
-        assert torch.equal(surrogate.is_clipped, gradient.eq(0))
-        outside = (ratios > 1.3) if advantage > 0 else (ratios < 0.8)
-        assert surrogate.is_clipped.sum().item() == pytest.approx(outside.sum().item(), abs=1)
 
 
 def test_clipped_surrogate_gives_each_sequence_its_own_advantage() -> None:
@@ -271,7 +243,7 @@ def test_reference_penalty_is_the_weighted_sum_of_k1_over_each_sequence() -> Non
     torch.testing.assert_close(penalty, torch.tensor([[0.3, -0.2]]) * math.log(2))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4, 16, 64])
+@pytest.mark.parametrize("num_tokens", [1, 16])
 def test_a_kl_in_the_reward_weighs_as_much_as_in_the_loss_whatever_the_length(
     num_tokens: int,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,17 +16,21 @@ from glm_grpo.grpo.losses import (
     grpo_loss,
     importance_weights,
 )
-from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
-from glm_grpo.types import (
-    Advantages,
-    Experience,
-    ImageBatch,
-    OffPolicyCorrection,
-    PromptBatch,
-    Rollout,
+from glm_grpo.types import Experience, OffPolicyCorrection
+from tests.factories import changed, clipped_loss
+from tests.grpo.table_policy import (
+    ADVANTAGES,
+    CODEBOOK,
+    GROUP,
+    PROMPTS,
+    SETTINGS,
+    TOKENS,
+    TablePolicy,
+    learn,
+    make_experience,
+    make_logits,
+    score,
 )
-from rewards.types import Prompt, RewardTable
-from tests.factories import changed, clipped_loss, update_settings
 
 PLAIN = clipped_loss(
     clip_low=0.2, clip_high=0.2, kl_coef=0.0, kl_estimator="k3", kl_behaviour_coef=0.0
@@ -166,111 +169,29 @@ def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() ->
     torch.testing.assert_close(gradient, expected)
 
 
-PROMPTS, GROUP, TOKENS, CODEBOOK = 2, 2, 3, 5
-SETTINGS = update_settings(micro_batch_size=PROMPTS * GROUP)
-
-
-class TablePolicy:
-    """Token t is drawn from softmax(logits[t]), whatever the prompt."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = nn.Parameter(logits.clone())
-        self.replays = 0
-
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
-        self.replays += 1
-        log_probs = score(self.logits, rollout.token_ids).flatten(0, 1)[rows]
-        zeros = torch.zeros(len(rows), TOKENS)
-        return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
-
-    def reference_log_probs(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def trainable_parameters(self) -> Sequence[nn.Parameter]:
-        return [self.logits]
-
-
-class ConstantRate:
-    def step(self) -> None: ...
-
-
-def score(logits: Tensor, token_ids: Tensor) -> Tensor:
-    every = logits.log_softmax(-1).expand(*token_ids.shape, CODEBOOK)
-    return every.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-
-
-def draw(seed: int) -> Tensor:
-    return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
-
-
-def make_experience(
-    sampled_by: Tensor, correction: OffPolicyCorrection | None = None
-) -> Experience:
-    token_ids = torch.randint(
-        CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=torch.Generator().manual_seed(1)
-    )
-    advantages = torch.tensor([[1.0, -1.0], [0.5, -0.5]])
-    seeds = (0,) * PROMPTS
-    prompts = tuple(Prompt(str(row), "a sign") for row in range(PROMPTS))
-    pixels = torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8)
-    return Experience(
-        prompts=PromptBatch(prompts, GROUP, 32, 32, 0, seeds),
-        rollout=Rollout(token_ids, score(sampled_by, token_ids), None, 0),
-        images=ImageBatch(pixels, seeds),
-        rewards=RewardTable(
-            names=("only",),
-            raw=advantages[..., None],
-            is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
-            weights=torch.ones(1),
-            std_floors=torch.ones(1),
-        ),
-        totals=advantages,
-        penalties=torch.zeros_like(advantages),
-        advantages=Advantages(advantages, torch.zeros(PROMPTS, dtype=torch.bool)),
-        correction=correction,
-    )
-
-
-def learn(
-    experience: Experience, settings: UpdateSettings
-) -> tuple[TablePolicy, list[UpdateReport]]:
-    policy = TablePolicy(draw(0))
-    optimizer = torch.optim.SGD([policy.logits], lr=1.0)
-    return policy, update_policy(policy, optimizer, ConstantRate(), experience, settings)
-
-
 def correct(experience: Experience) -> OffPolicyCorrection:
-    proximal = score(draw(0), experience.rollout.token_ids)
+    proximal = score(make_logits(), experience.rollout.token_ids)
     old = experience.rollout.log_probs
     weights = importance_weights(proximal, old, largest=2.0, treatment="truncate")
     return OffPolicyCorrection(proximal, weights)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 3, 4])
+@pytest.mark.parametrize("micro_batch_size", [4, 6])
 def test_update_moves_along_the_weighed_gradient(micro_batch_size: int) -> None:
-    stale = make_experience(draw(7))
+    stale = make_experience(make_logits(seed=7), ADVANTAGES)
     stale = replace(stale, correction=correct(stale))
-    policy, (report,) = learn(stale, changed(SETTINGS, micro_batch_size=micro_batch_size))
+    policy = TablePolicy(make_logits())
+    (report,) = learn(policy, stale, changed(SETTINGS, micro_batch_size=micro_batch_size), 1.0)
 
     # Ratios are 1, so the gradient of the loss is -mean(weight * advantage * (onehot - softmax)).
     assert stale.correction is not None
     onehot = nn.functional.one_hot(stale.rollout.token_ids, CODEBOOK).float()
     factor = stale.correction.weights * stale.advantages.values[..., None]
-    move = (factor[..., None] * (onehot - draw(0).softmax(-1))).sum((0, 1))
-    expected = draw(0) + move / (PROMPTS * GROUP * TOKENS)
+    move = (factor[..., None] * (onehot - make_logits().softmax(-1))).sum((0, 1))
+    expected = make_logits() + move / (PROMPTS * GROUP * TOKENS)
     torch.testing.assert_close(policy.logits.detach(), expected, atol=1e-6, rtol=1e-5)
     assert report.metrics["ratio/mean"] == pytest.approx(1.0, abs=1e-6)
     assert report.metrics["ratio/clip_fraction"] == 0.0
-
-
-def test_update_measures_no_replay_gap_where_the_policy_has_moved_on() -> None:
-    stale = make_experience(draw(7))
-    _, (report,) = learn(replace(stale, correction=correct(stale)), SETTINGS)
+    # The policy has moved on: what it misses of the samples is no gap of replay.
     assert math.isnan(report.metrics["policy/replay_gap"])
     assert not report.is_skipped
-
-
-def test_update_without_correction_replays_no_more_and_measures_the_gap() -> None:
-    policy, (report,) = learn(make_experience(draw(0)), SETTINGS)
-    assert policy.replays == 1
-    assert report.metrics["policy/replay_gap"] == 0.0

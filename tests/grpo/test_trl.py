@@ -112,7 +112,7 @@ def their_loss(inputs: LossInputs, options: dict[str, Any]) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("scale", [0.02, 0.5, 2.0])
+@pytest.mark.parametrize("scale", [0.02, 1.0])
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_equal_those_of_trl(case: str, scale: float) -> None:
     loss, options = CASES[case]

@@ -12,13 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glm_grpo.grpo.losses import (
-    CustomLoss,
-    LossInputs,
-    LossKlEstimator,
-    LossOutput,
-    grpo_loss,
-)
+from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.strategy import SingleProcess
 from glm_grpo.grpo.update import (
     Replay,
@@ -27,80 +21,23 @@ from glm_grpo.grpo.update import (
     update_on_examples,
     update_policy,
 )
-from glm_grpo.types import Advantages, Examples, Experience, ImageBatch, PromptBatch, Rollout
-from rewards.types import Prompt, RewardTable
-from tests.factories import changed, update_settings
-
-PROMPTS, GROUP, TOKENS, CODEBOOK = 2, 3, 4, 5
-
-SETTINGS = update_settings(micro_batch_size=PROMPTS * GROUP)
-
-
-class TablePolicy:
-    """Token t is drawn from softmax(logits[t]), whatever the prompt."""
-
-    def __init__(self, logits: Tensor, reference_logits: Tensor | None = None) -> None:
-        self.logits = nn.Parameter(logits.clone())
-        self.reference_logits = logits.clone() if reference_logits is None else reference_logits
-        self.reference_calls = 0
-
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
-        all_log_probs = self.logits.log_softmax(-1)
-        entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
-        return Replay(
-            log_probs=gather(all_log_probs, rollout, rows),
-            entropy=entropy.detach().expand(len(rows), -1),
-            # Tells rows apart, so that a report of some of them alone is another.
-            outside_codebook=(0.01 * rows)[:, None].expand(-1, TOKENS),
-        )
-
-    def reference_log_probs(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Tensor:
-        self.reference_calls += 1
-        return gather(self.reference_logits.log_softmax(-1), rollout, rows)
-
-    def trainable_parameters(self) -> Sequence[nn.Parameter]:
-        return [self.logits]
-
-
-def gather(all_log_probs: Tensor, rollout: Rollout, rows: Tensor) -> Tensor:
-    token_ids = rollout.token_ids.flatten(0, 1)[rows]
-    return all_log_probs.expand(len(rows), -1, -1).gather(2, token_ids[..., None]).squeeze(-1)
-
-
-def make_logits(seed: int = 0) -> Tensor:
-    return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
-
-
-def make_experience(logits: Tensor, advantages: Tensor) -> Experience:
-    generator = torch.Generator().manual_seed(1)
-    token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
-    all_log_probs = logits.log_softmax(-1).expand(PROMPTS, GROUP, -1, -1)
-    prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
-    seeds = (0,) * PROMPTS
-    return Experience(
-        prompts=PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds),
-        rollout=Rollout(
-            token_ids=token_ids,
-            log_probs=all_log_probs.gather(3, token_ids[..., None]).squeeze(-1),
-            sampling_mask=None,
-            policy_step=0,
-        ),
-        images=ImageBatch(torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8), seeds),
-        rewards=RewardTable(
-            names=("only",),
-            raw=advantages[..., None],
-            is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
-            weights=torch.ones(1),
-            std_floors=torch.ones(1),
-        ),
-        totals=advantages,
-        penalties=torch.zeros_like(advantages),
-        advantages=Advantages(values=advantages, is_flat=(advantages == 0).all(dim=1)),
-    )
-
-
-ADVANTAGES = torch.tensor([[1.0, -1.5, 0.5], [-0.25, 1.0, -0.75]])
-FLAT = torch.zeros(PROMPTS, GROUP)
+from glm_grpo.types import Advantages, Examples, Experience, PromptBatch, Rollout
+from rewards.types import Prompt
+from tests.factories import changed
+from tests.grpo.table_policy import (
+    ADVANTAGES,
+    CODEBOOK,
+    FLAT,
+    GROUP,
+    PROMPTS,
+    SETTINGS,
+    TOKENS,
+    ConstantRate,
+    TablePolicy,
+    learn,
+    make_experience,
+    make_logits,
+)
 
 
 class HalvingRate:
@@ -112,20 +49,6 @@ class HalvingRate:
     def step(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] /= 2
-
-
-class ConstantRate:
-    def step(self) -> None: ...
-
-
-def learn(
-    policy: TablePolicy,
-    experience: Experience,
-    settings: UpdateSettings,
-    learning_rate: float = 0.1,
-) -> list[UpdateReport]:
-    optimizer = torch.optim.SGD([policy.logits], lr=learning_rate)
-    return update_policy(policy, optimizer, ConstantRate(), experience, settings)
 
 
 def move_of(advantages: Tensor, settings: UpdateSettings = SETTINGS) -> Tensor:
@@ -145,11 +68,7 @@ def test_update_policy_moves_along_the_policy_gradient() -> None:
     torch.testing.assert_close(move_of(ADVANTAGES), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_update_policy_flips_the_gradient_with_the_sign_of_the_reward() -> None:
-    torch.testing.assert_close(move_of(-ADVANTAGES), -move_of(ADVANTAGES), atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 4, 6, 100])
+@pytest.mark.parametrize("micro_batch_size", [1, 4, 100])
 def test_update_policy_micro_batches_give_the_gradient_of_the_whole_batch(
     micro_batch_size: int,
 ) -> None:
@@ -233,11 +152,10 @@ def test_update_policy_later_updates_stay_relative_to_the_sampling_policy() -> N
     assert reports[-1].metrics["loss/policy"] < reports[1].metrics["loss/policy"] < 0.0
 
 
-@pytest.mark.parametrize("updates", [1, 3])
-def test_update_policy_runs_the_reference_once_per_micro_batch(updates: int) -> None:
+def test_update_policy_runs_the_reference_once_per_micro_batch() -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    settings = changed(SETTINGS, kl_coef=0.1, micro_batch_size=2, updates_per_rollout=updates)
+    settings = changed(SETTINGS, kl_coef=0.1, micro_batch_size=2, updates_per_rollout=3)
     reports = learn(policy, make_experience(logits, ADVANTAGES), settings)
     assert policy.reference_calls == 3
     assert all(report.metrics["kl/reference"] > 0 for report in reports)
@@ -275,13 +193,10 @@ def test_update_policy_never_runs_a_reference_the_loss_does_not_use(
     assert report.metrics["loss/kl"] == 0.0
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_corrected"])
-def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it(
-    estimator: LossKlEstimator,
-) -> None:
+def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it() -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    settings = changed(SETTINGS, kl_coef=1.0, kl_estimator=estimator, updates_per_rollout=20)
+    settings = changed(SETTINGS, kl_coef=1.0, kl_estimator="k3_corrected", updates_per_rollout=20)
     reports = learn(policy, make_experience(logits, FLAT), settings, learning_rate=0.5)
     kls = [report.metrics["kl/reference"] for report in reports]
     assert min(kls) >= 0
@@ -451,29 +366,18 @@ def test_minibatches_take_an_update_for_each_part_of_the_prompts() -> None:
     assert measured == pytest.approx(stds, rel=1e-4, abs=1e-7)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 100])
-def test_minibatches_do_not_depend_on_micro_batches(micro_batch_size: int) -> None:
+def test_minibatches_do_not_depend_on_micro_batches() -> None:
     settings = changed(SETTINGS, minibatches_per_rollout=2)
     whole, _ = bits_of(settings, ADVANTAGES)
-    parts, _ = bits_of(changed(settings, micro_batch_size=micro_batch_size), ADVANTAGES)
+    parts, _ = bits_of(changed(settings, micro_batch_size=2), ADVANTAGES)
     torch.testing.assert_close(parts, whole, atol=1e-7, rtol=1e-6)
 
 
 FLAT_AND_NOT = torch.tensor([[0.0, 0.0, 0.0], [-0.25, 1.0, -0.75]])
 
 
-class CountingPolicy(TablePolicy):
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__(logits)
-        self.replayed: list[int] = []
-
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
-        self.replayed += rows.tolist()
-        return super().replay(prompts, rollout, rows)
-
-
 def skipped(advantages: Tensor, **changes: Any) -> tuple[Tensor, list[UpdateReport], list[int]]:
-    policy = CountingPolicy(make_logits())
+    policy = TablePolicy(make_logits())
     settings = changed(SETTINGS, is_skipping_flat=True, **changes)
     reports = learn(policy, make_experience(make_logits(), advantages), settings)
     return policy.logits.detach(), reports, policy.replayed
@@ -493,10 +397,7 @@ def test_flat_rows_are_skipped_and_the_weights_equal_to_the_bit() -> None:
 
 @pytest.mark.parametrize(
     "weighted",
-    [
-        {"kl_coef": 0.1},
-        {"kl_behaviour_coef": 0.1},
-    ],
+    [{"kl_coef": 0.1}, {"kl_behaviour_coef": 0.1}],
 )
 def test_flat_rows_that_a_kl_weighs_are_replayed(weighted: dict[str, float]) -> None:
     _, _, replayed = skipped(FLAT_AND_NOT, **weighted)
@@ -529,27 +430,6 @@ def test_figures_of_preview_and_target_are_told_apart() -> None:
         assert metrics[f"{name}/preview"] != pytest.approx(metrics[f"{name}/target"], rel=1e-3)
     assert metrics["ratio/clip_fraction/preview"] == 0
     assert "kl/reference_tokens" not in metrics
-
-
-def test_a_scalar_that_a_loss_reports_under_a_name_of_tokens_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Staged(TablePolicy):
-        def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
-            return replace(super().replay(prompts, rollout, rows), num_preview=1)
-
-    def mine(inputs: LossInputs) -> LossOutput:
-        loss = -(inputs.log_probs * inputs.advantages[:, None]).mean()
-        return LossOutput(loss, {"ratio/clip_fraction": torch.tensor(0.25)})
-
-    monkeypatch.setattr(CustomLoss, "load", lambda self: mine)
-    kl = {"kl_coef": 0.0, "kl_placement": "loss", "kl_behaviour_coef": 0.0}
-    loss = CustomLoss(kind="custom", function="my.module:mine", **kl)
-    logits = make_logits()
-    settings = replace(SETTINGS, loss=loss)
-    (report,) = learn(Staged(logits), make_experience(logits, ADVANTAGES), settings)
-    assert report.metrics["ratio/clip_fraction"] == pytest.approx(0.25)
-    assert "ratio/clip_fraction/preview" not in report.metrics
 
 
 def make_anchor(places: Sequence[int], *, weight: float = 0.5) -> Examples:
@@ -605,7 +485,7 @@ def test_an_anchor_moves_along_the_cross_entropy_of_its_tokens() -> None:
 
 def test_an_anchor_adds_to_the_gradient_of_the_rollout() -> None:
     anchor = make_anchor([0, 1])
-    both, _ = anchored_move(anchor, ADVANTAGES)
+    both, _ = anchored_move(anchor, ADVANTAGES, replace(SETTINGS, micro_batch_size=1))
     alone, _ = anchored_move(None, ADVANTAGES)
     torch.testing.assert_close(
         both - alone, -0.5 * cross_entropy_gradient(anchor), atol=1e-6, rtol=1e-4
@@ -621,12 +501,6 @@ def test_prompts_without_a_target_have_no_part_in_an_anchor() -> None:
     assert torch.equal(none, plain)
     assert math.isnan(report.metrics["anchor/cross_entropy"])
     assert not report.is_skipped
-
-
-def test_an_anchor_is_the_same_in_micro_batches_of_any_size() -> None:
-    whole, _ = anchored_move(make_anchor([0, 1]), ADVANTAGES)
-    cut, _ = anchored_move(make_anchor([0, 1]), ADVANTAGES, replace(SETTINGS, micro_batch_size=1))
-    torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)
 
 
 def test_minibatches_have_the_examples_of_their_prompts() -> None:
@@ -662,12 +536,9 @@ def supervised_move(
     return policy.logits.detach() - logits, reports
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2])
-def test_supervised_updates_move_along_the_cross_entropy(micro_batch_size: int) -> None:
+def test_supervised_updates_move_along_the_cross_entropy() -> None:
     examples = make_anchor([0, 1], weight=1.0)
-    moved, (report,) = supervised_move(
-        examples, replace(SETTINGS, micro_batch_size=micro_batch_size)
-    )
+    moved, (report,) = supervised_move(examples, replace(SETTINGS, micro_batch_size=1))
     torch.testing.assert_close(moved, -cross_entropy_gradient(examples), atol=1e-6, rtol=1e-5)
     expected = nn.functional.cross_entropy(
         make_logits().expand(2, -1, -1).flatten(0, 1), examples.token_ids.flatten()
@@ -689,8 +560,7 @@ def test_supervised_minibatches_without_an_example_move_nothing() -> None:
     assert first.metrics.keys() == second.metrics.keys()
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
-def test_discarded_groups_are_not_trained_on(minibatches: int) -> None:
+def test_discarded_groups_are_not_trained_on() -> None:
     logits = make_logits()
     plain = make_experience(logits, ADVANTAGES)
     # The same two groups, in another order, and one whose advantages are not even 0.
@@ -718,7 +588,7 @@ def test_discarded_groups_are_not_trained_on(minibatches: int) -> None:
         advantages=Advantages(ADVANTAGES[rows], torch.zeros(3, dtype=torch.bool)),
         trained=torch.tensor([2, 0]),
     )
-    settings = replace(SETTINGS, minibatches_per_rollout=minibatches)
+    settings = replace(SETTINGS, minibatches_per_rollout=2)
     policies = [TablePolicy(logits.clone()) for _ in range(2)]
     (*reports,) = (
         learn(policy, experience, settings)

@@ -62,27 +62,12 @@ def test_what_the_next_phase_needs_stays(offload, moves):
     assert moves[-3:] == ["-optimizer", "-reference", "rollout"]
 
 
-def test_a_part_added_later_moves_too(moves):
-    offload = Offload({})
-    offload.add("optimizer", RecordingPart("optimizer", moves))
-
-    with offload.phase("update"):
-        pass
-
-    assert moves == ["+optimizer"]
-
-
 def test_residency_tells_what_it_moves(moves):
     offload = Offload({"rewards": RecordingPart("rewards", moves)})
     assert offload.moves("rewards")
     assert not offload.moves("decoder")
     offload.add("decoder", RecordingPart("decoder", moves))
     assert offload.moves("decoder")
-
-
-def test_without_parts_nothing_moves():
-    with Offload({}).phase("rollout"):
-        pass
 
 
 def test_what_was_written_to_is_kept_whether_it_is_trained_or_not(monkeypatch):

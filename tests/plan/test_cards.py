@@ -19,6 +19,7 @@ def planner():
     return ConfigPlanner(build_planner(PUBLISHED_ID), prompt_tokens=256, is_on_accelerator=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "gigabytes"), [("", 16), ("", 24), ("", 80), ("edit_", 24), ("edit_", 80)]
 )
@@ -27,6 +28,7 @@ def test_config_of_a_card_leaves_a_tenth_of_it(planner, name, gigabytes):
     assert planner.plan(config).peak <= 0.9 * gigabytes * 10**9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [4, 8])
 def test_full_fine_tuning_leaves_a_tenth_of_4_or_8_cards(count):
     processes = Parallelism(count, is_sharded=True, is_mixed=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.builders.models import build_planner
 from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config, effective_config
@@ -15,6 +14,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import batch_sizes, evaluation_sizes, refuse_for_processes
+from tests.plan.simple_planner import SimplePlanner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = (
@@ -67,35 +67,26 @@ def test_moments_stay_where_their_shards_are():
     assert effective_config(config).config == config
 
 
-def test_shards_kept_in_fp32_may_be_put_together_in_bf16():
-    mixed = Parallelism(2, is_sharded=True, is_mixed=True)
-    refuse_for_processes(_compose("model.dtype=bfloat16"), mixed)
-
-
-def test_copies_take_what_shards_cannot():
-    refuse_for_processes(_compose("offload=modules_and_optimizer"), Parallelism(5))
-    refuse_for_processes(_compose(ADAPTER, "model.quantization=nf4"), Parallelism(5))
-
-
 def test_processes_without_an_accelerator_share_the_memory_of_the_machine(monkeypatch):
     monkeypatch.setattr(fit, "available_memory", lambda _: 8 * 10**9)
     processes = Parallelism(4, on_machine=2)
     config = _compose("rollout.height=128", "rollout.width=128")
     device = torch.device("cpu")
     sources = [build_prompts(config).held_out]
-    found = fit.check_fit(config, build_planner("tiny"), sources, device, processes)
+    found = fit.check_fit(config, SimplePlanner(), sources, device, processes)
     assert found.endswith("there is 4.00 GB in CPU memory for each of 4 processes")
 
 
-def test_plan_command_plans_each_of_several_processes(capsys):
-    arguments = ["plan", "--config-dir", str(CONFIGS), "--prompt-tokens", "30"]
+def test_plan_command_plans_each_of_several_processes(capsys, monkeypatch):
+    planner = SimplePlanner()
+    monkeypatch.setattr("glm_grpo.plan.command.build_planner", lambda _: planner)
+    arguments = ["plan", "--config-dir", str(CONFIGS), "--prompt-tokens", "30", "--cpu"]
     main([*arguments, "--processes", "2", "--sharding", "fsdp2", *SMALL])
     printed = " ".join(capsys.readouterr().out.split())
     assert "each of 2 processes" in printed
-    assert "shards" in printed
     main([*arguments, "--processes", "2", *SMALL])
-    assert "shards" not in capsys.readouterr().out
-    for number in ("0", "6"):
-        with pytest.raises(SystemExit) as refused:
-            main([*arguments, "--processes", number, *SMALL])
-        assert refused.value.code == 2
+    assert [each.is_sharded for each in planner.asked] == [True, False]
+    assert {each.count for each in planner.asked} == {2}
+    with pytest.raises(SystemExit) as refused:
+        main([*arguments, "--processes", "6", *SMALL])
+    assert refused.value.code == 2

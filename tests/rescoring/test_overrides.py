@@ -18,7 +18,6 @@ def config(configs_dir: Path) -> Config:
     ("override", "message"),
     [
         ("reward.terms.ocr.weight", "'reward.terms.ocr.weight' is not of the form key=value"),
-        ("~reward.terms.ocr.weight", "'~reward.terms.ocr.weight' gives no single value"),
         ("reward.terms.ocr.weight=0.1,0.2", "weight=0.1,0.2' gives no single value; write one"),
         (
             "reward.terms.clip_score.weight=0.5",
@@ -26,28 +25,15 @@ def config(configs_dir: Path) -> Config:
             r".*\+reward.terms.clip_score.weight=0",
         ),
         ("reward.terms.ocrr.weight=1", r"did not score 'ocrr'.*mean reward.terms.ocr\?$"),
-        ("reward.terms.zebra.weight=1", "did not score 'zebra'.*remedy: use one of those$"),
-        ("reward.terms.ocr.wieght=1", r"remedy: did you mean reward.terms.ocr.weight\?$"),
-        ("rewards.terms.ocr.wieght=1", r"remedy: did you mean reward.terms.ocr.weight\?$"),
         ("advantages.clip=1", r"remedy: did you mean advantage.clip\?$"),
         ("orc=0.9", r"remedy: did you mean ocr\?$"),
-        ("ocrr=1", r"remedy: did you mean ocr\?$"),
-        ("clip_score=0.5", "the run did not score 'clip_score'"),
         ("zebra=1", "remedy: use one of <name>=WEIGHT, reward.terms"),
-        ("train.stps=3", "remedy: use one of <name>=WEIGHT, reward.terms"),
         (
             "train.steps=3",
             "train.steps = 3.*not a key that rescore can change.*glm-grpo train train",
         ),
         ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3.*images and raw scores"),
-        ("reward.terms=null", "reward.terms = None.*not a key that rescore can change"),
-        ("reward.terms.ocr.weight=nan", "reward.terms.ocr.weight = nan.*must be a finite number"),
         ("reward.terms.ocr.weight=much", "reward.terms.ocr.weight = 'much'.*must be a number"),
-        ("reward.terms.ocr.weight=[", r"'reward.terms.ocr.weight=\[' is not of the form"),
-        ("reward.terms.ocr.std_floor=0", "ocr.std_floor = 0.*must be greater than 0"),
-        ("reward.combine=sum", "reward.combine = 'sum'.*weighted_sum, normalize_then_sum"),
-        ("advantage.normalisation=mean_only", "did you mean advantage.normalization"),
-        ("advantage.std_floor=0", "must be greater than 0 where advantage.normalization is"),
     ],
 )
 def test_override_weighing_refuses_what_cannot_be_tried(
@@ -55,17 +41,6 @@ def test_override_weighing_refuses_what_cannot_be_tried(
 ) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         override_weighing(config, [override])
-
-
-@pytest.mark.parametrize("option", ["kind", "network"])
-def test_override_weighing_knows_the_keys_of_a_term_of_the_users_own_name(
-    option: str, configs_dir: Path
-) -> None:
-    near = "+reward.terms.near={kind: lpips, weight: 0.1, network: squeeze, pretrained: false}"
-    config = compose_config(configs_dir, "tiny", [near])
-    key = f"reward.terms.near.{option}"
-    with pytest.raises(ConfigError, match=f"train a run with it: glm-grpo train {key}=alex"):
-        override_weighing(config, [f"{key}=alex"])
 
 
 def test_a_terms_name_stands_for_its_weight(configs_dir: Path) -> None:
@@ -93,14 +68,6 @@ def test_override_weighing_refuses_a_reward_of_nothing(config: Config) -> None:
     zeros = [f"reward.terms.{name}.weight=0" for name in config.reward.terms]
     with pytest.raises(ConfigError, match="every reward is 0"):
         override_weighing(config, zeros)
-
-
-def test_override_weighing_tries_watched_and_untied_terms(configs_dir: Path) -> None:
-    watch = ("reward.terms.aesthetic.weight=0", "+reward.watch=[aesthetic]")
-    config = compose_config(configs_dir, "tiny", watch)
-    weights = {"lpips": 0.0, "ssim": 0.0, "ocr": 0.0, "aesthetic": 1e-3}
-    overrides = [f"reward.terms.{name}.weight={weight}" for name, weight in weights.items()]
-    assert override_weighing(config, overrides).reward.weights() == weights
 
 
 def test_list_changes_names_keys_once_and_only_those_that_change(config: Config) -> None:

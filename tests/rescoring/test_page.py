@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from glm_grpo.errors import StorageError
 from glm_grpo.rescoring.page import print_rescoring, write_rescoring_sheet
 from glm_grpo.rescoring.rescore import MovedImage, Rescoring, SettingChange, TermChange
 from glm_grpo.run.folder import RunFolder
@@ -67,9 +66,6 @@ def test_sheet_shows_gaining_above_losing(folder: RunFolder) -> None:
     assert sheet.getpixel((86, 146 + 24 + 40)) == (120, 120, 120)
     # No second image loses.
     assert sheet.getpixel((86 + 166, 146 + 24 + 40)) == (255, 255, 255)
-    # What is written below the first tile.
-    caption = sheet.crop((6, 24 + 80, 166, 24 + 116)).convert("L")
-    assert caption.getextrema()[0] < 100
 
 
 def test_sheet_draws_a_grey_field_for_a_picture_that_is_gone(folder: RunFolder) -> None:
@@ -78,38 +74,14 @@ def test_sheet_draws_a_grey_field_for_a_picture_that_is_gone(folder: RunFolder) 
     assert Image.open(path).convert("RGB").getpixel((86, 24 + 80)) == (213, 214, 219)
 
 
-def test_sheet_refuses_a_picture_that_is_none_by_name(folder: RunFolder) -> None:
-    (folder.path / RESCORING.gaining[0].image).write_bytes(b"torn")
-    with pytest.raises(StorageError, match=r"run/images.*p0-1\.png cannot be used .no PNG file"):
-        write_rescoring_sheet(folder, RESCORING)
-
-
-def test_sheet_draws_no_picture_from_outside_the_run(folder: RunFolder, tmp_path: Path) -> None:
-    picture = folder.path / RESCORING.gaining[0].image
-    picture.rename(tmp_path / "private.png")
-    picture.symlink_to(tmp_path / "private.png")
-    with pytest.raises(StorageError, match=r"p0-1\.png is a link that leads out of the run folder"):
-        write_rescoring_sheet(folder, RESCORING)
-    assert not folder.rescore_dir.exists()
-
-
-def test_sheet_is_not_written_through_a_link_that_leads_out(
-    folder: RunFolder, tmp_path: Path
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (folder.path / "rescore").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="rescore is a link that leads out of the run folder"):
-        write_rescoring_sheet(folder, RESCORING)
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
 def test_sheet_is_not_written_where_nothing_moves(folder: RunFolder) -> None:
     assert write_rescoring_sheet(folder, NOTHING_MOVES) is None
     assert not folder.rescore_dir.exists()
 
 
 def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
-    text = printed(RESCORING, folder)
+    rare = "lpips, 0.40 of the weight, applies to none of the 12 prompts that the run sampled"
+    text = printed(replace(RESCORING, rare_terms=(rare,)), folder)
     for words in (
         "images 32, groups 8, steps 1",
         "as stored, to the bit",
@@ -125,13 +97,9 @@ def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
         "+1.25",
         # A user's text is no markup.
         PROMPT,
+        rare,
     ):
         assert words in text, words
-
-
-def test_print_rescoring_names_terms_that_apply_to_few(folder: RunFolder) -> None:
-    line = "lpips, 0.40 of the weight, applies to none of the 12 prompts that the run sampled"
-    assert line in printed(replace(RESCORING, rare_terms=(line,)), folder)
 
 
 def test_print_rescoring_leaves_out_what_is_not_there(folder: RunFolder) -> None:

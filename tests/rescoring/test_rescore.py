@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glm_grpo.cli import main
 from glm_grpo.config import Config, compose_config, to_yaml
-from glm_grpo.errors import CheckpointError, ConfigError, StorageError
+from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.folder import RunFolder, write_atomically
@@ -126,18 +126,24 @@ def edit_table(folder: RunFolder, step: int, column: str, row: int, value: float
     pyarrow.parquet.write_table(edited, path)
 
 
-@pytest.mark.parametrize("combination", ["weighted_sum", "normalize_then_sum"])
-@pytest.mark.parametrize("normalization", ["group_std", "mean_only", "batch_std"])
+@pytest.mark.parametrize(
+    ("combination", "normalization"),
+    [
+        ("weighted_sum", "group_std"),
+        ("normalize_then_sum", "mean_only"),
+        ("normalize_then_sum", "batch_std"),
+    ],
+)
 def test_rescore_with_the_own_weights_gives_what_the_run_stored_to_the_bit(
     combination: str, normalization: str, tmp_path: Path, configs_dir: Path
 ) -> None:
     options = (f"reward.combine={combination}", f"advantage.normalization={normalization}")
     config = make_config(configs_dir, *options, "advantage.clip=1.2", prompts=5, images=6)
-    folder = store_run(tmp_path, config, *random_steps(config, 7, seed=3))
+    folder = store_run(tmp_path, config, *random_steps(config, 3, seed=3))
     rescoring = rescore(folder, [])
-    # The first group of every step is flat. 7 * 5 groups of 6 images.
-    assert (rescoring.steps, rescoring.groups, rescoring.images) == (7, 35, 210)
-    assert (rescoring.flat_before, rescoring.ranked_groups) == (7, 28)
+    # The first group of every step is flat. 3 * 5 groups of 6 images.
+    assert (rescoring.steps, rescoring.groups, rescoring.images) == (3, 15, 90)
+    assert (rescoring.flat_before, rescoring.ranked_groups) == (3, 12)
     assert (rescoring.changed_winners, rescoring.rank_correlation) == (0, 1.0)
     assert rescoring.changes == rescoring.gaining == rescoring.losing == ()
     # Spelt out, the own weights change no less.
@@ -164,11 +170,6 @@ def test_rescore_refuses_a_config_that_is_not_the_one_trained_with(small_run: Ru
     write_atomically(small_run.config_path, text.replace("weight: 0.3", "weight: 0.31").encode())
     with pytest.raises(StorageError, match=r"step-000001.parquet: column total of prompt p0"):
         rescore(small_run, [])
-
-
-def test_rescore_refuses_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no run"):
-        rescore(RunFolder(tmp_path), [])
 
 
 def test_rescore_counts_winners_and_ranks(small_run: RunFolder) -> None:
@@ -219,22 +220,7 @@ def test_rescore_names_the_images_that_gain_and_lose_most(small_run: RunFolder) 
     assert most.advantage_after == pytest.approx(0.1 - 0.2 / 3)
 
 
-def test_rescore_names_no_image_whose_advantage_looks_the_same(small_run: RunFolder) -> None:
-    rescoring = rescore(small_run, ["ocr=0.300001"])
-    assert len(rescoring.changes) == 1
-    assert rescoring.gaining == rescoring.losing == ()
-
-
-def test_rescore_shows_eight_images_at_the_most(tmp_path: Path, configs_dir: Path) -> None:
-    config = make_config(configs_dir, prompts=5, images=6)
-    folder = store_run(tmp_path, config, *random_steps(config, 2, seed=1))
-    rescoring = rescore(folder, ["reward.terms.lpips.weight=0"])
-    changes = [image.advantage_after - image.advantage_before for image in rescoring.gaining]
-    assert len(changes) == len(rescoring.losing) == 8
-    assert changes == sorted(changes, reverse=True)
-
-
-@pytest.mark.parametrize("normalization", ["group_std", "mean_only", "batch_std"])
+@pytest.mark.parametrize("normalization", ["group_std", "batch_std"])
 def test_rescore_makes_advantages_step_by_step_as_training_would(
     normalization: str, tmp_path: Path, configs_dir: Path
 ) -> None:
@@ -251,6 +237,7 @@ def test_rescore_makes_advantages_step_by_step_as_training_would(
         make_experience(other, step.rewards.raw, step.rewards.is_applicable, step.penalties)
         for step in steps
     ]
+    assert len(rescoring.gaining) == len(rescoring.losing) == 8
     for image in (*rescoring.gaining, *rescoring.losing):
         place = (int(image.prompt_id[1:]), image.sample)
         expected = trained[image.step - 1].advantages.values[place].item()
@@ -275,20 +262,6 @@ def test_rescore_refuses_weights_that_leave_a_prompt_without_a_total(
         rescore(store_run(tmp_path, config, step), overrides)
 
 
-def test_rescore_refuses_weights_beyond_float32(
-    small_run: RunFolder, tmp_path: Path, configs_dir: Path
-) -> None:
-    with pytest.raises(ConfigError, match=r"must be 0, or 1e-30 to 1e\+12 in size"):
-        rescore(small_run, ["reward.terms.ocr.weight=1e39"])
-    config = make_config(configs_dir, prompts=2, images=2)
-    applies = torch.ones(2, 4, dtype=torch.bool)
-    # Times the weight 1e39, where float32 ends at 3e38.
-    step = make_experience(config, torch.full((2, 2, 4), 1e29), applies, torch.zeros(2, 2))
-    folder = store_run(tmp_path / "large", config, step)
-    with pytest.raises(ConfigError, match="a total is not a finite float32 number"):
-        rescore(folder, ["reward.terms.ocr.weight=1e10"])
-
-
 def test_rescore_names_terms_that_apply_to_few_prompts(tmp_path: Path, configs_dir: Path) -> None:
     config = make_config(configs_dir, prompts=3, images=2)
     is_applicable = torch.tensor([[False, False, True, True], *[[False, False, False, True]] * 2])
@@ -302,14 +275,13 @@ def test_rescore_names_terms_that_apply_to_few_prompts(tmp_path: Path, configs_d
     )
 
 
-@pytest.mark.parametrize("overrides", [[], ["reward.terms.ocr.weight=0.3"]])
 def test_rescore_command_says_that_nothing_was_changed_and_what_can_be(
-    small_run: RunFolder, overrides: list[str], capsys: pytest.CaptureFixture[str]
+    small_run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["rescore", str(small_run.path), *overrides])
+        main(["rescore", str(small_run.path), "reward.terms.ocr.weight=0.3"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"ConfigError: {' '.join(overrides) or 'no key=value'}: the run was")
+    assert said.startswith("ConfigError: reward.terms.ocr.weight=0.3: the run was")
     assert "ocr=0.3 aesthetic=0.1 is what it had" in said
     assert not small_run.rescore_dir.exists()

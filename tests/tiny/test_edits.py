@@ -29,19 +29,6 @@ def test_an_edit_changes_what_its_kind_says_and_nothing_else(kind: str) -> None:
         assert replace(edit.before, **{field: getattr(sign, field)}) == edit.after == sign
 
 
-def test_instructions_say_what_is_wanted() -> None:
-    sign = world.Sign(word="OPEN", shape="circle", colours=0, is_word_above=True)
-    rng = np.random.default_rng(0)
-    told = [edits.instruction(edits.edit_of(sign, kind, rng)) for kind in edits.KINDS]
-    foreground, background = world.COLOUR_PAIRS[0]
-    assert told == [
-        'write instead "OPEN"',
-        f"change the colours to {foreground} on {background}",
-        "make it round",
-        "move the word to the top",
-    ]
-
-
 def test_an_instruction_is_known_by_its_form() -> None:
     assert all(map(edits.is_instruction, tiny_prompts("edit-train", **SIZE).captions()))
     for unknown in ('write instead "open"', "make it a hexagon", "move the word", "make it round!"):
@@ -52,7 +39,7 @@ def test_careless_edits_go_wrong_as_often_as_asked_and_keep_the_rest() -> None:
     rng = np.random.default_rng(0)
     wrong: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for _ in range(2000):
+    for _ in range(800):
         edit = edits.random_edit(rng)
         made = edits.careless(edit, rng, letter_rate=0.2, rate=0.4)
         field = CHANGED[edit.kind]
@@ -84,7 +71,6 @@ def test_prompts_of_edits_have_a_source_a_target_and_two_kinds_a_word() -> None:
     ("name", "sources", "remedy"),
     [
         ("edit-train", 0, "set data.sources=1"),
-        ("edit-heldout", 2, "set data.sources=1"),
         ("train", 1, "set data.sources=0"),
         ("edits", 1, "the sets are"),
     ],

@@ -11,7 +11,7 @@ from glm_grpo.tiny.prompts import tiny_prompts
 
 def test_held_out_words_are_never_seen_before():
     rng = np.random.default_rng(0)
-    seen = {world.random_sign(rng).word for _ in range(20000)} | set(world.TRAINING_WORDS)
+    seen = {world.random_sign(rng).word for _ in range(4000)} | set(world.TRAINING_WORDS)
 
     assert not seen & set(world.HELD_OUT_WORDS)
     assert {len(word) for word in world.HELD_OUT_WORDS + world.TRAINING_WORDS} == {3, 4}
@@ -63,20 +63,6 @@ def test_drawn_cells_stand_where_the_grid_says():
     assert picture.shape == (3, 64, 64)
     assert torch.equal(picture[:, :32, 32:], atlas[1])
     assert torch.equal(picture[:, 32:, :32], atlas[2])
-
-
-def test_batches_of_grids_are_drawn_like_single_ones():
-    signs = world.signs_of_words(("ONE", "FOUR"), seed=3)
-    cells = torch.stack([world.sign_cells(sign) for sign in signs])
-
-    assert torch.equal(world.draw_cells(cells)[1], world.draw_sign(signs[1]))
-
-
-def test_confusing_at_rate_zero_changes_nothing():
-    rng = np.random.default_rng(1)
-    sign = world.random_sign(rng)
-
-    assert world.confuse(sign, rng, letter_rate=0.0, other_rate=0.0) == sign
 
 
 def test_confusing_replaces_letters_at_the_stated_rate():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 from diffusers import GlmImagePipeline
@@ -31,33 +34,58 @@ def random_pipeline_folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def random_pipeline(random_pipeline_folder):
-    """Loaded anew for every test, for policies change what they are built on."""
+@pytest.fixture(scope="session")
+def loaded_pipeline(random_pipeline_folder):
+    """What the folder holds, for tests that change nothing of it."""
     pipeline = GlmImagePipeline.from_pretrained(random_pipeline_folder)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 @pytest.fixture
-def make_policy(random_pipeline):
-    """Builds a policy on the random pipeline; full fine-tuning without adapter_rank."""
+def random_pipeline(loaded_pipeline):
+    """A copy for every test, because policies change what they are built on."""
+    return copy.deepcopy(loaded_pipeline)
 
-    def build(**changes):
-        settings = {
-            "temperature": 1.0,
-            "adapter_rank": None,
-            "adapter_alpha": 8.0,
-            "is_checkpointing": False,
-            "needs_reference": True,
-            "seed": 0,
-        }
-        return GlmImagePolicy(random_pipeline, **(settings | changes))
 
-    return build
+def policy_on(pipeline: GlmImagePipeline, **changes: object) -> GlmImagePolicy:
+    """A policy with full fine-tuning, unless adapter_rank is set."""
+    settings = {
+        "temperature": 1.0,
+        "adapter_rank": None,
+        "adapter_alpha": 8.0,
+        "is_checkpointing": False,
+        "needs_reference": True,
+        "seed": 0,
+    }
+    return GlmImagePolicy(pipeline, **(settings | changes))
+
+
+@pytest.fixture(scope="session")
+def build_policy():
+    """`policy_on`, as a fixture: test folders are no packages."""
+    return policy_on
 
 
 @pytest.fixture
+def make_policy(random_pipeline):
+    """`policy_on` a random pipeline of the test's own."""
+    return partial(policy_on, random_pipeline)
+
+
+@pytest.fixture(scope="session")
+def policy(loaded_pipeline):
+    """An untruncated policy for tests that leave it as it is."""
+    return policy_on(copy.deepcopy(loaded_pipeline))
+
+
+@pytest.fixture(scope="session")
+def rollout(policy, batch):
+    """What it draws for `batch`, with the preview of its true size."""
+    return policy.sample(batch, policy_step=4)
+
+
+@pytest.fixture(scope="session")
 def batch():
     """Two prompts of different length, three samples each."""
     prompts = (

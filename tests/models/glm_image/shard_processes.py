@@ -1,6 +1,6 @@
 """What shards of a policy take in each of two processes, by torch's own CPU allocator.
 
-Started by test_shards.py through torchrun: shard_processes.py FOLDER, which gets RANK.json.
+Started by test_shards.py: shard_processes.py FOLDER, which gets RANK.json.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def measure(policy: GlmImagePolicy, strategy: AccelerateStrategy) -> dict:
         storages = [each.untyped_storage() for each in policy.trainable_parameters()]
         together = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
     # What the thread that gathers frees is not seen, and on a busy machine it frees more.
-    backward = min(allocated(learn) for _ in range(5))
+    backward = min(allocated(learn) for _ in range(3))
     return {
         "weights": bytes_of(weights),
         "gradients": bytes_of([weight.grad for weight in weights]),

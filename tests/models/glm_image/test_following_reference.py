@@ -9,8 +9,8 @@ ROWS = torch.arange(3)
 
 
 @pytest.fixture(params=[None, 4], ids=["full", "adapters"])
-def moved(request, make_policy, batch):
-    """A policy that has moved, its rollout, and the log-probs of policy and reference."""
+def moved(request, make_policy, batch, small_preview):
+    """A policy that has moved, and what it drew before."""
     policy = make_policy(adapter_rank=request.param, needs_reference=True)
     rollout = policy.sample(batch, policy_step=0)
     generator = torch.Generator().manual_seed(0)
@@ -35,23 +35,12 @@ def test_reference_becomes_the_policy_with_a_mix_of_1(moved, batch):
     policy.mix_reference(1.0)
 
     torch.testing.assert_close(policy.reference_log_probs(batch, rollout, ROWS), own)
-    # The policy is what it was, to the bit.
+    # The policy is what it was, to the bit, and the reference stays when it moves on.
     assert of_policy(policy, batch, rollout).equal(own)
-
-
-def test_reference_goes_a_part_of_the_way_and_stays_when_the_policy_moves_on(moved, batch):
-    policy, rollout = moved
-    before = policy.reference_log_probs(batch, rollout, ROWS)
-    own = of_policy(policy, batch, rollout)
-
-    policy.mix_reference(0.25)
-
-    found = policy.reference_log_probs(batch, rollout, ROWS)
-    assert 1e-5 < (found - before).abs().mean() < (own - before).abs().mean()
     with torch.no_grad():
         for weight in policy.trainable_parameters():
             weight *= 1.1
-    assert policy.reference_log_probs(batch, rollout, ROWS).equal(found)
+    torch.testing.assert_close(policy.reference_log_probs(batch, rollout, ROWS), own)
 
 
 def test_mix_is_that_of_the_weights(moved):
@@ -67,7 +56,7 @@ def test_mix_is_that_of_the_weights(moved):
         torch.testing.assert_close(policy.reference_tensors()[name], expected)
 
 
-def test_stored_reference_is_put_back(moved, batch, make_policy):
+def test_stored_reference_is_put_back(moved, batch):
     policy, rollout = moved
     policy.mix_reference(0.5)
     stored = {name: value.clone() for name, value in policy.reference_tensors().items()}

@@ -23,7 +23,7 @@ def test_load_pipeline_loads_a_folder_in_the_dtype_asked_for(random_pipeline_fol
     assert not any(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c"])
+@pytest.mark.parametrize("path", ["./nowhere", "nowhere"])
 def test_load_pipeline_refuses_what_is_neither_folder_nor_hub_id(path):
     with pytest.raises(ModelError, match="no such folder"):
         load_pipeline(path, dtype=torch.float32)
@@ -38,22 +38,6 @@ def test_load_pipeline_refuses_another_pipeline(tmp_path):
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
 
     with pytest.raises(ModelError, match="FluxPipeline"):
-        load_pipeline(str(tmp_path), dtype=torch.float32)
-
-
-def test_load_pipeline_refuses_a_torn_index(tmp_path):
-    (tmp_path / "model_index.json").write_text('{"_class')
-
-    with pytest.raises(ModelError, match="JSON"):
-        load_pipeline(str(tmp_path), dtype=torch.float32)
-
-
-def test_load_pipeline_explains_a_folder_without_parts(tmp_path, random_pipeline_folder):
-    (tmp_path / "model_index.json").write_bytes(
-        (random_pipeline_folder / "model_index.json").read_bytes()
-    )
-
-    with pytest.raises(ModelError, match="no such file; fetch the file again"):
         load_pipeline(str(tmp_path), dtype=torch.float32)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from torch import nn
 
 from glm_grpo.builders.models import build_models
 from glm_grpo.config import compose_config
@@ -15,7 +16,6 @@ from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.memory import build_meta_policy
 from glm_grpo.models.glm_image.meta import module_bytes, read_part_configs
-from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.offload import ModulePart, scales
 from glm_grpo.models.planning import ModelSettings
 
@@ -34,18 +34,18 @@ def test_weights_in_4_bits_need_bitsandbytes(folder, monkeypatch):
         load_pipeline(folder, dtype=torch.float32, quantization=NF4)
 
 
-def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, batch):
+def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, loaded_pipeline, batch):
     token_ids = torch.randint(512, (2, 3, 272), generator=torch.Generator().manual_seed(0))
     held = load_pipeline(folder, dtype=torch.float32, quantization=FLOAT8)
-    rounded = load_pipeline(folder, dtype=torch.float32)
+    rounded = copy.deepcopy(loaded_pipeline)
     plain_bytes = module_bytes([rounded.transformer])
     in_8_bits = dict(held.transformer.named_parameters())
     for name, weight in rounded.transformer.named_parameters():
         weight.data = weight.data.to(in_8_bits[name].dtype).float()
 
-    pixels = GlmImageDecoder(held, steps=2, guidance_scale=1.5).decode(batch, token_ids).pixels
+    pixels = GlmImageDecoder(held, steps=1, guidance_scale=1.5).decode(batch, token_ids).pixels
 
-    expected = GlmImageDecoder(rounded, steps=2, guidance_scale=1.5).decode(batch, token_ids).pixels
+    expected = GlmImageDecoder(rounded, steps=1, guidance_scale=1.5).decode(batch, token_ids).pixels
     assert torch.equal(pixels, expected)
     assert held.transformer.transformer_blocks[0].ff.net[2].weight.dtype == torch.float8_e4m3fn
     # Norms with what modulates them, the first and the last layer keep 4 bytes a weight.
@@ -81,27 +81,24 @@ def pipeline_in_4_bits(folder, bitsandbytes):
     return load_pipeline(folder, dtype=torch.float32, quantization=NF4)
 
 
-def _policy(pipeline):
-    policy = GlmImagePolicy(
-        pipeline,
-        temperature=1.0,
-        adapter_rank=4,
-        adapter_alpha=8.0,
-        is_checkpointing=True,
-        needs_reference=True,
-        seed=0,
-    )
-    # Adapters start as no change; here they are one.
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in policy.trainable_parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
-    return policy
+@pytest.fixture
+def adapted_policy(build_policy):
+    """Builds a policy whose adapters change what it gives."""
+
+    def build(pipeline):
+        policy = build_policy(pipeline, adapter_rank=4, is_checkpointing=True)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in policy.trainable_parameters():
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
+        return policy
+
+    return build
 
 
-def _in_full(pipeline, folder, bitsandbytes):
+def _in_full(pipeline, loaded_pipeline, bitsandbytes):
     """A plain pipeline with the values the matrices of 4 bits stand for."""
-    plain = load_pipeline(folder, dtype=torch.float32)
+    plain = copy.deepcopy(loaded_pipeline)
     matrices = dict(pipeline.vision_language_encoder.named_modules())
     for name, module in plain.vision_language_encoder.named_modules():
         packed = matrices[name]
@@ -125,8 +122,8 @@ def test_only_matrices_of_the_layers_are_in_4_bits(pipeline_in_4_bits, bitsandby
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, batch):
-    policy = _policy(pipeline_in_4_bits)
+def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, adapted_policy, batch, small_preview):
+    policy = adapted_policy(pipeline_in_4_bits)
     rollout = policy.sample(batch, policy_step=0)
     rows = torch.arange(6)
 
@@ -138,10 +135,10 @@ def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, batch):
 
 
 def test_policy_in_4_bits_equals_plain_weights_of_those_values(
-    pipeline_in_4_bits, folder, bitsandbytes, batch
+    pipeline_in_4_bits, loaded_pipeline, bitsandbytes, adapted_policy, batch, small_preview
 ):
-    plain = _policy(_in_full(pipeline_in_4_bits, folder, bitsandbytes))
-    ours = _policy(pipeline_in_4_bits)
+    plain = adapted_policy(_in_full(pipeline_in_4_bits, loaded_pipeline, bitsandbytes))
+    ours = adapted_policy(pipeline_in_4_bits)
     rollout = plain.sample(batch, policy_step=0)
     scored = []
     for policy in (plain, ours):
@@ -159,7 +156,7 @@ def test_policy_in_4_bits_equals_plain_weights_of_those_values(
         assert torch.allclose(ours_weight.grad, plain_weight.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_plan_knows_the_bytes_of_weights_in_4_bits(pipeline_in_4_bits, folder):
+def test_plan_knows_the_bytes_of_weights_in_4_bits(pipeline_in_4_bits, adapted_policy, folder):
     held = pipeline_in_4_bits.vision_language_encoder
     settings = ModelSettings(
         dtype=torch.float32,
@@ -170,7 +167,7 @@ def test_plan_knows_the_bytes_of_weights_in_4_bits(pipeline_in_4_bits, folder):
         quantization=NF4,
     )
     _, planned = build_meta_policy(read_part_configs(folder), settings)
-    policy = _policy(pipeline_in_4_bits)
+    policy = adapted_policy(pipeline_in_4_bits)
     beside = sum(each.nbytes for weight in held.parameters() for each in scales(weight))
     assert module_bytes(planned.modules()) == module_bytes(policy.modules()) + beside
 
@@ -210,7 +207,3 @@ def test_module_part_moves_weights_in_4_bits_with_their_scales(pipeline_in_4_bit
     part.evict()
 
     assert {tensor.device.type for tensor in tensors} == {"cpu"}
-
-
-def test_scales_of_a_plain_weight_are_none():
-    assert [*scales(nn.Linear(2, 2).weight)] == []

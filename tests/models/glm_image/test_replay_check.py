@@ -13,13 +13,8 @@ from glm_grpo.training.replay_check import check_replay
 
 
 @pytest.fixture
-def policy(make_policy):
-    return make_policy()
-
-
-@pytest.fixture
-def experience(policy, batch, as_experience):
-    return as_experience(batch, policy.sample(batch, policy_step=0))
+def experience(batch, rollout, as_experience):
+    return as_experience(batch, rollout)
 
 
 def test_self_check_passes_on_policy(policy, experience):
@@ -39,36 +34,25 @@ def test_self_check_refuses_replay_with_positions_of_text(policy, experience, mo
         check_replay(policy, experience, rows=6)
 
 
-def test_self_check_refuses_another_temperature(policy, experience):
-    policy.network.temperature = 0.9
+def test_self_check_refuses_another_temperature(policy, experience, monkeypatch):
+    monkeypatch.setattr(policy.network, "temperature", 0.9)
 
     with pytest.raises(SelfCheckError, match="mean ratio"):
         check_replay(policy, experience, rows=6)
 
 
-def test_self_check_refuses_a_short_grid(policy, experience):
-    short = dataclasses.replace(
-        experience.rollout,
-        token_ids=experience.rollout.token_ids[..., :-1],
-        log_probs=experience.rollout.log_probs[..., :-1],
-    )
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda ids, log_probs: (ids[..., :-1], log_probs[..., :-1]), "271 tokens; .* need 272"),
+        (lambda ids, log_probs: (ids.clamp(max=510) + 2, log_probs), "512 entries"),
+        (lambda ids, log_probs: (ids, log_probs * torch.nan), "nan nats"),
+    ],
+    ids=["a short grid", "ids outside the codebook", "log-probs that are no numbers"],
+)
+def test_self_check_refuses_a_rollout_that_is_none(policy, experience, change, said):
+    token_ids, log_probs = change(experience.rollout.token_ids, experience.rollout.log_probs)
+    changed = dataclasses.replace(experience.rollout, token_ids=token_ids, log_probs=log_probs)
 
-    with pytest.raises(SelfCheckError, match="271 tokens; .* need 272"):
-        check_replay(policy, dataclasses.replace(experience, rollout=short), rows=6)
-
-
-def test_self_check_refuses_ids_outside_the_codebook(policy, experience):
-    token_ids = experience.rollout.token_ids.clone()
-    token_ids[0, 0, 0] = 512
-    rollout = dataclasses.replace(experience.rollout, token_ids=token_ids)
-
-    with pytest.raises(SelfCheckError, match="512 entries"):
-        check_replay(policy, dataclasses.replace(experience, rollout=rollout), rows=6)
-
-
-def test_self_check_refuses_log_probs_that_are_not_numbers(policy, experience):
-    log_probs = experience.rollout.log_probs * torch.nan
-    rollout = dataclasses.replace(experience.rollout, log_probs=log_probs)
-
-    with pytest.raises(SelfCheckError):
-        check_replay(policy, dataclasses.replace(experience, rollout=rollout), rows=6)
+    with pytest.raises(SelfCheckError, match=said):
+        check_replay(policy, dataclasses.replace(experience, rollout=changed), rows=6)

@@ -12,11 +12,11 @@ from glm_grpo.models.glm_image.sampling import Truncation, pick_tokens, truncati
 
 
 def test_draw_takes_the_entry_whose_interval_holds_the_number():
-    # Probabilities 0.2, 0, 0.5, 0.3: intervals [0, .2), none, [.2, .7), [.7, 1).
-    log_probs = torch.tensor([[0.2, 0.0, 0.5, 0.3]]).log().expand(6, -1)
+    # Intervals none, [0, .2), none, [.2, .7), [.7, 1): what has no probability is never drawn.
+    log_probs = torch.tensor([[0.0, 0.2, 0.0, 0.5, 0.3]]).log().expand(6, -1)
     numbers = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 1 - 1e-12], dtype=torch.float64)
 
-    assert pick_tokens(log_probs, numbers).tolist() == [0, 0, 2, 2, 3, 3]
+    assert pick_tokens(log_probs, numbers).tolist() == [1, 1, 3, 3, 4, 4]
 
 
 def test_draw_follows_the_distribution():
@@ -49,11 +49,9 @@ def test_draw_from_what_is_no_distribution_stays_in_range():
     ("truncation", "kept"),
     [
         (Truncation(top_k=1), [False, True, False, False]),
-        (Truncation(top_k=3), [True, True, True, False]),
         # Most probable first: .4, .3, .2, .1; sums before each are 0, .4, .7, .9.
         (Truncation(top_p=0.65), [False, True, True, False]),
         (Truncation(top_p=0.75), [True, True, True, False]),
-        (Truncation(top_p=1e-9), [False, True, False, False]),
         # Inside the two most probable, the first alone has .4 / .7 = .57 of the mass.
         (Truncation(top_k=2, top_p=0.5), [False, True, False, False]),
         (Truncation(top_k=2, top_p=0.6), [False, True, True, False]),
@@ -82,17 +80,14 @@ def test_truncation_is_active_only_where_something_is_cut(truncation, is_active)
     assert truncation.is_active is is_active
 
 
-def test_sample_gives_full_grids_inside_the_codebook(make_policy, batch):
-    rollout = make_policy().sample(batch, policy_step=4)
-
+def test_sample_gives_full_grids_inside_the_codebook(rollout):
     assert rollout.token_ids.shape == (2, 3, 256 + 16)
     assert 0 <= int(rollout.token_ids.min()) <= int(rollout.token_ids.max()) < 512
     assert rollout.sampling_mask is None
     assert rollout.policy_step == 4
 
 
-def test_sample_is_a_function_of_the_seed(make_policy, batch):
-    policy = make_policy()
+def test_sample_is_a_function_of_the_seed(policy, batch, small_preview):
     first = policy.sample(batch, policy_step=0)
     again = policy.sample(batch, policy_step=0)
     other = policy.sample(dataclasses.replace(batch, seed=12), policy_step=0)
@@ -102,8 +97,7 @@ def test_sample_is_a_function_of_the_seed(make_policy, batch):
     assert not torch.equal(first.token_ids, other.token_ids)
 
 
-def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch):
-    policy = make_policy()
+def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(policy, batch, small_preview):
     together = policy.sample(batch, policy_step=0)
     alone = dataclasses.replace(batch, prompts=batch.prompts[1:], decode_seeds=(6,))
 
@@ -113,13 +107,11 @@ def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch
     assert torch.allclose(single.log_probs[0], together.log_probs[1], atol=1e-4)
 
 
-def test_samples_of_a_group_differ(make_policy, batch):
-    rollout = make_policy().sample(batch, policy_step=0)
-
+def test_samples_of_a_group_differ(rollout):
     assert not torch.equal(rollout.token_ids[0, 0], rollout.token_ids[0, 1])
 
 
-def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch):
+def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch, small_preview):
     rollout = make_policy(truncation=Truncation(top_k=7)).sample(batch, policy_step=0)
 
     assert rollout.sampling_mask is not None
@@ -127,7 +119,7 @@ def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch):
     assert rollout.sampling_mask.gather(-1, rollout.token_ids.unsqueeze(-1)).all()
 
 
-def test_sample_returns_tensors_that_autograd_takes(make_policy, batch):
+def test_sample_returns_tensors_that_autograd_takes(make_policy, batch, small_preview):
     rollout = make_policy(truncation=Truncation(top_k=3)).sample(batch, policy_step=0)
 
     factor = torch.ones((), requires_grad=True)
@@ -140,15 +132,13 @@ def test_sample_returns_tensors_that_autograd_takes(make_policy, batch):
     )
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_prompts_read_a_few_at_a_time_are_those_read_at_once(
-    make_policy, batch, monkeypatch, at_once
+def test_prompts_read_one_at_a_time_are_those_read_at_once(
+    policy, batch, monkeypatch, small_preview
 ):
-    expected = make_policy().sample(batch, policy_step=0)
-    monkeypatch.setattr(sampling, "PREFILLED_AT_ONCE", at_once)
+    expected = policy.sample(batch, policy_step=0)
+    monkeypatch.setattr(sampling, "PREFILLED_AT_ONCE", 1)
 
-    found = make_policy().sample(batch, policy_step=0)
+    found = policy.sample(batch, policy_step=0)
 
-    assert len(batch.prompts) > 1
     assert torch.equal(found.token_ids, expected.token_ids)
     assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)

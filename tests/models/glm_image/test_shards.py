@@ -1,9 +1,6 @@
 """What several processes hold of a policy, planned and measured."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from glm_grpo.models.glm_image.memory import (
 )
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
 from glm_grpo.models.planning import BatchSizes, ModelSettings, Parallelism, ScorerSizes
-from glm_grpo.tiny.models import build_policy_model
+from glm_grpo.tiny.models import PolicySizes, build_policy_model
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -52,19 +49,20 @@ def tiny_configs(random_pipeline_folder):
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def planner(tiny_configs):
+    """Plans for one test serve the next."""
+    return GlmImagePlanner(tiny_configs)
+
+
+@pytest.fixture(scope="module")
+def measured(programs, tmp_path_factory):
     """By the first of two processes on the CPU that share a policy."""
     folder = tmp_path_factory.mktemp("shards")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    script = str(Path(__file__).with_name("shard_processes.py"))
     sharding = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
     sharding |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
-    cpu = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, str(Path(__file__).with_name("shard_processes.py")), str(folder)],
-        env={**os.environ, **cpu, **sharding, "PYTHONPATH": str(ROOT)},
-        check=True,
-        timeout=200,
-    )
+    for program in programs.start_team(2, folder, script, str(folder), env=sharding):
+        assert program.wait() == 0, program.said()
     return json.loads((folder / "0.json").read_text())
 
 
@@ -146,12 +144,10 @@ def _items(plan):
     return {item.name: item for item in plan.items}
 
 
-def test_plan_of_shards_holds_whole_weights_where_images_are_made(tiny_configs):
+def test_plan_of_shards_holds_whole_weights_where_images_are_made(planner, tiny_configs):
     model = replace(FULL, needs_reference=True, is_on_accelerator=True)
     processes = Parallelism(2, is_sharded=True)
-    plan = GlmImagePlanner(tiny_configs).plan(
-        model, SIZES, ScorerSizes(), "modules", processes=processes
-    )
+    plan = planner.plan(model, SIZES, ScorerSizes(), "modules", processes=processes)
     shards = _planned(FULL, tiny_configs, processes)
     items = _items(plan)
     assert items["policy, own shards"].by_phase["idle"] == shards.trained
@@ -163,14 +159,14 @@ def test_plan_of_shards_holds_whole_weights_where_images_are_made(tiny_configs):
     assert items["reference copy"].by_phase.keys() == {"update"}
     assert items["reference copy"].by_phase["update"] >= shards.whole
     assert "language model and head" not in items
-    alone = _items(GlmImagePlanner(tiny_configs).plan(model, SIZES, ScorerSizes(), "modules"))
+    alone = _items(planner.plan(model, SIZES, ScorerSizes(), "modules"))
     assert items["decoder"] == alone["decoder"]
 
 
 def test_plan_of_shards_counts_fp32_copies_in_cpu_memory_before_they_are_cut(tiny_configs):
-    # A decoder that is planned in no time beside a policy that is larger.
-    parts = read_part_configs(PUBLISHED_ID)
-    parts = replace(parts, transformer=tiny_configs.transformer, vae=tiny_configs.vae)
+    # A policy that is larger than its decoder.
+    wide = PolicySizes(hidden_size=512, intermediate_size=2048, heads=16, key_value_heads=16)
+    parts = replace(tiny_configs, language=build_policy_model(seed=0, sizes=wide).config.to_dict())
     planner = GlmImagePlanner(parts)
     model = replace(FULL, dtype=torch.bfloat16, is_on_accelerator=True)
     sharded = Parallelism(2, is_sharded=True)
@@ -184,8 +180,7 @@ def test_plan_of_shards_counts_fp32_copies_in_cpu_memory_before_they_are_cut(tin
     assert mixed.cpu_at_start == vision + waiting + upcast > plain.cpu_at_start
 
 
-def test_plan_of_copies_adds_the_buckets_of_their_gradients(tiny_configs):
-    planner = GlmImagePlanner(tiny_configs)
+def test_plan_of_copies_adds_the_buckets_of_their_gradients(planner):
     model = replace(FULL, adapter_rank=4)
     one, two = (
         planner.plan(model, SIZES, ScorerSizes(), "none", processes=Parallelism(count))

@@ -62,29 +62,31 @@ def plain(
     return logits.log_softmax(dim=-1)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("is_truncated", [False, True])
-@pytest.mark.parametrize("chunk", [1, 3, ROWS * TOKENS])
-def test_score_tokens_equals_the_plain_computation(
-    temperature: float, is_truncated: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("temperature", "is_truncated", "chunk"),
+    [(1.0, False, 3), (0.5, True, 1), (0.5, False, ROWS * TOKENS), (1.0, True, 3)],
+)
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_scores_and_gradients_equal_the_plain_ones(
+    temperature: float,
+    is_truncated: bool,
+    chunk: int,
+    is_trained: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", chunk * ENTRIES)
     hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
-    weight = made(HEAD, WIDTH, seed=2).requires_grad_()
+    weight = made(HEAD, WIDTH, seed=2).requires_grad_(is_trained)
     sampling_mask = make_kept() if is_truncated else None
+    head = {"codebook_size": ENTRIES, "temperature": temperature, "sampling_mask": sampling_mask}
 
-    scores = score_tokens(
-        hidden,
-        weight,
-        TOKEN_IDS,
-        codebook_size=ENTRIES,
-        temperature=temperature,
-        sampling_mask=sampling_mask,
-    )
+    scores = score_tokens(hidden, weight, TOKEN_IDS, **head)
+    alone = token_log_probs(hidden.detach(), weight.detach(), TOKEN_IDS, **head)
     every = plain(hidden, weight, temperature, sampling_mask)
     chosen = every.gather(-1, TOKEN_IDS[..., None]).squeeze(-1)
 
     torch.testing.assert_close(scores.log_probs, chosen, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(alone, chosen.detach(), rtol=1e-5, atol=1e-5)
     entropy = torch.distributions.Categorical(probs=every.exp()).entropy()
     torch.testing.assert_close(scores.entropy, entropy, rtol=1e-4, atol=1e-5)
     assert not scores.entropy.requires_grad
@@ -94,41 +96,16 @@ def test_score_tokens_equals_the_plain_computation(
     kept = (own if sampling_mask is None else own * sampling_mask).sum(dim=-1)
     torch.testing.assert_close(scores.outside_codebook, others / (kept + others))
     assert not scores.outside_codebook.requires_grad
+    at = (hidden, weight) if is_trained else (hidden,)
     wanted = made(ROWS, TOKENS, seed=4)
-    found = torch.autograd.grad((scores.log_probs * wanted).sum(), (hidden, weight))
-    expected = torch.autograd.grad((chosen * wanted).sum(), (hidden, weight))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("is_truncated", [False, True])
-def test_gradient_under_a_frozen_head_equals_the_plain_one(
-    temperature: float, is_truncated: bool
-) -> None:
-    hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
-    weight = made(HEAD, WIDTH, seed=2)
-    sampling_mask = make_kept() if is_truncated else None
-    wanted = made(ROWS, TOKENS, seed=4)
-
-    scores = score_tokens(
-        hidden,
-        weight,
-        TOKEN_IDS,
-        codebook_size=ENTRIES,
-        temperature=temperature,
-        sampling_mask=sampling_mask,
+    found, expected = (
+        torch.autograd.grad((log_probs * wanted).sum(), at)
+        for log_probs in (scores.log_probs, chosen)
     )
-    chosen = plain(hidden, weight, temperature, sampling_mask).gather(-1, TOKEN_IDS[..., None])
-
-    torch.testing.assert_close(scores.log_probs, chosen.squeeze(-1), rtol=1e-5, atol=1e-5)
-    (found,) = torch.autograd.grad((scores.log_probs * wanted).sum(), hidden)
-    (expected,) = torch.autograd.grad((chosen.squeeze(-1) * wanted).sum(), hidden)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert weight.grad is None
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("is_truncated", [False, True])
+@pytest.mark.parametrize(("temperature", "is_truncated"), [(1.0, True), (0.5, False)])
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_entropy_has_the_plain_gradient_where_it_is_asked_for(
     temperature: float, is_truncated: bool, is_trained: bool
@@ -175,29 +152,6 @@ def test_what_is_outside_the_codebook_changes_no_score_and_no_gradient(is_traine
         assert torch.equal(alone, beside)
 
 
-@pytest.mark.parametrize("is_truncated", [False, True])
-def test_token_log_probs_are_those_of_score_tokens(is_truncated: bool) -> None:
-    hidden, weight = made(ROWS, TOKENS, WIDTH, seed=1), made(HEAD, WIDTH, seed=2)
-    sampling_mask = make_kept() if is_truncated else None
-    alone = token_log_probs(
-        hidden,
-        weight,
-        TOKEN_IDS,
-        codebook_size=ENTRIES,
-        temperature=0.5,
-        sampling_mask=sampling_mask,
-    )
-    scores = score_tokens(
-        hidden,
-        weight,
-        TOKEN_IDS,
-        codebook_size=ENTRIES,
-        temperature=0.5,
-        sampling_mask=sampling_mask,
-    )
-    torch.testing.assert_close(alone, scores.log_probs, rtol=1e-6, atol=1e-6)
-
-
 # A frozen head has its slopes from the forward pass; a trained one makes its logits again, all but
 # those it came by last.
 @pytest.mark.parametrize(
@@ -224,23 +178,6 @@ def test_score_tokens_never_holds_the_logits_of_all_tokens(
     # 14 tokens, at most three at a time, or four.
     assert rows == made_rows
     assert largest.entries == max(made_rows[0] * ENTRIES, ROWS * TOKENS * WIDTH)
-
-
-def test_logits_of_a_trained_head_that_are_one_chunk_are_not_made_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(token_scores, "TRAINED_CHUNK_ENTRIES", ROWS * TOKENS * ENTRIES)
-    hidden = made(ROWS, TOKENS, WIDTH, seed=1).requires_grad_()
-    weight = made(HEAD, WIDTH, seed=2).requires_grad_()
-    scores = score_tokens(hidden, weight, TOKEN_IDS, codebook_size=ENTRIES, temperature=1.0)
-    monkeypatch.setattr(token_scores._Chunks, "logits", None)
-    scores.log_probs.sum().backward()
-
-
-def test_chunks_are_of_one_size() -> None:
-    hidden, weight = made(ROWS * TOKENS, WIDTH, seed=1), made(ENTRIES, WIDTH, seed=2)
-    rows = token_scores._Chunks(hidden, weight, 1.0, None, entries=6 * ENTRIES).rows()
-    assert [at.stop - at.start for at in rows] == [5, 5, 4]
 
 
 def test_gradients_in_bf16_are_near_those_in_fp32() -> None:

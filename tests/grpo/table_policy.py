@@ -1,0 +1,110 @@
+"""A policy that is nothing but a table of logits, and what it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
+from glm_grpo.types import (
+    Advantages,
+    Experience,
+    ImageBatch,
+    OffPolicyCorrection,
+    PromptBatch,
+    Rollout,
+)
+from rewards.types import Prompt, RewardTable
+from tests.factories import update_settings
+
+PROMPTS, GROUP, TOKENS, CODEBOOK = 2, 3, 4, 5
+
+SETTINGS = update_settings(micro_batch_size=PROMPTS * GROUP)
+
+ADVANTAGES = torch.tensor([[1.0, -1.5, 0.5], [-0.25, 1.0, -0.75]])
+FLAT = torch.zeros(PROMPTS, GROUP)
+
+
+class TablePolicy:
+    """Token t is drawn from softmax(logits[t]), whatever the prompt.
+
+    Attributes:
+        replayed: Rows that were replayed, in order.
+        reference_calls: How often the reference was read.
+    """
+
+    def __init__(self, logits: Tensor, reference_logits: Tensor | None = None) -> None:
+        self.logits = nn.Parameter(logits.clone())
+        self.reference_logits = logits.clone() if reference_logits is None else reference_logits
+        self.replayed: list[int] = []
+        self.reference_calls = 0
+
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
+        self.replayed += rows.tolist()
+        all_log_probs = self.logits.log_softmax(-1)
+        entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+        return Replay(
+            log_probs=score(self.logits, rollout.token_ids).flatten(0, 1)[rows],
+            entropy=entropy.detach().expand(len(rows), -1),
+            # Distinguishes rows, so that a report on some of them differs from one on all.
+            outside_codebook=(0.01 * rows)[:, None].expand(-1, TOKENS),
+        )
+
+    def reference_log_probs(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Tensor:
+        self.reference_calls += 1
+        return score(self.reference_logits, rollout.token_ids).flatten(0, 1)[rows]
+
+    def trainable_parameters(self) -> Sequence[nn.Parameter]:
+        return [self.logits]
+
+
+class ConstantRate:
+    def step(self) -> None: ...
+
+
+def score(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Log-probabilities of tokens."""
+    every = logits.log_softmax(-1).expand(*token_ids.shape, CODEBOOK)
+    return every.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+
+
+def make_logits(seed: int = 0) -> Tensor:
+    return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
+
+
+def make_experience(
+    sampled_by: Tensor, advantages: Tensor, correction: OffPolicyCorrection | None = None
+) -> Experience:
+    generator = torch.Generator().manual_seed(1)
+    token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
+    prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
+    seeds = (0,) * PROMPTS
+    return Experience(
+        prompts=PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds),
+        rollout=Rollout(token_ids, score(sampled_by, token_ids), None, 0),
+        images=ImageBatch(torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8), seeds),
+        rewards=RewardTable(
+            names=("only",),
+            raw=advantages[..., None],
+            is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
+            weights=torch.ones(1),
+            std_floors=torch.ones(1),
+        ),
+        totals=advantages,
+        penalties=torch.zeros_like(advantages),
+        advantages=Advantages(values=advantages, is_flat=(advantages == 0).all(dim=1)),
+        correction=correction,
+    )
+
+
+def learn(
+    policy: TablePolicy,
+    experience: Experience,
+    settings: UpdateSettings,
+    learning_rate: float = 0.1,
+) -> list[UpdateReport]:
+    """Plain gradient descent."""
+    optimizer = torch.optim.SGD([policy.logits], lr=learning_rate)
+    return update_policy(policy, optimizer, ConstantRate(), experience, settings)

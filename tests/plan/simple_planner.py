@@ -1,0 +1,48 @@
+"""A planner whose bytes can be worked out by hand; what models take is tested beside them."""
+
+from __future__ import annotations
+
+import torch
+
+from glm_grpo.models.planning import UNDIVIDED, MemoryItem, MemoryPlan, Planner
+
+PHASES = ("rollout", "decode", "update", "idle")
+
+
+class SimplePlanner(Planner):
+    """Two networks, activations in proportion to what is worked on at once.
+
+    Attributes:
+        asked: The processes of every plan.
+    """
+
+    def __init__(self):
+        self.asked = []
+
+    def plan(self, model, sizes, scorers, offload, *, evaluation=None, processes=UNDIVIDED):
+        self.asked.append(processes)
+        entry = 2 if model.dtype == torch.bfloat16 else 4
+        policy = 1000 * entry if model.quantization.language is None else 500
+        decoder = 500 * entry if model.quantization.decoder is None else 500
+        trained = 4000 if model.adapter_rank is None else 10 * model.adapter_rank
+        drawn = min(sizes.decode_batch_size or sizes.group_size, sizes.group_size)
+        kept = 2500 if model.is_checkpointing else 10_000
+        is_moving = offload != "none" and model.is_on_accelerator
+        state_phases = ("update",) if offload == "modules_and_optimizer" else PHASES
+        items = (
+            self._item("policy", policy, ("rollout", "update") if is_moving else PHASES),
+            self._item("decoder", decoder, ("decode",) if is_moving else PHASES),
+            self._item("state", 2 * trained, state_phases if is_moving else PHASES),
+            self._item("gradients", trained, ("update",)),
+            self._item("cache", 500 * sizes.prompts * sizes.group_size, ("rollout",)),
+            self._item("pictures", 10_000 * drawn, ("decode",)),
+            self._item("activations", kept * sizes.micro_batch_size, ("update",)),
+        )
+        return MemoryPlan(items, PHASES, model.is_on_accelerator, 0, 0, 0, 0)
+
+    def longest_prompt_tokens(self, captions, *, height, width):
+        return 30
+
+    @staticmethod
+    def _item(name, size, phases):
+        return MemoryItem(name, dict.fromkeys(phases, size))
