@@ -14,6 +14,7 @@ from glm_grpo.run.folder import (
     RunFolder,
     append_line,
     atomic_directory,
+    read_picture,
     remove,
     remove_leftovers,
     safe_name,
@@ -35,52 +36,37 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["..", "/etc/passwd", "../run2/x", "images/../../x", "a\0b", "\ud800", "loop/../../x", "out/x"],
-)
+@pytest.mark.parametrize("name", ["..", "/etc/passwd", "images/../../x", "a\0b", "out/x"])
 def test_run_folder_has_no_name_outside(tmp_path: Path, name: str) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    (folder.path / "loop").symlink_to("loop")
     (folder.path / "out").symlink_to("..")
-    with pytest.raises(StorageError, match="out of the run folder|cannot be the name of a file"):
-        folder.inside(name)
-    with pytest.raises(StorageError):
-        folder.open(name)
-    with pytest.raises(StorageError):
-        folder.picture(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".", "images/a..b.png", "images\\..\\..\\x", "C:\\x", "x" * 5000]
-)
-def test_run_folder_takes_odd_names_that_stay_inside(tmp_path: Path, name: str) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    assert folder.inside(name) == tmp_path / "run" / name
-    with pytest.raises(OSError, match=r"No such file|File name too long|no regular file"):
-        folder.open(name)
+    for find in (folder.inside, folder.open, folder.picture):
+        with pytest.raises(StorageError):
+            find(name)
 
 
 def test_run_folder_opens_regular_files_alone(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
     (tmp_path / "file").write_bytes(b"content")
-    (tmp_path / "link").symlink_to("file")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("file", "link"):
-        with folder.open(name) as file:
-            assert file.read() == b"content"
-    for name in ("pipe", "."):
-        with pytest.raises(OSError, match="no regular file"):
-            folder.open(name)
+    with RunFolder(tmp_path).open("file") as file:
+        assert file.read() == b"content"
+    with pytest.raises(OSError, match="no regular file"):
+        RunFolder(tmp_path).open(".")
 
 
-def test_remove_takes_a_link_and_leaves_what_it_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "link").symlink_to("kept")
-    remove(tmp_path / "link")
-    assert names_in(tmp_path) == ["kept"]
+def test_pictures_of_a_run_lie_below_images(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).picture("images/a..b.png") == tmp_path / "images/a..b.png"
+    with pytest.raises(StorageError, match=r"not below images/"):
+        RunFolder(tmp_path).picture("config.yaml")
+
+
+@pytest.mark.parametrize("content", [None, b"no picture"])
+def test_picture_that_is_missing_or_damaged_is_named(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "0.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StorageError, match=r"0\.png"):
+        read_picture(path)
 
 
 def test_run_folder_names_follow_the_documented_layout() -> None:
@@ -120,25 +106,7 @@ def test_safe_name_keeps_plain_ids(prompt_id: str) -> None:
     assert safe_name(prompt_id) == prompt_id
 
 
-@pytest.mark.parametrize(
-    "prompt_id",
-    [
-        "",
-        ".",
-        "..",
-        "../../etc/passwd",
-        "-rf",
-        "--output=x",
-        "---",
-        "a/b",
-        "a\\b",
-        "a\0b",
-        "नमस्ते",
-        "🙂" * 5000,
-        "\ud800",
-        ".env",
-    ],
-)
+@pytest.mark.parametrize("prompt_id", ["", "..", "-rf", "../a/b", "🙂" * 5000, "\ud800"])
 def test_safe_name_is_one_harmless_file_name(prompt_id: str, tmp_path: Path) -> None:
     name = safe_name(prompt_id)
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}", name)
@@ -157,26 +125,11 @@ def test_safe_name_never_gives_two_ids_one_name() -> None:
 def test_write_atomically_makes_folders_and_replaces(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file"
     write_atomically(path, b"one")
-    write_atomically(path, b"two")
+    with path.open("rb") as reader:
+        write_atomically(path, b"two")
+        assert reader.read() == b"one"
     assert path.read_bytes() == b"two"
     assert names_in(path.parent) == ["file"]
-
-
-def test_write_atomically_leaves_a_reader_the_old_content(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    with path.open("rb") as reader:
-        write_atomically(path, b"new")
-        assert reader.read() == b"old"
-
-
-def test_write_atomically_respects_the_umask(tmp_path: Path) -> None:
-    earlier = os.umask(0o027)
-    try:
-        write_atomically(tmp_path / "file", b"")
-    finally:
-        os.umask(earlier)
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.usefixtures("small_files_only")
@@ -194,7 +147,6 @@ def test_write_atomically_keeps_the_old_content_when_the_write_is_cut(tmp_path: 
     [
         (errno.ENOSPC, "No space left on device. Free some space"),
         (errno.EROFS, "Read-only file system. Choose an output folder"),
-        (errno.EACCES, "Permission denied. Choose an output folder"),
     ],
 )
 def test_write_atomically_says_reason_and_remedy(
@@ -207,13 +159,6 @@ def test_write_atomically_says_reason_and_remedy(
     with pytest.raises(StorageError, match=remedy):
         write_atomically(tmp_path / "file", b"content")
     assert names_in(tmp_path) == []
-
-
-def test_write_atomically_refuses_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"kept")
-    with pytest.raises(StorageError, match="move it or choose another"):
-        write_atomically(tmp_path / "file" / "inner" / "deep", b"")
-    assert (tmp_path / "file").read_bytes() == b"kept"
 
 
 def test_append_line_adds_lines_in_order(tmp_path: Path) -> None:
@@ -248,19 +193,16 @@ def test_atomic_directory_replaces_all_of_an_earlier_folder(tmp_path: Path) -> N
     assert names_in(tmp_path) == ["folder"]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_atomic_directory_keeps_the_old_folder_when_the_block_raises(
-    error: type[BaseException], tmp_path: Path
-) -> None:
+def test_atomic_directory_keeps_the_old_folder_when_the_block_raises(tmp_path: Path) -> None:
     with atomic_directory(tmp_path / "folder") as temporary:
         (temporary / "old").write_bytes(b"")
 
     def fail() -> None:
         with atomic_directory(tmp_path / "folder") as unfinished:
             (unfinished / "new").write_bytes(b"")
-            raise error
+            raise KeyboardInterrupt
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         fail()
     assert names_in(tmp_path) == ["folder"]
     assert names_in(tmp_path / "folder") == ["old"]
@@ -296,12 +238,14 @@ def test_atomic_directory_starts_empty_after_a_kill(tmp_path: Path) -> None:
     assert names_in(tmp_path / "folder") == ["new"]
 
 
-def test_remove_takes_files_folders_and_what_is_not_there(tmp_path: Path) -> None:
+def test_remove_takes_files_folders_links_and_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "file").write_bytes(b"")
-    for name in ("folder", "file", "nothing"):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to("kept")
+    for name in ("folder", "file", "nothing", "link"):
         remove(tmp_path / name)
-    assert names_in(tmp_path) == []
+    assert names_in(tmp_path) == ["kept"]
 
 
 def test_remove_leftovers_spares_everything_else(tmp_path: Path) -> None:

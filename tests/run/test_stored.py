@@ -9,7 +9,7 @@ import pytest
 
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import StorageError
-from glm_grpo.run.folder import RunFolder, write_atomically
+from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import read_evaluated_run, read_rollouts
 from glm_grpo.run.tables import Weighing, weighing_metadata
 
@@ -87,14 +87,6 @@ def test_read_rollouts_refuses_a_run_without_any(tmp_path: Path) -> None:
         read_rollouts(RunFolder(tmp_path), NAMES, group_size=2)
 
 
-def test_read_rollouts_refuses_a_torn_file_by_name(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    store(folder.rollout_path(1), make_rows(1, "a"))
-    write_atomically(folder.rollout_path(2), b"PAR1 not a table")
-    with pytest.raises(StorageError, match=r"step-000002\.parquet is not a whole Parquet file"):
-        read_rollouts(folder, NAMES, group_size=2)
-
-
 def test_read_rollouts_names_the_columns_that_are_missing(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     rows = make_rows(1, "a")
@@ -105,24 +97,17 @@ def test_read_rollouts_names_the_columns_that_are_missing(tmp_path: Path) -> Non
         read_rollouts(folder, NAMES, group_size=2)
 
 
-def without_last(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return rows[:-1]
-
-
-def without_third(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [*rows[:2], *rows[3:]]
-
-
-def of_two_prompts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [*rows[:3], rows[3] | {"prompt_id": "c"}]
-
-
-def in_another_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [*rows[:2], rows[3], rows[2]]
-
-
-@pytest.mark.parametrize("damage", [without_last, without_third, of_two_prompts, in_another_order])
-@pytest.mark.parametrize("last_step", [2, 3])
+@pytest.mark.parametrize(
+    ("damage", "last_step"),
+    [
+        (lambda rows: rows[:-1], 2),
+        (lambda rows: rows[:-1], 3),
+        (lambda rows: [*rows[:2], *rows[3:]], 3),
+        (lambda rows: [*rows[:3], rows[3] | {"prompt_id": "c"}], 2),
+        (lambda rows: [*rows[:2], rows[3], rows[2]], 2),
+    ],
+    ids=["last", "last before a table", "one inside", "two prompts", "other order"],
+)
 def test_read_rollouts_refuses_an_incomplete_group_by_table_and_prompt(
     damage: Any, last_step: int, tmp_path: Path
 ) -> None:
@@ -140,7 +125,6 @@ def test_read_rollouts_refuses_an_incomplete_group_by_table_and_prompt(
     [
         (None, ": prompt b lacks scores"),
         (float("nan"), r" is damaged \(raw/ocr holds numbers that are not finite"),
-        (float("inf"), r" is damaged \(raw/ocr holds numbers that are not finite"),
     ],
 )
 def test_read_rollouts_refuses_a_group_without_a_score_for_one_image(

@@ -43,7 +43,7 @@ def build(*, prompts: int = 2, samples: int = 2, height: int = 4, width: int = 8
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_evaluation() -> Callable[..., Evaluation]:
     """Builds an evaluation of so many prompts and samples, of pictures of so many pixels."""
     return build

@@ -54,29 +54,6 @@ def test_paired_bootstrap_depends_on_its_seed_alone() -> None:
     assert len(set(few)) > 1
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "named"),
-    [
-        ([], [], "0 scores before"),
-        ([0.0, 1.0], [0.0, math.nan], r"after\[1\] is nan"),
-        ([math.inf], [0.0], r"before\[0\] is inf"),
-    ],
-)
-def test_paired_bootstrap_refuses_scores_it_cannot_use(
-    before: list[float], after: list[float], named: str
-) -> None:
-    with pytest.raises(ValueError, match=named):
-        paired_bootstrap(torch.tensor(before), torch.tensor(after), seed=0)
-
-
-@pytest.mark.parametrize(
-    ("confidence", "resamples", "named"),
-    [(0.0, 10, r"confidence 0\.0"), (1.0, 10, r"confidence 1\.0"), (0.9, 0, "resamples 0")],
-)
-def test_paired_bootstrap_refuses_arguments_out_of_range(
-    confidence: float, resamples: int, named: str
-) -> None:
-    with pytest.raises(ValueError, match=named):
-        paired_bootstrap(
-            torch.zeros(2), torch.ones(2), confidence=confidence, resamples=resamples, seed=0
-        )
+def test_paired_bootstrap_refuses_scores_that_are_not_finite() -> None:
+    with pytest.raises(ValueError, match=r"after\[1\] is nan"):
+        paired_bootstrap(torch.zeros(2), torch.tensor([0.0, math.nan]), seed=0)

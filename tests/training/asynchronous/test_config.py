@@ -40,43 +40,6 @@ def test_section_is_named_async_where_users_write_it(tiny) -> None:
     assert flatten(config.model_dump())["async.max_policy_age"] == 2
 
 
-def test_a_run_from_before_there_was_the_section_is_a_synchronous_one(tiny) -> None:
-    config = tiny("run_dir=here")
-    lines = to_yaml(config).split("\n")
-    start = lines.index("async:")
-    end = next(i for i in range(start + 1, len(lines)) if not lines[i].startswith(" "))
-    text = "\n".join(line for line in lines[:start] + lines[end:] if line != "  mode: sync")
-    assert from_yaml(text) == config
-
-
-def test_unknown_key_of_the_section_names_the_nearest(tiny) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean async\.collectors\?"):
-        tiny("+async.colectors=3")
-
-
-@pytest.mark.parametrize(
-    ("override", "pattern"),
-    [
-        ("async.collectors=0", r"async\.collectors = 0\n.*must be at least 1"),
-        ("async.max_policy_age=-1", r"async\.max_policy_age = -1\n.*must be at least 0"),
-        ("async.push_every=0", r"async\.push_every = 0\n.*must be at least 1"),
-        ("async.max_importance_ratio=0.5", r"max_importance_ratio = 0.5\n.*must be at least 1"),
-        ("async.min_importance_ratio=0", r"min_importance_ratio = 0\n.*must be greater than 0"),
-        ("async.min_importance_ratio=1.5", r"min_importance_ratio = 1.5\n.*must be at most 1"),
-        ("async.min_importance_ratio=0.5", r"min_importance_ratio = 0.5\n.*needs .*on_stale=mask"),
-        ("async.on_stale=ignore", r"async\.on_stale = 'ignore'\n.*one of truncate, mask"),
-        ("async.gpus_per_collector=-1", r"must be at least 0"),
-        ("async.gpus_per_collector=1.5", r"gpus_per_collector = 1.5\n.*or a whole number"),
-        ("async.gpus_per_collector=0.00001", r"0, 0.0001 to 1, or a whole number"),
-        ("async.cpus_per_collector=0", r"must be at least 1"),
-        ("train.mode=asynch", r"did you mean async\?"),
-    ],
-)
-def test_values_out_of_range_are_refused(tiny, override: str, pattern: str) -> None:
-    with pytest.raises(ConfigError, match=pattern):
-        tiny(override)
-
-
 @pytest.mark.parametrize(
     ("overrides", "collectors", "push_every", "note"),
     [
@@ -129,8 +92,3 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(importlib.util, "find_spec", find)
     with pytest.raises(ConfigError, match=r"pip install 'glm-grpo\[ray\]'"):
         require_ray()
-
-
-@pytest.mark.parametrize(("former", "now"), [("weigh", "truncate"), ("drop", "mask")])
-def test_former_names_of_treatments_are_read(tiny, former: str, now: str) -> None:
-    assert tiny(f"async.on_stale={former}").asynchronous.on_stale == now

@@ -62,12 +62,8 @@ def test_ledger_goes_on_where_weights_are_pushed() -> None:
     assert given_out(ledger) == [(3, 1)]
 
 
-def test_ledger_ends_with_the_last_step() -> None:
-    assert given_out(make_ledger(age=5, last=2)) == [(1, 0), (2, 0)]
-
-
-def test_ledger_of_a_resumed_run_begins_with_the_step_after() -> None:
-    assert given_out(make_ledger(age=2, first=5, each=2)) == [(5, 8), (6, 8)]
+def test_ledger_of_a_resumed_run_begins_with_the_step_after_and_ends_with_the_last() -> None:
+    assert given_out(make_ledger(age=5, first=5, last=7, each=2)) == [(5, 8), (6, 8), (7, 8)]
 
 
 def test_ledger_gives_a_lost_batch_out_again_as_it_was() -> None:
@@ -80,14 +76,7 @@ def test_ledger_gives_a_lost_batch_out_again_as_it_was() -> None:
     assert again is not None
     assert (again.step, again.policy_step) == (1, 0)
     assert again.number != first.number
-
-
-def test_ledger_keeps_the_weights_of_a_lost_batch() -> None:
-    ledger = make_ledger(age=1)
-    first = ledger.give_out()
-    assert first is not None
-    ledger.push(1)
-    ledger.lose(first.number)
+    # Its weights are kept.
     assert ledger.oldest == 0
 
 
@@ -100,33 +89,6 @@ def test_ledger_takes_a_step_once() -> None:
     assert ledger.take(1) == (assignment, "it")
     assert ledger.take(1) is None
     assert ledger.waiting == 0
-
-
-def test_ledger_collects_outdated_batches_again_with_the_newest_weights() -> None:
-    current = {"settings": CHEAP}
-    ledger: Ledger[str] = Ledger(Steps(1, 9, 1, 2, collectors=2), 0, lambda _: current["settings"])
-    first, second = ledger.give_out(), ledger.give_out()
-    assert first is not None
-    assert second is not None
-    ledger.finish(first.number, "cheap")
-    current["settings"] = FULL
-    ledger.push(1)
-
-    assert ledger.withdraw_outdated() == 2
-    ledger.finish(second.number, "cheap, and late")
-
-    assert ledger.take(1) is None
-    assert ledger.take(2) is None
-    anew = [ledger.give_out(), ledger.give_out()]
-    assert [(x.step, x.policy_step, x.settings) for x in anew if x] == [(1, 1, FULL), (2, 1, FULL)]
-    assert ledger.withdraw_outdated() == 0
-
-
-def test_ledger_settles_weights_where_there_is_a_collector_for_every_batch() -> None:
-    ledger = make_ledger(age=1, collectors=2)
-    ledger.push(1)
-    # Step 2 could have begun with the first weights; that it did not changes nothing.
-    assert given_out(ledger) == [(1, 0), (2, 0), (3, 1)]
 
 
 @given(

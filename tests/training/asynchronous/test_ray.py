@@ -1,219 +1,265 @@
-"""Real collectors: the figures of a synchronous run, deaths on either side, what listens where."""
+"""A real collector: it is watched, killed, replaced, and fails at last in the fourth step."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-import json
-import random
 import re
-import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from PIL import Image
 
+from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.tables import read_table
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
+from glm_grpo.run.tables import MetricsRow, read_metrics, read_table
+from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
+from glm_grpo.training.checkpoint.files import load_checkpoint
+from tests.programs import ROOT, Program, Programs
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
-pytestmark = [pytest.mark.timeout(900)]
+SOON = 180.0
+"""Seconds after which a test gives up on a run."""
 
-Start = Callable[..., Any]
-AGE_0 = ("train.mode=async", "async.collectors=1", "async.max_policy_age=0")
-AGE_1 = ("train.mode=async", "async.collectors=2", "async.max_policy_age=1")
 SECRET = "4f1d8c2ab97e63f05d7c"
+PROMPTS = [
+    f'a red sign "{word}"' for word in ("CAT", "DOG", "SUN", "SEA", "TEA", "BUS", "HAT", "ICE")
+]
+"""Two for each of four steps."""
+TERM = """
+import os
+import sys
+from pathlib import Path
+
+from glm_grpo.models.glm_image import token_grid
+
+# As the fixture `small_preview`, in the learner and in collectors.
+token_grid._PREVIEW_SIDE = 2
+
+def brightness(prompts, pixels):
+    is_collector = Path(sys.argv[0]).name != "train.py"
+    if is_collector and prompts[0].prompt_id == os.environ["FAILS_ON"]:
+        raise ConnectionError("the scorer is gone")
+    return pixels.float().mean(dim=(1, 2, 3)) / 255
+"""
+
+
+@dataclass
+class Run:
+    """A run of train.py on the embedded model, with one cheap term of the user's own."""
+
+    path: Path
+    program: Program
+
+    @property
+    def log(self) -> str:
+        return self.program.said()
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        end = time.monotonic() + SOON
+        while not is_so():
+            assert self.program.wait(0.05) is None, self.log
+            assert time.monotonic() < end, self.log
+
+    def rows(self) -> list[MetricsRow]:
+        return read_metrics(RunFolder(self.path))
+
+    def figures(self) -> list[MetricsRow]:
+        """All metrics that depend neither on the clock, nor on memory, nor on who collects."""
+        besides = ("time/", "throughput/", "memory/", "async/", "eval/")
+        return [
+            {name: value for name, value in row.items() if not name.startswith(besides)}
+            for row in self.rows()
+        ]
+
+    def processes(self) -> list[psutil.Process]:
+        """Its own, those that it started, and theirs."""
+        own = psutil.Process(self.program.pid)
+        return [own, *own.children(recursive=True)]
+
+    def collectors(self) -> list[psutil.Process]:
+        found = []
+        for process in self.processes():
+            # A helper of Ray's may have ended meanwhile, or be a zombie.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "".join(process.cmdline()).startswith("ray::Collector"):
+                    found.append(process)
+        return found
+
+
+Start = Callable[..., Run]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(start: Start) -> Any:
-    """A run at age 1 that nothing happens to."""
-    run = start(*AGE_1, "train.steps=6")
-    assert run.wait() == 0, run.log
+def start(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Starts runs of four steps, each in a folder of its own."""
+
+    def begin(*overrides: str, environment: Mapping[str, str] | None = None) -> Run:
+        folder = tmp_path_factory.mktemp("async")
+        (folder / "prompts.txt").write_text("\n".join(PROMPTS))
+        (folder / "held-out.txt").write_text(PROMPTS[0])
+        (folder / "own_term.py").write_text(TERM)
+        program = programs.start(
+            folder,
+            str(ROOT / "train.py"),
+            "train.steps=4",
+            *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),
+            *("rollout.height=64", "rollout.width=64", "decode.steps=1"),
+            *("train.checkpoint_every=1", "train.eval_every=1000", "eval.samples_per_prompt=1"),
+            *(f"data.path={folder / 'prompts.txt'}", f"data.eval_path={folder / 'held-out.txt'}"),
+            # Images of a group that differ.
+            "rollout.temperature=2",
+            *(f"reward.terms.{name}=null" for name in ("lpips", "ssim", "ocr", "aesthetic")),
+            "+reward.terms.own.kind=custom",
+            "+reward.terms.own.function=own_term:brightness",
+            "+reward.terms.own.weight=1",
+            "reward.allow_untied=true",
+            *("optim.warmup_steps=0", "optim.schedule=constant", "trackers=[]"),
+            f"run_dir={folder / 'run'}",
+            *overrides,
+            env={
+                # With as many threads as a collector has, the learner rounds as it does.
+                "OMP_NUM_THREADS": "1",
+                # Ray would end collectors where other tests take the machine's memory.
+                "RAY_memory_monitor_refresh_ms": "0",
+                **(environment or {}),
+            },
+            is_one_stream=True,
+        )
+        return Run(folder / "run", program)
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def synchronous(start: Start) -> Run:
+    run = start()
+    assert run.program.wait(SOON) == 0, run.log
     return run
 
 
-def test_age_0_equals_a_synchronous_run_to_the_last_figure(start: Start) -> None:
-    plain, collected = start(), start(*AGE_0)
-    assert plain.wait() == 0, plain.log
-    assert collected.wait() == 0, collected.log
+@dataclass(frozen=True)
+class Seen:
+    """What was to be seen of a run with a collector while it worked.
 
-    assert len(plain.rows()) == 5
-    assert collected.figures() == plain.figures()
-    folders = [RunFolder(run.path) for run in (plain, collected)]
-    for step in range(1, 5):
-        ours, theirs = (read_table(folder.rollout_path(step)) for folder in folders)
-        assert ours.drop(columns="image").equals(theirs.drop(columns="image"))
-    ours, theirs = (load_checkpoint(newest_checkpoint(folder)) for folder in folders)
-    for stem in ("policy", "optimizer"):
-        for name, tensor in ours.tensors[stem].items():
-            assert torch.equal(tensor, theirs.tensors[stem][name]), name
-    assert [row["async/policy_age"] for row in collected.rows()[1:]] == [0, 0, 0, 0]
+    Attributes:
+        listening: Addresses.
+        commands: Command lines.
+        environment: Of the collector.
+        secrets_in: Files of Ray's that hold a secret.
+        folder: Ray's.
+        mode: Of the folder.
+    """
+
+    run: Run
+    processes: list[psutil.Process]
+    listening: set[str]
+    commands: str
+    environment: dict[str, str]
+    secrets_in: list[Path]
+    folder: Path
+    mode: int
 
 
-@pytest.mark.long
-def test_edits_at_age_0_equal_a_synchronous_run(start: Start, tmp_path: Path) -> None:
-    rows = []
-    for index, word in enumerate(("CAT", "DOG")):
-        Image.new("RGB", (128, 128), (100 * index, 200, 50)).save(tmp_path / f"{word}.png")
-        rows.append({"prompt": f'write "{word}"', "source": f"{word}.png", "target": "CAT.png"})
-    edits = tmp_path / "edits.jsonl"
-    edits.write_text("\n".join(map(json.dumps, rows)))
-    overrides = (
-        f"data.path={edits}",
-        f"data.eval_path={edits}",
-        "data.sources=1",
-        "train.steps=2",
-        # The learner weighs, and learns from targets, what collectors made.
-        "reward.combine=shares",
-        "+reward.terms.own.at_least=0.9",
-        "+reward.terms.psnr.weight=0.5",
-        "anchor.weight=0.1",
+@pytest.fixture(scope="module")
+def collected(start: Start, synchronous: Run) -> Seen:
+    """A run at age 0 whose collector is killed, and whose term fails in the fourth step."""
+    last = read_table(RunFolder(synchronous.path).rollout_path(4))["prompt_id"][0].as_py()
+    run = start(
+        *("train.mode=async", "async.collectors=1", "async.max_policy_age=0"),
+        environment={"JUDGE_API_KEY": SECRET, "FAILS_ON": last},
     )
-    plain, collected = start(*overrides), start(*AGE_0, *overrides)
-    assert plain.wait() == 0, plain.log
-    assert collected.wait() == 0, collected.log
-    assert collected.figures() == plain.figures()
-    ours, theirs = (read_table(RunFolder(run.path).rollout_path(2)) for run in (plain, collected))
-    assert ours["source_token_ids"].equals(theirs["source_token_ids"])
-    assert ours["token_ids"].equals(theirs["token_ids"])
-
-
-def test_ages_are_bounded_and_every_step_is_there(undisturbed: Any) -> None:
-    rows = undisturbed.rows()
-    assert [row["step"] for row in rows] == list(range(7))
-    assert [row["async/policy_age"] for row in rows[1:]] == [0, 1, 1, 1, 1, 1]
-    assert all(row["time/proximal"] > 0 for row in rows[2:])
-
-
-def test_metrics_of_collectors_are_documented(undisturbed: Any) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "reading_curves.md").read_text()
-    documented = re.findall(r"^\| `(async/[a-z_]+|time/proximal)` \|", text, flags=re.MULTILINE)
-    rows = undisturbed.rows()
-    written = {name for name in rows[-1] if name.startswith("async/") or name == "time/proximal"}
-    assert set(documented) == written
-
-
-def test_a_collector_killed_at_random_changes_no_figure(start: Start, undisturbed: Any) -> None:
-    run = start(*AGE_1, "train.steps=6")
-    run.wait_for_step(random.randrange(4))
-    # The evaluation before the first step may end before collectors have begun.
-    run.wait_until(lambda: run.collectors() != [])
-    random.choice(run.collectors()).send_signal(signal.SIGKILL)
-
-    assert run.wait() == 0, run.log
-
-    assert sum(row["async/restarts"] for row in run.rows()[1:]) == 1
-    assert "another one takes its place" in run.log
-    assert run.figures() == undisturbed.figures()
-
-
-def test_learner_killed_leaves_no_process_and_the_run_resumes(
-    start: Start, undisturbed: Any
-) -> None:
-    run = start(*AGE_1, "train.steps=6")
-    run.wait_for_step(3)
-    run.wait_until(lambda: len(run.collectors()) == 2)
-    helpers, collectors = run.helpers(), run.collectors()
-    run.process.kill()
-    run.process.wait()
-    assert psutil.wait_procs(collectors, timeout=30)[1] == []
-    # Two small processes of Ray's own look for the head they have lost for about a minute.
-    assert psutil.wait_procs(helpers, timeout=180)[1] == []
-
-    resumed = start(*AGE_1, "train.steps=6", "train.resume=auto", folder=run.path.parent)
-    assert resumed.wait() == 0, resumed.log
-
-    assert [row["step"] for row in resumed.rows()] == list(range(7))
-    # Up to the checkpoint as in a run that nothing happened to; from there on, the first batch is
-    # younger than it was in that one.
-    assert resumed.figures()[:3] == undisturbed.figures()[:3]
-
-
-def test_stopped_run_leaves_no_process_and_no_file(start: Start) -> None:
-    run = start(*AGE_1, "train.steps=50")
-    run.wait_for_step(1)
-    helpers = run.helpers()
-    said = " ".join(argument for helper in helpers for argument in helper.cmdline())
-    (folder,) = {Path(name) for name in re.findall(r"/tmp/glm-ray-\w+", said)}
-    assert folder.exists()
-    run.process.send_signal(signal.SIGTERM)
-
-    assert run.wait() == 0, run.log
-
-    assert "stopped and saved" in run.log
-    assert psutil.wait_procs(helpers, timeout=30)[1] == []
-    assert not folder.exists()
-
-
-def test_a_term_that_fails_in_a_collector_stops_the_run_as_in_a_synchronous_one(
-    start: Start,
-) -> None:
-    run = start(*AGE_1, environment={"FAILS_IN": "True"})
-
-    assert run.wait() == 1
-
-    assert "RewardError: term own, prompt " in run.log
-    assert "ConnectionError: the scorer is gone" in run.log
-    assert "Traceback" not in run.log
-    assert len(list((run.path / "failures" / "step-000001").glob("*.png"))) == 2
-
-
-def test_collectors_listen_to_this_machine_alone_and_keep_secrets_out_of_files(
-    start: Start,
-) -> None:
-    run = start(*AGE_1, "train.steps=50", environment={"JUDGE_API_KEY": SECRET})
-    run.wait_for_step(1)
-    processes = [psutil.Process(run.process.pid), *run.helpers()]
+    run.wait_until(lambda: bool(run.collectors()))
+    processes = run.processes()
     listening = {
         connection.laddr.ip
         for process in processes
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    assert listening
-    for address in listening:
+    commands = " ".join(argument for process in processes for argument in process.cmdline())
+    (folder,) = {Path(name) for name in re.findall(r"/tmp/glm-ray-\w+", commands)}
+    inside = run.collectors()[0].environ()
+    secrets = (SECRET.encode(), inside["RAY_AUTH_TOKEN"].encode())
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    found = [file for file in files if any(secret in file.read_bytes() for secret in secrets)]
+    mode = folder.stat().st_mode
+    run.wait_until(lambda: len(run.rows()) > 1)
+    run.collectors()[0].kill()
+    assert run.program.wait(SOON) == 1, run.log
+    return Seen(run, processes, listening, commands, inside, found, folder, mode)
+
+
+def test_age_0_equals_a_synchronous_run_to_the_last_figure(
+    synchronous: Run, collected: Seen
+) -> None:
+    figures = synchronous.figures()[:4]
+    assert len(figures) == 4
+    assert figures[1]["reward/std"] > 0
+    assert collected.run.figures() == figures
+    folders = [RunFolder(run.path) for run in (synchronous, collected.run)]
+    for step in range(1, 4):
+        ours, theirs = (read_table(folder.rollout_path(step)) for folder in folders)
+        assert ours.drop(columns="image").equals(theirs.drop(columns="image"))
+    ours, theirs = (load_checkpoint(folder.checkpoint_dir(3)) for folder in folders)
+    for stem in ("policy", "optimizer"):
+        for name, tensor in ours.tensors[stem].items():
+            assert torch.equal(tensor, theirs.tensors[stem][name]), name
+    assert [row["async/policy_age"] for row in collected.run.rows()[1:]] == [0, 0, 0]
+
+
+def test_a_term_that_fails_in_a_collector_stops_the_run_with_its_pictures(collected: Seen) -> None:
+    assert "RewardError: term own, prompt " in collected.run.log
+    assert "ConnectionError: the scorer is gone" in collected.run.log
+    assert "Traceback" not in collected.run.log
+    pictures = (collected.run.path / "failures" / "step-000004").glob("*.png")
+    assert len(list(pictures)) == 2
+
+
+def test_collectors_listen_to_this_machine_alone(collected: Seen) -> None:
+    assert collected.listening
+    for address in collected.listening:
         ip = ipaddress.ip_address(address)
         assert (getattr(ip, "ipv4_mapped", None) or ip).is_loopback, address
-    collector = run.collectors()[0].environ()
-    assert collector["JUDGE_API_KEY"] == SECRET
-    token = collector["RAY_AUTH_TOKEN"]
-    (folder,) = {Path(part) for x in processes for part in _folders(" ".join(x.cmdline())) if part}
-    assert folder.parent.stat().st_mode & 0o077 == 0
-    for file in folder.rglob("*"):
-        if file.is_file():
-            content = file.read_bytes()
-            assert SECRET.encode() not in content, file
-            assert token.encode() not in content, file
-    for process in processes:
-        assert token not in " ".join(process.cmdline())
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait() == 0, run.log
 
 
-def _folders(command: str) -> set[str]:
-    """Ray's folder, where a command line names one in it."""
-    parts = command.replace("=", " ").split()
-    return {part.partition("/session_")[0] for part in parts if "/glm-ray-" in part}
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here there is an accelerator")
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("async.gpus_per_collector=1", r"async.gpus_per_collector = 1.0: 2 collectors"),
-        ("async.address=127.0.0.1:1", r"async.address = '127.0.0.1:1': there is no Ray cluster"),
-    ],
-)
-def test_a_cluster_that_will_not_do_is_refused_before_anything_is_loaded(
-    start: Start, override: str, message: str
+def test_collectors_get_secrets_and_keep_them_out_of_files_and_command_lines(
+    collected: Seen,
 ) -> None:
-    run = start(*AGE_1, override)
-    assert run.wait() == 2
-    assert f"ConfigError: {message}" in run.log
-    assert not run.path.exists()
+    assert collected.environment["JUDGE_API_KEY"] == SECRET
+    assert collected.secrets_in == []
+    assert collected.mode & 0o077 == 0
+    for secret in (SECRET, collected.environment["RAY_AUTH_TOKEN"]):
+        assert secret not in collected.commands
+
+
+def test_a_run_that_ended_leaves_no_process_and_no_file(collected: Seen) -> None:
+    assert psutil.wait_procs(collected.processes, timeout=30)[1] == []
+    assert not collected.folder.exists()
+
+
+def test_a_collector_that_is_killed_is_replaced(collected: Seen) -> None:
+    assert "another one takes its place" in collected.run.log
+    assert sum(row["async/restarts"] or 0 for row in collected.run.rows()[1:]) == 1
+
+
+def test_a_cluster_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with pytest.raises(
+        ConfigError, match=r"async.address = '127.0.0.1:1': there is no Ray cluster"
+    ):
+        RayCluster("127.0.0.1:1", Needs(collectors=1, cpus=1, gpus=0.0))
+
+
+def test_a_cluster_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RayCluster, "_start", lambda self, needs: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    with pytest.raises(
+        ConfigError, match=r"async.gpus_per_collector = 1.0: 2 collectors .* 2 GPUs"
+    ):
+        RayCluster(None, Needs(collectors=2, cpus=1, gpus=1.0))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +21,6 @@ from glm_grpo.grpo.update import Replay
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.asynchronous.collector_pool import (
     Collected,
-    CollectorPool,
     Died,
     Event,
     Finished,
@@ -234,12 +235,8 @@ def prompts_of(experiences: Sequence[Experience]) -> list[str]:
     return [experience.prompts.prompts[0].prompt_id for experience in experiences]
 
 
-def test_fake_pool_is_a_pool() -> None:
-    assert isinstance(FakePool(1, lambda *_: None, 0), CollectorPool)
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("collectors", "age"), [(1, 0), (1, 3), (2, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("collectors", "age"), [(1, 0), (1, 3), (3, 2)])
 def test_steps_come_once_and_in_order_whoever_finishes_first(
     run: Callable[..., Run], collectors: int, age: int, seed: int
 ) -> None:
@@ -252,7 +249,7 @@ def test_steps_come_once_and_in_order_whoever_finishes_first(
     assert all(0 <= figures["async/policy_age"] <= age for figures in it.metrics)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_with_a_collector_for_every_batch_ages_do_not_depend_on_time(
     run: Callable[..., Run], seed: int
 ) -> None:
@@ -335,6 +332,14 @@ def test_seconds_of_the_collector_are_those_of_its_phases(run: Callable[..., Run
     assert it.clock.seconds()["decode"] == 1.0
 
 
+def test_metrics_of_the_source_are_documented(run: Callable[..., Run]) -> None:
+    it = run(last=2)
+    it.learn_all()
+    text = (Path(__file__).parents[3] / "docs" / "reading_curves.md").read_text()
+    documented = re.findall(r"^\| `(async/[a-z_]+)` \|", text, flags=re.MULTILINE)
+    assert set(documented) == set(it.metrics[-1])
+
+
 def test_waiting_is_counted_on_either_side(run: Callable[..., Run]) -> None:
     it = run(collectors=2, age=1)
     it.learn(1)
@@ -361,7 +366,7 @@ class DiesAt:
         return Died(collector, f"collector {collector} (process 7 on here) died (killed)")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_collector_that_dies_is_replaced_and_its_batch_made_again_as_it_was(
     run: Callable[..., Run], seed: int
 ) -> None:

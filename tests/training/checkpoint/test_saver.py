@@ -166,14 +166,13 @@ def _hears_of(run, kind):
     return explain(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["RewardError", "DecoderError", "MemoryLimitError"])
-def test_the_finished_step_is_saved_where_it_is_as_good_as_ever_in_all_processes(run, kind):
-    message = _hears_of(run, kind)
+def test_the_finished_step_is_saved_where_it_is_as_good_as_ever_in_all_processes(run):
+    message = _hears_of(run, "RewardError")
     assert message.endswith(f"Step 7 is saved; go on with train.resume={run.folder.path}")
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 
 
-@pytest.mark.parametrize("kind", ["StorageError", "TypeError", None])
+@pytest.mark.parametrize("kind", ["TypeError", None])
 def test_nothing_is_saved_for_another_process_that_saves_nothing(run, kind):
     """A process that is gone cannot take part either."""
     run.saver.save()

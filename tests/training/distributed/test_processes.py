@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +11,6 @@ from glm_grpo.training.data.prompts import batch_for_step, part_of_batch
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import out_of_memory_explained
 from rewards.types import Prompt, RewardError
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Captions:
@@ -39,6 +35,7 @@ class Captions:
 
 @given(count=st.integers(0, 200), size=st.integers(1, 20))
 def test_parts_are_all_of_it_in_order_and_differ_by_one_at_most(count, size):
+    assert [[*Processes(rank, 3).part(8)] for rank in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
     parts = [Processes(rank, size).part(count) for rank in range(size)]
 
     assert [index for part in parts for index in part] == list(range(count))
@@ -46,10 +43,6 @@ def test_parts_are_all_of_it_in_order_and_differ_by_one_at_most(count, size):
     assert max(lengths) - min(lengths) <= 1
     # The main process has what there is: of one held-out prompt, that one.
     assert lengths == sorted(lengths, reverse=True)
-
-
-def test_the_first_processes_take_the_rest():
-    assert [Processes(rank, 3).part(8) for rank in range(3)] == [range(3), range(3, 6), range(6, 8)]
 
 
 @given(
@@ -108,12 +101,6 @@ def test_other_errors_of_an_update_are_not_told_as_a_process_that_is_gone(error)
     with pytest.raises(type(error)) as caught, Processes(0, 2).watched():
         raise error
     assert caught.value is error
-
-
-@pytest.fixture(scope="module")
-def found(found_by_two_processes):
-    """What each of two real processes found."""
-    return found_by_two_processes("processes_script.py")
 
 
 def test_values_are_gathered_in_the_order_of_ranks(found):

@@ -8,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 
 from glm_grpo.errors import StorageError
-from glm_grpo.gallery import write_gallery
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import (
+    Weighing,
     read_evaluation,
     read_metrics,
-    read_run_ids,
     read_table,
     read_weighing,
 )
@@ -106,24 +104,10 @@ def test_record_step_writes_one_json_object_a_line(tmp_path: Path) -> None:
 def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> None:
     make_recorder(tmp_path).record_rollout(make_experience(), 10)
     table = read_table(RunFolder(tmp_path).rollout_path(10))
-    assert {field.name: str(field.type) for field in table.schema} == {
-        "step": "int32",
-        "prompt_id": "string",
-        "prompt": "string",
-        "texts": "list<element: string>",
-        "sample": "int32",
-        "decode_seed": "int64",
-        "target": "string",
-        "token_ids": "list<element: int32>",
-        "log_probs": "list<element: float>",
-        "raw/lpips": "float",
-        "raw/aesthetic": "float",
-        "total": "float",
-        "penalty": "float",
-        "advantage": "float",
-        "is_flat": "bool",
-        "image": "string",
-    }
+    types = {field.name: str(field.type) for field in table.schema}
+    assert types["decode_seed"] == "int64"
+    assert types["token_ids"] == "list<element: int32>"
+    assert types["raw/lpips"] == types["advantage"] == "float"
     columns = table.to_pydict()
     images = columns.pop("image")
     assert columns == {
@@ -157,26 +141,13 @@ def test_record_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:
     assert len(set(paths)) == 4
 
 
-def test_record_rollout_lets_the_totals_be_computed_again(tmp_path: Path) -> None:
-    experience = make_experience()
-    make_recorder(tmp_path).record_rollout(experience, 10)
-    table = read_table(RunFolder(tmp_path).rollout_path(10))
-    weighing = read_weighing(RunFolder(tmp_path).rollout_path(10))
-    assert weighing.weights == {"lpips": 0.5, "aesthetic": 0.25}
-    assert weighing.std_floors == {"lpips": 0.125, "aesthetic": 0.0625}
-    assert weighing.combine == "weighted_sum"
-    columns = [table[f"raw/{name}"].to_pylist() for name in weighing.weights]
-    raw = torch.tensor([[score or 0.0 for score in column] for column in columns])
-    applies = torch.tensor([[score is not None for score in column] for column in columns])
-    again = RewardTable(
-        names=tuple(weighing.weights),
-        raw=raw.T.reshape(2, 2, 2),
-        is_applicable=applies.T.reshape(2, 2, 2)[:, 0],
-        weights=torch.tensor(list(weighing.weights.values())),
-        std_floors=torch.tensor(list(weighing.std_floors.values())),
+def test_record_rollout_stores_how_totals_were_weighted(tmp_path: Path) -> None:
+    make_recorder(tmp_path).record_rollout(make_experience(), 10)
+    assert read_weighing(RunFolder(tmp_path).rollout_path(10)) == Weighing(
+        weights={"lpips": 0.5, "aesthetic": 0.25},
+        std_floors={"lpips": 0.125, "aesthetic": 0.0625},
+        combine="weighted_sum",
     )
-    totals = combine(again, mode=weighing.combine)
-    assert totals.flatten().tolist() == table["total"].to_pylist()
 
 
 def test_record_rollout_leaves_no_table_when_the_disk_is_full(
@@ -207,19 +178,6 @@ def test_record_evaluation_stores_scores_texts_and_targets(tmp_path: Path) -> No
     assert target[1, 2].tolist() == [6, 22, 38]
 
 
-def test_record_evaluation_is_what_the_gallery_reads(tmp_path: Path) -> None:
-    recorder = make_recorder(tmp_path)
-    recorder.record_evaluation(make_evaluation(0))
-    recorder.record_evaluation(make_evaluation(5))
-    pages = write_gallery(RunFolder(tmp_path), ()).parent
-    stored = {name for name in all_files(tmp_path / "images") if name.endswith(".png")}
-    shown = {name for name in all_files(pages / "thumbs") if name.endswith(".webp")}
-    assert {name.removesuffix(".webp") for name in shown} == {
-        name.removesuffix(".png") for name in stored
-    }
-    assert len(stored) == 2 * 4 + 1
-
-
 def test_targets_of_training_and_of_evaluation_may_share_an_id(tmp_path: Path) -> None:
     recorder = make_recorder(tmp_path)
     experience = make_experience()
@@ -230,79 +188,6 @@ def test_targets_of_training_and_of_evaluation_may_share_an_id(tmp_path: Path) -
     trained = np.asarray(Image.open(tmp_path / "images/train-targets/plain.png"))
     assert trained[1, 2].tolist() == [6, 22, 38]
     assert np.asarray(Image.open(tmp_path / "images/targets/plain.png")).max() == 0
-
-
-def test_tables_of_another_version_or_project_are_refused(tmp_path: Path) -> None:
-    make_recorder(tmp_path).record_evaluation(make_evaluation(5))
-    path = RunFolder(tmp_path).evaluation_path(5)
-    table = read_table(path)
-    for metadata, message in (
-        ({"glm_grpo": '{"weights": {}}'}, "has schema 1, and this version reads 2"),
-        (None, "has no glm_grpo metadata"),
-    ):
-        pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), path)
-        with pytest.raises(StorageError, match=message):
-            read_table(path)
-
-
-WHOLE = '{"schema": 2, "weights": {"a": 1}, "std_floors": {"a": 1}, "combine": "weighted_sum"}'
-
-
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        (b"{", "its metadata is damaged"),
-        (b"[]", r"the whole is \[\]"),
-        (b"null", "the whole is None"),
-        (b"\xff", "its metadata is damaged"),
-        (b"[" * 9000, "recursion limit"),
-        (WHOLE.replace('{"a": 1}', "[1]", 1).encode(), r"weights is \[1\]"),
-        (WHOLE.replace('"a": 1', '"a": "1"', 1).encode(), "weights.a is '1'"),
-        (WHOLE.replace('"a": 1', '"a": 1e400', 1).encode(), "weights.a is inf"),
-        (WHOLE.replace('"a": 1', '"b": 1', 1).encode(), "std_floors is of other terms"),
-        (WHOLE.replace("weighted_sum", "product").encode(), "combine is 'product'"),
-    ],
-)
-def test_metadata_of_another_shape_is_refused_by_file_and_field(
-    metadata: bytes, message: str, tmp_path: Path
-) -> None:
-    make_recorder(tmp_path).record_evaluation(make_evaluation(5))
-    path = RunFolder(tmp_path).evaluation_path(5)
-    table = read_table(path)
-    for content, rule in ((WHOLE.encode(), None), (metadata, message)):
-        other = table.replace_schema_metadata({"glm_grpo": content})
-        pyarrow.parquet.write_table(other, path)
-        if rule is None:
-            assert read_weighing(path).weights == {"a": 1.0}
-            continue
-        for read in (read_table, read_weighing):
-            with pytest.raises(StorageError, match=rf"step-000005\.parquet: .*{rule}"):
-                read(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('["abc"]', r"the whole is \['abc'\]"),
-        ('{"wandb": 3}', "wandb is 3"),
-        ("", "EOF while parsing"),
-    ],
-)
-def test_names_of_trackers_runs_of_another_shape_are_refused(
-    content: str, message: str, tmp_path: Path
-) -> None:
-    (tmp_path / "trackers.json").write_text(content)
-    with pytest.raises(StorageError, match=rf"trackers\.json is damaged \({message}"):
-        read_run_ids(RunFolder(tmp_path))
-
-
-def test_metrics_beyond_a_float_are_not_finite(tmp_path: Path) -> None:
-    line = '{"step": 1, "a": 1e400, "b": NaN, "c": 1' + "0" * 400 + ', "d": 7, "e": 0.5}\n'
-    (tmp_path / "metrics.jsonl").write_text(line)
-    (row,) = read_metrics(RunFolder(tmp_path))
-    assert row == {"step": 1, "a": None, "b": None, "c": None, "d": 7, "e": 0.5}
-    # As they were written, so that a resumed run leaves the same file.
-    assert [type(row[name]) for name in "de"] == [int, float]
 
 
 def test_a_metrics_file_that_changes_under_a_run_is_an_error(tmp_path: Path) -> None:
@@ -353,12 +238,6 @@ def test_truncate_after_takes_a_folder_without_records(tmp_path: Path) -> None:
     assert all_files(tmp_path) == []
 
 
-def test_read_metrics_refuses_a_damaged_line_that_is_not_the_last(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(StorageError, match=r"line 2 of .*metrics\.jsonl is damaged"):
-        read_metrics(RunFolder(tmp_path))
-
-
 def test_store_failure_keeps_the_pictures_of_one_prompt_without_loss(tmp_path: Path) -> None:
     pictures = make_images().pixels[1]
     place = store_failure(RunFolder(tmp_path), pictures, 3)
@@ -367,10 +246,6 @@ def test_store_failure_keeps_the_pictures_of_one_prompt_without_loss(tmp_path: P
     for sample, pixels in enumerate(pictures):
         stored = np.asarray(Image.open(place / f"{sample}.png"))
         assert stored.tolist() == pixels.permute(1, 2, 0).tolist()
-
-
-def test_truncate_after_leaves_the_pictures_of_a_failure(tmp_path: Path) -> None:
-    recorder = make_recorder(tmp_path)
-    store_failure(RunFolder(tmp_path), make_images().pixels[0], 3)
-    recorder.truncate_after(2)
-    assert all_files(tmp_path) == ["failures/step-000003/0.png", "failures/step-000003/1.png"]
+    # A run that goes on keeps them.
+    make_recorder(tmp_path).truncate_after(2)
+    assert all_files(place) == ["0.png", "1.png"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -11,7 +12,7 @@ import os
 import sqlite3
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,23 +47,22 @@ OPT_OUTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def local_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No network, no account, and nothing outside the folder of the test."""
-    for name in os.environ:
-        if name.startswith(("WANDB_", "MLFLOW_", "TRACKIO_", "HF_TOKEN")):
-            monkeypatch.delenv(name)
-    for name, value in OPT_OUTS.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    # Both read their variables once a process.
-    if "wandb" in sys.modules:
-        sys.modules["wandb"].teardown()
-    for name in [name for name in sys.modules if name.split(".")[0] == "trackio"]:
-        monkeypatch.delitem(sys.modules, name)
-    # As in a run, which has an Accelerator: accelerate's trackers ask it for the main process.
-    PartialState()
+@pytest.fixture(autouse=True, scope="module")
+def local_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No network, no account, and nothing outside the folders of the tests."""
+    here = tmp_path_factory.mktemp("here")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith(("WANDB_", "MLFLOW_", "TRACKIO_", "HF_TOKEN")):
+                patch.delenv(name)
+        for name, value in OPT_OUTS.items():
+            patch.setenv(name, value)
+        patch.setenv("WANDB_CACHE_DIR", str(here / "cache"))
+        patch.chdir(here)
+        # As in a run, which has an Accelerator: accelerate's trackers ask it for the main process.
+        PartialState()
+        yield
+    assert {path.name for path in here.iterdir()} <= {"cache"}
 
 
 def skip_without(package: str) -> None:
@@ -101,14 +101,33 @@ def values_of(step: int) -> dict[str, float]:
     return {**dict.fromkeys(NAMES, step + 0.5), "loss/total": math.nan}
 
 
-def test_tensorboard_receives_finite_values_and_a_resumed_run_overwrites(
-    tmp_path: Path, make_evaluation
-) -> None:
-    log_run(tmp_path, "tensorboard", make_evaluation())
-    log_resumed_run(tmp_path, "tensorboard", make_evaluation())
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory, make_evaluation) -> Callable[[str], Path]:
+    """The folder of a run that was resumed, with a tracker's records of it."""
 
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    @functools.cache
+    def log(name: str) -> Path:
+        skip_without(name)
+        # Trackio reads its folder when it is imported, which another test may have done.
+        for module in [each for each in sys.modules if each.split(".")[0] == name == "trackio"]:
+            del sys.modules[module]
+        folder = tmp_path_factory.mktemp(name) / "2026-11-21" / "16-02-07"
+        log_run(folder, name, make_evaluation())
+        log_resumed_run(folder, name, make_evaluation())
+        return folder
+
+    return log
+
+
+def read_events(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
+    return events
+
+
+def test_tensorboard_receives_finite_values_and_a_resumed_run_overwrites(logged) -> None:
+    events = read_events(logged("tensorboard"))
+
     assert events.Tags()["scalars"] == list(NAMES)
     for name in NAMES:
         scalars = [(event.step, event.value) for event in events.Scalars(name)]
@@ -128,19 +147,14 @@ def test_tensorboard_keeps_a_step_whose_evaluation_alone_is_made_up_for(
     resumed.log(2, {"eval/total": 0.5})
     resumed.close()
 
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
+    events = read_events(tmp_path)
     assert [event.step for event in events.Scalars("reward/mean")] == [1, 2]
     assert [event.step for event in events.Scalars("eval/total")] == [2]
 
 
-def test_tensorboard_shows_a_strip_a_prompt_and_a_table_of_scores_and_notes(
-    tmp_path: Path, make_evaluation
-) -> None:
-    log_run(tmp_path, "tensorboard", make_evaluation())
+def test_tensorboard_shows_a_strip_a_prompt_and_a_table_of_scores_and_notes(logged) -> None:
+    events = read_events(logged("tensorboard"))
 
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
     (said,) = events.Tensors("run/text_summary")[0].tensor_proto.string_val
     assert said.decode().split("\n\n") == [ABOUT.name, ABOUT.notes, "ocr, wide"]
     assert events.Tags()["images"] == ["evaluation/sign", "evaluation/field-1"]
@@ -184,32 +198,29 @@ def wandb_history(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_wandb_goes_on_in_the_same_run_inside_the_run_folder(
-    tmp_path: Path, make_evaluation
-) -> None:
-    skip_without("wandb")
-    log_run(tmp_path / "run", "wandb", make_evaluation())
-    log_resumed_run(tmp_path / "run", "wandb", make_evaluation())
+def wandb_files(folder: Path) -> list[Path]:
+    """Offline, each start has a file; `wandb sync` puts those of one id into one run."""
+    return sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
 
-    run_id = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
-    # Offline, each start has a file; `wandb sync` puts those of one id into one run.
-    first, second = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+
+def test_wandb_goes_on_in_the_same_run_inside_the_run_folder(logged) -> None:
+    folder = logged("wandb")
+
+    run_id = json.loads((folder / "trackers.json").read_text())["wandb"]
+    first, second = wandb_files(folder)
     assert first.name == second.name == f"run-{run_id}.wandb"
-    steps = [row["_step"] for row in wandb_history(first)]
-    assert steps == [0, 1, 2]
+    assert [row["_step"] for row in wandb_history(first)] == [0, 1, 2]
     for row in wandb_history(first):
         assert {name: row[name] for name in NAMES} == dict.fromkeys(NAMES, row["_step"] + 0.5)
         assert "loss/total" not in row
     assert [row["_step"] for row in wandb_history(second)] == [2, 3]
-    assert not (tmp_path / ".local").exists()
     assert "WANDB_DATA_DIR" not in os.environ
 
 
-def test_wandb_receives_the_config_and_an_image_table(tmp_path: Path, make_evaluation) -> None:
-    skip_without("wandb")
-    log_run(tmp_path / "run", "wandb", make_evaluation())
+def test_wandb_receives_the_config_and_an_image_table(logged) -> None:
+    folder = logged("wandb")
 
-    (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    path = wandb_files(folder)[0]
     updates = [update for record in wandb_records(path) for update in record.config.update]
     config = {update.key or ".".join(update.nested_key): update.value_json for update in updates}
     assert (config["train.seed"], config["offload"]) == ("1", "true")
@@ -220,7 +231,7 @@ def test_wandb_receives_the_config_and_an_image_table(tmp_path: Path, make_evalu
     assert [row["_step"] for row in shown] == [0, 2]
     tables = [record.artifact for record in wandb_records(path) if record.HasField("artifact")]
     files = {entry.path: Path(entry.local_path) for entry in tables[0].manifest.contents}
-    assert all(file.is_relative_to(tmp_path / "run") for file in files.values())
+    assert all(file.is_relative_to(folder) for file in files.values())
     table = json.loads(files["evaluation.table.json"].read_text())
     assert table["columns"][:5] == ["prompt_id", "prompt", "sample", "target", "image"]
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
@@ -230,20 +241,20 @@ def test_wandb_receives_the_config_and_an_image_table(tmp_path: Path, make_evalu
     assert rows[2]["target"] is None
 
 
-@pytest.mark.parametrize("variable", ["WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_ID"])
 def test_wandb_does_as_the_environment_says(
-    variable: str, tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skip_without("wandb")
-    value = {"WANDB_DIR": str(tmp_path), "WANDB_PROJECT": "signs", "WANDB_RUN_ID": "mine"}[variable]
-    monkeypatch.setenv(variable, value)
+    # It reads its variables once a process.
+    importlib.import_module("wandb").teardown()
+    variables = {"WANDB_DIR": str(tmp_path), "WANDB_PROJECT": "signs", "WANDB_RUN_ID": "mine"}
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
     log_run(tmp_path / "run", "wandb", make_evaluation())
 
-    place = tmp_path if variable == "WANDB_DIR" else tmp_path / "run"
-    (path,) = (place / "wandb").glob("offline-run-*/*.wandb")
+    (path,) = wandb_files(tmp_path)
     (run,) = [record.run for record in wandb_records(path) if record.HasField("run")]
-    assert run.project == ("signs" if variable == "WANDB_PROJECT" else "glm-grpo")
-    assert (run.run_id == "mine") == (variable == "WANDB_RUN_ID")
+    assert (run.project, run.run_id) == ("signs", "mine")
 
 
 @pytest.fixture
@@ -268,15 +279,11 @@ def only_run(client):
     return run
 
 
-def test_mlflow_goes_on_in_the_same_run_inside_the_run_folder(
-    tmp_path: Path, mlflow_client, make_evaluation
-) -> None:
-    log_run(tmp_path / "run", "mlflow", make_evaluation())
-    log_resumed_run(tmp_path / "run", "mlflow", make_evaluation())
+def test_mlflow_goes_on_in_the_same_run_inside_the_run_folder(logged, mlflow_client) -> None:
+    folder = logged("mlflow")
 
     assert "MLFLOW_TRACKING_URI" not in os.environ
-    assert "MLFLOW_ALLOW_FILE_STORE" not in os.environ
-    client = mlflow_client(tmp_path / "run")
+    client = mlflow_client(folder)
     run = only_run(client)
     assert (run.info.status, run.data.params["train.seed"]) == ("FINISHED", "1")
     assert run.info.run_name == ABOUT.name
@@ -287,16 +294,11 @@ def test_mlflow_goes_on_in_the_same_run_inside_the_run_folder(
         history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
         # The step that was repeated stands twice, with the same value.
         assert history == [(0, 0.5), (1, 1.5), (2, 2.5), (2, 2.5), (3, 3.5)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_mlflow_shows_an_image_table_and_strips_once_an_evaluation(
-    tmp_path: Path, mlflow_client, make_evaluation
-) -> None:
-    log_run(tmp_path / "run", "mlflow", make_evaluation())
-    log_resumed_run(tmp_path / "run", "mlflow", make_evaluation())
+def test_mlflow_shows_an_image_table_and_strips_once_an_evaluation(logged, mlflow_client) -> None:
+    client = mlflow_client(logged("mlflow"))
 
-    client = mlflow_client(tmp_path / "run")
     run_id = only_run(client).info.run_id
     tables = [file.path for file in client.list_artifacts(run_id, "evaluation")]
     assert tables == ["evaluation/step-000000.json", "evaluation/step-000002.json"]
@@ -325,91 +327,68 @@ def test_mlflow_writes_where_the_environment_says(
     assert not (tmp_path / "run" / "mlflow").exists()
 
 
-def trackio_rows(path: Path) -> list[tuple[tuple[str, str], int, dict[str, Any]]]:
-    """Run (name and id), step and values of every row."""
-    with sqlite3.connect(path) as database:
-        query = "SELECT run_name, run_id, step, metrics FROM metrics ORDER BY rowid"
-        rows = [((row[0], row[1]), *row[2:]) for row in database.execute(query)]
-        return [(run, step, json.loads(values)) for run, step, values in rows]
+def trackio_rows(folder: Path) -> list[tuple[str, int, dict[str, Any]]]:
+    """Name of the run, step and values of every row."""
+    with sqlite3.connect(folder / "trackio" / "glm-grpo.db") as database:
+        query = "SELECT run_name, step, metrics FROM metrics ORDER BY rowid"
+        return [(run, step, json.loads(row)) for run, step, row in database.execute(query)]
 
 
-def test_trackio_goes_on_in_the_same_run_inside_the_run_folder(
-    tmp_path: Path, make_evaluation
-) -> None:
-    skip_without("trackio")
-    folder = tmp_path / "2026-11-21" / "16-02-07"
-    log_run(folder, "trackio", make_evaluation())
-    log_resumed_run(folder, "trackio", make_evaluation())
+def test_trackio_goes_on_in_the_same_run_inside_the_run_folder(logged) -> None:
+    name = "larger groups 2026-11-21-16-02-07"
+    rows = [row[1:] for row in trackio_rows(logged("trackio")) if row[0] == name]
 
-    rows = trackio_rows(folder / "trackio" / "glm-grpo.db")
-    ((name, _),) = {run for run, _, _ in rows}
-    assert name == "larger groups 2026-11-21-16-02-07"
-    values = [(step, values) for _, step, values in rows if "evaluation" not in values]
+    values = [(step, values) for step, values in rows if "evaluation" not in values]
     assert [step for step, _ in values] == [0, 1, 2, 2, 3]
     assert all(row == dict.fromkeys(NAMES, step + 0.5) for step, row in values)
     assert "TRACKIO_DIR" not in os.environ
 
 
-def test_trackio_receives_the_config_and_an_image_table(tmp_path: Path, make_evaluation) -> None:
-    skip_without("trackio")
-    log_run(tmp_path / "run", "trackio", make_evaluation())
+def test_trackio_receives_an_image_table(logged) -> None:
+    folder = logged("trackio")
 
-    database = tmp_path / "run" / "trackio" / "glm-grpo.db"
-    with sqlite3.connect(database) as connection:
-        ((config,),) = connection.execute("SELECT config FROM configs").fetchall()
-    assert json.loads(config)["train.seed"] == 1
-    shown = [(step, row) for _, step, row in trackio_rows(database) if "evaluation" in row]
-    assert [step for step, _ in shown] == [0, 2]
+    shown = [(step, row) for _, step, row in trackio_rows(folder) if "evaluation" in row]
+    assert [step for step, _ in shown[:2]] == [0, 2]
     cells = shown[1][1]["evaluation"]["_value"]
     assert [cell["ocr note"] for cell in cells] == ["word 0", "word 1", None, None]
-    path = tmp_path / "run" / "trackio" / "media" / cells[1]["image"]["file_path"]
+    path = folder / "trackio" / "media" / cells[1]["image"]["file_path"]
     assert Image.open(path).convert("RGB").getpixel((0, 0)) == (1, 1, 1)
 
 
-def test_trackio_speaks_through_the_log_without_control_characters(
-    tmp_path: Path, make_evaluation, caplog, capfd
+def test_trackio_receives_the_config_and_speaks_through_the_log(
+    tmp_path: Path, logged, make_evaluation, caplog, capfd
 ) -> None:
-    skip_without("trackio")
+    # Trackio has one folder a process.
+    folder = logged("trackio")
     with caplog.at_level(logging.INFO):
-        log_run(tmp_path / "run", "trackio", make_evaluation())
+        log_run(tmp_path / "a" / "run", "trackio", make_evaluation())
 
+    with sqlite3.connect(folder / "trackio" / "glm-grpo.db") as connection:
+        query = "SELECT config FROM configs WHERE run_name = 'larger groups a-run'"
+        ((config,),) = connection.execute(query)
+    assert json.loads(config)["train.seed"] == 1
     said = [record.getMessage() for record in caplog.records]
-    assert 'trackio: trackio show --project "glm-grpo"' in said
+    assert any(message.startswith("trackio: Created new run") for message in said)
+    assert "\x1b" not in "".join(said)
     assert capfd.readouterr().out == ""
 
 
-def test_runs_of_a_sweep_do_not_mix(tmp_path: Path, mlflow_client, make_evaluation) -> None:
-    for name in ("wandb", "mlflow", "trackio"):
-        skip_without(name)
-        for run in ("0", "1"):
-            log_run(tmp_path / "sweep" / run, name, make_evaluation())
-
-    ids = [json.loads((tmp_path / "sweep" / run / "trackers.json").read_text()) for run in "01"]
-    for name in ("wandb", "mlflow", "trackio"):
-        assert ids[0][name] != ids[1][name]
-    for run in "01":
-        assert len(list((tmp_path / "sweep" / run / "wandb").glob("offline-run-*/*.wandb"))) == 1
-        only_run(mlflow_client(tmp_path / "sweep" / run))
-    # Trackio has one folder a process.
-    rows = trackio_rows(tmp_path / "sweep" / "0" / "trackio" / "glm-grpo.db")
-    assert {name for (name, _), _, _ in rows} == {"larger groups sweep-0", "larger groups sweep-1"}
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
-def test_hostile_prompts_and_missing_targets_reach_every_tracker(
-    name: str, tmp_path: Path, make_evaluation, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_another_run_of_the_process_does_not_mix_with_the_first(
+    name: str, tmp_path: Path, logged, mlflow_client, make_evaluation
 ) -> None:
-    skip_without(name)
-    evaluation = make_evaluation()
-    hostile = '<script>alert("x")</script>/../ 🙂 | שלום\n' * 200
-    prompts = (
-        replace(evaluation.prompts[0], prompt_id=hostile[:30], prompt=hostile, target=None),
-        evaluation.prompts[1],
-    )
-    with caplog.at_level(logging.WARNING, logger="glm_grpo"):
-        log_run(tmp_path / "run", name, replace(evaluation, prompts=prompts))
+    first, second = logged(name), tmp_path / "sweep" / "1"
+    log_run(second, name, make_evaluation())
 
-    assert [record.getMessage() for record in caplog.records] == []
+    ids = [json.loads((run / "trackers.json").read_text())[name] for run in (first, second)]
+    assert ids[0] != ids[1]
+    if name == "wandb":
+        assert [len(wandb_files(run)) for run in (first, second)] == [2, 1]
+    elif name == "mlflow":
+        assert only_run(mlflow_client(second)).info.run_id == ids[1]
+    else:
+        # Trackio has one folder a process.
+        assert [row[1] for row in trackio_rows(first) if row[0] == ids[1]] == [0, 0, 1, 2, 2]
 
 
 class BrokenTracker(GeneralTracker):  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""What each of two processes learns through the engine, and which launches it refuses.
+"""What each of two processes finds of the other, learns through the engine, and is refused.
 
-Started by test_strategy.py through torchrun: strategy_processes.py FOLDER, which gets RANK.json.
+Started twice by the fixture `found`: two_processes.py FOLDER, which gets RANK.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from glm_grpo.errors import ConfigError
+from glm_grpo.errors import ConfigError, PeerError
 from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.grpo.strategy import SINGLE_PROCESS
 from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
@@ -178,16 +178,79 @@ def mixed() -> dict:
     }
 
 
+def caught(work):
+    """What it raises, as class and text; else what it returns."""
+    try:
+        return ["returned", work()]
+    except (ValueError, PeerError) as error:
+        return [type(error).__name__, str(error)]
+
+
+def fail_in(processes: Processes, *ranks: int):
+    with processes.together():
+        if processes.rank in ranks:
+            raise ValueError(f"rank {processes.rank} stumbled")
+
+
+def update(processes: Processes):
+    """Joins gradients through the group of gradients."""
+    with processes.watched():
+        torch.distributed.all_reduce(torch.ones(1))
+
+
+def fail_on_main(processes: Processes):
+    def work():
+        raise ValueError(f"rank {processes.rank} cannot write")
+
+    processes.on_main(work)
+
+
+def find(processes: Processes) -> dict:
+    """How values and failures travel."""
+    calls = []
+    return {
+        "gather": processes.gather(10 * processes.rank),
+        "gather on main": processes.gather_on_main(10 * processes.rank),
+        "any": [processes.any(processes.rank == 1), processes.any(False)],
+        "on main": processes.on_main(lambda: calls.append(processes.rank) or "done"),
+        "calls": calls,
+        "alike": caught(lambda: fail_in(processes)),
+        "failure of none": processes.failure,
+        "one fails": caught(lambda: fail_in(processes, 1)),
+        "failure": vars(processes.failure),
+        # They still agree on what to do next, and on why.
+        "after": processes.on_main(lambda: "saved"),
+        "failure stays": vars(processes.failure),
+        "both fail": caught(lambda: fail_in(processes, 0, 1)),
+        "main fails": caught(lambda: fail_on_main(processes)),
+        "last failure": vars(processes.failure),
+    }
+
+
+def find_gone(processes: Processes) -> dict:
+    """What the first process notices once the second one is gone."""
+    return {
+        "other gone": caught(lambda: processes.gather(0)),
+        "other gone in an update": caught(lambda: update(processes)),
+        "other gone, and this one fails": caught(lambda: fail_in(processes, 0)),
+    }
+
+
 def main() -> None:
     accelerator = make_accelerator()
     processes = current_processes()
     found = {
         "alone": learn(Processes(), accelerator, PROMPTS * GROUP),
-        "team": {size: learn(processes, accelerator, size) for size in (1, 2, 3, 6)},
+        "team": {size: learn(processes, accelerator, size) for size in (1, 3)},
         "refused": refusals(),
         "mixed": mixed(),
+        **find(processes),
     }
+    if processes.is_main:
+        found |= find_gone(processes)
     Path(sys.argv[1], f"{processes.rank}.json").write_text(json.dumps(found))
+    # Gone without a word: nothing of the group is closed.
+    os._exit(0)
 
 
 if __name__ == "__main__":
