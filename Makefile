@@ -1,6 +1,5 @@
 # make demo   train the embedded model and show before and after
-# make test   format, lint, types, import layers, and the fast tests: minutes
-# make test-all   make test, then all other tests but those marked long: what a merge must pass
+# make test   format, lint, types, import layers and every test that a merge must pass
 # make docs   serves the site of docs/ on this machine, and renews it as you write
 # make bench  every phase of a step beside what one would use instead: a table, outputs/bench.json
 
@@ -19,7 +18,7 @@ DEMO := outputs/demo/$(shell date +%Y-%m-%d_%H-%M-%S)
 # Tests run side by side, one thread each.
 TEST_WORKERS ?= 2
 
-.PHONY: install demo test test-all check docs bench clean
+.PHONY: install demo test check docs bench clean
 
 install: $(INSTALLED)
 
@@ -41,11 +40,7 @@ check: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
 test: check
-	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not long"
-
-# The fast tests, with whole runs among them, check shapes; here that would take a quarter more time.
-test-all: test
-	JAXTYPING_DISABLE=1 $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile -m "slow and not long"
+	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs serve --livereload --watch CHANGELOG.md --watch LOG.md

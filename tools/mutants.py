@@ -1,7 +1,7 @@
 """Share of small faults in the core that the fast tests notice (mutation testing).
 
     pip install -e '.[mutants]'
-    pytest -m "not slow and not long" --cov=glm_grpo --cov=rewards --cov-context=test --cov-report=
+    pytest --cov=glm_grpo --cov=rewards --cov-context=test --cov-report=
     python -m tools.mutants --count 80 --seed 0 --resume outputs/mutants.jsonl
 
 The second line takes minutes and writes `.coverage`: which test runs which line. The third draws
@@ -235,7 +235,7 @@ def _run_tests(tests: Sequence[str], folder: Path, log: Path) -> None:
     os.chdir(folder)
     # Programs that a test starts import the copy too.
     os.environ["PYTHONPATH"] = str(folder)
-    options = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow and not long")
+    options = ("-x", "-q", "--no-header", "-p", "no:cacheprovider")
     os._exit(pytest.main([*options, *tests]))
 
 
