@@ -15,7 +15,7 @@ export OMP_NUM_THREADS
 
 DEMO := outputs/demo/$(shell date +%Y-%m-%d_%H-%M-%S)
 
-# Tests run side by side, one thread each.
+# Tests run side by side, one thread each; the files that take longest come first.
 TEST_WORKERS ?= 2
 
 .PHONY: install demo test check docs bench clean
@@ -40,7 +40,7 @@ check: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
 test: check
-	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile
+	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs serve --livereload --watch CHANGELOG.md --watch LOG.md

@@ -72,6 +72,7 @@ def test_step(run_benchmark) -> None:
     }
 
 
+@pytest.mark.long
 def test_step_refuses_to_measure_another_loss(monkeypatch) -> None:
     def doubled(self, totals):
         return 2 * honest(self, totals)

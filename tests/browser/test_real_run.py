@@ -97,7 +97,10 @@ def test_large_view_of_an_edit_shows_source_target_sample_and_both_differences(
     expect(label).to_have_text("Difference, brightened: sample less source")
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [pytest.param("light", 1280, marks=pytest.mark.long), ("dark", 360)],
+)
 def test_views_are_accessible_and_no_page_scrolls_sideways(
     open_gallery: OpenGallery,
     real_run: RunFolder,

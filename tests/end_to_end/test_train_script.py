@@ -141,6 +141,7 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(
     assert f"    {EXAMPLE_CAPTION!r}," in snippet
 
 
+@pytest.mark.long
 def test_check_command_passes_on_the_tiny_config(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     small = ("rollout.prompts_per_step=2", "rollout.group_size=2")

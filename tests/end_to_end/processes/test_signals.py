@@ -32,7 +32,10 @@ def steps_of(run_dir: Path) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("place", "steps", "number"),
-    [(EVALUATION_0, [0], TERMINATE), (STEP_1, [0, 1], INTERRUPT)],
+    [
+        pytest.param(EVALUATION_0, [0], TERMINATE, marks=pytest.mark.long),
+        (STEP_1, [0, 1], INTERRUPT),
+    ],
     ids=["first evaluation", "step 1"],
 )
 def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
