@@ -12,6 +12,7 @@ import os
 import sqlite3
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory, make_evaluation) -> Callabl
             del sys.modules[module]
         folder = tmp_path_factory.mktemp(name) / "2026-11-21" / "16-02-07"
         log_run(folder, name, make_evaluation())
+        if name == "tensorboard":
+            # Its files are read in the order of the seconds in which they were begun.
+            time.sleep(1.1)
         log_resumed_run(folder, name, make_evaluation())
         return folder
 
