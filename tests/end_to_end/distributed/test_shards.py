@@ -91,11 +91,10 @@ def test_one_process_goes_on_from_a_checkpoint_of_shards(shards, one_after_shard
 
 
 @pytest.mark.long
-def test_shards_go_on_from_a_checkpoint_of_one_process(launcher, one_after_shards):
-    run = one_after_shards
-    resumed = went_on(launcher, run, "shards-after-one", step=1, processes=2, env=SHARDS)
-    assert_same_metrics(resumed, run)
-    assert_same_checkpoint(resumed, run)
+def test_shards_go_on_from_a_checkpoint_of_one_process(launcher, one):
+    resumed = went_on(launcher, one, "shards-after-one", step=1, processes=2, env=SHARDS)
+    assert_same_metrics(resumed, one)
+    assert_same_checkpoint(resumed, one)
 
 
 @pytest.mark.long
