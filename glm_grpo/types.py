@@ -152,6 +152,8 @@ class Experience:
         advantages: From totals less penalties.
         reference_log_probs: Of the sampled tokens under the policy before training; None where
             nobody has read them yet.
+        is_sampled_by_reference: Whether the policy that sampled has the weights of the reference;
+            False where no KL to it is weighted.
         correction: Of every token, P G T; None where the policy that sampled is the one that the
             updates begin with.
         trained: The groups that are trained on, in the order of the prompts of the step that they
@@ -166,6 +168,7 @@ class Experience:
     penalties: Float32[Tensor, "P G"]
     advantages: Advantages
     reference_log_probs: Float32[Tensor, "P G T"] | None = None
+    is_sampled_by_reference: bool = False
     correction: OffPolicyCorrection | None = None
     trained: Int64[Tensor, " K"] | None = None
 

@@ -132,7 +132,13 @@ class LossSettings(Options):
     @property
     def weighs_advantages_alone(self) -> bool:
         """Whether a sequence of advantage 0 has no gradient."""
-        return self.kl_coef_in_loss == 0 and self.kl_behaviour_coef == 0 and self.entropy_coef == 0
+        is_kl_weighted = self.kl_coef_in_loss != 0 or self.kl_behaviour_coef != 0
+        return self.weighs_no_more_than_kl and not is_kl_weighted
+
+    @property
+    def weighs_no_more_than_kl(self) -> bool:
+        """Whether a sequence of advantage 0 has the gradient of KL terms, or none."""
+        return self.entropy_coef == 0
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """The part that raises the probability of what was rewarded, without the KL terms."""
@@ -314,7 +320,7 @@ class CustomLoss(LossSettings):
     """`module:function`, importable from the folder the run starts in."""
 
     @property
-    def weighs_advantages_alone(self) -> bool:
+    def weighs_no_more_than_kl(self) -> bool:
         """Unknown, so no."""
         return False
 

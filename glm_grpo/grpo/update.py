@@ -172,10 +172,12 @@ def update_policy(
 
     - the loss or the gradient norm is not finite: the report says `is_skipped` and keeps the
       values as they are;
-    - the gradient is exactly zero, as it is when all advantages are 0 and no KL term is weighted:
-      momentum and weight decay would move weights on no evidence. This is no failure, so
-      `is_skipped` is False. It is decided on the gradient because processes that train together
-      share that: one flat batch among several must not part them.
+    - there is nothing to learn: the gradient is exactly zero, as it is when all advantages are 0
+      and no KL term is weighted; or it is zero but for rounding, because all advantages are 0 and
+      every KL term is to the policy itself. Momentum and weight decay would move weights on no
+      evidence, and Adam scales a gradient of rounding errors up to full steps. This is no failure,
+      so `is_skipped` is False. It is decided on what all processes know: one flat batch among
+      several must not part them.
 
     With `is_skipping_flat`, and a loss that weighs nothing but advantages, sequences of advantage 0
     are not replayed. The gradient is the same, to the bit where `micro_batch_size` divides the
@@ -217,6 +219,8 @@ def update_policy(
         else _example_passes(anchor, num_prompts, settings, strategy)
     )
     reports: list[UpdateReport] = []
+    # Whether the policy is still the one that sampled.
+    is_on_policy = experience.correction is None
     total = sum(map(len, minibatches)) * settings.updates_per_rollout
     done = 0
     names: list[str] = []
@@ -250,7 +254,14 @@ def update_policy(
             }
         if reports:
             metrics["policy/replay_gap"] = reports[0].metrics["policy/replay_gap"]
-        reports.append(_take_step(policy, optimizer, schedule, metrics, grad_norm))
+        is_noise = (
+            is_on_policy
+            and not examples
+            and _is_noise_alone(experience, micro_batches, settings.loss, strategy)
+        )
+        report = _take_step(optimizer, schedule, metrics, grad_norm, is_noise=is_noise)
+        is_on_policy = is_on_policy and (is_noise or grad_norm == 0 or report.is_skipped)
+        reports.append(report)
     return reports
 
 
@@ -288,7 +299,7 @@ def update_on_examples(
             "loss/total": examples.weight * learned["cross_entropy"] if passes else 0.0,
             **{f"{_LEARNED_AS[name]}": value for name, value in learned.items()},
         }
-        reports.append(_take_step(policy, optimizer, schedule, metrics, grad_norm))
+        reports.append(_take_step(optimizer, schedule, metrics, grad_norm))
     return reports
 
 
@@ -308,20 +319,39 @@ def _clip_gradient(policy: PolicyForUpdate, settings: UpdateSettings, strategy: 
     return strategy.clip_gradient(policy.trainable_parameters(), max_norm)
 
 
+def _is_noise_alone(
+    experience: Experience,
+    micro_batches: Sequence[_MicroBatch],
+    loss: LossSettings,
+    strategy: Strategy,
+) -> bool:
+    """Whether rounding is all there is in the gradient of a policy that has not moved.
+
+    Log-probs that are read with and without gradient, or in other blocks of rows, differ in their
+    last bits, and so a KL to the policy itself has a gradient that is not exactly 0.
+    """
+    is_varied = any(bool((each.advantages != 0).any()) for each in micro_batches if each.share > 0)
+    if any(others for (others,) in strategy.gather([float(is_varied)])):
+        return False
+    is_to_itself = experience.is_sampled_by_reference or loss.kl_coef_in_loss == 0
+    return loss.weighs_no_more_than_kl and is_to_itself
+
+
 def _take_step(
-    policy: PolicyForUpdate,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
     metrics: dict[str, float],
     grad_norm: float,
+    *,
+    is_noise: bool = False,
 ) -> UpdateReport:
-    """Step, unless loss or gradient is not finite or the gradient is zero; advance the schedule."""
+    """Step, unless loss or gradient is not finite or nothing is learned; advance the schedule."""
     metrics = metrics | {
         "optim/grad_norm": grad_norm,
         "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
     }
     is_finite = math.isfinite(metrics["loss/total"]) and math.isfinite(grad_norm)
-    if is_finite and grad_norm != 0:
+    if is_finite and grad_norm != 0 and not is_noise:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     schedule.step()

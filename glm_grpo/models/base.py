@@ -105,6 +105,10 @@ class Policy(PolicyForUpdate, Protocol):
         """Modules that `encode_sources` needs on the accelerator."""
         ...
 
+    def is_reference(self) -> bool:
+        """Whether policy and reference have the same weights."""
+        ...
+
     def mix_reference(self, mix: float) -> None:
         """Move the reference towards the policy: mix * policy + (1 - mix) * reference."""
         ...

@@ -109,6 +109,7 @@ def _collect_once(
     kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
     batch = encode_sources(models, batch, clock)
     rollout = sample(models, batch, policy_step=policy_step, clock=clock)
+    is_sampled_by_reference = kl_coef > 0 and models.policy.is_reference()
 
     @cache
     def reference() -> Float32[Tensor, "P G T"]:
@@ -125,7 +126,7 @@ def _collect_once(
     )
     totals = combine(table, mode=settings.combine)
     penalties = torch.zeros_like(totals)
-    if kl_coef_in_reward > 0:
+    if kl_coef_in_reward > 0 and not is_sampled_by_reference:
         penalties = reference_penalty(rollout.log_probs, reference(), kl_coef=kl_coef_in_reward)
     return Experience(
         prompts=batch,
@@ -136,6 +137,7 @@ def _collect_once(
         penalties=penalties,
         advantages=batch_advantages(totals - penalties, settings.advantage, ALONE),
         reference_log_probs=reference() if is_early or kl_coef_in_reward > 0 else None,
+        is_sampled_by_reference=is_sampled_by_reference,
     )
 
 

@@ -240,6 +240,27 @@ def test_update_policy_with_equal_rewards_still_follows_a_kl_term() -> None:
     assert move_of(FLAT, settings).abs().max() > 0
 
 
+@pytest.mark.parametrize("moved_by", ["nothing", "a_step", "entropy", "another_policy"])
+def test_update_policy_takes_no_step_on_rounding_alone(moved_by: str) -> None:
+    # The reference is the policy, read with an error in the last bits.
+    logits = make_logits()
+    policy = TablePolicy(logits, reference_logits=logits * (1 + 1e-6))
+    settings = changed(SETTINGS, kl_coef=0.1, minibatches_per_rollout=2)
+    # The first prompt is the first minibatch.
+    first = ADVANTAGES[0] if moved_by == "a_step" else FLAT[0]
+    experience = make_experience(logits, torch.stack([first, FLAT[1]]))
+    if moved_by == "entropy":
+        settings = changed(settings, entropy_coef=0.1)
+    experience = replace(experience, is_sampled_by_reference=moved_by != "another_policy")
+    optimizer = torch.optim.Adam([policy.logits], lr=0.1)
+
+    update_policy(policy, optimizer, ConstantRate(), experience, settings)
+
+    steps = {int(state["step"]) for state in optimizer.state.values()}
+    assert steps == (set() if moved_by == "nothing" else {2})
+    assert torch.equal(policy.logits, logits) == (moved_by == "nothing")
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
     logits = make_logits()

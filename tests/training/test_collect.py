@@ -208,8 +208,12 @@ def test_decode_and_score_hands_on_what_failed(events: list[str]) -> None:
 class RoundCounter(NoPolicy):
     """Tokens are all the number of the call that sampled them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_reference: bool = False) -> None:
         self._calls = 0
+        self._is_reference = is_reference
+
+    def is_reference(self) -> bool:
+        return self._is_reference
 
     def sample(self, batch: PromptBatch, *, policy_step: int, **others: Any) -> Rollout:
         token_ids = torch.full((len(batch.prompts), batch.group_size, 3), self._calls)
@@ -262,11 +266,16 @@ class SecondOfTwo(Processes):
 
 
 def collected(
-    spares: Sequence[str] = (), *, rounds: int = 0, processes: Processes = ALONE, **loss: Any
+    spares: Sequence[str] = (),
+    *,
+    rounds: int = 0,
+    processes: Processes = ALONE,
+    is_reference: bool = False,
+    **loss: Any,
 ) -> Experience:
     """Of a step whose first group is flat and whose second is not."""
     models = Models(
-        policy=RoundCounter(),
+        policy=RoundCounter(is_reference=is_reference),
         decoder=FlatOrRising(),
         scorer=Scorer([Term("brightness", Brightness([]), 1.0)]),
         offload=Offload({}),
@@ -309,6 +318,13 @@ def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: st
     # Rewards of 30 and 30 that the penalty makes differ: the first image is the better one.
     first = experience.advantages.values[0, 0].item()
     assert first == (pytest.approx(0.5**0.5, rel=0.1) if placement == "reward" else 0)
+
+
+def test_a_policy_that_is_the_reference_loses_no_reward_to_rounding() -> None:
+    experience = collected(is_reference=True, kl_coef=0.5, kl_placement="reward")
+    assert experience.is_sampled_by_reference
+    assert experience.penalties.tolist() == [[0, 0], [0, 0]]
+    assert experience.advantages.is_flat.tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,30 @@ class GlmImagePolicy:
             set_peft_model_state_dict(self._adapted, own)
 
     @torch.no_grad()
+    def is_reference(self) -> bool:
+        """Whether policy and reference have the same weights; ends at the first that differs."""
+        # Not of state_dict(): FSDP2 would cut full parameters up again.
+        if self._reference is not None:
+            own = dict(self.network.named_parameters())
+            return all(
+                torch.equal(tensor, own[name].to(tensor.device))
+                for name, tensor in self._reference.named_parameters()
+            )
+        if self._adapted is None:
+            return False
+        adapters = {
+            name.replace(f".{self._adapted.active_adapter}.", "."): tensor
+            for name, tensor in self._adapted.named_parameters()
+            if "lora_" in name
+        }
+        if self._reference_adapter:
+            return all(
+                torch.equal(tensor.cpu(), self._reference_adapter[name])
+                for name, tensor in adapters.items()
+            )
+        return not any(tensor.any() for name, tensor in adapters.items() if "lora_B" in name)
+
+    @torch.no_grad()
     def mix_reference(self, mix: float) -> None:
         """Moves the reference towards the policy: mix * policy + (1 - mix) * reference.
 

@@ -43,6 +43,16 @@ def test_reference_becomes_the_policy_with_a_mix_of_1(moved, batch):
     torch.testing.assert_close(policy.reference_log_probs(batch, rollout, ROWS), own)
 
 
+def test_policy_is_its_reference_until_it_moves_and_where_the_reference_follows(moved):
+    policy, _ = moved
+    assert not policy.is_reference()
+    policy.mix_reference(1.0)
+    assert policy.is_reference()
+    with torch.no_grad():
+        policy.trainable_parameters()[-1][-1, -1] += 1e-3
+    assert not policy.is_reference()
+
+
 def test_mix_is_that_of_the_weights(moved):
     policy, _ = moved
     policy.mix_reference(0.5)
