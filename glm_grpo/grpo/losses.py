@@ -162,17 +162,27 @@ class TokenLoss(LossSettings):
         raise NotImplementedError
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The mean surrogate, with ratios to the policy that the updates begin with."""
-        surrogate = self.surrogate(inputs, self.token_weights(inputs))
-        loss = surrogate.loss
+        """The mean surrogate.
+
+        The clip sees ratios to the policy that the updates begin with, and so does
+        `ratio/sequence_std`. `ratio/mean` and the effective sample size are of the importance
+        weights to the policy that sampled: those ratios times the correction's weights.
+        """
+        token_weights = self.token_weights(inputs)
+        surrogate = self.surrogate(inputs, token_weights)
+        loss, importance = surrogate.loss, surrogate.ratio.double()
         if inputs.correction is not None:
             loss = loss * inputs.correction.weights
+            importance = importance * inputs.correction.weights
         log_ratio = (inputs.log_probs - inputs.proximal_log_probs).detach().double()
+        if token_weights is not None:
+            log_ratio = log_ratio * token_weights
+        sequence_log = log_ratio.mean(dim=1)
         metrics = {
-            "ratio/mean": surrogate.ratio,
-            "ratio/mean_square": surrogate.ratio.double().square(),
-            "ratio/sequence_log": log_ratio.mean(dim=1),
-            "ratio/sequence_log_square": log_ratio.mean(dim=1).square(),
+            "ratio/mean": importance,
+            "ratio/mean_square": importance.square(),
+            "ratio/sequence_log": sequence_log,
+            "ratio/sequence_log_square": sequence_log.square(),
         }
         if surrogate.is_clipped is not None:
             metrics["ratio/clip_fraction"] = surrogate.is_clipped

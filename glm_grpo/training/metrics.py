@@ -10,7 +10,7 @@ from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.tables import MetricsRow
 from glm_grpo.types import Evaluation, Experience
 from rewards.audit.audit import audit_table
-from rewards.reweigh import Mode
+from rewards.reweigh import Mode, contributions
 from rewards.types import RewardTable
 
 _OCR_TERM = "ocr"
@@ -117,6 +117,9 @@ def outside_codebook_note(rows: Sequence[MetricsRow], *, step: int, tokens: int)
 
 def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
     table, totals = experience.rewards, experience.totals
+    if combine == "normalize_then_sum":
+        # Standardised inside its group, every group's mean is 0: only raw scores show progress.
+        totals = contributions(table, mode="weighted_sum").sum(dim=-1)
     audit = audit_table(table, mode=combine)
     metrics = {
         "reward/mean": totals.mean().item(),

@@ -85,7 +85,12 @@ def test_corrected_loss_is_that_worked_out_by_hand() -> None:
         PLAIN,
     )
     assert loss.metrics["loss/policy"].item() == pytest.approx(-2.8, rel=1e-5)
-    torch.testing.assert_close(loss.metrics["ratio/mean"], torch.tensor([[1.1, 1.5]]))
+    # To the policy that sampled: 0.22 / 0.1 and 0.3 / 0.4.
+    torch.testing.assert_close(loss.metrics["ratio/mean"], torch.tensor([[2.2, 0.75]]).double())
+    # Of the clip: log 1.1 and log 1.5 to the policy before the update.
+    torch.testing.assert_close(
+        loss.metrics["ratio/sequence_log"], torch.tensor([1.1 * 1.5]).log().double() / 2
+    )
     assert loss.metrics["ratio/clip_fraction"].tolist() == [[False, True]]
 
 
@@ -190,7 +195,10 @@ def test_update_moves_along_the_weighed_gradient(micro_batch_size: int) -> None:
     move = (factor[..., None] * (onehot - make_logits().softmax(-1))).sum((0, 1))
     expected = make_logits() + move / (PROMPTS * GROUP * TOKENS)
     torch.testing.assert_close(policy.logits.detach(), expected, atol=1e-6, rtol=1e-5)
-    assert report.metrics["ratio/mean"] == pytest.approx(1.0, abs=1e-6)
+    weights = stale.correction.weights
+    assert report.metrics["ratio/mean"] == pytest.approx(weights.mean().item(), rel=1e-6)
+    size = weights.mean() ** 2 / weights.square().mean()
+    assert report.metrics["ratio/effective_sample_size"] == pytest.approx(size.item(), rel=1e-5)
     assert report.metrics["ratio/clip_fraction"] == 0.0
     # The policy has moved on: what it misses of the samples is no gap of replay.
     assert math.isnan(report.metrics["policy/replay_gap"])

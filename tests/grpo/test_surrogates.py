@@ -282,6 +282,23 @@ def test_sequence_std_is_that_of_mean_log_ratios() -> None:
     assert math.sqrt(square - mean**2) == pytest.approx(expected, rel=1e-5)
 
 
+def test_sequence_log_ratio_is_the_one_that_is_clipped() -> None:
+    # Of four tokens only the half of highest entropy counts: (0.3 + 0.1) / 4 = 0.1.
+    log_probs = torch.tensor([[-1.0, -1.0, -1.0, -1.0]], requires_grad=True)
+    moved = LossInputs(
+        log_probs,
+        log_probs.detach() - torch.tensor([[0.3, 0.5, 0.1, 0.7]]),
+        None,
+        torch.tensor([1.0]),
+        entropy=torch.tensor([[3.0, 1.0, 2.0, 0.5]]),
+    )
+    settings = clipped(ratio_level="sequence", top_entropy_quantile=0.5, clip_high=0.11)
+    metrics = grpo_loss(moved, settings).metrics
+    torch.testing.assert_close(metrics["ratio/sequence_log"], torch.tensor([0.1]).double())
+    # exp(0.1) = 1.105 is inside the clip, exp(0.4), the mean over all tokens, is not.
+    assert not metrics["ratio/clip_fraction"].any()
+
+
 def test_a_ratio_cap_inside_the_clip_is_refused() -> None:
     with pytest.raises(ValueError, match=r"above 1 \+ clip_high = 1\.2"):
         clipped(ratio_cap=1.1)

@@ -187,6 +187,9 @@ def test_step_metrics_shares_follow_the_way_terms_are_combined() -> None:
     )
     assert metrics["reward/lpips/advantage_share"] == pytest.approx(1.0)
     assert metrics["reward/ocr/advantage_share"] == pytest.approx(0.0)
+    # Standardised totals are 0 on average whatever is learned. Raw ones, half of each score or of
+    # lpips alone all of it: 0.6, 0.45, 0.6 and 0.8.
+    assert metrics["reward/mean"] == pytest.approx(0.6125)
 
 
 def make_evaluation(table: RewardTable) -> Evaluation:
