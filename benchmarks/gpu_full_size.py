@@ -5,10 +5,10 @@ python -m benchmarks.gpu_full_size [--only token_step generate decode step] [--j
 
 Sections: `token_step` (a token of every sample against the bandwidth floor, for 1, 8 and 32
 samples), `generate` (tokens a second against the stock pipeline), `decode` (against the floor of
-its operations), `step` (whole training steps of configs/glm_image_24gb.yaml and _80gb.yaml at 512
-and 1024 pixels, the process capped at that memory, peaks beside the plan's). Weights are made on
-the device, nothing is downloaded; the 24 GB steps keep 42 GB in CPU memory. Figures are written
-after every row, and no row is begun once the minutes are over.
+its operations), `step` (whole training steps of configs/glm_image_24gb.yaml and _80gb.yaml, the
+process capped at that memory, peaks beside the plan's). Weights are made on the device, nothing is
+downloaded; the 24 GB steps keep 42 GB in CPU memory. Figures are written after every row, and no
+row is begun once the minutes are over.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 
-from glm_grpo.builders.models import build_planner, model_path
+from glm_grpo.builders.models import build_planner, hint_at_size, model_path
 from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
@@ -229,6 +229,9 @@ UNKNOWN = [
     "00000, 00001, 00002"
     for of in ("training", "held-out")
 ]
+SMALL = (
+    "rollout.height=64 rollout.width=64: the model was trained on pictures of 128 x 128 and more"
+)
 SHARED = "3 of 3 held-out prompts are also trained on: 00000, 00001, 00002"
 RARE = [
     line.format(f"of the 3 {of} prompts")
@@ -253,6 +256,7 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
     _enable_bars()
     found = dict(line.split(": ", maxsplit=1) for line in check_config(without_targets))
     assert found["data"].split("\n    ") == ["3 training and 3 held-out prompts", *UNKNOWN, SHARED]
+    assert SMALL in found["config"]
     first, *rare = found["reward"].split("\n    ")
     assert first == "lpips, ssim, ocr, aesthetic; every prompt has a term that applies"
     assert rare == RARE
@@ -276,8 +280,31 @@ def test_a_run_names_terms_that_apply_to_few(
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert [line for line in said if "the embedded model" in line] == UNKNOWN
     assert SHARED in said
+    assert any(line.startswith(SMALL) for line in said)
     assert [line for line in said if "of the weight" in line] == RARE
     assert "Loading" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "height", "width", "expected"),
+    [
+        ("glm_image_80gb", 1024, 1024, None),
+        ("glm_image_80gb", 512, 512, "trained on pictures of 1024 x 1024 and more"),
+        ("glm_image_80gb", 992, 2048, "Use at least 1024 a side"),
+        ("glm_image_80gb", 2048, 2048, None),
+        ("glm_image_80gb", 2048, 2080, r"more than 4,194,304 pixels, .* \(2048 x 2048\)"),
+        ("tiny", 128, 128, None),
+        ("tiny", 128, 96, "Use at least 128 a side"),
+    ],
+)
+def test_sizes_that_a_model_was_not_trained_for_are_named(
+    configs_dir: Path, name: str, height: int, width: int, expected: str | None
+) -> None:
+    size = (f"rollout.height={height}", f"rollout.width={width}")
+    data = ("data.path=a.txt", "data.eval_path=b.txt")
+    lines = hint_at_size(compose_config(configs_dir, name, [*size, *data]))
+    assert len(lines) == (expected is not None)
+    assert re.search(expected or "", "".join(lines))
 
 
 def test_probe_proposes_no_weights_where_they_move(configs_dir: Path, tmp_path: Path) -> None:

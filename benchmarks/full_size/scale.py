@@ -74,13 +74,12 @@ SCALES = {
         stock_batch=8,
         # The first run is slower: kernels are chosen, memory is taken.
         repeats=2,
-        decoded=((512, 8), (1024, 2)),
+        decoded=((1024, 2), (1024, 8)),
         decode_steps=8,
         cards=(24, 80),
-        # At 1024 as many prompts as the time allows.
-        steps=((512, 8), (1024, 2)),
+        steps=((1024, 4),),
         # How often the decoder runs changes its time, which is measured by itself, not its memory.
-        overrides=("decode.steps=4",),
+        overrides=("decode.steps=4", "decode.rollout_steps=null"),
     ),
     "small": Scale(
         path=TINY,
@@ -98,6 +97,7 @@ SCALES = {
             f"model.path={TINY}",
             "model.dtype=float32",
             "decode.steps=1",
+            "decode.rollout_steps=null",
             "rollout.group_size=2",
             "train.micro_batch_size=2",
         ),

@@ -18,7 +18,7 @@ from glm_grpo.models.base import DTYPES, Quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.memory import GlmImagePlanner
-from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs
+from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs, trained_side
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload
@@ -48,6 +48,32 @@ def build_planner(path: str) -> Planner:
     """
     path = model_path(path)
     return GlmImagePlanner(read_part_configs(path), Path(path))
+
+
+_LARGEST_AREA = 4
+"""Of pictures that GLM-Image draws, in areas of those that it was trained on: 2048 x 2048 where
+those are 1024 x 1024. Source: zai-org/GLM-Image, issue 12."""
+
+
+def hint_at_size(config: Config) -> list[str]:
+    """A line on a picture size that the model was not trained for."""
+    side = trained_side(model_path(config.model.path))
+    height, width = config.rollout.height, config.rollout.width
+    size = f"rollout.height={height} rollout.width={width}"
+    if side is None:
+        return []
+    if min(height, width) < side:
+        return [
+            f"{size}: the model was trained on pictures of {side} x {side} and more; smaller ones "
+            "are good for a test of the set-up alone, since they come out broken, and rewards "
+            f"with them. Use at least {side} a side"
+        ]
+    if height * width > _LARGEST_AREA * side**2:
+        return [
+            f"{size}: more than {_LARGEST_AREA * side**2:,} pixels, the largest pictures that the "
+            f"model was trained for ({2 * side} x {2 * side}). Use smaller ones"
+        ]
+    return []
 
 
 def find_planner(path: str) -> Planner | None:

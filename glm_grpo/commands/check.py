@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glm_grpo.builders.models import begin_with, find_planner, find_start, load_models
+from glm_grpo.builders.models import (
+    begin_with,
+    find_planner,
+    find_start,
+    hint_at_size,
+    load_models,
+)
 from glm_grpo.builders.prompts import (
     Prompts,
     build_batch,
@@ -42,7 +48,8 @@ def check_config(config: Config) -> Iterator[str]:
         require_ray()
     effective = effective_config(config)
     config, note = effective.config, effective.note
-    yield f"config: every key is known and in range{f'; {note}' if note else ''}"
+    found = f"config: every key is known and in range{f'; {note}' if note else ''}"
+    yield "\n    ".join([found, *hint_at_size(config)])
     yield f"processes: {_described_processes(config)}"
     prompts = build_prompts(config)
     found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"

@@ -13,7 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from glm_grpo.builders.asynchronous import collector_needs
-from glm_grpo.builders.models import begin_with, find_planner, find_start, load_models
+from glm_grpo.builders.models import (
+    begin_with,
+    find_planner,
+    find_start,
+    hint_at_size,
+    load_models,
+)
 from glm_grpo.builders.prompts import Prompts, build_prompts, check_prompt_sets, hint_at_prompts
 from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.commands.evaluate import summary_table
@@ -70,8 +76,9 @@ def run_training(config: Config) -> RunFolder:
         sources = (prompts.training, prompts.held_out)
         # Before there is a run folder: a config that cannot fit leaves nothing behind.
         check_fit(config, find_planner(config.model.path), sources, device, parallelism)
-    for line in hint_at_prompts(config, prompts) if processes.is_main else ():
-        logger.warning("%s", line)
+    if processes.is_main:
+        for line in (*hint_at_size(config), *hint_at_prompts(config, prompts)):
+            logger.warning("%s", line)
     # A sweep goes on in this process, whatever this run ends by.
     with ExitStack() as ending:
         if config.train.mode == "async":

@@ -14,7 +14,7 @@ def quiet_libraries(*, shows_downloads: bool = True) -> None:
     """Turn off the bars of loading for the rest of the process.
 
     Args:
-        shows_downloads: Whether those of downloads are kept on a terminal: a model of 34 GB takes
+        shows_downloads: Whether those of downloads are kept on a terminal: a model of 36 GB takes
             long to be fetched.
     """
     diffusers.utils.logging.disable_progress_bar()

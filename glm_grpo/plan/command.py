@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 
-from glm_grpo.builders.models import build_planner
+from glm_grpo.builders.models import build_planner, hint_at_size
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
 from glm_grpo.models.planning import MemoryPlan, Parallelism
@@ -114,6 +114,7 @@ def plan_config(
     each = f", each of {processes.count} processes" if processes.count > 1 else ""
     yield memory_table(plan, title=f"memory of {config.model.path} by phase{each}")
     yield from memory_lines(plan)
+    yield from hint_at_size(config)
     if device is not None:
         floors = step_floors(
             config,

@@ -71,11 +71,12 @@ def test_figures_are_written_after_every_row(tmp_path, monkeypatch):
 
 def test_full_scale_runs_the_configs_of_the_cards():
     full = Bench(SCALES["full"], torch.device("cpu"), DEVICES["h100"])
-    config = full.config(24, 512, 8)
+    config = full.config(24, *full.scale.steps[0])
     assert config.model.path == PUBLISHED_ID
     assert config.offload == "modules"
     assert [*config.reward.terms] == ["ssim"]
-    assert (config.rollout.prompts_per_step, config.rollout.group_size) == (8, 8)
+    assert (config.rollout.prompts_per_step, config.rollout.group_size) == (4, 8)
+    assert (config.rollout.height, config.rollout.width) == (1024, 1024)
 
 
 def test_peak_clock_takes_the_most_of_each_phase():

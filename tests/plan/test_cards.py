@@ -11,6 +11,8 @@ from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.fit import ConfigPlanner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+ROOM = 0.92
+"""Twice as far from the card's size as plans were from what was measured."""
 PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
 
 
@@ -23,21 +25,21 @@ def planner():
 @pytest.mark.parametrize(
     ("name", "gigabytes"), [("", 16), ("", 24), ("", 80), ("edit_", 24), ("edit_", 80)]
 )
-def test_config_of_a_card_leaves_a_tenth_of_it(planner, name, gigabytes):
+def test_config_of_a_card_leaves_room_on_it(planner, name, gigabytes):
     config = compose_config(CONFIGS, f"glm_image_{name}{gigabytes}gb", PROMPTS)
-    assert planner.plan(config).peak <= 0.9 * gigabytes * 10**9
+    assert planner.plan(config).peak <= ROOM * gigabytes * 10**9
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("count", [4, 8])
-def test_full_fine_tuning_leaves_a_tenth_of_4_or_8_cards(count):
+def test_full_fine_tuning_leaves_room_on_4_or_8_cards(count):
     processes = Parallelism(count, is_sharded=True, is_mixed=True)
     planner = ConfigPlanner(
         build_planner(PUBLISHED_ID), prompt_tokens=256, is_on_accelerator=True, processes=processes
     )
     config = compose_config(CONFIGS, "glm_image_full", PROMPTS)
     assert config.rollout.prompts_per_step % count == 0
-    assert planner.plan(config).peak <= 0.9 * 80 * 10**9
+    assert planner.plan(config).peak <= ROOM * 80 * 10**9
 
 
 def test_every_config_of_a_card_is_planned():

@@ -252,9 +252,10 @@ def test_plan_command_prints_phases_and_floors_of_a_step(capsys, shallow_folder,
     assert "it fits" in printed
     assert "a step takes at least" in printed
     assert "on H200 SXM, its phases one after the other: rollout" in printed
-    main([*arguments, "train.method=sft"])
+    main([*arguments, "train.method=sft", "rollout.width=96"])
     printed = capsys.readouterr().out
     assert re.search("its phases one after the other: update [^,]*$", printed, re.MULTILINE)
+    assert "the model was trained on pictures of 128 x 128 and more" in printed
 
 
 def test_plan_command_refuses_what_does_not_fit(capsys, monkeypatch):

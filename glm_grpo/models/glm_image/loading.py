@@ -179,7 +179,7 @@ def _find_folder(path: str, fetch: Callable[[], str]) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"model.path is {path!r}: no such folder, and nothing can be fetched from the hub "
-            f"({reason}); a hub id needs a network and, once, about 34 GB of download "
+            f"({reason}); a hub id needs a network and, once, about 36 GB of download "
             "(`hf download zai-org/GLM-Image --local-dir FOLDER`, then model.path=FOLDER)"
         ) from error
 

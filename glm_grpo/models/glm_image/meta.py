@@ -36,7 +36,7 @@ PUBLISHED_ID = "zai-org/GLM-Image"
 """Hub id whose sizes are known without its files."""
 
 _PUBLISHED: dict[str, dict[str, Any]] = {
-    # The defaults of the class, but for the rotation, which it leaves open: half of each head.
+    # What the published config.json files say where it is not the default of the class.
     "vision_language_encoder": {
         "text_config": {
             "rope_parameters": {
@@ -48,8 +48,8 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         }
     },
     "transformer": {"num_layers": 30, "num_attention_heads": 32, "attention_head_dim": 128},
-    # Of CogView4, whose latents have the same form: GLM-Image's own config is not at hand.
     "vae": {
+        "sample_size": 1024,
         "block_out_channels": (128, 512, 1024, 1024),
         "layers_per_block": 3,
         "latent_channels": 16,
@@ -59,7 +59,6 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         "use_quant_conv": False,
         "use_post_quant_conv": False,
     },
-    # ByT5 small, whose width is the decoder's text_embed_dim.
     "text_encoder": {
         "vocab_size": 384,
         "d_model": 1472,
@@ -258,6 +257,24 @@ def read_part_configs(path: str) -> PartConfigs:
         with damage_named(folder / part / "config.json"):
             build_part(configs, part)
     return configs
+
+
+def trained_side(path: str) -> int | None:
+    """Pixels a side of the pictures that a model was trained on: `sample_size` of its VAE.
+
+    Args:
+        path: A folder in the diffusers layout, or a hub id.
+
+    Returns:
+        None where no config says so, as of a hub id other than the published one.
+
+    Raises:
+        ModelError: The VAE's config.json is damaged.
+    """
+    folder = Path(path)
+    if (folder / "vae" / "config.json").is_file():
+        return read_config(folder, "vae").get("sample_size")
+    return _PUBLISHED["vae"]["sample_size"] if path == PUBLISHED_ID else None
 
 
 def _part_configs(parts: dict[str, dict[str, Any]]) -> PartConfigs:

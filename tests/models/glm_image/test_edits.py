@@ -8,13 +8,13 @@ from importlib.resources import files
 import pytest
 import torch
 from diffusers import GlmImagePipeline
-from torchvision.transforms.functional import to_pil_image
 
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
-from glm_grpo.models.glm_image.token_grid import token_layout, upsample_token_ids
+from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.tiny import world
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
+from tests.stock import stock_inputs, stock_log_probs, stock_picture
 
 SIZE = world.SIZE
 EMBEDDED = files("glm_grpo.tiny") / "weights" / "pipeline"
@@ -58,45 +58,6 @@ def edits_for(policy):
     )
     batch = PromptBatch(prompts, 3, SIZE, SIZE, seed=11, decode_seeds=(5, 6))
     return policy.encode_sources(batch)
-
-
-def stock_inputs(policy, batch):
-    """As a user of the stock classes encodes pictures and captions."""
-    messages = [
-        [
-            {
-                "role": "user",
-                "content": [
-                    *({"type": "image", "image": to_pil_image(each)} for each in prompt.sources),
-                    {"type": "text", "text": prompt.prompt},
-                ],
-            }
-        ]
-        for prompt in batch.prompts
-    ]
-    sizes = {"target_h": batch.height, "target_w": batch.width}
-    return policy.processor.apply_chat_template(
-        messages,
-        tokenize=True,
-        return_dict=True,
-        processor_kwargs={**sizes, "padding": True, "return_tensors": "pt"},
-    )
-
-
-def stock_log_probs(policy, batch, token_ids):
-    """Log-probabilities of grids, one of each prompt, from `generate` made to draw them."""
-    inputs = stock_inputs(policy, batch)
-    length = inputs["input_ids"].shape[1]
-    generated = policy.model.generate(
-        **inputs,
-        max_new_tokens=token_ids.shape[1],
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-        prefix_allowed_tokens_fn=lambda row, ids: [int(token_ids[row, len(ids) - length])],
-    )
-    logits = torch.stack(generated.logits, dim=1)[..., : policy.codebook_size]
-    return logits.float().log_softmax(-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def two_sources(policy, batch):
@@ -182,26 +143,6 @@ def test_reference_of_an_untrained_policy_reads_the_sources_too(policy, edits, r
     assert_close(reference, rollout.log_probs, is_trained=True)
 
 
-def stock_picture(pipeline, batch, rollout, prompt, sample, guidance_scale):
-    asked = batch.prompts[prompt]
-    prior = upsample_token_ids(rollout.token_ids, LAYOUT)[prompt, sample][None]
-    sources = [upsample_token_ids(ids, LAYOUT) for ids in batch.source_token_ids[prompt]]
-    rows, columns = (2 * side for side in LAYOUT.target)
-    return pipeline(
-        prompt=[asked.prompt],
-        image=[[to_pil_image(each) for each in asked.sources]],
-        prior_token_ids=prior,
-        prior_token_image_ids=[torch.cat(sources)],
-        source_image_grid_thw=[torch.tensor([[1, rows, columns]] * len(sources))],
-        generator=torch.Generator().manual_seed(batch.decode_seeds[prompt]),
-        height=batch.height,
-        width=batch.width,
-        num_inference_steps=3,
-        guidance_scale=guidance_scale,
-        output_type="pt",
-    ).images[0]
-
-
 @pytest.mark.parametrize(("count", "guidance_scale"), [(1, 1.5), (2, 1.0)])
 def test_drawn_group_equals_the_stock_pipeline(pipeline, policy, edits, guidance_scale, count):
     batch = edits if count == 1 else two_sources(policy, edits)
@@ -211,7 +152,9 @@ def test_drawn_group_equals_the_stock_pipeline(pipeline, policy, edits, guidance
     images = decoder.decode(batch, rollout.token_ids)
 
     for prompt, sample in ((0, 0), (0, 2), (1, 1)):
-        stock = stock_picture(pipeline, batch, rollout, prompt, sample, guidance_scale)
+        stock = stock_picture(
+            pipeline, batch, rollout, prompt, sample, guidance_scale=guidance_scale, steps=3
+        )
         ours = images.pixels[prompt, sample].int()
         assert int((ours - (stock * 255).round().int()).abs().max()) <= 1
 

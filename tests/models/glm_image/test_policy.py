@@ -13,6 +13,7 @@ from PIL import Image
 from glm_grpo.errors import CheckpointError
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
 from glm_grpo.models.glm_image.sampling import Truncation
+from tests.stock import stock_log_probs
 
 ROWS = torch.tensor([0, 2, 4, 5])
 """Of 2 prompts x 3 samples: two of each prompt."""
@@ -53,26 +54,9 @@ def test_sampled_and_replayed_log_probs_equal_those_of_stock_generation(policy, 
     # With the preview of its true size, in a picture that is not square.
     batch = replace(batch, height=64, width=128)
     rollout = policy.sample(batch, policy_step=0)
-    prompt, tokens = batch.prompts[1], rollout.token_ids[1, 0]
-    inputs = policy.processor.apply_chat_template(
-        [[{"role": "user", "content": [{"type": "text", "text": prompt.prompt}]}]],
-        tokenize=True,
-        return_dict=True,
-        processor_kwargs={"target_h": 64, "target_w": 128, "return_tensors": "pt"},
-    )
-    length = inputs["input_ids"].shape[1]
+    alone = replace(batch, prompts=batch.prompts[1:], decode_seeds=batch.decode_seeds[1:])
 
-    # Stock generation, made to draw our tokens, shows the logits it drew them from.
-    generated = policy.model.generate(
-        **inputs,
-        max_new_tokens=len(tokens),
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-        prefix_allowed_tokens_fn=lambda _, ids: [int(tokens[len(ids) - length])],
-    )
-    logits = torch.stack(generated.logits, dim=1)[0, :, :512]
-    stock = logits.float().log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    (stock,) = stock_log_probs(policy, alone, rollout.token_ids[1:, 0])
 
     replay = policy.replay(batch, rollout, torch.tensor([3]))
     assert torch.allclose(replay.log_probs[0], stock, atol=1e-5)
