@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rewards.audit.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_with_notes
 from rewards.out_of_memory import is_out_of_memory
-from rewards.texts import find_quoted_texts, has_open_quotation
+from rewards.texts import find_quoted_texts, has_idle_marks
 from rewards.types import Prompt, RewardError, RewardTable, Scores
 
 _MOST_NAMED = 3
@@ -124,7 +124,7 @@ class Scorer:
 
         Returns:
             Terms that apply to few of them, see `describe_rare_terms`, those whose `only` matches
-            none, and prompts that leave a quotation open.
+            none, and prompts with quotation marks that ask for nothing.
 
         Raises:
             RewardError: No term with a weight other than 0 applies to a prompt, or one applies and
@@ -134,7 +134,7 @@ class Scorer:
         weighted = [term for term in terms if term.weight != 0]
         counts, total = dict.fromkeys(self.names, 0), 0
         others = {term.name: _NamedPrompts() for term in terms}
-        unclosed = _NamedPrompts()
+        idle = _NamedPrompts()
         for prompt in prompts:
             # Every term is asked, also those that are only watched: one may refuse the prompt.
             applicable = [term for term in terms if term.applies_to(prompt)]
@@ -154,8 +154,8 @@ class Scorer:
                     others[term.name].add(prompt)
             # Texts that were given besides are what is asked for, however the prompt quotes.
             is_as_quoted = prompt.texts == find_quoted_texts(prompt.prompt)
-            if is_as_quoted and has_open_quotation(prompt.prompt):
-                unclosed.add(prompt)
+            if is_as_quoted and has_idle_marks(prompt.prompt):
+                idle.add(prompt)
         weights = {term.name: term.weight for term in terms}
         unmatched = [
             f"reward.terms.{term.name}.only is {term.only!r}: no {of} that it could apply to have "
@@ -165,10 +165,10 @@ class Scorer:
         ]
         named = {name: str(prompts) for name, prompts in others.items()}
         rare = describe_rare_terms(weights, counts, total, of=of, others=named)
-        if unclosed.count:
+        if idle.count:
             rare.append(
-                f"a quotation is not closed in {unclosed.count} of the {total} {of}: {unclosed}; "
-                "what it opens is not asked for"
+                f"quotation marks ask for nothing in {idle.count} of the {total} {of}: {idle}; "
+                "close what they open, or give `text`"
             )
         return rare + unmatched
 

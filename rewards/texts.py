@@ -4,41 +4,70 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 
 _BLANK_LETTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
 """Fillers of Hangul, the pattern of Braille without dots, the note without a head."""
 
-QUOTATIONS = (
-    re.compile(r"'([^']*)'"),
-    re.compile("\u201c([^\u201c\u201d]*)\u201d"),
-    re.compile(r'"([^"]*)"'),
-    re.compile("\u300c([^\u300c\u300d]*)\u300d"),
+_IN_WORD = "[0-9A-Za-z\u00c0-\u0587\u1e00-\u1fff]"
+"""Digits, and letters of the scripts whose words hold apostrophes: Latin, Greek, Cyrillic,
+Armenian. Others may stand right beside a quotation."""
+
+_APOSTROPHE = rf"(?<={_IN_WORD})['\u2019](?={_IN_WORD})"
+
+_QUOTATION = re.compile(
+    "|".join(
+        (
+            rf"(?<!{_IN_WORD})'((?:[^']|{_APOSTROPHE})*)'(?!{_IN_WORD})",
+            rf"(?<!{_IN_WORD})\u2018((?:[^\u2018\u2019]|{_APOSTROPHE})*)\u2019(?!{_IN_WORD})",
+            rf"\u201a((?:[^\u201a\u2018\u2019]|{_APOSTROPHE})*)[\u2018\u2019](?!{_IN_WORD})",
+            r'"([^"]*)"',
+            "\uff02([^\uff02]*)\uff02",
+            "\u201c([^\u201c\u201d]*)\u201d",
+            "\u201e([^\u201e\u201c\u201d]*)[\u201c\u201d]",
+            "\u201d([^\u201c\u201d]*)\u201d",
+            "\u00ab([^\u00ab\u00bb]*)\u00bb",
+            "\u00bb([^\u00ab\u00bb]*)\u00ab",
+            "\u2039([^\u2039\u203a]*)\u203a",
+            "\u203a([^\u2039\u203a]*)\u2039",
+            "\u300c([^\u300c\u300d]*)\u300d",
+            "\u300e([^\u300e\u300f]*)\u300f",
+        )
+    )
 )
+"""Pairs of marks, each with a group around the text."""
+
+_MARK = re.compile(
+    '["\uff02\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f]'
+    rf"|(?<!{_IN_WORD})['\u2018](?=[^\W\d_])"
+)
+"""A quotation mark; of apostrophes one that can open a quotation, the '90s aside."""
 
 
 def find_quoted_texts(prompt: str) -> tuple[str, ...]:
-    """The texts a prompt asks for, by the rule that makes GLM-Image's glyph embeddings.
+    """The texts that a prompt asks for: what it quotes, from left to right.
 
-    Everything in '', curly "", straight "" and corner brackets, in this order of the marks; blank
-    pieces are left out. A pair of apostrophes quotes what lies between them,
-    as it does for the model: a prompt with "a dog's ... a cat's" needs a `text` field of its own.
+    Quotations are '', "", full-width "", curly ones, those of other languages (low or reversed
+    curly ones, guillemets either way) and corner brackets. An apostrophe opens none after a letter
+    or digit, and closes none before one. What is quoted inside a quotation is a part of it. Blank
+    quotations ask for nothing.
 
-    Source: diffusers, `GlmImagePipeline.get_glyph_texts`.
+    GLM-Image's glyph encoder goes by a rule of its own.
     """
-    pieces = (piece.strip() for rule in QUOTATIONS for piece in rule.findall(prompt))
-    return tuple(piece for piece in pieces if not is_blank(piece))
+    return tuple(text for text in _quotations(prompt) if text)
 
 
-def has_open_quotation(prompt: str) -> bool:
-    """Whether a quotation mark has no partner, so that what it opens is not asked for.
+def has_idle_marks(prompt: str) -> bool:
+    """Whether a quotation mark asks for nothing: it has no partner, or nothing is between them."""
+    rest = _QUOTATION.sub(" ", prompt)
+    return not all(_quotations(prompt)) or _MARK.search(rest) is not None
 
-    Straight marks pair up; curly ones and corner brackets open and close. Apostrophes are not
-    looked at: most of them quote nothing.
-    """
-    return prompt.count('"') % 2 == 1 or any(
-        prompt.count(opening) != prompt.count(closing)
-        for opening, closing in ("\u201c\u201d", "\u300c\u300d")
-    )
+
+def _quotations(prompt: str) -> Iterator[str]:
+    """Each quotation, "" where nothing of it can be seen."""
+    for match in _QUOTATION.finditer(prompt):
+        text = next(group for group in match.groups() if group is not None).strip()
+        yield "" if is_blank(text) else text
 
 
 def is_blank(text: str) -> bool:

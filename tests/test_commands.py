@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import math
 import re
@@ -18,7 +19,7 @@ import torch
 import transformers
 
 from glm_grpo.builders.models import build_planner, hint_at_size, model_path
-from glm_grpo.builders.prompts import build_prompts
+from glm_grpo.builders.prompts import build_prompts, hint_at_prompts, list_texts
 from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
@@ -232,6 +233,7 @@ UNKNOWN = [
 SMALL = (
     "rollout.height=64 rollout.width=64: the model was trained on pictures of 128 x 128 and more"
 )
+ASKED = [f"texts asked for in 1 of 3 {of} prompts: 00001 'GO'" for of in ("training", "held-out")]
 SHARED = "3 of 3 held-out prompts are also trained on: 00000, 00001, 00002"
 RARE = [
     line.format(f"of the 3 {of} prompts")
@@ -255,7 +257,12 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
 ) -> None:
     _enable_bars()
     found = dict(line.split(": ", maxsplit=1) for line in check_config(without_targets))
-    assert found["data"].split("\n    ") == ["3 training and 3 held-out prompts", *UNKNOWN, SHARED]
+    assert found["data"].split("\n    ") == [
+        "3 training and 3 held-out prompts",
+        *ASKED,
+        *UNKNOWN,
+        SHARED,
+    ]
     assert SMALL in found["config"]
     first, *rare = found["reward"].split("\n    ")
     assert first == "lpips, ssim, ocr, aesthetic; every prompt has a term that applies"
@@ -276,7 +283,9 @@ def test_a_run_names_terms_that_apply_to_few(
 ) -> None:
     monkeypatch.setattr(Trainer, "run", lambda _: None)
     _enable_bars()
+    caplog.set_level(logging.INFO)
     run_training(without_targets)
+    assert set(ASKED) <= {*caplog.messages}
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert [line for line in said if "the embedded model" in line] == UNKNOWN
     assert SHARED in said
@@ -305,6 +314,41 @@ def test_sizes_that_a_model_was_not_trained_for_are_named(
     lines = hint_at_size(compose_config(configs_dir, name, [*size, *data]))
     assert len(lines) == (expected is not None)
     assert re.search(expected or "", "".join(lines))
+
+
+@pytest.mark.parametrize("reward", ["ocr", "aesthetic"])
+def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
+    tmp_path: Path, configs_dir: Path, reward: str
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows: list[dict[str, object]] = [
+        {"prompt": "a dog's collar with 'REX' on it"},
+        {"prompt": "a sign \u201eHALT\u201c", "text": ["GO", "AWAY"]},
+        {"prompt": 'a "SIGN"'},
+        {"prompt": "a cat"},
+        {"prompt": "two", "text": "x" * 500},
+        {"prompt": 'more "WORDS"'},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = [f"data.path={path}", f"data.eval_path={path}", "reward.allow_untied=true"]
+    unused = [f"~reward.terms.{name}" for name in ("lpips", "ssim", "ocr", "aesthetic")]
+    unused.remove(f"~reward.terms.{reward}")
+    config = compose_config(configs_dir, "tiny", [*LEAST, *data, *unused])
+    prompts = build_prompts(config)
+    # Whatever is rewarded, the decoder reads the prompt.
+    said, _ = [line for line in hint_at_prompts(config, prompts) if "glyph" in line]
+    assert said.startswith(
+        "the model's glyph encoder reads other texts than are quoted in 2 of 6 training prompts: "
+        "00000 's collar with' for 'REX', 00001 nothing for 'HALT'; "
+    )
+    assert list_texts(config, prompts)[:1] == (
+        [
+            "texts asked for in 5 of 6 training prompts: 00000 'REX', 00001 'GO' and 'AWAY', "
+            "00002 'SIGN', ..."
+        ]
+        if reward == "ocr"
+        else []
+    )
 
 
 def test_probe_proposes_no_weights_where_they_move(configs_dir: Path, tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from glm_grpo.builders.models import model_path
 from glm_grpo.config import TINY, Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.glm_image.loading import check_model, check_source_size, check_target_size
+from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
 from glm_grpo.output import printable
 from glm_grpo.tiny.prompts import is_known, known_form, tiny_prompts
+from glm_grpo.training.data.files import shorten
 from glm_grpo.training.data.places import EMBEDDED
 from glm_grpo.training.data.prompts import (
     PromptSource,
@@ -27,6 +30,7 @@ from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
 from rewards.problems import Problem, describe_problems
+from rewards.texts import find_quoted_texts, is_blank
 from rewards.types import Prompt
 
 _MOST_NAMED = 3
@@ -39,6 +43,10 @@ class Prompts:
 
     training: PromptSource
     held_out: PromptSource
+
+    def named(self) -> tuple[tuple[str, PromptSource], ...]:
+        """Both, with the words for them."""
+        return ("training", self.training), ("held-out", self.held_out)
 
 
 def build_prompts(config: Config) -> Prompts:
@@ -93,7 +101,7 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
     lines = []
     if config.model.path == TINY:
         is_edit = config.data.sources > 0
-        for of, prompt_set in (("training", prompts.training), ("held-out", prompts.held_out)):
+        for of, prompt_set in prompts.named():
             rows = [
                 row
                 for row, caption in enumerate(prompt_set.captions())
@@ -105,6 +113,7 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
                     f"{known_form(is_edit=is_edit)} that the embedded model knows: "
                     f"{_name_some(prompt_set, rows)}"
                 )
+    lines += [line for of, each in prompts.named() for line in _hint_at_glyphs(of, each)]
     trained = set(prompts.training.identities())
     rows = [row for row, each in enumerate(prompts.held_out.identities()) if each in trained]
     if rows:
@@ -112,6 +121,36 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
             f"{len(rows)} of {len(prompts.held_out)} held-out prompts are also trained on: "
             f"{_name_some(prompts.held_out, rows)}"
         )
+    return lines
+
+
+def _hint_at_glyphs(of: str, prompt_set: PromptSource) -> list[str]:
+    """A line on prompts of which the glyph encoder reads other texts than they quote."""
+    differing = {}
+    for row, caption in enumerate(prompt_set.captions()):
+        quoted = sorted(find_quoted_texts(caption))
+        read = sorted(text.strip() for text in find_glyph_texts(caption) if not is_blank(text))
+        if read != quoted:
+            differing[row] = f"{_list_some(read)} for {_list_some(quoted)}"
+    if not differing:
+        return []
+    return [
+        f"the model's glyph encoder reads other texts than are quoted in {len(differing)} of "
+        f"{len(prompt_set)} {of} prompts: {_name_some(prompt_set, differing)}; it knows straight "
+        "and curly quotation marks and \u300c\u300d, and takes ' for one everywhere: write "
+        "apostrophes as \u2019"
+    ]
+
+
+def list_texts(config: Config, prompts: Prompts) -> list[str]:
+    """Lines on the texts that the reward asks for; none where no term reads them."""
+    if not any("text" in term.needs() for term in config.reward.terms.values()):
+        return []
+    lines = []
+    for of, prompt_set in prompts.named():
+        asked = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
+        named = f": {_name_some(prompt_set, asked)}" if asked else ""
+        lines.append(f"texts asked for in {len(asked)} of {len(prompt_set)} {of} prompts{named}")
     return lines
 
 
@@ -132,15 +171,16 @@ def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[
             targets += prompt_set is prompts.training and prompt.target is not None
             yield prompt
 
-    named = (("training prompts", prompts.training), ("held-out prompts", prompts.held_out))
     lines = []
-    for of, prompt_set in named:
+    for of, prompt_set in prompts.named():
         is_training = prompt_set is prompts.training
         if is_training and is_supervised:
             # They are not scored.
             targets = sum(prompt.target is not None for prompt in each(prompt_set))
             continue
-        lines += models.scorer.check_prompts(each(prompt_set), of=of, is_training=is_training)
+        lines += models.scorer.check_prompts(
+            each(prompt_set), of=f"{of} prompts", is_training=is_training
+        )
     if config.rollout.refill_rounds and len(prompts.training) == config.rollout.prompts_per_step:
         lines.append(
             f"rollout.refill_rounds: every step samples all {len(prompts.training)} training "
@@ -167,11 +207,21 @@ def _missing_targets_error(config: Config, count: int) -> ConfigError:
     return ConfigError(describe_problems([problem]))
 
 
-def _name_some(prompt_set: PromptSource, rows: Sequence[int]) -> str:
-    """Ids of the first prompts."""
+def _name_some(prompt_set: PromptSource, rows: Iterable[int] | Mapping[int, str]) -> str:
+    """Ids of the first prompts, with what is said of each."""
+    said = rows if isinstance(rows, Mapping) else dict.fromkeys(rows, "")
     # Each is taken with its pictures.
-    named = [printable(prompt_set[row].prompt_id) for row in rows[:_MOST_NAMED]]
-    return ", ".join([*named, *(["..."] if len(rows) > _MOST_NAMED else [])])
+    named = [
+        printable(f"{prompt_set[row].prompt_id} {text}".rstrip())
+        for row, text in islice(said.items(), _MOST_NAMED)
+    ]
+    return ", ".join([*named, *(["..."] if len(said) > _MOST_NAMED else [])])
+
+
+def _list_some(texts: Sequence[str]) -> str:
+    """The first texts, each cut."""
+    shown = [*map(shorten, texts[:_MOST_NAMED]), *(["..."] if len(texts) > _MOST_NAMED else [])]
+    return " and ".join(shown) or "nothing"
 
 
 def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch:

@@ -17,6 +17,7 @@ from glm_grpo.builders.prompts import (
     build_prompts,
     check_prompt_sets,
     hint_at_prompts,
+    list_texts,
 )
 from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import Config, effective_config
@@ -53,7 +54,7 @@ def check_config(config: Config) -> Iterator[str]:
     yield f"processes: {_described_processes(config)}"
     prompts = build_prompts(config)
     found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
-    yield "\n    ".join([found, *hint_at_prompts(config, prompts)])
+    yield "\n    ".join([found, *list_texts(config, prompts), *hint_at_prompts(config, prompts)])
     sources = (prompts.training, prompts.held_out)
     device = make_accelerator().device
     yield f"memory: {check_fit(config, find_planner(config.model.path), sources, device)}"

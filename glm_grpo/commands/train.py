@@ -20,7 +20,13 @@ from glm_grpo.builders.models import (
     hint_at_size,
     load_models,
 )
-from glm_grpo.builders.prompts import Prompts, build_prompts, check_prompt_sets, hint_at_prompts
+from glm_grpo.builders.prompts import (
+    Prompts,
+    build_prompts,
+    check_prompt_sets,
+    hint_at_prompts,
+    list_texts,
+)
 from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
@@ -159,6 +165,8 @@ def _prepare(
         if not _has_start(config, opened):
             begin_with(models, find_start(config))
         rare = check_prompt_sets(config, models, prompts)
+    for line in list_texts(config, prompts) if processes.is_main else ():
+        logger.info("%s", line)
     for line in rare if processes.is_main else ():
         logger.warning("%s", line)
     return build_trainer(config, models, prompts, opened, launch, console), opened.folder

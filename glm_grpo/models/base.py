@@ -6,7 +6,7 @@ folder beside it, and `glm_grpo.builders`, which constructs one or the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -184,11 +184,13 @@ class ReservedTokens:
 
     Attributes:
         language: Of the language model's tokenizer.
-        glyphs: Of the glyph encoder's, which reads what a prompt quotes.
+        glyphs: Of the glyph encoder's.
+        find_glyph_texts: The parts of a prompt that the glyph encoder reads.
     """
 
     language: frozenset[str] = frozenset()
     glyphs: frozenset[str] = frozenset()
+    find_glyph_texts: Callable[[str], Sequence[str]] = lambda _: ()
 
 
 Preview = Literal["zeros", "encode", "repeat"]

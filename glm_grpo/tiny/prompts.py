@@ -58,6 +58,10 @@ class WorldPrompts:
             return [edits.instruction(edit) for edit in self.changes]
         return [world.caption(sign) for sign in self.signs]
 
+    def texts(self) -> list[tuple[str, ...]]:
+        """The word on every sign."""
+        return [(sign.word,) for sign in self.signs]
+
     def identities(self) -> list[Hashable]:
         """What every prompt says, with the sign that it changes."""
         if self.changes:
@@ -70,7 +74,7 @@ class WorldPrompts:
     def __getitem__(self, index: int) -> Prompt:
         sign = self.signs[index]
         describe: Callable[..., Prompt] = partial(
-            Prompt, texts=(sign.word,), target=world.draw_sign(sign)
+            Prompt, texts=self.texts()[index], target=world.draw_sign(sign)
         )
         if not self.changes:
             return describe(prompt_id=sign.word.lower(), prompt=world.caption(sign))

@@ -197,22 +197,22 @@ def test_check_prompts_names_terms_that_apply_to_few_and_takes_each_prompt_once(
     ]
 
 
-def test_check_prompts_names_the_first_prompts_that_leave_a_quotation_open() -> None:
+def test_check_prompts_names_the_first_prompts_whose_quotation_marks_ask_for_nothing() -> None:
     scorer = make_scorer([FakeReward("any")], [1.0])
-    open_ones = [
+    idle_ones = [
         Prompt("0", 'a sign "RAIN'),
         Prompt("1", 'a sign "A" above "RAIN', texts=("A",)),
         Prompt("2", f"{'long ' * 30}\u201cRAIN"),
         Prompt("3", 'another "RAIN'),
     ]
-    # Closed, or with a text of its own, whatever the prompt looks like.
+    # In pairs, or with a text of its own, whatever the prompt looks like.
     others = [Prompt("4", 'a sign "A"', texts=("A",)), Prompt("5", 'a 12" sign', texts=("A",))]
-    (line,) = scorer.check_prompts([*open_ones, *others], of="training prompts")
+    (line,) = scorer.check_prompts([*idle_ones, *others], of="training prompts")
     assert line.startswith(
-        "a quotation is not closed in 4 of the 6 training prompts: 0 ('a sign \"RAIN'), "
+        "quotation marks ask for nothing in 4 of the 6 training prompts: 0 ('a sign \"RAIN'), "
         "1 ('a sign \"A\" above \"RAIN'), 2 ('long long "
     )
-    assert line.endswith("...') and 1 more; what it opens is not asked for")
+    assert line.endswith("...') and 1 more; close what they open, or give `text`")
     assert len(line) < 250
 
 

@@ -248,6 +248,9 @@ class Listed(list[Prompt]):
     def captions(self) -> list[str]:
         return [prompt.prompt for prompt in self]
 
+    def texts(self) -> list[tuple[str, ...]]:
+        return [prompt.texts for prompt in self]
+
     def identities(self) -> list[Hashable]:
         return [*self.captions()]
 

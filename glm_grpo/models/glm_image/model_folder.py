@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GlmImageProcessor, PreTrainedTokenizerBa
 
 from glm_grpo.errors import GlmGrpoError, ModelError
 from glm_grpo.models.base import ReservedTokens
-from glm_grpo.models.glm_image.prompt_inputs import tokenize_prompts
+from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts, tokenize_prompts
 from rewards.out_of_memory import is_out_of_memory
 
 FETCH_AGAIN = "fetch the file again (`hf download`)"
@@ -265,6 +265,7 @@ def check_tokenizers(folder: Path, *, vocabulary: int, glyphs: int) -> ReservedT
     return ReservedTokens(
         language=named | {token.content for token in added if token.special},
         glyphs=frozenset(glyph_names),
+        find_glyph_texts=find_glyph_texts,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers import GlmImagePipeline
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
@@ -219,3 +220,10 @@ def tokens_of_patches(
 def _as_grid(features: Float[Tensor, "..."], rows: int, columns: int) -> Float[Tensor, "C h w"]:
     """A picture's features: rows of patches in transformers 5.17, a grid from 5.18 on."""
     return features.T.reshape(-1, rows, columns) if features.ndim == 2 else features
+
+
+def find_glyph_texts(prompt: str) -> Sequence[str]:
+    """The parts of a prompt that the stock pipeline's glyph encoder reads."""
+    texts: Sequence[str]
+    (texts,) = GlmImagePipeline.get_glyph_texts(None, prompt)
+    return texts

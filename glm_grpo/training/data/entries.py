@@ -135,13 +135,14 @@ class ReservedTexts:
     """Refuses prompts that hold what a tokenizer reads as a token of its own.
 
     Such a token would start an image, or announce one that is not there, in the middle of a prompt.
-    What the glyph encoder reserves is refused in quotation marks alone, since it reads nothing
-    else. The `text` field reaches no tokenizer of the model.
+    What the glyph encoder reserves is refused only in the parts of a prompt that it reads. The
+    `text` field reaches no tokenizer of the model.
     """
 
     def __init__(self, tokens: ReservedTokens) -> None:
         self._in_prompt = _any_of(tokens.language)
-        self._in_quotes = _any_of(tokens.glyphs)
+        self._in_glyphs = _any_of(tokens.glyphs)
+        self._find_glyph_texts = tokens.find_glyph_texts
 
     def check(self, entry: PromptEntry) -> None:
         """Looks for one.
@@ -151,9 +152,9 @@ class ReservedTexts:
         """
         found = self._in_prompt.search(entry.prompt)
         place = "'prompt'"
-        if found is None and self._in_quotes.search(entry.prompt):
-            quoted = "\n".join(find_quoted_texts(entry.prompt))
-            found, place = self._in_quotes.search(quoted), "'prompt' in quotation marks"
+        if found is None:
+            quoted = "\n".join(self._find_glyph_texts(entry.prompt))
+            found, place = self._in_glyphs.search(quoted), "'prompt' in quotation marks"
         if found is not None:
             raise DataError(
                 f"{entry.origin}: {place} holds {found[0]!r}, which the model's tokenizer reads as "

@@ -65,6 +65,10 @@ class PromptSource(Protocol):
         """What every prompt says, without loading its picture."""
         ...
 
+    def texts(self) -> list[tuple[str, ...]]:
+        """The texts that every prompt asks for, without loading its picture."""
+        ...
+
     def identities(self) -> list[Hashable]:
         """What prompts that ask for the same have in common, without loading a picture."""
         ...
@@ -93,6 +97,10 @@ class PromptSet:
     def captions(self) -> list[str]:
         """What every prompt says, without loading its picture."""
         return [entry.prompt for entry in self.entries]
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """The texts that every prompt asks for, without loading its picture."""
+        return [entry.texts for entry in self.entries]
 
     def identities(self) -> list[Hashable]:
         """Text and sources; a source under two paths counts as two."""

@@ -7,13 +7,12 @@ from pathlib import Path
 import datasets
 import huggingface_hub.constants
 import pytest
-from diffusers import GlmImagePipeline
 from PIL import Image
 
 from glm_grpo.errors import DataError
 from glm_grpo.training.data.entries import PromptEntry, make_entry
 from glm_grpo.training.data.files import Row
-from rewards.texts import find_quoted_texts, is_blank
+from rewards.texts import is_blank
 from tests.training.data.prompt_files import lines, load, written
 
 
@@ -30,39 +29,6 @@ def folder(tmp_path: Path) -> Path:
 def entry_of(folder: Path, row: dict[str, object]) -> PromptEntry:
     (entry,) = load(written(folder / "a.jsonl", lines({"prompt": 'a sign "UP"', **row}))).entries
     return entry
-
-
-@pytest.mark.parametrize(
-    ("prompt", "texts"),
-    [
-        ("a sign", ()),
-        ("a sign that says 'STOP'", ("STOP",)),
-        ("a sign that says \u201cSTOP\u201d", ("STOP",)),
-        ("a sign that says \u300cSTOP\u300d", ("STOP",)),
-        ('"UP" over "UP"', ("UP", "UP")),
-        # By kind of mark first, as the pipeline does, then by place.
-        ("\"C\" \u201cB\u201d 'A' \u300cD\u300d", ("A", "B", "C", "D")),
-        ('empty "" and blank " "', ()),
-        ('unclosed "STOP', ()),
-        ("a dog's bowl, a cat's bowl", ("s bowl, a cat",)),
-        ('" padded "', ("padded",)),
-    ],
-)
-def test_find_quoted_texts_reads_every_kind_of_mark(prompt: str, texts: tuple[str, ...]) -> None:
-    assert find_quoted_texts(prompt) == texts
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        '"C" \u201cB\u201d \'A\' \u300cD\u300d "E"',
-        "a dog's \"WORD\" isn't",
-        "\u201cnested \u201cinner\u201d outer\u201d \u300ca\u300cb\u300d",
-    ],
-)
-def test_find_quoted_texts_is_the_rule_of_the_stock_pipeline(prompt: str) -> None:
-    (glyphs,) = GlmImagePipeline.get_glyph_texts(None, prompt)
-    assert find_quoted_texts(prompt) == tuple(glyph.strip() for glyph in glyphs)
 
 
 def test_a_row_is_filled_where_it_leaves_out(folder: Path) -> None:

@@ -114,6 +114,7 @@ def test_a_field_that_is_misspelt_is_warned_of_once_a_file(
         ("a cat <|pad|>", "<|pad|>"),
         ('a sign saying "</s>"', "</s>"),
         ('a sign saying "A<pad>"', "<pad>"),
+        ("a dog's <pad>, a cat's", "<pad>"),  # no quotation, but read as one
     ],
 )
 def test_load_prompts_refuses_what_is_a_token_of_the_model(
@@ -127,8 +128,8 @@ def test_load_prompts_refuses_what_is_a_token_of_the_model(
 def test_load_prompts_takes_what_only_looks_like_a_token(
     folder: Path, reserved: ReservedTokens
 ) -> None:
-    """Tokens of glyphs matter in quotation marks alone, and `text` reaches no tokenizer."""
-    prompts = ("<|code_7|> <image> [MASK]", "a <pad> of paper, </s>", "< | image | >")
+    """Tokens of glyphs matter in what their encoder reads, and `text` reaches no tokenizer."""
+    prompts = ("<|code_7|> <image> [MASK]", "a <pad>, \u201e</s>\u201c", "< | image | >")
     rows = [{"prompt": prompt, "text": "<|image|>"} for prompt in prompts]
     prompt_set = load_prompts(write_rows(folder, *rows), height=32, width=32, reserved=reserved)
     assert prompt_set.captions() == [*prompts]

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from rewards.texts import find_quoted_texts, has_idle_marks
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("a sign", ()),
+        ("a sign that says 'STOP'", ("STOP",)),
+        ("\u201cSTOP\u201d over \u300cSTOP\u300d", ("STOP", "STOP")),
+        ("\"C\" \u201cB\u201d 'A' \u300cD\u300d", ("C", "B", "A", "D")),
+        ('empty "" and blank " "', ()),
+        ('unclosed "STOP', ()),
+        ('" padded "', ("padded",)),
+        # Of other languages: German, French, Swedish, Polish, Japanese, full-width.
+        (
+            "\u201eHALT\u201c \u201aJA\u2018 \u00bbNEIN\u00ab \u203aDA\u2039",
+            ("HALT", "JA", "NEIN", "DA"),
+        ),
+        ("\u00ab\u00a0OUI\u00a0\u00bb et \u2039A\u203a", ("OUI", "A")),
+        ("\u201dHEJ\u201d \u201eTAK\u201d", ("HEJ", "TAK")),
+        ("\u300e\u55b6\u696d\u4e2d\u300f \uff02OPEN\uff02", ("\u55b6\u696d\u4e2d", "OPEN")),
+        ("\u2018OPEN\u2019", ("OPEN",)),
+        # Apostrophes.
+        ("a dog's bowl, a cat's bowl", ()),
+        ("a dog's collar with 'REX' on it", ("REX",)),
+        ("don't: a sign \"OPEN\", it's red", ("OPEN",)),
+        ('"DON\'T" and "WON\'T"', ("DON'T", "WON'T")),
+        ("'DON'T' and \u2018WON\u2019T\u2019", ("DON'T", "WON\u2019T")),
+        ("the dogs' bowl, the cats' 'STOP'", ("STOP",)),
+        ("'tis the '90s 'OPEN'", ("OPEN",)),
+        ("\u043f'\u044f\u0442\u044c 'OPEN'", ("OPEN",)),
+        # Where words have none, letters stand beside quotations.
+        (
+            "\u724c\u5b50'\u4f60\u597d'\u7684, \uc548'\ub155'\uc774\ub77c",
+            ("\u4f60\u597d", "\ub155"),
+        ),
+        # One inside another.
+        ("\"the 'BIG' one\"", ("the 'BIG' one",)),
+        ("'the \"BIG\" one'", ('the "BIG" one',)),
+        ("\u300cA\u300eB\u300f\u300d", ("A\u300eB\u300f",)),
+    ],
+)
+def test_find_quoted_texts(prompt: str, texts: tuple[str, ...]) -> None:
+    assert find_quoted_texts(prompt) == texts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_idle"),
+    [
+        ("a dog's bowl in the '90s, the cats' \"OPEN\"", False),
+        ('"the \'BIG one"', False),
+        ('a sign "OPEN', True),
+        ('a sign "A" above "OPEN', True),
+        ("a sign 'OPEN", True),
+        ("a sign \u201eOPEN", True),
+        ('a sign ""', True),
+    ],
+)
+def test_has_idle_marks(prompt: str, is_idle: bool) -> None:
+    assert has_idle_marks(prompt) is is_idle
