@@ -14,7 +14,7 @@ from glm_grpo.config import TINY, Config
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.gallery.data import SummaryRow, describe, list_readers
 from glm_grpo.gallery.pages import render_page
-from glm_grpo.gallery.readings import Mark, read_letters, shown_reading
+from glm_grpo.gallery.readings import Mark, read_letters
 from glm_grpo.output import without_folders
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder, write_atomically
@@ -22,6 +22,7 @@ from glm_grpo.run.tables import NOTE, RAW, SOURCES, evaluation_steps, picture_na
 from rewards.base import ComparingConfig, TermConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.lpips import LpipsConfig
+from rewards.terms.text_matching import plain_form
 
 _COLUMNS = (
     *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
@@ -168,7 +169,7 @@ def _sample(folder: RunFolder, row: _Row, index: int, readers: Mapping[str, bool
     scores = {"total": row["total"], **terms}
     notes = {name: row.get(NOTE + name) for name in readers}
     readings = {
-        name: read_letters(shown_reading(note), row["texts"], is_case_sensitive=readers[name]).marks
+        name: read_letters(plain_form(note), row["texts"], is_case_sensitive=readers[name]).marks
         for name, note in notes.items()
         if note is not None
     }

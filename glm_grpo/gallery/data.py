@@ -19,7 +19,7 @@ from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageE
 from glm_grpo.gallery.beside import ShownRun, data_key, list_path, read_beside
 from glm_grpo.gallery.marks import Mark, read_marks
 from glm_grpo.gallery.pace import pace
-from glm_grpo.gallery.readings import asked_letters, read_letters, shown_reading
+from glm_grpo.gallery.readings import asked_letters, read_letters
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import (
@@ -39,6 +39,7 @@ from glm_grpo.run.tables import (
 )
 from rewards.config import RewardConfig
 from rewards.terms.ocr import OcrConfig
+from rewards.terms.text_matching import plain_form
 
 Problem = dict[str, str]
 """`where`: the file; `message`: what, and the remedy."""
@@ -311,7 +312,7 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
     """What a term said of a picture: the text, or for OCR terms its letters, right and wrong."""
     if is_case_sensitive is None:
         return note
-    read = shown_reading(note)
+    read = plain_form(note)
     reading = read_letters(read, texts, is_case_sensitive=is_case_sensitive)
     return {"read": read, "marks": reading.marks, "errors": reading.errors}
 

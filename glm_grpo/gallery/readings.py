@@ -33,20 +33,12 @@ class Reading:
     errors: tuple[Error, ...]
 
 
-def shown_reading(note: str) -> str:
-    """A reading as pages show it, in compatibility form.
-
-    Engines return full-width letters, which score as Latin ones do and which many fonts lack.
-    """
-    return unicodedata.normalize("NFKC", note)
-
-
 def read_letters(read: str, wanted: Sequence[str], *, is_case_sensitive: bool = False) -> Reading:
     """Tell the right letters of a reading from the wrong ones.
 
     Right are the letters that a wanted text shares, by the fewest edits, with the words that
     `match_texts` gives to it; all else is wrong: other letters, and words that no text took. What
-    is no difference there (compatibility form, white space, case if so) is none here.
+    is no difference there (plain form, white space, case if so) is none here.
 
     Args:
         read: What was read.

@@ -14,6 +14,17 @@ _WORD = re.compile(
 )
 """A kana or Han character, whose scripts put no spaces between words, or a run of others."""
 
+_PLAIN_MARKS = str.maketrans(
+    {
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u2039\u203a\u02bb\u02bc\u2032\u00b4`", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb\u2033\u301d\u301e\u301f", '"'),
+        **dict.fromkeys("\u300c\u300d\u300e\u300f\uff62\uff63", '"'),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
+        "\u22ef": "...",
+    }
+)
+"""ASCII for apostrophes (and what is typed in their place), quotation marks, dashes, ellipses."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -79,8 +90,8 @@ def match_texts(
 
 def split_words(read: str, *, is_case_sensitive: bool) -> list[str]:
     """The words of a reading, folded; joined, they are the whole reading folded."""
-    # In compatibility form first: only then is a character with its marks one match of the rule.
-    found = _WORD.findall(unicodedata.normalize("NFKC", read))
+    # In plain form first: only then is a character with its marks one match of the rule.
+    found = _WORD.findall(plain_form(read))
     return [fold_text(word, is_case_sensitive=is_case_sensitive) for word in found]
 
 
@@ -105,12 +116,18 @@ def take_words(words: Sequence[str], texts: Sequence[str]) -> list[Span]:
 
 
 def fold_text(text: str, *, is_case_sensitive: bool = False) -> str:
-    """Remove what does not count as a difference: compatibility form, white space, case if so.
-
-    Unicode's compatibility form (NFKC) because engines return full-width letters for Latin ones.
-    """
-    folded = "".join(unicodedata.normalize("NFKC", text).split())
+    """Remove what does not count as a difference: see `plain_form`; white space, case if so."""
+    folded = "".join(plain_form(text).split())
     return folded if is_case_sensitive else folded.casefold()
+
+
+def plain_form(text: str) -> str:
+    """Unicode's compatibility form (NFKC), with apostrophes, quotation marks and dashes of ASCII.
+
+    Engines return full-width letters for Latin ones, and know few typographic marks.
+    """
+    # Marks first: in compatibility form, an accent is a space with a combining mark.
+    return unicodedata.normalize("NFKC", text.translate(_PLAIN_MARKS))
 
 
 def _find_span(text: str, words: Sequence[str], is_free: Sequence[bool]) -> Span:

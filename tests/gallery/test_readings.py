@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from glm_grpo.gallery.readings import Error, asked_letters, read_letters
 from rewards.terms.text_matching import fold_text, match_texts
 
-TEXTS = st.text(alphabet="abAB é\u0301\ufb01\uff11ß한ᄒ\u1161ｶﾞ \n漢", max_size=12)
+TEXTS = st.text(
+    alphabet="abAB \u2019\u00b4\u2033\u2013é\u0301\ufb01\uff11ß한ᄒ\u1161ｶﾞ \n漢", max_size=12
+)
 
 
 @pytest.mark.parametrize(

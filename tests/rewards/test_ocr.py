@@ -117,6 +117,8 @@ def test_ocr_takes_characters_that_do_not_count_as_different() -> None:
     # Small letters of capitals, full-width forms, a ligature, white space the engine lacks.
     prompt = Prompt("a", "a", texts=("open", "ＯＰＥＮ", "oﬃce\tA"))  # noqa: RUF001 - meant
     assert OcrReward(FakeReader(alphabet=string.ascii_uppercase)).applies_to(prompt)
+    prompt = Prompt("a", "a", texts=("\u201cDON\u2019T\u201d \u2013 WAIT\u2026",))
+    assert OcrReward(FakeReader(alphabet=string.ascii_uppercase + "'\"-.")).applies_to(prompt)
 
 
 def test_ocr_refuses_the_other_case_where_case_counts() -> None:

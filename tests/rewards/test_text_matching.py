@@ -20,6 +20,17 @@ from rewards.terms.text_matching import fold_text, match_texts
         ("STRASSE", "straße", 1.0),
         ("ﬁn", "FIN", 1.0),  # ligature
         ("CAFE\u0301", "café", 1.0),  # the accent as a character of its own
+        ("DON'T", "DON\u2019T", 1.0),
+        ("DON\u00b4T WON`T", "don't won't", 1.0),  # accents in place of apostrophes
+        ("l\u2019\u00e9t\u00e9", "L'\u00c9T\u00c9", 1.0),
+        ("A-B", "A\u2013B", 1.0),
+        ("A \u2014 B", "A\u2212B", 1.0),  # a long dash, a minus
+        ('SAY "HI"', "SAY \u201eHI\u201c", 1.0),
+        ("\u00abHI\u00bb", "\u300cHI\u300d", 1.0),
+        ('5"', "5\u2033", 1.0),
+        ("WAIT...", "WAIT\u2026", 1.0),
+        ("WAIT...", "WAIT\u22ef", 1.0),
+        ("A-B", "A'B", 2 / 3),  # one for the other
     ],
 )
 def test_match_of_one_text_is_one_minus_the_normalised_edit_distance(
