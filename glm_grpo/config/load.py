@@ -46,6 +46,7 @@ from rewards.problems import (
     unknown_key_problem,
 )
 from rewards.terms import KINDS
+from rewards.terms.ocr import OCR_ENGINES
 
 _TERMS = "reward.terms."
 """Keys below it need not stand in a file: terms have names of the user's own."""
@@ -109,9 +110,30 @@ def resolve_config(composed: DictConfig) -> Config:
             for key in missing
         ]
         raise ConfigError(describe_problems(problems))
+    _leave_out_other_engines(values)
     config = validate_config(values)
     _check_folder(config)
     return config
+
+
+def _leave_out_other_engines(values: Any) -> None:
+    """Removes options of OCR engines that a term does not use, but for those that were typed.
+
+    Presets give the options of their own engine, and a file may give those of both: the engine can
+    then be switched by one key. What is no term is left to the validation.
+    """
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+    typed = {word.lstrip("+").partition("=")[0] for word in words}
+    reward = values.get("reward")
+    terms = reward.get("terms") if isinstance(reward, dict) else None
+    known = {option for form in OCR_ENGINES.values() for option in form.model_fields}
+    for name, options in terms.items() if isinstance(terms, dict) else ():
+        engine = options.get("engine") if isinstance(options, dict) else None
+        if not isinstance(engine, str) or engine not in OCR_ENGINES:
+            continue
+        for option in (known - OCR_ENGINES[engine].model_fields.keys()) & options.keys():
+            if f"{_TERMS}{name}.{option}" not in typed:
+                del options[option]
 
 
 def _check_folder(config: Config) -> None:

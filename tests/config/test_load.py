@@ -119,6 +119,26 @@ def test_compose_config_adds_terms_and_options_by_a_plus(configs_dir: Path) -> N
     assert terms["ssim"].std_floor == 0.5
 
 
+@pytest.mark.parametrize(
+    ("name", "engine"), [("tiny", "easyocr"), ("glm_image_80gb", "rapidocr"), ("tiny", "rapidocr")]
+)
+def test_an_ocr_engine_is_switched_by_one_key(configs_dir: Path, name: str, engine: str) -> None:
+    """Files may give options of both engines."""
+    overrides = [*PROMPTS, f"reward.terms.ocr.engine={engine}"]
+    ocr = compose_config(configs_dir, name, overrides).reward.model_dump()["terms"]["ocr"]
+    assert ocr["engine"] == engine
+    assert ("languages" in ocr, "threads" in ocr) == (engine == "easyocr", engine == "rapidocr")
+
+
+def test_an_option_of_the_other_ocr_engine_is_refused_where_it_was_typed(
+    configs_dir: Path,
+) -> None:
+    switched = ["reward.terms.ocr.engine=easyocr", "reward.terms.ocr.threads=4"]
+    with pytest.raises(ConfigError, match=r"ocr\.threads = 4\s+rule: .*engine easyocr") as caught:
+        compose_config(configs_dir, "tiny", switched)
+    assert "detection_side" not in str(caught.value)
+
+
 def test_a_remedy_is_accepted_on_the_same_command_line(configs_dir: Path) -> None:
     refused = "+reward.terms.foo={weight: 0.1, function: 'a:b'}"
     with pytest.raises(ConfigError) as caught:
