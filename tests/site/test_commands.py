@@ -17,7 +17,20 @@ from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.training.data.files import READ_FIELDS
 from tests.site.pages import PAGES, ROOT, Command, blocks, shell
 
-FOREIGN = {"hf", "curl", "ssh", "export", "pip", "tensorboard", "mlflow", "trackio", "wandb", "."}
+FOREIGN = {
+    "hf",
+    "curl",
+    "ssh",
+    "export",
+    "ln",
+    "mkdir",
+    "pip",
+    "tensorboard",
+    "mlflow",
+    "trackio",
+    "wandb",
+    ".",
+}
 """Programs that are not ours: only their names are looked at."""
 
 
