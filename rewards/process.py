@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from rewards.base import Reward, TermConfig, has_needs, score_with_notes
 from rewards.build import build_reward
 from rewards.secrets import hide_secrets
-from rewards.types import Prompt, RewardError, Scores
+from rewards.types import Prompt, RewardError, Scores, describe_error
 
 READY_SECONDS = 600.0
 """Longest wait for a child to load its libraries and weights, downloads included."""
@@ -255,11 +255,11 @@ def _answer(
             reward.applies_to(prompt)  # raises where it could score no picture against it
         scores = score_with_notes(reward, prompts, pixels)
     except RewardError as error:
-        return str(error)
+        return describe_error(error)
     # Terms wrap libraries that raise whatever they like.
     except Exception as error:
         logging.getLogger(__name__).exception("a group could not be scored")
-        return f"{type(error).__name__}: {error}"
+        return describe_error(error)
     return scores.values.tolist(), scores.notes
 
 

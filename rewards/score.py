@@ -22,7 +22,7 @@ from rewards.audit.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_with_notes
 from rewards.out_of_memory import is_out_of_memory
 from rewards.texts import find_quoted_texts, has_idle_marks
-from rewards.types import Prompt, RewardError, RewardTable, Scores
+from rewards.types import Prompt, RewardError, RewardTable, Scores, describe_error
 
 _MOST_NAMED = 3
 """Prompts that a line names."""
@@ -364,14 +364,14 @@ def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -
         raise RewardError(f"{where}, {error}", pictures=pixels) from error
     except RewardError as error:
         # It says itself what failed; asking again picture by picture can cost minutes, or money.
-        raise RewardError(f"{where}: {error}", pictures=pixels) from error
+        raise RewardError(f"{where}: {describe_error(error)}", pictures=pixels) from error
     # Terms wrap libraries that raise whatever they like, and each such failure ends the step. An
     # exit would end this thread alone, without a word, and Ctrl-C reaches the main thread only:
     # here KeyboardInterrupt is one that a library raised itself.
     except BaseException as error:
         image = _find_failing_image(term, prompt, pixels)
         raise RewardError(
-            f"{where}, {image}: scoring failed with {type(error).__name__}: {error}. A failure is "
+            f"{where}, {image}: scoring failed with {describe_error(error)}. A failure is "
             f"never counted as a score; {_describe_remedy(term, error, pixels)}",
             pictures=pixels,
         ) from error

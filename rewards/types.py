@@ -24,6 +24,17 @@ class RewardError(RuntimeError):
         self.pictures = pictures
 
 
+def describe_error(error: BaseException) -> str:
+    """What an error says, with its type unless it is a `RewardError`; never nothing.
+
+    Of an error without words, what it was raised from says more.
+    """
+    said, kind = str(error), type(error).__name__
+    if said:
+        return said if isinstance(error, RewardError) else f"{kind}: {said}"
+    return kind if error.__cause__ is None else f"{kind} from {describe_error(error.__cause__)}"
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One prompt with all that a reward may need of it.

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rewards.types import RewardError
+from rewards.types import RewardError, describe_error
 
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _FORBID = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -46,4 +46,4 @@ def describe_refusal(error: Exception) -> str:
     """Why a file of weights was not loaded, without torch's advice to unpickle it nevertheless."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds something else than tensors, which may be a program, and was not run"
-    return f"{type(error).__name__}: {error}"
+    return describe_error(error)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import httpx
 
 from rewards.secrets import hide_value
-from rewards.types import RewardError
+from rewards.types import RewardError, describe_error
 
 MAX_ANSWER_BYTES = 2**24
 """Longest answer that is read: scores and notes of some thousand pictures are smaller."""
@@ -196,7 +196,7 @@ def describe(outcome: httpx.Response | httpx.RequestError, *, secret: str = "") 
         secret: Is left out, wherever it stands; "" for none.
     """
     if isinstance(outcome, httpx.RequestError):
-        return hide(f"{type(outcome).__name__}: {outcome}", secret)
+        return hide(describe_error(outcome), secret)
     wait = _read_retry_after(outcome)
     patience = "" if wait is None else f", Retry-After {wait:.0f}"
     phrase = httpx.codes.get_reason_phrase(outcome.status_code)

@@ -38,7 +38,7 @@ from rewards.remote.messages import (
     encode_info,
     encode_scores,
 )
-from rewards.types import RewardError
+from rewards.types import RewardError, describe_error
 
 _ANSWER_SECONDS = 30.0
 _LONGEST_WAIT = 120
@@ -296,16 +296,16 @@ class RewardServer(uvicorn.Server):
         except MessageError as error:
             return _json(HTTPStatus.BAD_REQUEST, encode_failure(f"the request {error}"))
         except RewardError as error:
-            return _json(HTTPStatus.INTERNAL_SERVER_ERROR, encode_failure(str(error)))
+            return _json(HTTPStatus.INTERNAL_SERVER_ERROR, encode_failure(describe_error(error)))
         # A value that was sent, such as pictures of another size than their target.
         except ValueError as error:
-            text = f"{type(error).__name__}: {error}"
+            text = describe_error(error)
             return _json(HTTPStatus.BAD_REQUEST, encode_failure(text))
         # Terms wrap libraries that raise whatever they like, or exit, which would end this thread
         # alone; the client is told.
         except BaseException as error:
             _logger.exception("%s could not score", self._info.name)
-            text = f"{type(error).__name__}: {error}"
+            text = describe_error(error)
             return _json(HTTPStatus.INTERNAL_SERVER_ERROR, encode_failure(text))
         finally:
             self._last_seconds = time.monotonic() - started

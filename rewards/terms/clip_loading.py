@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from rewards.types import RewardError
+from rewards.types import RewardError, describe_error
 from rewards.unpickling import describe_refusal
 
 # open_clip and transformers are imported in functions: a config without CLIP need not wait.
@@ -307,7 +307,7 @@ def _load_tokenizer(architecture: str, *, key: str) -> Any:
         tokenizer = open_clip.get_tokenizer(architecture, **options)
     except (OSError, ValueError) as error:
         source = text_config.get("hf_tokenizer_name", architecture)
-        cause = textwrap.shorten(str(error), _LONGEST_CAUSE)
+        cause = textwrap.shorten(describe_error(error), _LONGEST_CAUSE)
         raise RewardError(
             f"{key} {architecture!r}: its tokenizer {source!r} cannot be loaded ({cause}). It is "
             f"downloaded once into HF_HOME. Without a network: download "

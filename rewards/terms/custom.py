@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.base import Need, Reward, TermConfig, has_needs
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, describe_error
 
 
 class CustomConfig(TermConfig):
@@ -135,7 +135,7 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
     except Exception as error:
         raise RewardError(
             f"custom function {name!r}: the module {module_name} cannot be imported "
-            f"({type(error).__name__}: {error}). It must be in {folder}, where the run was "
+            f"({describe_error(error)}). It must be in {folder}, where the run was "
             "started, or installed, with all that it imports itself"
         ) from error
 

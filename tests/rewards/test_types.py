@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from rewards.types import RewardError, describe_error
+
+WORDLESS = ValueError()
+WORDLESS.__cause__ = OSError("a side of 0")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RewardError("scores.example answered 500"), "scores.example answered 500"),
+        (ValueError("broken"), "ValueError: broken"),
+        (NotImplementedError(), "NotImplementedError"),
+        (RewardError(""), "RewardError"),
+        (WORDLESS, "ValueError from OSError: a side of 0"),
+    ],
+    ids=repr,
+)
+def test_describe_error_never_says_nothing(error: Exception, said: str) -> None:
+    assert describe_error(error) == said
