@@ -215,6 +215,19 @@ def stack_compared(
     return torch.stack(compared)
 
 
+def check_side(pixels: UInt8[Tensor, "N 3 H W"], smallest: int) -> None:
+    """Refuse pictures smaller than a comparison reaches.
+
+    Raises:
+        ValueError: A side has fewer pixels than `smallest`.
+    """
+    if min(pixels.shape[-2:]) < smallest:
+        raise ValueError(
+            f"pictures of {_size(pixels)} pixels are too small: each side must have at least "
+            f"{smallest}; give larger pictures or leave the term out"
+        )
+
+
 def to_unit_range(
     pixels: UInt8[Tensor, "N 3 H W"], device: torch.device
 ) -> Float32[Tensor, "N 3 H W"]:

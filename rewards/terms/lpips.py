@@ -18,6 +18,7 @@ from rewards.base import (
     Against,
     ComparingConfig,
     Reward,
+    check_side,
     compared_picture,
     stack_compared,
     to_unit_range,
@@ -48,6 +49,9 @@ class LpipsConfig(ComparingConfig):
 
 
 Network = Literal["alex", "vgg", "squeeze"]
+
+SMALLEST_SIDES: dict[Network, int] = {"alex": 31, "vgg": 16, "squeeze": 17}
+"""Pixels that a backbone's strides leave something of."""
 
 _UNTRAINED_SEED = 0
 
@@ -83,6 +87,7 @@ class LpipsReward:
         against: Against = "target",
     ) -> None:
         self._against: Against = against
+        self._smallest_side = SMALLEST_SIDES[network]
         model = _load_pretrained(network) if pretrained else _make_untrained(network)
         self._divisor: int = 1 if pretrained else model.L  # the package's name for its layers
         self._model: nn.Module = model.to(device).eval().requires_grad_(False)
@@ -98,8 +103,9 @@ class LpipsReward:
         """Compare each picture with that of its prompt.
 
         Raises:
-            ValueError: It is missing or of another size.
+            ValueError: It is missing, of another size, or smaller than the backbone takes.
         """
+        check_side(pixels, self._smallest_side)
         device = next(self._model.parameters()).device
         # A group shares its target, which then goes through the network once.
         first = compared_picture(prompts[0], self._against)

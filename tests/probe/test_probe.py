@@ -84,7 +84,9 @@ def test_probe_samples_as_many_prompts_as_asked_or_all_there_are(tmp_path, caplo
 
 
 def test_draw_probe_decodes_the_targets_reconstruction(samples):
-    similarity = SsimReward().score(samples.prompts, samples.reconstructed_pixels)
+    similarity = SsimReward(torch.device("cpu")).score(
+        samples.prompts, samples.reconstructed_pixels
+    )
 
     torch.testing.assert_close(samples.reconstruction[:, 0], similarity)
     # What the decoder makes of the right tokens is nearly the target; samples of the untrained

@@ -64,6 +64,25 @@ def test_untrained_lpips_is_one_for_the_target_and_falls_with_distance(
     assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
+def test_lpips_of_a_copy_is_one_and_nothing_is_above(untrained: LpipsReward) -> None:
+    levels = range(0, 256, 15)
+    greys = torch.stack([torch.full((3, 17, 17), level, dtype=torch.uint8) for level in levels])
+    prompts = [Prompt(str(row), "a", target=grey) for row, grey in enumerate(greys)]
+    assert torch.equal(untrained.score(prompts, greys), torch.ones(len(greys)))
+    assert untrained.score(prompts, greys.roll(1, 0)).max() <= 1
+
+
+@pytest.mark.parametrize(("network", "smallest"), [("alex", 31), ("vgg", 16), ("squeeze", 17)])
+def test_lpips_names_the_smallest_picture_that_its_backbone_takes(
+    network: Network, smallest: int
+) -> None:
+    reward = LpipsReward(network, pretrained=False, device=CPU)
+    fits, small = (noise(0)[:, :side, :side] for side in (smallest, smallest - 1))
+    assert reward.score([Prompt("a", "a", target=fits)], fits[None]) == 1
+    with pytest.raises(ValueError, match=f"too small: each side must have at least {smallest}"):
+        reward.score([Prompt("a", "a", target=small)], small[None])
+
+
 @pytest.mark.parametrize("targets", [(0, 0, 0), (0, 1, 2)], ids=["shared", "own"])
 def test_lpips_of_a_batch_equals_one_by_one(
     untrained: LpipsReward, targets: tuple[int, ...]

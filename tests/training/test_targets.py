@@ -64,7 +64,7 @@ def make_examples(*greys: int | None, sources: int = 0) -> tuple[Examples, Token
     models = Models(
         policy=policy,
         decoder=NoDecoder(),
-        scorer=Scorer([Term("ssim", SsimReward(), 1.0)]),
+        scorer=Scorer([Term("ssim", SsimReward(torch.device("cpu")), 1.0)]),
         offload=Offload({}),
     )
     batch = PromptBatch(prompts, 4, 32, 32, seed=0, decode_seeds=tuple(range(len(prompts))))

@@ -55,7 +55,7 @@ class Embedded:
         self.pipeline: GlmImagePipeline = load_pipeline(str(folder), dtype=torch.float32)
         self.decoder = GlmImageDecoder(self.pipeline, steps=steps, guidance_scale=1.0)
         self._ocr = OcrReward(RapidOcrReader(threads=2, detection_side=256))
-        self._ssim = SsimReward()
+        self._ssim = SsimReward(torch.device("cpu"))
         held_out = tiny_prompts("heldout", height=world.SIZE, width=world.SIZE)
         self.prompts = tuple(held_out[index] for index in range(len(held_out)))
         self.originals = torch.stack([world.draw_sign(sign) for sign in held_out.signs])
