@@ -13,12 +13,13 @@ import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, UnidentifiedImageError
 from torch import Tensor
 
 PictureSource = Path | bytes
@@ -63,6 +64,16 @@ MOST_LAYERS = 8
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 DEEP_GREY_LARGEST = 65_535
 
+UNSCALED_MODES = ("L;2", "L;4", "RGB;16B")
+"""Of a PNG: Pillow scales its pixels to 8 bits, and not the colour that is transparent."""
+
+BITS_PER_SAMPLE, PHOTOMETRIC_INTERPRETATION, PLANAR_CONFIGURATION = 258, 262, 284
+WHITE_IS_ZERO, SEPARATE_PLANES = 0, 2
+"""Tags of a TIFF and values of them. Source: TIFF 6.0, section 8."""
+
+PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK"}
+"""By the colour space of a profile: the mode of the pixels that it describes."""
+
 UPRIGHT_TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -85,8 +96,8 @@ class PictureError(ValueError):
 def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Image.Image:
     """Decode a picture fully.
 
-    Transparency lies on white, EXIF orientation is applied, 16-bit grey is scaled to 8 bits, an
-    animation gives its first frame.
+    Transparency lies on white, EXIF orientation is applied, an embedded colour profile is converted
+    to sRGB, 16-bit grey is scaled to 8 bits, an animation gives its first frame.
 
     Args:
         source: The picture.
@@ -94,7 +105,8 @@ def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Imag
 
     Raises:
         FileNotFoundError: There is no such file.
-        PictureError: It is no picture, torn, too large or of an unknown range of values.
+        PictureError: It is no picture, torn, too large, of an unknown range of values, or its
+            colour profile cannot be used.
     """
     with _opened(source, formats) as picture:
         return _to_rgb(_turn_upright(picture))
@@ -104,9 +116,11 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     """A picture in memory as `open_rgb` gives that of a file.
 
     Raises:
-        PictureError: It is torn, or of an unknown range of values.
+        PictureError: It is torn, of an unknown range of values, or its colour profile cannot be
+            used.
     """
     with _refusals(FORMATS):
+        _check_depth(picture)
         return _to_rgb(_turn_upright(picture))
 
 
@@ -157,6 +171,7 @@ def _opened(source: PictureSource, formats: Sequence[str]) -> Iterator[Image.Ima
         with Image.open(file, formats=tuple(formats)) as picture:
             _check_size(*picture.size)
             _check_work(picture)
+            _check_depth(picture)
             picture.load()
             yield picture
 
@@ -251,6 +266,25 @@ def _check_work(picture: Image.Image) -> None:
         raise ValueError(f"{len(strips)} strips, more than its pixels need")
 
 
+def _check_depth(picture: Image.Image) -> None:
+    """Refuse samples that Pillow reads otherwise than the file means them."""
+    tags = getattr(picture, "tag_v2", {})
+    bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
+    is_separate = tags.get(PLANAR_CONFIGURATION) == SEPARATE_PLANES
+    if bits == 12 or (bits > 8 and is_separate):
+        layout = " in separate planes" if is_separate else ""
+        raise ValueError(f"{bits} bits a channel{layout}; save it with 8 bits")
+    if bits > 8 and tags.get(PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
+        raise ValueError(f"{bits} bits of grey where 0 is white; save it with 0 as black")
+    raw_modes = [tile[-1] for tile in getattr(picture, "tile", [])]
+    if "transparency" in picture.info and (
+        picture.mode in DEEP_GREY_MODES or any(mode in UNSCALED_MODES for mode in raw_modes)
+    ):
+        raise ValueError(
+            "a transparent colour where channels have not 8 bits; save it with an alpha channel"
+        )
+
+
 def _check_segments(file: io.BufferedIOBase) -> None:
     """Count the scans of a JPEG behind its first marker, as far as they matter, and its EXIF.
 
@@ -317,16 +351,75 @@ def _turn_upright(picture: Image.Image) -> Image.Image:
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:
+    profile = picture.info.get("icc_profile")
     if picture.mode in DEEP_GREY_MODES:
-        return Image.fromarray(_to_eight_bits(np.asarray(picture))).convert("RGB")
+        return _to_srgb(Image.fromarray(_to_eight_bits(np.asarray(picture))), profile)
     if picture.mode == "F":
         raise ValueError("floating-point pixels have no known range")
+    opacity = None
     if picture.has_transparency_data:
         layered = picture if picture.mode == "RGBA" else picture.convert("RGBA")
-        white = Image.new("RGB", layered.size, "white")
-        white.paste(layered, mask=layered)
-        return white
-    return picture.convert("RGB")
+        opacity = layered.getchannel("A")
+        picture = layered.convert("L" if picture.mode in ("L", "LA") else "RGB")
+    colours = _to_srgb(picture, profile)
+    if opacity is None:
+        return colours
+    white = Image.new("RGB", colours.size, "white")
+    white.paste(colours, mask=opacity)
+    return white
+
+
+def _to_srgb(picture: Image.Image, profile: bytes | None) -> Image.Image:
+    if not profile:
+        return picture.convert("RGB")
+    try:
+        mode, transform = _find_transform(profile)
+        picture = _for_profile(picture, mode)
+    except (OSError, ValueError, ImageCms.PyCMSError) as error:
+        raise ValueError(
+            f"its colour profile cannot be used: {error}; save it as sRGB or without a profile"
+        ) from error
+    return picture.convert("RGB") if transform is None else transform.apply(picture)
+
+
+def _for_profile(picture: Image.Image, mode: str) -> Image.Image:
+    """The picture in the mode of its profile.
+
+    Programs keep the profile when they turn grey into colours or colours into grey.
+    """
+    if picture.mode not in PROFILE_MODES.values():
+        picture = picture.convert("L" if picture.mode == "1" else "RGB")
+    if picture.mode == mode:
+        return picture
+    converted = picture.convert(mode)
+    is_lossless = converted.convert(picture.mode).tobytes() == picture.tobytes()
+    if "CMYK" in (picture.mode, mode) or not is_lossless:
+        raise ValueError(f"it is for pixels of mode {mode}, these are {picture.mode}")
+    return converted
+
+
+@lru_cache(maxsize=16)
+def _find_transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
+    """The mode that a profile is for, and the way to sRGB; None where colours stay as they are.
+
+    Profiles of sRGB are many and round differently: one that changes no colour by more than a
+    level is one of them.
+    """
+    opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    space = opened.profile.xcolor_space.strip()
+    mode = PROFILE_MODES.get(space)
+    if mode is None:
+        raise ValueError(f"it is for colours of the space {space}")
+    transform = ImageCms.buildTransform(opened, ImageCms.createProfile("sRGB"), mode, "RGB")
+    if mode == "CMYK":
+        return mode, transform
+    levels = np.arange(256, dtype=np.uint8)
+    steps = levels[::15]
+    cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(1, -1, 3)
+    sample = Image.fromarray(levels[None] if mode == "L" else cube)
+    before, after = sample.convert("RGB"), transform.apply(sample)
+    change = np.abs(np.asarray(after, dtype=int) - np.asarray(before, dtype=int)).max()
+    return mode, transform if change > 1 else None
 
 
 def _to_eight_bits(values: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import ExifTags, Image, ImageCms, ImageOps
+from PIL import ExifTags, Image, ImageCms, ImageOps, TiffImagePlugin
 from torch import Tensor
 
 from rewards.pictures import (
@@ -68,6 +68,41 @@ def animated(kind: str) -> bytes:
     return stored(plain("RGB", RED), kind, save_all=True, append_images=frames, duration=50)
 
 
+def profile(space: bytes, tags: dict[bytes, bytes]) -> bytes:
+    """A display profile. Source: ICC.1:2001-04, section 6."""
+    place, table, contents = 128 + 4 + 12 * len(tags), struct.pack(">L", len(tags)), b""
+    for name, content in tags.items():
+        table += struct.pack(">4sLL", name, place + len(contents), len(content))
+        contents += content
+    head = struct.pack(">L4xL4s4s4s", place + len(contents), 0x02400000, b"mntr", space, b"XYZ ")
+    return head.ljust(36, b"\0") + b"acsp".ljust(92, b"\0") + table + contents
+
+
+def xyz(*values: float) -> bytes:
+    return struct.pack(">4s4x3l", b"XYZ ", *(round(value * 65_536) for value in values))
+
+
+def gamma(value: float) -> bytes:
+    return struct.pack(">4s4xLH2x", b"curv", 1, round(value * 256))
+
+
+def rgb_profile(red: bytes, green: bytes, blue: bytes, curve: bytes) -> bytes:
+    primaries = {b"rXYZ": red, b"gXYZ": green, b"bXYZ": blue}
+    curves = {b"rTRC": curve, b"gTRC": curve, b"bTRC": curve}
+    return profile(b"RGB ", {**primaries, **curves, b"wtpt": xyz(0.9642, 1, 0.8249)})
+
+
+# Adobe RGB (1998), section 4.3.1.1 and annex C.
+ADOBE = rgb_profile(
+    xyz(0.60974, 0.31111, 0.01947),
+    xyz(0.20528, 0.62567, 0.06087),
+    xyz(0.14919, 0.06322, 0.74457),
+    gamma(2.2),
+)
+LINEAR_GREY = profile(b"GRAY", {b"kTRC": gamma(1), b"wtpt": xyz(0.9642, 1, 0.8249)})
+# sRGB's red in Adobe RGB; and half of the light, which is level 188 of sRGB.
+ADOBE_RED, HALF = (219, 0, 0), (188, 188, 188)
+
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 PHOTO = stored(plain("RGB", RED), "JPEG", quality=100, subsampling=0)
 
@@ -84,6 +119,26 @@ SHOWN = {
     "one colour clear": (stored(plain("RGB", RED), "PNG", transparency=RED), WHITE),
     "palette": (with_palette(), RED),
     "palette, clear": (with_palette(transparency=0), WHITE),
+    "adobe rgb": (stored(plain("RGB", ADOBE_RED), "PNG", icc_profile=ADOBE), RED),
+    "adobe rgb jpg": (
+        stored(plain("RGB", ADOBE_RED), "JPEG", quality=100, subsampling=0, icc_profile=ADOBE),
+        RED,
+    ),
+    "adobe rgb, clear": (stored(plain("RGBA", (9, 9, 9, 0)), "PNG", icc_profile=ADOBE), WHITE),
+    "adobe rgb, palette": (
+        stored(plain("RGB", ADOBE_RED).quantize(2), "PNG", icc_profile=ADOBE),
+        RED,
+    ),
+    "grey profile": (stored(plain("L", 128), "PNG", icc_profile=LINEAR_GREY), HALF),
+    "grey profile, opaque": (stored(plain("LA", (128, 255)), "PNG", icc_profile=LINEAR_GREY), HALF),
+    "grey profile of colours": (stored(plain("RGB", GREY), "PNG", icc_profile=LINEAR_GREY), HALF),
+    "grey profile, 16 bit": (
+        stored(
+            Image.fromarray(np.full((8, 8), 128 * 257, np.uint16)), "PNG", icc_profile=LINEAR_GREY
+        ),
+        HALF,
+    ),
+    "colour profile of grey": (stored(plain("L", 128), "PNG", icc_profile=ADOBE), GREY),
     "profile": (stored(plain("RGB", RED), "PNG", icc_profile=SRGB), RED),
     "a phone's film behind it": (PHOTO + b"\xff\xda\0\x08" * 300, RED),
 }
@@ -95,6 +150,30 @@ def test_a_picture_is_shown_as_it_is_meant(what: str) -> None:
     shown = np.asarray(open_rgb(content)).astype(int)
     assert shown.shape == (8, 8, 3)
     assert np.abs(shown - np.array(colour)).max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_a_picture_with_a_profile_of_srgb_keeps_every_value(mode: str) -> None:
+    picture = Image.fromarray(noise(32, 32, 3).numpy()).convert(mode)
+    with_profile = open_rgb(stored(picture, "PNG", icc_profile=SRGB))
+    assert with_profile.tobytes() == open_rgb(stored(picture, "PNG")).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (stored(plain("RGB", RED), "PNG", icc_profile=b"no profile"), "cannot open profile"),
+        (stored(plain("RGB", RED), "PNG", icc_profile=ADOBE[:200]), "cannot open profile"),
+        (
+            stored(plain("RGB", RED), "PNG", icc_profile=LINEAR_GREY),
+            "for pixels of mode L, these are RGB",
+        ),
+    ],
+    ids=["no profile", "torn", "of another mode"],
+)
+def test_a_profile_that_cannot_be_used_is_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(PictureError, match=rf"colour profile cannot be used: .*{reason}.*as sRGB"):
+        open_rgb(content)
 
 
 def test_sixteen_bits_are_rounded_to_eight() -> None:
@@ -165,6 +244,42 @@ def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     ],
 )
 def test_values_of_an_unknown_range_are_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(PictureError, match=reason):
+        open_rgb(content)
+
+
+def tiff(pixels: bytes, **tags: int | tuple[int, ...]) -> bytes:
+    """A TIFF of one pixel for each strip."""
+    directory = TiffImagePlugin.ImageFileDirectory_v2()
+    strip = len(pixels) // (tags["samples"] if tags["planar"] == 2 else 1)
+    offsets = tuple(range(8, 8 + len(pixels), strip))
+    values = (1, 1, tags["bits"], 1, tags["colours"], tags["samples"], 1, tags["planar"])
+    for tag, value in zip((256, 257, 258, 259, 262, 277, 278, 284), values, strict=True):
+        directory[tag] = value
+    directory[273], directory[279] = offsets, (strip,) * len(offsets)
+    start = struct.pack("<2sHL", b"II", 42, 8 + len(pixels)) + pixels
+    return start + directory.tobytes(len(start))
+
+
+def grey_png(depth: int, row: bytes, clear: int) -> bytes:
+    """Of one pixel, with the colour that is transparent."""
+    header = struct.pack(">IIBBBBB", 1, 1, depth, 0, 0, 0, 0)
+    chunks = chunk(b"IHDR", header) + chunk(b"tRNS", struct.pack(">H", clear))
+    return b"\x89PNG\r\n\x1a\n" + chunks + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (grey_png(16, b"\0\1\0", 256), "a transparent colour"),
+        (grey_png(4, b"\0\xa0", 10), "a transparent colour"),
+        (tiff(bytes(6), bits=(16,) * 3, colours=2, samples=3, planar=2), "in separate planes"),
+        (tiff(bytes(2), bits=(16,), colours=0, samples=1, planar=1), "0 is white"),
+        (tiff(bytes(2), bits=(12,), colours=1, samples=1, planar=1), "12 bits a channel"),
+    ],
+    ids=["transparent 16 bits", "transparent 4 bits", "planes", "white is 0", "12 bits"],
+)
+def test_samples_that_would_be_misread_are_refused(content: bytes, reason: str) -> None:
     with pytest.raises(PictureError, match=reason):
         open_rgb(content)
 
