@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageCms, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 PictureSource = Path | bytes
@@ -124,6 +124,20 @@ def to_rgb(picture: Image.Image) -> Image.Image:
         return _to_rgb(_turn_upright(picture))
 
 
+def to_pixels(picture: Image.Image) -> UInt8[Tensor, "3 H W"]:
+    """The values of an RGB picture."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+
+
+def fit_pixels(picture: Image.Image, *, height: int, width: int) -> UInt8[Tensor, "3 H W"]:
+    """The values of an RGB picture scaled (Lanczos) to cover a size, its overhang cut evenly.
+
+    Nothing is stretched, so a scorer compares shapes with shapes; a picture of another aspect
+    loses its margins.
+    """
+    return to_pixels(ImageOps.fit(picture, (width, height), method=Image.Resampling.LANCZOS))
+
+
 def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:
     """A picture as an 8-bit RGB PNG, without loss."""
     stream = io.BytesIO()
@@ -145,7 +159,7 @@ def decode_png(data: bytes) -> UInt8[Tensor, "3 H W"]:
             raise ValueError(
                 f"of mode {picture.mode} with {depth} bits a channel, not RGB with 8 bits"
             )
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+        return to_pixels(picture)
 
 
 def read_png_size(data: bytes) -> tuple[int, int]:

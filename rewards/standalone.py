@@ -6,17 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas
 import torch
-from jaxtyping import UInt8
 from PIL import Image
 from pydantic import ValidationError
-from torch import Tensor
 
 from rewards.build import build_scorer
 from rewards.config import RewardConfig
-from rewards.pictures import open_rgb, to_rgb
+from rewards.pictures import fit_pixels, open_rgb, to_pixels, to_rgb
 from rewards.problems import describe_problems, find_problems
 from rewards.reweigh import combine
 from rewards.texts import find_quoted_texts
@@ -51,7 +48,8 @@ def score_images(
             `rewards.types.Prompt` can say more.
         images: Of any sizes.
         config: `load_config(...).reward`, or a mapping such as the section `reward` of a YAML file.
-        targets: The picture to come close to, for each that has one; scaled to the picture's size.
+        targets: The picture to come close to, for each that has one; fitted to the picture's
+            size as a run fits it to the rollout's: scaled to cover it, the overhang cut.
         device: Where the networks of the terms run.
 
     Returns:
@@ -84,7 +82,7 @@ def score_images(
     for number, (prompt, image, target) in enumerate(triples):
         picture = _open(image)
         described = _describe(prompt, target, picture.size, number)
-        table = scorer.score([described], _to_pixels(picture)[None, None])
+        table = scorer.score([described], to_pixels(picture)[None, None])
         scores = table.raw.masked_fill(~table.is_applicable.unsqueeze(1), torch.nan)[0, 0].tolist()
         has_total = bool((table.is_applicable & (table.weights != 0)).any())
         total = combine(table, mode="weighted_sum").item() if has_total else torch.nan
@@ -99,12 +97,9 @@ def _describe(
         prompt = Prompt(prompt_id=str(number), prompt=prompt, texts=find_quoted_texts(prompt))
     if target is None:
         return prompt
-    return dataclasses.replace(prompt, target=_to_pixels(_open(target).resize(size)))
+    width, height = size
+    return dataclasses.replace(prompt, target=fit_pixels(_open(target), height=height, width=width))
 
 
 def _open(picture: Picture) -> Image.Image:
     return to_rgb(picture) if isinstance(picture, Image.Image) else open_rgb(Path(picture))
-
-
-def _to_pixels(picture: Image.Image) -> UInt8[Tensor, "3 H W"]:
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()

@@ -174,6 +174,19 @@ def test_a_picture_in_memory_scores_as_its_file_does(tmp_path):
     assert scores.psnr[1] < 1
 
 
+def test_score_images_fits_a_target_as_a_run_does() -> None:
+    # The run cuts what overhangs: of twice the width, a quarter on each side.
+    wide = Image.new("RGB", (64, 32), "black")
+    wide.paste("white", (16, 0, 48, 32))
+    scores = score_images(
+        ["a sign"],
+        [Image.new("RGB", (32, 32), "white")],
+        {"terms": {"psnr": {"weight": 1.0}}},
+        targets=[wide],
+    )
+    assert scores.psnr.tolist() == [1.0]
+
+
 def test_score_images_refuses_lists_that_do_not_fit() -> None:
     white = Image.new("RGB", (32, 32), "white")
     with pytest.raises(ValueError, match="2 prompts, 1 images, 1 targets"):

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import datasets
 import huggingface_hub.constants
-import numpy as np
-import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from glm_grpo.errors import DataError
@@ -25,7 +23,7 @@ from glm_grpo.training.data.files import (
     Row,
     shorten,
 )
-from rewards.pictures import PictureError, PictureSource, open_rgb
+from rewards.pictures import PictureError, PictureSource, fit_pixels, open_rgb
 from rewards.texts import find_quoted_texts, is_blank
 
 
@@ -60,10 +58,10 @@ def verify_source(source: PictureSource, origin: str) -> None:
 def load_picture(
     source: PictureSource, origin: str, *, height: int, width: int
 ) -> UInt8[Tensor, "3 H W"]:
-    """Load a picture at a size: scaled (Lanczos) to cover it, its overhang cut on both sides.
+    """Load a picture at a size.
 
-    Nothing is stretched, so a scorer compares shapes with shapes; a picture of another aspect
-    loses its margins. For transparency, orientation and depth see `rewards.pictures.open_rgb`.
+    See `rewards.pictures.fit_pixels` for what is cut, `open_rgb` for transparency, orientation,
+    colour profile and depth.
 
     Args:
         source: The picture.
@@ -77,8 +75,7 @@ def load_picture(
     Raises:
         DataError: As `verify_picture`.
     """
-    fitted = ImageOps.fit(_open(source, origin), (width, height), method=Image.Resampling.LANCZOS)
-    return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
+    return fit_pixels(_open(source, origin), height=height, width=width)
 
 
 def _open(source: PictureSource, origin: str) -> Image.Image:
