@@ -312,10 +312,9 @@ def _read_list(row: Row, field: str, value: object) -> object:
 def _read_picture(row: Row, field: str, value: object) -> PictureSource:
     # The form in which Hugging Face datasets stores a picture: its content, or else its path.
     if isinstance(value, dict):
-        content = value.get("bytes")
-        if isinstance(content, bytes):
-            return content
-        value = value.get("path")
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    if isinstance(value, bytes):
+        return value
     if (
         not isinstance(value, str)
         or len(value) > LONGEST_PATH

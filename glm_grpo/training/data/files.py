@@ -28,6 +28,9 @@ PARQUET_BATCH = 64
 """Rows that are in memory at once before they are checked; they may hold pictures."""
 
 BOM = b"\xef\xbb\xbf"
+OTHER_SEPARATORS = (";", "\t", "|")
+"""Of tables that are not separated by commas; spreadsheets of many countries write semicolons."""
+
 LONGEST_SHOWN = 100
 """Characters of a value in an error, which is not to fill the screen."""
 
@@ -139,6 +142,12 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 def _check_header(header: list[str], origin: str) -> list[str]:
     if "prompt" not in header:
+        separator = next((each for each in OTHER_SEPARATORS if each in header[0]), None)
+        if separator is not None and len(header) == 1:
+            raise DataError(
+                f"{origin}: the header {shorten(header)} is separated by {separator!r}; save the "
+                "file with commas between the cells"
+            )
         raise DataError(
             f"{origin}: the header {shorten(header)} has no column 'prompt'; name the column of "
             "the prompts so"
@@ -212,6 +221,9 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = dict(
 
 
 HUB_SPLIT = "train"
+SAVED_DATASET = ("state.json", "dataset_dict.json")
+"""Of a data set, or of its splits, that Hugging Face datasets saved."""
+
 TARGET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -273,6 +285,11 @@ def _read_folder(folder: Path) -> Iterator[Row]:
         return read_jsonl(metadata)
     if prompts.is_file():
         return _pair_with_pictures(prompts, folder / "target_images")
+    if any((folder / name).is_file() for name in SAVED_DATASET):
+        raise DataError(
+            f"{folder}: a data set written by save_to_disk; write it as a file, by "
+            'dataset.to_parquet("prompts.parquet"), and name that (of several splits, one for each)'
+        )
     raise DataError(
         f"{folder}: holds neither metadata.jsonl nor prompts.txt with target_images/; add one, or "
         "name a prompts file"

@@ -110,6 +110,16 @@ def test_a_folder_with_numbered_pictures_refuses_what_would_shift_the_pairs(
         load(numbered_folder(tmp_path, prompts, pictures))
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_data_set_that_was_saved_to_disk_is_refused_with_the_form_to_use(
+    tmp_path: Path, is_split: bool
+) -> None:
+    rows = datasets.Dataset.from_list([{"prompt": "a"}])
+    (datasets.DatasetDict(train=rows) if is_split else rows).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match=r"written by save_to_disk; .*to_parquet\("):
+        load(tmp_path / "saved")
+
+
 def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither metadata\.jsonl nor prompts\.txt"):
         load(tmp_path)
@@ -140,7 +150,7 @@ def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
         (
             "a.csv",
             b"prompt;id\nx;1\n",
-            r"line 1: the header \['prompt;id'\] has no column 'prompt'",
+            r"line 1: the header \['prompt;id'\] is separated by ';'; save the file with commas",
         ),
         ("a.csv", b"prompt,id,id\nx,1,2\n", "line 1: .*names a column twice; rename one"),
         ("a.csv", b"prompt,id\nx,1\na sign, red,2\n", "line 3: 3 cells under a header of 2"),
@@ -165,6 +175,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_line_and_a_remedy(
         ({"caption": ["x"]}, r"\['caption'\] has no column 'prompt'"),
         ({"prompt": ["x", None]}, "row 2: 'prompt' is missing or blank"),
         ({"prompt": ["x"], "image": [{"bytes": b"PNG"}]}, "row 1: the embedded picture cannot"),
+        ({"prompt": ["x"], "image": [b"PNG"]}, "row 1: the embedded picture cannot"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_its_row(

@@ -79,6 +79,14 @@ def test_load_prompts_gives_prompts_with_pictures_at_the_size_of_the_rollout(fol
     assert (third.prompt_id, third.texts) == ("00002", ("DOWN",))
 
 
+def test_a_parquet_column_of_picture_files_gives_targets(folder: Path) -> None:
+    table = pyarrow.table({"prompt": ["a"], "image": [(folder / "red.png").read_bytes()]})
+    pyarrow.parquet.write_table(table, folder / "rows.parquet")
+    target = load_prompts(str(folder / "rows.parquet"), height=32, width=32)[0].target
+    assert target is not None
+    assert target.float().mean((1, 2)).tolist() == [255.0, 0.0, 0.0]
+
+
 def test_a_field_that_is_misspelt_is_warned_of_once_a_file(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
