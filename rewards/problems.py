@@ -49,7 +49,8 @@ _BOUND_RULES = {
     "greater_than_equal": ("ge", "must be at least {}", "{} or more"),
     "less_than": ("lt", "must be less than {}", "less than {}"),
     "less_than_equal": ("le", "must be at most {}", "{} or less"),
-    "multiple_of": ("multiple_of", "must be a multiple of {}", "a multiple of {}"),
+    # The remedy names the nearest two.
+    "multiple_of": ("multiple_of", "must be a multiple of {}", ""),
 }
 
 
@@ -187,6 +188,10 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
         name, rule, remedy = _BOUND_RULES[kind]
         limit = context[name]
         bound = str(limit) if isinstance(limit, int) else f"{limit:g}"
+        if kind == "multiple_of":
+            below = value // limit * limit
+            nearest = sorted({max(each, limit) for each in (below, below + limit)})
+            remedy = " or ".join(map(str, nearest))
         return Problem(
             key, value, f"{rule.format(bound)}.{purpose}", f"set {key} to {remedy.format(bound)}"
         )

@@ -36,7 +36,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"model.path": ""}, "at least 1 character"),
     # Bounds.
     ({"rollout.group_size": 1}, "nothing to be compared with"),
-    ({"rollout.height": 100}, "set rollout.height to a multiple of 32"),
+    ({"rollout.height": 500}, "set rollout.height to 480 or 512"),
+    ({"rollout.height": 20}, "set rollout.height to 32"),
     ({"rollout.width": 0}, "set rollout.width to 32 or more"),
     ({"rollout.temperature": 0.0}, "0.001 or more"),
     ({"rollout.top_p": 0.0}, "more than 0"),
