@@ -51,7 +51,7 @@ class RemoteReward:
     Args:
         url: Where the scorer listens.
         needs: What of a prompt it uses, as the user expects; the scorer must say the same.
-        retries: Further tries after a broken connection or status 502, 503 or 504.
+        retries: Further tries after a broken connection or status 429, 502, 503 or 504.
         timeout_seconds: Longest wait for the scores of one call, further tries included.
         token: Is sent with every request, and repeated in no note or error; "" for none.
 
@@ -74,7 +74,7 @@ class RemoteReward:
         self._timeout_seconds = timeout_seconds
         self._rules = RetryRules(
             retries=retries,
-            statuses=frozenset({502, 503, 504}),
+            statuses=frozenset({429, 502, 503, 504}),
             # Not a read time-out: the scorer is at work or hangs, and would be asked twice.
             errors=(httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout),
         )

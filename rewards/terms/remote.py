@@ -26,7 +26,7 @@ class RemoteConfig(TermConfig):
     """What of a prompt the scorer uses: some of prompt, text, target, source, as the scorer
     says it does. It is not asked about prompts that lack it."""
     retries: int = Field(default=3, ge=0, le=1000)
-    """Further tries after a broken connection or an answer of status 502, 503 or 504."""
+    """Further tries after a broken connection or an answer of status 429, 502, 503 or 504."""
 
     @model_validator(mode="after")
     def _check_place(self) -> RemoteConfig:

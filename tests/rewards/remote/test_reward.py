@@ -167,7 +167,9 @@ def test_a_server_that_hangs_is_asked_once() -> None:
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("passing", [Reply(503, b"busy"), None])
+@pytest.mark.parametrize(
+    "passing", [Reply(503, b"busy"), Reply(429, headers={"Retry-After": "0"}), None]
+)
 def test_remote_asks_again_after_what_passes(passing: Reply | None) -> None:
     with speaking(in_turn(passing, Reply(body=b'{"scores": [1, 2, 3]}'))) as server:
         assert score(connect(server.url, retries=1)).tolist() == [1.0, 2.0, 3.0]
