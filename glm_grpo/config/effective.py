@@ -91,6 +91,12 @@ def _without_effect(config: Config) -> list[str]:
         of_ratios.append(f"loss.kind {loss.kind}")
     if isinstance(loss, ClippedLoss) and loss.ratio_level == "sequence":
         of_ratios.append("loss.ratio_level sequence")
+    elif isinstance(loss, ClippedLoss):
+        of_ratios += [
+            f"loss.{name} {getattr(loss, name):g}"
+            for name in ("clip_low", "clip_high")
+            if _is_set(loss, name)
+        ]
     if isinstance(loss, ClippedLoss) and loss.ratio_cap is not None:
         of_ratios.append(f"loss.ratio_cap {loss.ratio_cap:g}")
     if is_on_policy and of_ratios:

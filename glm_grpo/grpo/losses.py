@@ -217,9 +217,9 @@ class ClippedLoss(TokenLoss):
 
     kind: Literal["clipped"] = "clipped"
     """Which loss."""
-    clip_low: float = Field(gt=0.0, lt=1.0)
+    clip_low: float = Field(default=0.2, gt=0.0, lt=1.0)
     """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: float = Field(gt=0.0)
+    clip_high: float = Field(default=0.2, gt=0.0)
     """The probability ratio is clipped above 1 + clip_high."""
     ratio_cap: float | None = Field(default=None, gt=1.0)
     """For images worse than their group, tokens whose ratio rose above this have no gradient

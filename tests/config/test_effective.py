@@ -81,6 +81,11 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
     [
         ({"loss.ratio_level": "sequence"}, "loss.ratio_level sequence: no effect with one update"),
         ({"loss.ratio_cap": 4.0}, "loss.ratio_cap 4: no effect with one update"),
+        (
+            {"loss.clip_low": 0.1, "loss.clip_high": 0.28},
+            "loss.clip_low 0.1, loss.clip_high 0.28: no effect with one update",
+        ),
+        ({"loss.clip_high": 0.28, "train.minibatches_per_rollout": 2}, ""),
         ({"loss.ratio_cap": 4.0, "train.updates_per_rollout": 2}, ""),
         ({"loss.ratio_cap": 4.0, "train.minibatches_per_rollout": 2}, ""),
         ({"train.skip_flat": True}, "train.skip_flat: no effect where loss.kl_coef"),
