@@ -73,7 +73,7 @@ class RolloutSection(Options):
     """How images are sampled from the policy."""
 
     prompts_per_step: int = Field(ge=1, le=_MOST_IMAGES)
-    """P, distinct prompts in one step."""
+    """P, prompts in one step: rows of the file, of which two may have the same text."""
     group_size: int = Field(ge=2, le=_MOST_IMAGES)
     """G, images sampled for each prompt. An advantage compares an image with the others of its
     prompt, so a group of one has nothing to be compared with."""
