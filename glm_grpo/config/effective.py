@@ -67,6 +67,12 @@ def effective_config(
             f"train.micro_batch_size {size} leaves {images % size} of {images} images for the last "
             f"of {math.ceil(images / size)} passes"
         )
+    if config.optim.warmup_steps > config.train.steps:
+        # Not cut: steps may be added later.
+        notes.append(
+            f"optim.warmup_steps {config.optim.warmup_steps}: the run ends after train.steps "
+            f"{config.train.steps}, before optim.learning_rate is reached"
+        )
     notes += _without_effect(config)
     return EffectiveConfig(config.model_copy(update=changed), "; ".join(notes))
 
@@ -147,13 +153,6 @@ def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adju
     is_asynchronous = config.train.mode == "async"
     limits = [
         ("train.micro_batch_size", images, "the images of a step", True),
-        # Under a constant schedule steps may be added later, and would find another warm-up.
-        (
-            "optim.warmup_steps",
-            config.train.steps,
-            "train.steps",
-            config.optim.schedule != "constant",
-        ),
         ("decode.recheck_groups", prompts, "rollout.prompts_per_step", is_cheap),
         (
             "async.collectors",

@@ -129,8 +129,8 @@ class OptimSection(Options):
     schedule: Literal["cosine", "constant"]
     """After the warm-up: fall to 0 at the last step along a cosine, or stay."""
     warmup_steps: int = Field(ge=0)
-    """Training steps over which the learning rate rises from 0 in a straight line; cut to
-    `train.steps`."""
+    """Training steps over which the learning rate rises from 0 in a straight line. A run of fewer
+    steps ends before it reaches its highest."""
     weight_decay: float = Field(ge=0.0, le=1e3)
     """Decoupled weight decay."""
     betas: Annotated[tuple[_BetaCoefficient, _BetaCoefficient], Field(strict=False)]

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 class LearningRate:
     """Linear warm-up to the peak, then constant, or down to 0 along a cosine.
 
-    The first update runs at peak / warm-up, not at 0, so that it is not lost.
+    The first update runs at peak / warm-up, not at 0, so that it is not lost. As in transformers, a
+    warm-up longer than the run is not cut: the run ends on the way up.
 
     Args:
         optimizer: Whose rate is set.

@@ -22,11 +22,18 @@ def small(bend: Bend) -> Bend:
     return bend
 
 
-def test_a_warm_up_stays_as_it_is_where_steps_may_be_added_later(small: Bend) -> None:
-    small("optim.schedule", "constant")
-    effective = effective_config(validate_config(small("optim.warmup_steps", 100)))
-    assert effective.config.optim.warmup_steps == 100
-    assert effective.note == ""
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_warm_up_that_the_run_is_too_short_for_is_kept_and_said(
+    small: Bend, schedule: str
+) -> None:
+    small("optim.schedule", schedule)
+    effective = effective_config(validate_config(small("optim.warmup_steps", 9)))
+    assert effective.config.optim.warmup_steps == 9
+    assert effective.note == (
+        "optim.warmup_steps 9: the run ends after train.steps 8, before optim.learning_rate is "
+        "reached"
+    )
+    assert effective_config(validate_config(small("optim.warmup_steps", 8))).note == ""
 
 
 @pytest.mark.parametrize(
@@ -35,8 +42,6 @@ def test_a_warm_up_stays_as_it_is_where_steps_may_be_added_later(small: Bend) ->
         ("train.micro_batch_size", 25, 24, "train.micro_batch_size 25 works as 24 ("),
         ("train.micro_batch_size", 24, 24, ""),
         ("train.micro_batch_size", 7, 7, "7 leaves 3 of 24 images for the last of 4 passes"),
-        ("optim.warmup_steps", 9, 8, "optim.warmup_steps 9 works as 8 (train.steps)"),
-        ("optim.warmup_steps", 8, 8, ""),
     ],
 )
 def test_values_that_work_are_kept_and_others_brought_to_the_nearest(
@@ -69,10 +74,11 @@ def test_processes_have_the_images_of_their_part(small: Bend) -> None:
 
 def test_all_changes_are_told_in_one_line(small: Bend) -> None:
     small("train.micro_batch_size", 100)
-    note = effective_config(validate_config(small("optim.warmup_steps", 100))).note
+    small("decode.rollout_steps", 1)
+    note = effective_config(validate_config(small("decode.recheck_groups", 100))).note
     assert note == (
         "train.micro_batch_size 100 works as 24 (the images of a step); "
-        "optim.warmup_steps 100 works as 8 (train.steps)"
+        "decode.recheck_groups 100 works as 4 (rollout.prompts_per_step)"
     )
 
 
