@@ -5,6 +5,7 @@ Imports nothing heavy: a run says what it loads before it loads it.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -23,6 +24,10 @@ file name, and brackets nested by the hundred."""
 
 _HYDRAS_OWN_FOLDER = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 """`hydra.run.dir` where no file and no override sets it."""
+
+_TIME_OF_DAY = re.compile(r"\d\d-\d\d-\d\d")
+_dated: set[str] = set()
+"""Run folders that a config named by the time, see `is_dated`."""
 
 
 def is_sweep() -> bool:
@@ -49,7 +54,16 @@ def _sweep_folder_or(run_dir: str) -> str:
     if is_sweep():
         return str(HydraConfig.get().runtime.output_dir)
     named = folder_named_to_hydra()
-    return run_dir if named is None else str(named)
+    if named is not None:
+        return str(named)
+    if _TIME_OF_DAY.fullmatch(Path(run_dir).name):
+        _dated.add(run_dir)
+    return run_dir
+
+
+def is_dated(run_dir: str) -> bool:
+    """Whether a config named the run folder by the time; a name that someone gave is none."""
+    return run_dir in _dated
 
 
 # `${sweep_folder_or:FOLDER}` in a YAML file: FOLDER, but in a sweep the folder that Hydra made for

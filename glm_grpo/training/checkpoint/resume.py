@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
 
 from torch import Tensor
 
+from glm_grpo.composition import is_dated
 from glm_grpo.config import Config, config_differences, to_yaml
 from glm_grpo.errors import CheckpointError, GlmGrpoError, StorageError
 from glm_grpo.run.config import read_config
@@ -255,6 +258,8 @@ def _is_config(folder: RunFolder) -> bool:
 def _make_run_dir(run_dir: str) -> Path:
     path = _real(Path(run_dir))
     try:
+        if is_dated(run_dir):
+            return _make_dated(path)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
@@ -262,6 +267,16 @@ def _make_run_dir(run_dir: str) -> Path:
             "folder that can be written to; set run_dir to another one"
         ) from error
     return path
+
+
+def _make_dated(path: Path) -> Path:
+    """A folder that was not there: another run may have begun in the same second."""
+    for number in itertools.count(1):
+        place = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        with suppress(FileExistsError):
+            place.mkdir(parents=True)
+            break
+    return place
 
 
 def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:

@@ -71,6 +71,23 @@ def files_of(path: Path) -> dict[str, str]:
     }
 
 
+def test_runs_that_start_in_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dated = compose_config(CONFIGS, "tiny")
+    opened = [open_run(dated) for _ in range(3)]
+    first = tmp_path / dated.run_dir
+    assert [run.folder.path for run in opened] == [
+        first,
+        Path(f"{first}-2"),
+        Path(f"{first}-3"),
+    ]
+    # A name that someone gave stays as it is, though it is that of a time.
+    with pytest.raises(StorageError, match="is being written to"):
+        open_run(compose(first, None))
+
+
 @pytest.fixture
 def last_step_saved(tmp_path: Path) -> RunFolder:
     """A dated run with the checkpoint of its last step, 3, and no evaluation after it."""
