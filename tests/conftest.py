@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +52,22 @@ def configs_dir() -> Path:
 def read_page() -> Callable[[Path], Page]:
     """Reads a page that was written, strictly."""
     return Page
+
+
+@pytest.fixture
+def make_read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Lets no file below a folder be written; permissions would not stop root."""
+    opened = Path.open
+
+    def make(folder: Path) -> None:
+        def refuse(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+            if "r" not in mode and path.is_relative_to(folder):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+            return opened(path, mode, *args, **options)
+
+        monkeypatch.setattr(Path, "open", refuse)
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.film import write_film
 from glm_grpo.output import printable
-from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.folder import RunFolder, is_read_only
 from glm_grpo.training.recording.summaries import summarise
 from rewards.secrets import hide_secrets
 
@@ -47,13 +47,14 @@ def rewrite_gallery(
         CheckpointError: The folder holds no run.
         ConfigError: The run has no prompt of that identifier, or another run cannot be shown
             beside it.
-        StorageError: It cannot be read or written.
+        StorageError: It cannot be read or written; not where nothing may be written and there is a
+            gallery already, which stays as it is.
     """
     folder = RunFolder(run)
     _refuse_no_run(folder)
     if beside is not None:
         write_beside(folder, match_runs(run, beside) if beside else ())
-    yield write_gallery(folder, _summarise(folder))
+    yield _renew(folder)
     if sheet is not None:
         write_contact_sheet(folder, sheet, columns=_SHEET_COLUMNS)
         yield sheet
@@ -63,6 +64,20 @@ def rewrite_gallery(
     if archive is not None:
         write_archive(folder, archive)
         yield archive
+
+
+def _renew(folder: RunFolder) -> Path:
+    """Of a run that cannot be written to, the gallery stays what it was."""
+    try:
+        return write_gallery(folder, _summarise(folder))
+    except StorageError as error:
+        if not is_read_only(error) or not folder.gallery_path.is_file():
+            raise
+        sys.stderr.write(
+            f"{printable(str(folder.path))} cannot be written to: its gallery is shown as it is, "
+            "not renewed\n"
+        )
+        return folder.gallery_path
 
 
 def _refuse_no_run(folder: RunFolder) -> None:

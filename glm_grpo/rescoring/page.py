@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glm_grpo.errors import StorageError
 from glm_grpo.output import printable
 from glm_grpo.rescoring.rescore import SHOWN_DECIMALS, MovedImage, Rescoring
-from glm_grpo.run.folder import RunFolder, read_picture, write_atomically
+from glm_grpo.run.folder import RunFolder, is_read_only, read_picture, write_atomically
 
+_ELSEWHERE = Path("outputs/rescore")
 _TILE = 160
 """Width of a picture on the sheet, in pixels."""
 _LINE = 18
@@ -58,7 +60,8 @@ def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -
 def write_rescoring_sheet(folder: RunFolder, rescoring: Rescoring) -> Path | None:
     """Write `rescore/sheet.png`: the images that gain and those that lose most, numbered.
 
-    A picture whose file is gone is drawn as a grey field.
+    A picture whose file is gone is drawn as a grey field. The sheet of a run that cannot be written
+    to goes to `outputs/rescore/<name of the run>/`.
 
     Args:
         folder: The run.
@@ -86,7 +89,13 @@ def write_rescoring_sheet(folder: RunFolder, rescoring: Rescoring) -> Path | Non
     content = io.BytesIO()
     _draw_sheet(drawn).save(content, format="PNG", optimize=True)
     path = folder.inside("rescore/sheet.png")
-    write_atomically(path, content.getvalue())
+    try:
+        write_atomically(path, content.getvalue())
+    except StorageError as error:
+        if not is_read_only(error):
+            raise
+        path = _ELSEWHERE / folder.path.resolve().name / path.name
+        write_atomically(path, content.getvalue())
     return path
 
 

@@ -33,6 +33,7 @@ _LEFTOVER = re.compile(r"\.(.+)\.(?:\d+|earlier)\.tmp")
 _SAFE_NAME_LENGTH = 64
 _HASH_LENGTH = 12
 _STEP_NAME = re.compile(r"(?:step|eval)-(\d{6,})")
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _REMEDIES = {
     errno.ENOSPC: "Free some space, then resume the run.",
     errno.EDQUOT: "Free some space, then resume the run.",
@@ -275,6 +276,12 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
         reason = os.strerror(code) if code else str(error)
         remedy = _REMEDIES.get(code, "Check the path and the state of the disk.")
         raise StorageError(f"Cannot {action} {path}: {reason}. {remedy}") from error
+
+
+def is_read_only(error: StorageError) -> bool:
+    """Whether the file system, or the owner of the folder, allows no writing there."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _READ_ONLY
 
 
 def read_picture(path: Path) -> Image.Image:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,36 @@ def test_gallery_command_shows_the_rest_where_an_evaluation_is_damaged(
     assert "no before and after: " in capsys.readouterr().err
     assert "problem" in run.data("evaluation-000000")
     assert "groups" in run.data("evaluation-000001")
+
+
+def test_gallery_command_shows_a_run_that_cannot_be_written_to(
+    run: Any,
+    tmp_path: Path,
+    make_read_only: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run.record_step(1)
+    cli.main(["gallery", str(run.folder.path)])
+    before, archive = run.files("."), tmp_path / "elsewhere.zip"
+    make_read_only(run.folder.path)
+    capsys.readouterr()
+    cli.main(["gallery", str(run.folder.path), "--zip", str(archive)])
+    said = capsys.readouterr()
+    assert said.out == f"{run.folder.gallery_path}\n{archive}\n"
+    assert said.err.endswith("cannot be written to: its gallery is shown as it is, not renewed\n")
+    assert archive.is_file()
+    assert run.files(".") == before
+
+
+def test_gallery_command_fails_where_no_gallery_is_there_and_none_can_be_written(
+    run: Any, make_read_only: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.record_step(1)
+    make_read_only(run.folder.path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["gallery", str(run.folder.path)])
+    assert ended.value.code == 1
+    assert "Read-only file system" in capsys.readouterr().err
 
 
 def test_gallery_command_refuses_a_folder_without_a_run(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def printed(rescoring: Rescoring, folder: RunFolder, width: int = 140) -> str:
     console = Console(width=width, file=io.StringIO())
     print_rescoring(console, folder, rescoring)
     return console.file.getvalue()
+
+
+def test_the_sheet_of_a_run_that_cannot_be_written_to_goes_elsewhere(
+    folder: RunFolder, make_read_only: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_read_only(folder.path)
+    monkeypatch.chdir(folder.path.parent)
+    path = write_rescoring_sheet(folder, RESCORING)
+    assert path == Path("outputs/rescore/run/sheet.png")
+    assert path.is_file()
 
 
 def test_sheet_shows_gaining_above_losing(folder: RunFolder) -> None:
