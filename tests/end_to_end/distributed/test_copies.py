@@ -109,7 +109,12 @@ def test_one_process_of_two_writes_the_run_folder(adapters):
 def test_two_processes_replace_flat_groups_as_one(launcher):
     # Coarse scores: of two pictures both are often read alike.
     alone = (f"reward.terms.{name}.weight=0" for name in ("ssim", "aesthetic"))
-    more = ("rollout.refill_rounds=2", "train.minibatches_per_rollout=2", "rollout.temperature=0.5", *alone)
+    more = (
+        "rollout.refill_rounds=2",
+        "train.minibatches_per_rollout=2",
+        "rollout.temperature=0.5",
+        *alone,
+    )
     one = launcher.run("refill-one", *more, "train.steps=1")
     two = launcher.run("refill-two", *more, "train.steps=1", processes=2)
     assert_same_metrics(two, one)
