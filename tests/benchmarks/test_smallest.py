@@ -13,10 +13,7 @@ import pytest
 from benchmarks import __main__ as every
 from benchmarks import (
     decode,
-    growth,
-    growth_chart,
     overlap,
-    peaks,
     rewards,
     rollout,
     step,
@@ -112,25 +109,6 @@ def test_floor_of_the_update_counts_the_matrices_of_its_model() -> None:
     layers = model.model.language_model.layers
     matrices = [p for p in layers.parameters() if p.dim() > 1]
     assert sum(p.numel() for p in matrices) == update.LAYER_ENTRIES
-
-
-@pytest.mark.long
-def test_growth_of_the_smallest_sizes_is_that_of_the_cache() -> None:
-    sizes = growth.Sizes(
-        groups=(1, 2),
-        rollout_groups=(2, 16),
-        rollout_sides=(256,),
-        update_sides=(32, 256),
-        codebooks=(512,),
-    )
-    measured = growth.measure(sizes, repeats=1)
-    found = growth.slopes(measured)
-    assert all(value > 0 for value in (*measured.rates.ys, *measured.update_by_entries.ys))
-    # Keys and values in fp32: 2 x 4 layers x 5 heads x 32 x 4 bytes.
-    assert peaks.cache_bytes() == 5120
-    assert found["rollout_slope_over_cache"] == pytest.approx(1.0, abs=0.5)
-    assert found["update_bytes_per_token"] > 0
-    assert growth_chart.draw_growth(measured).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
