@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM finish the current step, save, then stop; a second one stops at once.
+"""Ctrl-C and SIGTERM finish the current step, save, then stop; a later one stops at once.
 
 Before the first step, Ctrl-C ends the program as it does in any: by KeyboardInterrupt.
 """
@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_SAME_REQUEST_SECONDS = 5.0
+"""Slurm signals a launcher and the processes it started, and the launcher passes its signal on."""
 
 _interrupts: list[int] = []
 """Ctrl-C before the first step; not empty after one only where something caught the exception."""
@@ -47,9 +50,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turns the first SIGINT or SIGTERM into a request; the second acts as it would without us.
+    """Turns the first SIGINT or SIGTERM into a request; a later one acts as it would without us.
 
-    Signals reach the main thread only; from any other, the request is never set.
+    Those that follow within `_SAME_REQUEST_SECONDS` are the same request. Signals reach the main
+    thread only; from any other, the request is never set.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed before, and a library swallowed it.
@@ -62,19 +66,28 @@ def stop_on_signal() -> Iterator[StopRequest]:
         return
     previous = {number: signal.getsignal(number) for number in _SIGNALS}
 
+    def restore() -> None:
+        for number in _SIGNALS:
+            signal.signal(number, previous[number])
+
+    begun = 0.0
+
     def ask(number: int, frame: FrameType | None) -> None:
-        request.is_set = True
-        logger.warning(
-            "%s: the run stops after this step and saves; once more to stop at once",
-            signal.Signals(number).name,
-        )
-        for each in _SIGNALS:
-            signal.signal(each, previous[each])
+        nonlocal begun
+        if not request.is_set:
+            request.is_set, begun = True, time.monotonic()
+            logger.warning(
+                "%s: the run stops after this step and saves; repeat it after %g s to stop at once",
+                signal.Signals(number).name,
+                _SAME_REQUEST_SECONDS,
+            )
+        elif time.monotonic() - begun >= _SAME_REQUEST_SECONDS:
+            restore()
+            signal.raise_signal(number)
 
     for number in _SIGNALS:
         signal.signal(number, ask)
     try:
         yield request
     finally:
-        for number in _SIGNALS:
-            signal.signal(number, previous[number])
+        restore()

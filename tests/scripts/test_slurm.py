@@ -1,119 +1,126 @@
-"""The Slurm scripts, with stand-ins for Slurm and for the launcher."""
+"""The Slurm scripts, under a real Slurm."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
+import re
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from glm_grpo.config import compose_config
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.checkpoint.files import newest_checkpoint
+from tests.end_to_end.processes.conftest import write_prompts
+from tests.end_to_end.runs import read_record
+from tests.programs import Programs
+from tests.scripts.slurm import PATIENCE_SECONDS, Slurm, started, why_not
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted((ROOT / "scripts" / "slurm").glob("*_node.sbatch"))
-"""Those that start accelerate's launcher."""
 
-OVERRIDES = ("--config-name", "glm_image_80gb", "data.path=a b.jsonl", "data.eval_path=held.jsonl")
+LAST_STEP = 8
+SMALL = (
+    *(f"train.steps={LAST_STEP}", "train.eval_every=100", "train.checkpoint_every=100"),
+    *("train.keep_checkpoints=1", "train.micro_batch_size=4", "decode.steps=1"),
+    *("rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples_per_prompt=1"),
+    *("rollout.height=64", "rollout.width=64", "trackers=[]", "optim.schedule=constant"),
+    *("~reward.terms.lpips", "~reward.terms.ocr", "~reward.terms.aesthetic"),
+)
+"""Nothing is saved but at a signal and at the end."""
 
-PROGRAMS = {
-    "srun": 'while [[ "$1" == --* ]]; do shift; done\nSLURM_NODEID=1 exec "$@"',
-    # Ends as the script says, or by a signal, after which torch's launcher fails.
-    "accelerate": 'printf "%s\\n" "$@" > launched.part && mv launched.part launched\n'
-    'trap "echo got TERM >> signals; exit 1" TERM\n'
-    'for _ in $(seq "${TENTHS}"); do sleep 0.1; done\nexit "${CODE}"',
-    "scontrol": 'if [[ "$1" == show ]]; then printf "first\\nsecond\\n"\n'
-    'else echo "$@" >> requeued; fi',
-}
 
-JOB = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_CPUS_PER_TASK": "64",
-    "SLURM_NNODES": "2",
-    "SLURM_JOB_NODELIST": "first,second",
-}
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with started(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
 
 
 @pytest.fixture
-def start(tmp_path: Path):
-    """Starts a script as Slurm does; its launcher ends after so many tenths of a second."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, body in PROGRAMS.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
-
-    def start(script: Path, *, code: int = 0, tenths: int = 0, **more: str) -> subprocess.Popen:
-        own = {"PATH": f"{folder}:{os.environ['PATH']}", "CODE": str(code), "TENTHS": str(tenths)}
-        return subprocess.Popen(
-            ["bash", str(script), *OVERRIDES], cwd=tmp_path, env={**JOB, **own, **more}
-        )
-
-    return start
+def overrides(tmp_path: Path) -> list[str]:
+    write_prompts(tmp_path)
+    places = (tmp_path / "train.jsonl", tmp_path / "held_out.jsonl")
+    return [*SMALL, f"data.path={places[0]}", f"data.eval_path={places[1]}"]
 
 
-def launched(folder: Path) -> list[str]:
-    """What the launcher was called with, once it was."""
-    end = time.monotonic() + 30
-    while not (folder / "launched").exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    subcommand, *arguments = (folder / "launched").read_text().splitlines()
-    assert subcommand == "launch"
-    return arguments
+@pytest.fixture
+def submit(slurm: Slurm, tmp_path: Path, overrides: list[str]) -> Callable[..., str]:
+    """Puts a script into the queue; the number of its job."""
+
+    def submit(script: str, *more: str, cards: int = 1) -> str:
+        job = (f"--gpus-per-node={cards}", "--cpus-per-task=2", "--mem=1", "--time=30")
+        env = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "ACCELERATE_USE_CPU": "true",
+            "ACCELERATE_FILE": "ddp",
+            "RUN_DIR": str(tmp_path / "run"),
+        }
+        place = (f"--chdir={ROOT}", f"--output={tmp_path / 'log'}")
+        path = str(ROOT / "scripts" / "slurm" / f"{script}.sbatch")
+        return slurm.ask("sbatch", "--parsable", *job, *place, path, *overrides, *more, env=env)
+
+    return submit
 
 
-def test_there_are_scripts_for_one_machine_and_for_several() -> None:
-    assert [path.stem for path in SCRIPTS] == ["multi_node", "one_node"]
+def stop_and_go_on(slurm: Slurm, job: str, folder: RunFolder) -> None:
+    """Signals the job in its first steps, as Slurm does when the time is up, and lets it go on."""
+    log = folder.path.parent / "log"
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not folder.metrics_path.exists() or len(read_metrics(folder)) < 2:
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+    slurm.ask("scancel", "--signal=TERM", "--batch", job)
+    said = slurm.wait_for(job, "PENDING")
+    assert "Restarts=1" in said
+    steps = [row["step"] for row in read_metrics(folder)]
+    assert steps == [*range(len(steps))]
+    assert steps[-1] < LAST_STEP
+    assert newest_checkpoint(folder) == folder.checkpoint_dir(steps[-1]), log.read_text()
+    # Slurm puts it off for two minutes, so that no node takes it for the one that was ended.
+    slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now+5")
+    slurm.wait_for(job, "COMPLETED")
+    begun = re.findall(r"going on with \S+ from step-(\d+)", log.read_text())
+    assert [int(step) for step in begun] == [steps[-1]]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_launches_what_exists(script: Path, start, tmp_path: Path) -> None:
-    assert start(script).wait(30) == 0
-    arguments, defaults, _ = _launch_arguments(launched(tmp_path))
-    assert arguments.training_script == "train.py"
-    assert (ROOT / arguments.training_script).is_file()
-    assert defaults.num_machines == 1
-    config_name, name, *overrides = arguments.training_script_args
-    assert (config_name, name) == OVERRIDES[:2]
-    config = compose_config(ROOT / "configs", name, overrides)
-    assert config.data.path == "a b.jsonl"
-    assert config.run_dir == "outputs/slurm/4711"
-    assert config.train.resume == "auto"
-
-
-def test_one_launcher_of_each_machine_meets_the_others_on_the_first(start, tmp_path: Path) -> None:
-    assert start(ROOT / "scripts" / "slurm" / "multi_node.sbatch").wait(30) == 0
-    arguments, _, _ = _launch_arguments(launched(tmp_path))
-    assert (arguments.num_machines, arguments.num_processes, arguments.machine_rank) == (2, 16, 1)
-    assert (arguments.main_process_ip, arguments.main_process_port) == ("first", 24711)
-    assert arguments.same_network
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_signal_stops_the_run_once_and_puts_the_job_back(
-    script: Path, start, tmp_path: Path
+@pytest.mark.parametrize(("script", "processes"), [("one_node", 1), ("multi_node", 2)])
+def test_a_stopped_job_is_put_back_and_ends_as_one_never_stopped(
+    script: str,
+    processes: int,
+    submit: Callable[..., str],
+    slurm: Slurm,
+    programs: Programs,
+    overrides: list[str],
+    tmp_path: Path,
 ) -> None:
-    job = start(script, tenths=300)
-    launched(tmp_path)
-    time.sleep(0.2)
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(30) == 0
-    assert (tmp_path / "signals").read_text() == "got TERM\n"
-    assert (tmp_path / "requeued").read_text() == "requeue 4711\n"
+    stop_and_go_on(slurm, submit(script), RunFolder(tmp_path / "run"))
+
+    whole = (str(ROOT / "train.py"), *overrides, f"run_dir={tmp_path / 'whole'}")
+    team = programs.start_team(processes, tmp_path, *whole)
+    assert [each.wait(PATIENCE_SECONDS) for each in team] == [0] * processes, team[0].said()
+    assert read_record(tmp_path / "run") == read_record(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_run_that_fails_is_not_put_back(script: Path, start, tmp_path: Path) -> None:
-    assert start(script, code=3).wait(30) == 3
-    assert not (tmp_path / "requeued").exists()
+def test_a_stopped_job_with_collectors_is_put_back_and_goes_on(
+    submit: Callable[..., str], slurm: Slurm, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    folder = RunFolder(tmp_path / "run")
+    stop_and_go_on(slurm, submit("async", cards=0), folder)
+    assert [row["step"] for row in read_metrics(folder)] == [*range(LAST_STEP + 1)]
 
 
-def _launch_arguments(typed: list[str]):
-    """As the launcher reads them, whose files are named from the root of the project."""
-    at = typed.index("--config_file") + 1
-    typed[at] = str(ROOT / typed[at])
-    return _validate_launch_command(launch_command_parser().parse_args(typed))
+def test_a_job_that_fails_is_not_put_back(
+    submit: Callable[..., str], slurm: Slurm, tmp_path: Path
+) -> None:
+    job = submit("one_node", "train.steps=0")
+    assert "Restarts=0" in slurm.wait_for(job, "FAILED")
+    assert "train.steps = 0" in (tmp_path / "log").read_text()

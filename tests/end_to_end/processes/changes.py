@@ -57,9 +57,14 @@ class Changes:
 
 
 def watch(run_dir: str, signals: dict[str, int], log: str) -> None:
-    """Counts changes of the run folder, and leaves out what takes time and writes nothing."""
+    """Counts changes of the run folder, and leaves out what takes time and writes nothing.
+
+    A second signal ends the run however early it comes.
+    """
     from glm_grpo.commands import train  # noqa: PLC0415
+    from glm_grpo.training import interrupt  # noqa: PLC0415
 
     train.check_fit = lambda *_: ""
+    interrupt._SAME_REQUEST_SECONDS = 0.0
     shrink_preview()
     Changes(run_dir, {int(count): number for count, number in signals.items()}, log)

@@ -52,7 +52,7 @@ def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
 
     assert run.wait() == 0
     said = run.said()
-    assert f"{NAMES[number]}: the run stops after this step and saves; once more to stop" in said
+    assert f"{NAMES[number]}: the run stops after this step and saves; repeat it after" in said
     assert f"stopped and saved; go on with train.resume={run_dir}" in said
     assert "Traceback" not in said
     assert steps_of(run_dir) == steps
