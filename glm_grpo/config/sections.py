@@ -173,8 +173,8 @@ class TrainSection(Options):
     eval_every: int = Field(ge=1)
     """Training steps between evaluations; there is one before the first and one after the last."""
     resume: PathText | None = None
-    """`auto` (the run in run_dir, or the newest unfinished one of these settings), a run folder, or
-    a checkpoint in one; absent: start anew."""
+    """`auto` (the run in run_dir; in dated folders the newest unfinished one of these settings), a
+    run folder, or a checkpoint in one; absent: start anew."""
 
     @property
     def updates_per_step(self) -> int:

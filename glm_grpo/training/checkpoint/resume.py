@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ AUTO = "auto"
 _OF_HYDRA = frozenset({".hydra", "train.log"})
 """What Hydra writes into its own folder, which may be the run's, before it calls us."""
 
+_DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d.*")
+"""What `configs/run/dated.yaml` names a folder, with whatever tells two of one second apart."""
+
 _MOST_NAMED = 8
 """Files and folders that an error lists."""
 
@@ -74,9 +78,9 @@ def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
     The main process searches, with its own config: names that hold the time of day differ between
     processes. It verifies the checkpoint; every process then reads it.
 
-    Absent: a new folder. `auto`: the run in `run_dir`, or else the newest unfinished run beside it
-    (in the dated folders) with the same settings, or else a new one. A path: that run from its
-    newest checkpoint, or from the checkpoint the path names.
+    Absent: a new folder. `auto`: the run in `run_dir`, or else, where that is a dated folder, the
+    newest unfinished run in those beside it with the same settings, or else a new one. A path: that
+    run from its newest checkpoint, or from the checkpoint the path names.
 
     Raises:
         CheckpointError: There is no such run, it was made with other settings, or its checkpoint
@@ -376,13 +380,17 @@ def _split(path: Path) -> tuple[RunFolder, Path | None]:
 
 
 def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
-    """Among the siblings of a dated run folder, `<root>/<date>/<time>`.
+    """Among the siblings of a dated folder, `<root>/<date>/<time>`; one of another name has none.
 
     A run is finished with the last checkpoint and the last evaluation: a term may have failed in
     that one.
     """
+    if not _is_dated(run_dir):
+        return None
     steps = config.train.steps
     for path in sorted(run_dir.parent.parent.glob("*/*/config.yaml"), reverse=True):
+        if not _is_dated(path.parent):
+            continue
         folder = RunFolder(path.parent)
         try:
             is_same = not config_differences(read_config(folder), config)
@@ -393,3 +401,7 @@ def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
         if is_same and not all(each.exists() for each in last):
             return folder.path
     return None
+
+
+def _is_dated(run_dir: Path) -> bool:
+    return _DATED.fullmatch("/".join(run_dir.absolute().parts[-2:])) is not None

@@ -179,7 +179,7 @@ def whole_run(train_server: TrainServer, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """Two folders deep, like a dated one: `train.resume=auto` looks at its neighbours, too."""
+    """In a folder that a test may remove."""
     return tmp_path / "day" / "run"
 
 

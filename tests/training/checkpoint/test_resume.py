@@ -103,6 +103,25 @@ def test_open_run_goes_on_with_a_run_whose_last_evaluation_is_missing(
     assert opened.checkpoint.step == 3
 
 
+@pytest.mark.parametrize(
+    ("unfinished", "given"),
+    [
+        ("slurm/2", "slurm/3"),
+        ("2026-01-01/10-00-00", "slurm/3"),
+        ("slurm/2", "2026-01-01/10-00-00"),
+    ],
+)
+def test_a_folder_of_ones_own_is_neither_left_for_another_run_nor_taken_for_one(
+    unfinished: str, given: str, tmp_path: Path
+) -> None:
+    other = make_run(tmp_path / unfinished)
+    before = files_of(other.path)
+    opened = open_run(compose(tmp_path / given))
+    assert opened.folder.path == tmp_path / given
+    assert opened.checkpoint is None
+    assert files_of(other.path) == before
+
+
 def test_a_run_that_has_done_more_steps_is_refused(last_step_saved: RunFolder) -> None:
     steady = ("optim.schedule=constant", "optim.warmup_steps=0")
     last_step_saved.config_path.write_text(to_yaml(compose(last_step_saved.path, "auto", *steady)))
