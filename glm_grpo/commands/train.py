@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from contextlib import ExitStack
 from dataclasses import replace
@@ -38,6 +39,7 @@ from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
 from glm_grpo.training.checkpoint.resume import OpenedRun, open_run, pin_start
+from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
@@ -187,6 +189,7 @@ def _launch(config: Config) -> Launch:
     """
     accelerator = make_accelerator()
     processes = current_processes()
+    refuse_separate_processes(processes.count, os.environ)
     if not processes.is_main:
         logging.disable(logging.INFO)
     if processes.count > 1 and is_sweep():
