@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -132,6 +133,8 @@ def path_problem(path: str) -> str | None:
 
 
 def _check_path(path: str) -> str:
+    # A shell leaves the tilde behind a dotted key alone, and so does YAML.
+    path = os.path.expanduser(path)
     rule = path_problem(path)
     if rule is not None:
         raise problem_at((), path, rule, "name another folder or file")

@@ -245,6 +245,8 @@ def _type_remedy(key: str, kind: str, value: object) -> str:
         return f"write {key} as a plain value, without quotation marks"
     if kind == "int_from_float" and isinstance(value, float):
         return f"set {key}={round(value)}"
+    if kind == "string_type" and isinstance(value, int) and not isinstance(value, bool):
+        return f"write it as a text, on the command line '{key}=\"{value}\"'"
     return f"correct {key}, or leave it as it stands in the files of configs/"
 
 

@@ -31,7 +31,7 @@ from glm_grpo.builders.prompts import (
 from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
-from glm_grpo.config import Config, effective_config
+from glm_grpo.config import Config, effective_config, shell_override
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.models.quiet import quiet_libraries
@@ -102,7 +102,8 @@ def run_training(config: Config) -> RunFolder:
         return folder
     results = Console(highlight=False)
     if summary is None:
-        console.print(f"stopped and saved; go on with train.resume={folder.path}", soft_wrap=True)
+        again = shell_override("train.resume", str(folder.path))
+        console.print(Text(f"stopped and saved; go on with {again}"), soft_wrap=True)
     else:
         results.print(summary_table(summary, title=_SUMMARY))
     results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)

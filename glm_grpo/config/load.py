@@ -16,6 +16,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -276,6 +277,28 @@ def parse_override(override: str) -> tuple[str, object]:
     return parsed.key_or_group, parsed.value()
 
 
+def shell_override(key: str, value: str) -> str:
+    """An override by a text, to be pasted into a shell: quoted for it, and for Hydra.
+
+    Args:
+        key: Dotted.
+        value: What it takes, such as the path of a run.
+    """
+    override = f"{key}={value}"
+    if _read_override(override) != value:
+        override = f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+    return shlex.quote(override)
+
+
+def _read_override(override: str) -> object:
+    """Its value; None where it gives none, or several."""
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([override])
+    except HydraException:
+        return None
+    return None if parsed.is_sweep_override() else parsed.value()
+
+
 def set_key(values: dict[str, Any], key: str, value: object) -> None:
     """Set a key in nested sections.
 
@@ -304,9 +327,12 @@ def override_error(error: Exception) -> ConfigError:
     if not isinstance(error, COMPOSITION_ERRORS):
         message = _describe_unnamed(error)
     elif isinstance(error, OverrideParseException):
-        message = f"{error.override!r} is not of the form key=value: {message}"
+        message = _describe_unread(error.override, message)
         if error.override.encode(errors="replace").decode() != error.override:
             message = f"{error.override!r} is not UTF-8; write it so, or rename the folder or file"
+    elif several := re.match("Ambiguous value for argument '(.*)'", message):
+        written = shell_override(*several[1].split("=", 1))
+        message = re.sub("(quote the value: ).*", lambda found: found[1] + written, message)
     elif folder := re.search(r"config directory '(.*)'", message):
         return ConfigError(_describe_missing_folder(Path(folder[1])))
     elif isinstance(error, MissingConfigException) and error.options is None:
@@ -315,6 +341,17 @@ def override_error(error: Exception) -> ConfigError:
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f"\n{error.__cause__}"
     return ConfigError(f"The config cannot be composed: {_shortened(message)}")
+
+
+def _describe_unread(override: str, message: str) -> str:
+    key, _, value = override.partition("=")
+    written = shell_override(key, value)
+    refused, _, _ = message.partition("\n")
+    # Which says no more than the override that it repeats.
+    why = "" if refused.startswith("LexerNoViableAltException") else f": {refused}"
+    is_text = _read_override(*shlex.split(written)) == value
+    remedy = f". As a text it is quoted, for Hydra and for the shell: {written}" if is_text else ""
+    return f"{override!r} is not of the form key=value{why}{remedy}"
 
 
 def _shortened(message: str) -> str:
@@ -364,7 +401,7 @@ def _absent_key_problem(key: str, value: str) -> Problem:
     keys = known_keys(Config)
     if key in keys or _names_a_term(key):
         rule = "is not in the config at hand; a + in front adds a term, or an option left out"
-        return Problem(key, value, rule, f"write +{key}={value}")
+        return Problem(key, value, rule, f"write {shlex.quote(f'+{key}={value}')}")
     sections = {known.partition(".")[0] for known in keys}
     nearest = difflib.get_close_matches(key, [*sections, *KINDS], n=1)
     if nearest and nearest[0] in KINDS:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from glm_grpo.config import shell_override
 from glm_grpo.config.sections import AnchorSection
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
 from glm_grpo.gallery.data import SummaryRow
@@ -367,9 +368,10 @@ class Trainer:
             return
         if not self._saver.is_saved():
             self._saver.save()
+        go_on = shell_override("train.resume", str(self._recorder.folder.path))
         raise HackingError(
             f"step {self._state.step}: {'; '.join(map(Departure.describe, departures))}. The "
             "policy may be gaming the reward (reward.on_hacking is stop); everything is saved. "
             "Look at images/ and the gallery; change the weights, or go on with "
-            f"reward.on_hacking=warn train.resume={self._recorder.folder.path}"
+            f"reward.on_hacking=warn {go_on}"
         )

@@ -124,7 +124,7 @@ def resolve_path(text: str) -> Path:
         RewardError: There is no such package.
     """
     if not text.startswith(_PACKAGE_SCHEME):
-        return Path(text).expanduser()
+        return Path(text)
     package, _, relative = text.removeprefix(_PACKAGE_SCHEME).partition("/")
     try:
         return Path(str(files(package).joinpath(relative)))

@@ -150,7 +150,7 @@ class PickScoreReward:
 def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
     import huggingface_hub  # noqa: PLC0415
 
-    folder = Path(source).expanduser()
+    folder = Path(source)
     if folder.is_dir():
         return folder
     if folder.exists() or not _HUB_ID.fullmatch(source):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from glm_grpo.config import (
     compose_config,
     config_differences,
     from_yaml,
+    parse_override,
+    shell_override,
     to_yaml,
     validate_config,
 )
@@ -84,6 +88,30 @@ def test_compose_config_refuses_an_override_that_leads_nowhere(
         compose_config(configs_dir, "tiny", [override])
 
 
+ORDINARY = (
+    *("ä.txt", "数据.txt", "a #1.txt", "~/x.txt", "a(1).txt", "a[1.txt", "a{.txt", "a&b.txt"),
+    *("a=b.txt", "a, b.txt", "it's.txt", 'a "b" c.txt', "back\\slash ä\\", "$HOME !x.txt"),
+)
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_a_text_that_hydra_cannot_read_is_given_back_as_one_that_a_shell_takes(
+    configs_dir: Path, name: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config(configs_dir, "tiny", [f"data.path={name}"])
+    written = re.search(r"(?:shell|the value): (.*)", str(caught.value))
+    assert written is not None
+    pasted = subprocess.run(["bash", "-c", f"printf %s {written[1]}"], stdout=-1, text=True).stdout
+    assert compose_config(configs_dir, "tiny", [pasted]).data.path == os.path.expanduser(name)
+
+
+@pytest.mark.parametrize("name", [*ORDINARY, "plain.txt", "a b.txt", "2024", "null", " x"])
+def test_an_override_that_is_printed_can_be_pasted(name: str) -> None:
+    (pasted,) = shlex.split(shell_override("run.name", name))
+    assert parse_override(pasted) == ("run.name", name)
+
+
 @pytest.mark.parametrize(
     "override",
     [
@@ -102,7 +130,7 @@ def test_compose_config_says_how_a_key_is_added_that_no_file_sets(
         "The config has 1 problem:",
         f"  {key} = {value!r}",
         "    rule:   is not in the config at hand; a + in front adds a term, or an option left out",
-        f"    remedy: write +{override}",
+        f"    remedy: write {shlex.quote(f'+{override}')}",
     ]
 
 

@@ -30,6 +30,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"reward.terms.ssim.weight": NAN}, "must be a finite number"),
     ({"model.gradient_checkpointing": "yes"}, "must be true or false"),
     ({"data.path": None}, "must be text"),
+    ({"run.name": 2024}, "on the command line 'run.name=\"2024\"'"),
     ({"model.adapter": 8}, "must be a section"),
     ({"reward.terms.ssim": 0.2}, "write ssim: {weight: 1.0}"),
     ({"trackers": "tensorboard"}, "must be a list"),

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from glm_grpo.config import shell_override
 from glm_grpo.errors import (
     CollectorError,
     DecoderError,
@@ -162,7 +163,7 @@ class CheckpointSaver:
     def _save_finished_step(self) -> str:
         """Saves the last finished step if it is not saved yet; says where to go on."""
         done = self._state.step
-        go_on = f"go on with train.resume={self._folder.path}"
+        go_on = f"go on with {shell_override('train.resume', str(self._folder.path))}"
         if done == 0:
             return "Nothing was learned yet"
         if not self.is_saved():
@@ -181,7 +182,8 @@ class CheckpointSaver:
         newest = newest_checkpoint(self._folder, before=before)
         if newest is None:
             return f"There is no checkpoint from before step {self._state.step}"
-        return f"The last checkpoint from before is {newest.name}: train.resume={newest}"
+        go_on = shell_override("train.resume", str(newest))
+        return f"The last checkpoint from before is {newest.name}: {go_on}"
 
     def _note_update(self, *_: object) -> None:
         self._is_writing = True

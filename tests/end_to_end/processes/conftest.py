@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy
 import pytest
 from PIL import Image
 
+from glm_grpo.config import shell_override
 from tests.end_to_end.runs import read_record
 from tests.programs import PATIENCE, Program, Programs
 
@@ -83,9 +85,10 @@ class TrainServer:
             signals: It sends itself, by number of the change of `run_dir` before which it does.
         """
         changes = self.folder / f"changes-{len(self.programs.started)}.txt"
+        place = shlex.split(shell_override("run_dir", str(run_dir)))
         # Options first: argparse wants all overrides in one piece.
         arguments = sorted(
-            [*small_run(self.folder), f"run_dir={run_dir}", *overrides],
+            [*small_run(self.folder), *place, *overrides],
             key=lambda argument: not argument.startswith("-"),
         )
         program = self.programs.start(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -42,22 +44,23 @@ def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
     train_server: Any,
     whole_run: Any,
     record_of: Any,
-    run_dir: Path,
+    tmp_path: Path,
     place: str,
     steps: list[int],
     number: int,
 ) -> None:
-
+    run_dir = tmp_path / "fähl [1] x"
     run = train_server.start(run_dir, signals={whole_run.number_of(place): number})
 
     assert run.wait() == 0
     said = run.said()
     assert f"{NAMES[number]}: the run stops after this step and saves; repeat it after" in said
-    assert f"stopped and saved; go on with train.resume={run_dir}" in said
+    resume = re.search("stopped and saved; go on with (.*)", said)
+    assert resume is not None
     assert "Traceback" not in said
     assert steps_of(run_dir) == steps
     assert RunFolder(run_dir).checkpoint_dir(steps[-1]).is_dir()
-    train_server.finish(run_dir)
+    train_server.finish(tmp_path / "elsewhere", *shlex.split(resume[1]))
     assert record_of(run_dir) == whole_run.record
 
 
