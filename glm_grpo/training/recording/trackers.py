@@ -36,7 +36,8 @@ from torch import Tensor
 from glm_grpo.config import RunSection, flatten
 from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder, safe_name, write_atomically
-from glm_grpo.run.tables import read_run_ids
+from glm_grpo.run.tables import read_metrics, read_run_ids
+from glm_grpo.training.recording.wandb_file import last_wandb_step
 from glm_grpo.types import Evaluation
 from rewards.secrets import hide_secrets
 
@@ -251,6 +252,7 @@ class Trackers:
         for name in self._waiting:
             with self._only_warning(name):
                 self._started[name] = self._start(name)
+                self._catch_up(self._started[name][0])
         self._waiting = ()
         for name, (started, _) in self._started.items():
             with self._only_warning(name):
@@ -269,6 +271,17 @@ class Trackers:
                 content = json.dumps({**run_ids, name: started.run_id}, indent=1)
                 write_atomically(self._folder.tracker_ids_path, content.encode())
             return started, stack.pop_all()
+
+    def _catch_up(self, started: _Started) -> None:
+        """Logs the steps before the checkpoint that a kill kept from the tracker."""
+        if self._goes_on_after < 0:
+            return
+        first = started.first_missing()
+        for row in read_metrics(self._folder):
+            values = {name: value for name, value in row.items() if value is not None}
+            step = int(values.pop("step"))
+            if first <= step <= self._goes_on_after:
+                started.tracker.log(values, step=step)
 
     @contextmanager
     def _only_warning(self, name: str) -> Iterator[None]:
@@ -324,6 +337,11 @@ class _Run:
         return self.about.name or self.place
 
 
+def _nothing_missing() -> float:
+    """Of trackers that have a step once it is logged."""
+    return math.inf
+
+
 def _show_nothing(_table: EvaluationTable, _step: int) -> None:
     """Of trackers that are given metrics alone."""
 
@@ -335,11 +353,13 @@ class _Started:
     Attributes:
         run_id: What it calls the run, by which it can go on; None where it cannot.
         show: Is given the evaluation prompts and the step.
+        first_missing: Tells the first step that it does not have.
     """
 
     tracker: GeneralTracker
     run_id: str | None = None
     show: Callable[[EvaluationTable, int], None] = _show_nothing
+    first_missing: Callable[[], float] = _nothing_missing
 
 
 def _begin(tracker: GeneralTracker, ending: ExitStack) -> None:
@@ -401,7 +421,17 @@ def _wandb(run: _Run, ending: ExitStack) -> _Started:
     # Pictures of tables wait there until they are uploaded, which may be another day.
     ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.inside("wandb/data")))
     _begin(tracker, ending)
-    return _Started(tracker, tracker.tracker.id, show)
+    return _Started(
+        tracker, tracker.tracker.id, show, lambda: _first_missing_in_wandb(tracker.tracker)
+    )
+
+
+def _first_missing_in_wandb(run: Any) -> int:
+    """A kill loses what is not flushed or sent yet, and the last step, which may be added to."""
+    if not run.offline:
+        return int(run.starting_step)
+    paths = Path(run.settings.wandb_dir).glob(f"*run-*-{run.id}/run-{run.id}.wandb")
+    return max(map(last_wandb_step, paths), default=-1) + 1
 
 
 def _mlflow(run: _Run, ending: ExitStack) -> _Started:
@@ -470,7 +500,8 @@ def _trackio(run: _Run, ending: ExitStack) -> _Started:
     with _printed_to_log():
         tracker.start()
     ending.callback(finish)
-    return _Started(tracker, name, show)
+    # Steps are written twice a second, by a thread.
+    return _Started(tracker, name, show, lambda: tracker.tracker._next_step)
 
 
 _STARTERS: Mapping[str, Callable[[_Run, ExitStack], _Started]] = {

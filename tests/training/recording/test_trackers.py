@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import sqlite3
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,11 +26,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from glm_grpo.config import RunSection
 from glm_grpo.errors import ConfigError
-from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.folder import RunFolder, append_line
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.recording import trackers as trackers_module
 from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.training.recording.trackers import Trackers, check_trackers
+from glm_grpo.training.recording.wandb_file import last_wandb_step, wandb_records
 from glm_grpo.types import Evaluation
 
 ABOUT = RunSection(name="larger groups", notes="As before,\nwith 16 images.", tags=("ocr", "wide"))
@@ -172,30 +172,15 @@ def test_tensorboard_shows_a_strip_a_prompt_and_a_table_of_scores_and_notes(logg
     assert lines[5] == "| field-1 | a \\| field | 1 | 0.220 | 0.110 |  |  |"
 
 
-def wandb_records(path: Path) -> Iterator[Any]:
-    """Records of a run that wandb wrote offline: protocol buffers in a log of LevelDB's format."""
+def records_of(path: Path) -> Iterator[Any]:
     # Its process writes the last of them when it ends.
     importlib.import_module("wandb").teardown()
-    record_class = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
-    content = path.read_bytes()
-    position, record = 7, b""
-    while position + 7 <= len(content):
-        left_in_block = 32768 - position % 32768
-        if left_in_block < 7:
-            position += left_in_block
-            continue
-        length, kind = struct.unpack_from("<HB", content, position + 4)
-        record += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        # Whole records, and last parts of those that were split.
-        if kind in (1, 4):
-            yield record_class.FromString(record)
-            record = b""
+    return wandb_records(path)
 
 
 def wandb_history(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for record in wandb_records(path):
+    for record in records_of(path):
         if record.HasField("history"):
             items = record.history.item
             rows.append({".".join(item.nested_key): json.loads(item.value_json) for item in items})
@@ -221,19 +206,64 @@ def test_wandb_goes_on_in_the_same_run_inside_the_run_folder(logged) -> None:
     assert "WANDB_DATA_DIR" not in os.environ
 
 
+def log_killed_run(path: Path, name: str) -> None:
+    """A run whose tracker lost steps 2 and 3 in a kill, resumed from the checkpoint of step 3."""
+    folder = RunFolder(path)
+    trackers = Trackers((name,), folder, CONFIG)
+    for step in range(4):
+        append_line(folder.metrics_path, json.dumps({"step": step, "loss": step + 0.5, "kl": None}))
+        if step < 2:
+            trackers.log(step, {"loss": step + 0.5})
+    trackers.close()
+    trackers = Trackers((name,), folder, CONFIG)
+    trackers.go_on_after(3)
+    append_line(folder.metrics_path, json.dumps({"step": 4, "loss": 4.5}))
+    trackers.log(4, {"loss": 4.5})
+    trackers.close()
+
+
+def test_wandb_is_given_the_steps_that_it_lost_in_a_kill(tmp_path: Path) -> None:
+    skip_without("wandb")
+    log_killed_run(tmp_path, "wandb")
+    rows = [
+        [(row["_step"], row["loss"]) for row in wandb_history(f)] for f in wandb_files(tmp_path)
+    ]
+    assert rows == [[(0, 0.5), (1, 1.5)], [(2, 2.5), (3, 3.5), (4, 4.5)]]
+
+
+def test_a_wandb_file_that_a_kill_has_torn_is_read_up_to_there(logged, tmp_path) -> None:
+    path = wandb_files(logged("wandb"))[0]
+    importlib.import_module("wandb").teardown()
+    content = path.read_bytes()
+    last = [record for record in wandb_records(path) if record.HasField("history")][-1]
+    torn = tmp_path / "torn.wandb"
+    torn.write_bytes(content[: content.index(last.SerializeToString()) + 9])
+    assert (last_wandb_step(path), last_wandb_step(torn)) == (2, 1)
+
+
+def test_trackio_is_given_the_steps_that_it_lost_in_a_kill(tmp_path: Path, monkeypatch) -> None:
+    skip_without("trackio")
+    for module in [each for each in sys.modules if each.split(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, module)
+    log_killed_run(tmp_path, "trackio")
+    assert [row[1:] for row in trackio_rows(tmp_path)] == [
+        (step, {"loss": step + 0.5}) for step in range(5)
+    ]
+
+
 def test_wandb_receives_the_config_and_an_image_table(logged) -> None:
     folder = logged("wandb")
 
     path = wandb_files(folder)[0]
-    updates = [update for record in wandb_records(path) for update in record.config.update]
+    updates = [update for record in records_of(path) for update in record.config.update]
     config = {update.key or ".".join(update.nested_key): update.value_json for update in updates}
     assert (config["train.seed"], config["offload"]) == ("1", "true")
-    (run,) = [record.run for record in wandb_records(path) if record.HasField("run")]
+    (run,) = [record.run for record in records_of(path) if record.HasField("run")]
     said = (run.display_name, run.notes, tuple(run.tags))
     assert said == (ABOUT.name, ABOUT.notes, ABOUT.tags)
     shown = [row for row in wandb_history(path) if "evaluation._type" in row]
     assert [row["_step"] for row in shown] == [0, 2]
-    tables = [record.artifact for record in wandb_records(path) if record.HasField("artifact")]
+    tables = [record.artifact for record in records_of(path) if record.HasField("artifact")]
     files = {entry.path: Path(entry.local_path) for entry in tables[0].manifest.contents}
     assert all(file.is_relative_to(folder) for file in files.values())
     table = json.loads(files["evaluation.table.json"].read_text())
@@ -257,7 +287,7 @@ def test_wandb_does_as_the_environment_says(
     log_run(tmp_path / "run", "wandb", make_evaluation())
 
     (path,) = wandb_files(tmp_path)
-    (run,) = [record.run for record in wandb_records(path) if record.HasField("run")]
+    (run,) = [record.run for record in records_of(path) if record.HasField("run")]
     assert (run.project, run.run_id) == ("signs", "mine")
 
 
