@@ -464,8 +464,8 @@ def _add_rescore(commands: _Commands) -> None:
         type=types.word,
         nargs="*",
         metavar="key=value",
-        help="the weight of a term, such as ocr=0.5; reward.terms.<name>.share, .at_least or "
-        ".std_floor, reward.combine, advantage.*",
+        help="the weight of a term, such as ocr=0.5; reward.terms.<name>.std_floor, "
+        "reward.combine, advantage.*",
     )
     command.set_defaults(command=_rescore)
 

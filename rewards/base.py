@@ -75,12 +75,6 @@ class TermConfig(Options):
     weight: float
     """Factor of the term's score in the reward; negative to push the score down. At 0 the score is
     shown and not rewarded; `reward.watch` makes such a term a canary."""
-    share: float | None = Field(default=None, ge=0.0)
-    """With `reward.combine=shares`: part of the advantage that the term is to decide, beside those
-    of the other terms (only their ratios count); absent: its weight."""
-    at_least: float | None = None
-    """Mean score of the sampled pictures that the term is not to fall below: while it does, a
-    multiplier raises the term's weight. See `reward.bound_rate`."""
     std_floor: float = Field(default=1e-4, gt=0.0)
     """Smallest divisor when scores are standardised inside a group (`normalize_then_sum`), in units
     of the score: the spread below which differences are noise."""

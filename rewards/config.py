@@ -25,7 +25,6 @@ from rewards.audit.canaries import PictureMeasures
 from rewards.base import TermConfig
 from rewards.options import Options, problem_at
 from rewards.reweigh import Mode
-from rewards.steering import Steering
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 
@@ -137,20 +136,9 @@ class RewardConfig(Options):
     combine: Mode = "weighted_sum"
     """`weighted_sum` of the scores, or `normalize_then_sum`: scores standardised inside each
     prompt's group first, so that terms of small spread count as much as terms of large spread;
-    in evaluations by mean and std of the untrained model, so that totals compare across steps.
-    `shares`: weights move after every step, so that each term keeps deciding the part of the
-    advantage that its `share` asks for; evaluations as of `normalize_then_sum`."""
+    in evaluations by mean and std of the untrained model, so that totals compare across steps."""
     terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
     """The terms in use by name; absent or null means not used."""
-    share_rate: float = Field(default=0.3, gt=0.0, le=10.0)
-    """With `shares`: how fast weights follow, as the change of a weight's logarithm by a step in
-    which the term's measured share is 0."""
-    bound_rate: float = Field(default=0.1, gt=0.0)
-    """Largest change of a bound's multiplier in a step, reached where the mean score is a standard
-    deviation below `at_least` or above it. At a multiplier of 1 the term counts as much as all
-    others together."""
-    bound_max: float = Field(default=10.0, gt=0.0)
-    """Largest multiplier."""
     allow_untied: bool = False
     """Allow a reward that uses the picture alone: any one picture that pleases it can
     then answer every prompt."""
@@ -164,28 +152,8 @@ class RewardConfig(Options):
     """Half width of that band, in standard errors of a step's mean."""
 
     def weights(self) -> dict[str, float]:
-        """Weight by name, or share asked for, in the order of the R axis."""
-        if self.combine != "shares":
-            return {name: term.weight for name, term in self.terms.items()}
-        return {
-            name: term.weight if term.share is None else term.share
-            for name, term in self.terms.items()
-        }
-
-    def steering(self) -> Steering | None:
-        """What moves the weights during a run; None where they stay."""
-        bounds = {
-            name: term.at_least for name, term in self.terms.items() if term.at_least is not None
-        }
-        if self.combine != "shares" and not bounds:
-            return None
-        return Steering(
-            combine=self.combine,
-            at_least=bounds,
-            share_rate=self.share_rate,
-            bound_rate=self.bound_rate,
-            bound_max=self.bound_max,
-        )
+        """Weight by name, in the order of the R axis."""
+        return {name: term.weight for name, term in self.terms.items()}
 
     @model_validator(mode="after")
     def _check_terms(self) -> RewardConfig:
@@ -196,19 +164,16 @@ class RewardConfig(Options):
         if not any(weights.values()):
             rule = f"the weights of all terms ({', '.join(weights)}) are 0, so every reward is 0"
             first = next(iter(weights))
-            remedy = f"set one of them, say reward.terms.{first}.{self._key_of(first)}=1"
+            remedy = f"set one of them, say reward.terms.{first}.weight=1"
             raise problem_at(("terms",), weights, rule, remedy)
-        for name in self.terms:
-            self._check_moving(name)
         for name, term in self.terms.items():
             if term.when == "evaluation" and weights[name] != 0:
                 rule = (
                     "must be 0 where when is evaluation: else evaluations would be of another "
                     "reward than training"
                 )
-                key = self._key_of(name)
-                remedy = f"set reward.terms.{name}.{key}=0, or reward.terms.{name}.when=always"
-                raise problem_at(("terms", name, key), weights[name], rule, remedy)
+                remedy = f"set reward.terms.{name}.weight=0, or reward.terms.{name}.when=always"
+                raise problem_at(("terms", name, "weight"), weights[name], rule, remedy)
         tied = [name for name, term in self.terms.items() if term.needs() and weights[name] != 0]
         if not tied and not self.allow_untied:
             weighted = ", ".join(name for name, weight in weights.items() if weight)
@@ -224,31 +189,6 @@ class RewardConfig(Options):
             self._check_watched(name)
         return self
 
-    def _key_of(self, name: str) -> str:
-        """The option that gives a term its weight."""
-        is_share = self.combine == "shares" and self.terms[name].share is not None
-        return "share" if is_share else "weight"
-
-    def _check_moving(self, name: str) -> None:
-        term, weight = self.terms[name], self.weights()[name]
-        if self.combine == "shares" and weight < 0:
-            rule = "must be 0 or more with reward.combine=shares: it is the share asked for"
-            raise problem_at(("terms", name, "weight"), weight, rule, f"set it to {-weight:g} or 0")
-        if self.combine != "shares" and term.share is not None:
-            rule = "is read with reward.combine=shares alone"
-            remedy = f"set reward.combine=shares, or use reward.terms.{name}.weight"
-            raise problem_at(("terms", name, "share"), term.share, rule, remedy)
-        if term.at_least is None:
-            return
-        if term.when == "evaluation":
-            rule = "is a bound in training, which does not score this term (when: evaluation)"
-            remedy = f"set reward.terms.{name}.when=always, or leave the bound out"
-            raise problem_at(("terms", name, "at_least"), term.at_least, rule, remedy)
-        if weight < 0:
-            rule = f"asks for high scores of a term whose weight {weight:g} asks for low ones"
-            remedy = f"set reward.terms.{name}.weight to 0 or more, or leave the bound out"
-            raise problem_at(("terms", name, "at_least"), term.at_least, rule, remedy)
-
     def _check_watched(self, name: str) -> None:
         if name not in self.terms:
             known = [term for term, weight in self.weights().items() if weight == 0]
@@ -259,11 +199,8 @@ class RewardConfig(Options):
             rule = f"{name!r} is scored in evaluations alone, where it is a canary anyway"
             remedy = f"set reward.terms.{name}.when=always, or leave it out of reward.watch"
             raise problem_at(("watch",), self.watch, rule, remedy)
-        weight, bound = self.weights()[name], self.terms[name].at_least
-        if weight != 0 or bound is not None:
-            given = f"{self._key_of(name)} {weight}" if weight != 0 else f"at_least {bound:g}"
-            rule = f"{name!r} has {given}: what is trained on cannot watch"
-            key = self._key_of(name) if weight != 0 else "at_least"
-            least = "0" if weight != 0 else "null"
-            remedy = f"set reward.terms.{name}.{key}={least}, or watch another term of its kind"
+        weight = self.terms[name].weight
+        if weight != 0:
+            rule = f"{name!r} has weight {weight}: what is trained on cannot watch"
+            remedy = f"set reward.terms.{name}.weight=0, or watch another term of its kind"
             raise problem_at(("watch",), self.watch, rule, remedy)

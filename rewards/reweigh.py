@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rewards.types import RewardError, RewardTable
 
-Mode = Literal["weighted_sum", "normalize_then_sum", "shares"]
+Mode = Literal["weighted_sum", "normalize_then_sum"]
 
 FLAT_TOLERANCE = 8 * torch.finfo(torch.float32).eps
 """Largest spread of a flat group, relative to its largest |score|: a few fp32 roundings."""
@@ -69,9 +69,6 @@ def contributions(
       images of the prompts to which the term applies: x = (s - mean_0) / max(std_0, std_floor).
       Inside its group every step has mean 0; on this scale, which no step moves, a policy that
       scores higher has higher totals, and a group may hold a single image.
-    - `shares`: x = (s - mean) / spread, by `table.units`, which do not change during a run, so
-      that weights of all terms compare; `rewards.steering` moves those. With `untrained` as
-      `normalize_then_sum`.
 
     The factor is exactly 1 where every term applies, which leaves the plain weighted sum. Where
     some do not, the weight of the missing ones goes to the others in proportion, so that a total
@@ -95,9 +92,6 @@ def contributions(
         scores = _standardise_by(untrained, table)
     elif mode == "normalize_then_sum":
         scores = _standardise(table)
-    elif mode == "shares":
-        means, stds = (units_of(table) if table.units is None else table.units).unbind(dim=1)
-        scores = (scores - means) / stds
     # Filled, not multiplied by 0: a caller's table may hold NaN where a term does not apply.
     applicable_scores = scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
     return table.weights * applicable_scores * _scale(table)[:, None, None]
@@ -136,27 +130,6 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
     covariance = (centred_parts * centred_total[..., None]).mean(dim=1)
     variance = centred_total.square().mean(dim=1, keepdim=True)
     return (covariance / variance).mean(dim=0).float()
-
-
-def units_of(table: RewardTable) -> Float32[Tensor, "R 2"]:
-    """Mean of each term, and its standard deviation inside groups, where it applies.
-
-    Where the deviation is below the term's `std_floor`, as where all pictures of a prompt score 0,
-    it is that over all images; where this is, too, 1.
-
-    Args:
-        table: Raw scores, finite where a term applies.
-    """
-    raw, floors = table.raw.double(), _std_floors(table)
-    does_not_apply = ~table.is_applicable[:, None, :].expand_as(raw)
-    counts = (~does_not_apply).sum(dim=(0, 1)).clamp(min=1)
-    means = raw.masked_fill(does_not_apply, 0.0).sum(dim=(0, 1)) / counts
-    inside, overall = (
-        deviations.masked_fill(does_not_apply, 0.0).square().sum(dim=(0, 1)).div(counts).sqrt()
-        for deviations in (_centre(raw), raw - means)
-    )
-    overall = overall.masked_fill(overall < floors, 1.0)
-    return torch.stack([means, torch.where(inside < floors, overall, inside)], dim=1).float()
 
 
 def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:

@@ -84,8 +84,6 @@ class RewardTable:
         notes: What a term found in each picture, by its name: a tuple for each prompt, with one
             note a picture, or empty where the term does not apply. Terms that say nothing have no
             entry.
-        units: Mean and spread (> 0) that each term's scores are measured by under `shares`; None:
-            those of this table.
     """
 
     names: tuple[str, ...]
@@ -94,4 +92,3 @@ class RewardTable:
     weights: Float32[Tensor, " R"]
     std_floors: Float32[Tensor, " R"]
     notes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    units: Float32[Tensor, "R 2"] | None = None

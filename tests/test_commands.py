@@ -23,13 +23,12 @@ from glm_grpo.builders.prompts import build_prompts, hint_at_prompts, list_texts
 from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
-from glm_grpo.errors import ConfigError, MemoryLimitError, ModelError
+from glm_grpo.errors import MemoryLimitError, ModelError
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
 from glm_grpo.models.planning import Planner
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
-from glm_grpo.probe.command import probe_config
 from glm_grpo.tiny.world import CAPTION_FORM
 from glm_grpo.training.data.prompts import PromptSource
 from glm_grpo.training.loop import Trainer
@@ -349,14 +348,6 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
         if reward == "ocr"
         else []
     )
-
-
-def test_probe_proposes_no_weights_where_they_move(configs_dir: Path, tmp_path: Path) -> None:
-    moving = compose_config(configs_dir, "tiny", ["reward.combine=shares"])
-    with pytest.raises(ConfigError, match=r"leave --share out and set .*reward.terms.ocr.share="):
-        probe_config(
-            moving, num_prompts=1, noises=2, shares={"ocr": 1.0}, directory=tmp_path / "probe"
-        )
 
 
 def test_help_loads_no_library_of_models() -> None:

@@ -17,7 +17,6 @@ def collect_settings(config: Config) -> CollectSettings:
         micro_batch_size=config.train.micro_batch_size,
         decode_steps=config.decode.rollout_steps or config.decode.steps,
         refill_rounds=config.rollout.refill_rounds,
-        steering=config.reward.steering(),
     )
 
 
@@ -40,9 +39,7 @@ def loop_settings(config: Config) -> LoopSettings:
         eval_every=config.train.eval_every,
         checkpoint_every=config.train.checkpoint_every,
         update=update_settings(config),
-        advantage=config.advantage,
         anchor=config.anchor,
-        steering=config.reward.steering(),
         is_stopping_on_hacking=config.reward.on_hacking == "stop",
         reference_sync_every=config.loss.reference_sync_every if config.needs_reference else None,
     )

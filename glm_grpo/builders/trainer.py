@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -44,7 +44,6 @@ from glm_grpo.training.recording.recorder import Recorder
 from glm_grpo.training.recording.run_recorder import RunRecorder
 from glm_grpo.training.sources import ExperienceSource, SynchronousSource
 from glm_grpo.training.targets import TargetSource
-from rewards.steering import MovingWeights
 
 
 @dataclass(frozen=True)
@@ -215,9 +214,7 @@ def _build_source(
         learner.strategy,
         launch.processes,
         batch_for_step=batch_for_step,
-        settings_for_step=lambda step: replace(
-            recheck.collect_settings(step), moving_weights=state.moving_weights
-        ),
+        settings_for_step=recheck.collect_settings,
         updates=lambda: learning_rate.updates,
         spares_for_step=spares,
     )
@@ -259,9 +256,6 @@ def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: Learni
         best_total=-torch.inf if state.best_total is None else state.best_total,
         skipped_in_a_row=state.skipped_in_a_row,
         full_decode_from=state.full_decode_from,
-        moving_weights=None
-        if state.moving_weights is None
-        else MovingWeights(**state.moving_weights.model_dump()),
     )
 
 

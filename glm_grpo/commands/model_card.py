@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib.metadata import version
 
 from glm_grpo.config import Config
@@ -12,7 +11,6 @@ from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.output import without_folders
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.recording.summaries import summarise_until
-from rewards.config import RewardConfig
 
 
 def describe_training(folder: RunFolder, config: Config, *, step: int) -> str:
@@ -34,7 +32,8 @@ def _describe_settings(config: Config, *, step: int) -> str:
     trained = "all weights of the language model"
     if adapter is not None:
         trained = f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}) on the language model"
-    rollout = config.rollout
+    rollout, weights = config.rollout, config.reward.weights()
+    terms = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
     rows = {
         "base model": _public(config.model.path),
         "began with": _public(config.model.start_from or config.model.path),
@@ -43,7 +42,7 @@ def _describe_settings(config: Config, *, step: int) -> str:
         "steps": f"{step}, of {rollout.prompts_per_step} prompts with {rollout.group_size} images "
         f"each; learning rate {config.optim.learning_rate:g}; seed {config.train.seed}",
         "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
-        "reward": f"`{config.reward.combine}` of {', '.join(_describe_terms(config.reward))}",
+        "reward": f"`{config.reward.combine}` of {terms}",
         "sampling": f"temperature {rollout.temperature:g}, top_p {rollout.top_p}, "
         f"top_k {rollout.top_k}, min_p {rollout.min_p}",
         "decoding": f"{config.decode.steps} steps, guidance {config.decode.guidance_scale:g}",
@@ -52,13 +51,6 @@ def _describe_settings(config: Config, *, step: int) -> str:
     }
     lines = (f"| {name} | {value} |\n" for name, value in rows.items())
     return f"## How it was trained\n\n| | |\n|---|---|\n{''.join(lines)}"
-
-
-def _describe_terms(reward: RewardConfig) -> Iterator[str]:
-    """Weight, or under `shares` share, of each term, and its bound."""
-    for name, weight in reward.weights().items():
-        bound = reward.terms[name].at_least
-        yield f"{name} {weight:g}" + ("" if bound is None else f" (at least {bound:g})")
 
 
 def _describe_figures(folder: RunFolder, *, step: int) -> str:

@@ -62,7 +62,7 @@ _SAME_EVALUATION = (
 """Keys that must agree where figures are compared."""
 _NOT_OF_THE_SCORE = frozenset(
     {
-        *("weight", "share", "at_least", "when", "std_floor"),
+        *("weight", "when", "std_floor"),
         *("timeout_seconds", "run_in", "threads", "url"),
         *("retries", "requests_at_once", "request_timeout_seconds"),
         *("api_key_variable", "token_variable"),

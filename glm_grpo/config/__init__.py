@@ -17,6 +17,7 @@ from glm_grpo.config.load import (
     validate_config,
     with_whole_weights,
 )
+from glm_grpo.config.removed import removed_problem
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import (
     TINY,
@@ -53,6 +54,7 @@ __all__ = [
     "flatten",
     "from_yaml",
     "parse_override",
+    "removed_problem",
     "resolve_config",
     "set_key",
     "shell_override",

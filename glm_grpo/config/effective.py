@@ -12,7 +12,6 @@ from typing import Any
 
 from glm_grpo.config.root import Config
 from glm_grpo.grpo.losses import ClippedLoss
-from rewards.options import Options
 
 _FIELDS: Mapping[str, str] = {"async": "asynchronous"}
 """Names of sections in Python, where they differ from the key."""
@@ -115,15 +114,6 @@ def _without_effect(config: Config) -> list[str]:
             "rollout.refill_rounds: no effect where loss.kl_placement is reward: the KL differs "
             "between images of equal scores"
         )
-    reward = config.reward
-    if reward.combine != "shares" and _is_set(reward, "share_rate"):
-        notes.append("reward.share_rate: no effect unless reward.combine is shares")
-    if all(term.at_least is None for term in reward.terms.values()):
-        notes += [
-            f"reward.{name}: no effect without a bound (reward.terms.<name>.at_least)"
-            for name in ("bound_rate", "bound_max")
-            if _is_set(reward, name)
-        ]
     if loss.reference_sync_every is not None and loss.kl_coef == 0:
         notes.append("loss.reference_sync_every: no effect where loss.kl_coef is 0")
     if train.skip_flat and not loss.weighs_advantages_alone:
@@ -132,11 +122,6 @@ def _without_effect(config: Config) -> list[str]:
             "loss.entropy_coef or a custom loss weighs images of advantage 0 as well"
         )
     return notes
-
-
-def _is_set(section: Options, name: str) -> bool:
-    """Whether an option has another value than its default."""
-    return bool(getattr(section, name) != type(section).model_fields[name].default)
 
 
 def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adjustment]:

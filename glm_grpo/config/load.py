@@ -29,6 +29,7 @@ from glm_grpo.composition import (
     folder_named_to_hydra,
     is_sweep,
 )
+from glm_grpo.config.removed import removed_problem, without_removed
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import (
@@ -169,11 +170,13 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
     Raises:
         ConfigError: Names every refused key with its value, the rule and the remedy.
     """
+    values, problems = without_removed(values)
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(describe_problems(find_problems(error, Config, values))) from error
-    problems = [] if is_stored else estimator_problems(config.loss)
+        problems += find_problems(error, Config, values)
+        raise ConfigError(describe_problems(problems)) from error
+    problems += [] if is_stored else estimator_problems(config.loss)
     if problems:
         raise ConfigError(describe_problems(problems))
     return config
@@ -398,6 +401,8 @@ def _describe_unnamed(error: Exception) -> str:
 
 def _absent_key_problem(key: str, value: str) -> Problem:
     """Tell a key that no file at hand sets, and `+` adds, from one that does not exist."""
+    if (removed := removed_problem(key, value)) is not None:
+        return removed
     keys = known_keys(Config)
     if key in keys or _names_a_term(key):
         rule = "is not in the config at hand; a + in front adds a term, or an option left out"

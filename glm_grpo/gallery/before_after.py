@@ -267,15 +267,10 @@ def _read_settings(folder: RunFolder) -> _Settings:
 
 
 def _describe_reward(config: Config) -> str:
-    """The formula, such as `0.4 lpips + 0.3 ocr`; terms of no weight and no bound are left out."""
+    """The formula, such as `0.4 lpips + 0.3 ocr`; terms of no weight are left out."""
     weights = config.reward.weights()
     parts = [f"{weight:+g} {name}" for name, weight in weights.items() if weight != 0]
-    formula = " ".join(f"{part[0]} {part[1:]}" for part in parts).removeprefix("+ ")
-    terms = config.reward.terms.items()
-    bounds = [
-        f"{name} at least {term.at_least:g}" for name, term in terms if term.at_least is not None
-    ]
-    return ", ".join([formula, *bounds])
+    return " ".join(f"{part[0]} {part[1:]}" for part in parts).removeprefix("+ ")
 
 
 def _describe_terms(config: Config) -> dict[str, str]:

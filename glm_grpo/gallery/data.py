@@ -37,7 +37,6 @@ from glm_grpo.run.tables import (
     stored_steps,
     with_comparable_totals,
 )
-from rewards.config import RewardConfig
 from rewards.terms.ocr import OcrConfig
 from rewards.terms.text_matching import plain_form
 
@@ -83,14 +82,12 @@ class Settings:
             `canary_margin`, `label` and `config`, as in `run.js`.
         readers: OCR terms by name, and whether case counts.
         problems: Why something is missing.
-        is_moving: Whether weights were others in each step; groups then name theirs.
         eval_every: Steps from one evaluation to the next, where known.
     """
 
     values: Mapping[str, Any]
     readers: Mapping[str, bool]
     problems: tuple[Problem, ...]
-    is_moving: bool = False
     eval_every: int | None = None
 
 
@@ -103,13 +100,8 @@ def read_settings(folder: RunFolder) -> Settings:
     except (CheckpointError, ConfigError, StorageError) as error:
         problem = {"where": folder.config_path.name, "message": describe(error, folder)}
         return _from_tables(folder, text, problem)
-    is_moving = config.reward.steering() is not None
     values = _from_config(config, text)
-    return Settings(values, list_readers(config), (), is_moving, config.train.eval_every)
-
-
-_RATES = ("share_rate", "bound_rate", "bound_max")
-"""Options of a reward whose weights move."""
+    return Settings(values, list_readers(config), (), config.train.eval_every)
 
 
 def _from_config(config: Config, text: str) -> dict[str, Any]:
@@ -121,11 +113,9 @@ def _from_config(config: Config, text: str) -> dict[str, Any]:
             "combine": reward.combine,
             "terms": [
                 _term(name, kinds[name], weights[name], term.std_floor)
-                | {"at_least": term.at_least, "has_share": term.share is not None}
                 | {"is_for_evaluations": term.when == "evaluation"}
                 for name, term in reward.terms.items()
             ],
-            "steering": {name: getattr(reward, name) for name in _RATES},
             "watch": list(reward.watch),
         },
         "advantage": config.advantage.model_dump(),
@@ -159,7 +149,6 @@ def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Setti
         "reward": {
             "combine": weighing.combine,
             "terms": terms,
-            "steering": {name: RewardConfig.model_fields[name].default for name in _RATES},
             "watch": [],
         },
         "advantage": None,
@@ -493,10 +482,6 @@ def _entry(
 ) -> dict[str, Any]:
     try:
         groups = read_groups(path, columns, records.settings.readers, evaluated=evaluated)
-        if evaluated is None and records.settings.is_moving:
-            weighing = read_weighing(path)
-            for group in groups:
-                group |= {"weights": weighing.weights, "units": weighing.units or None}
         for picture in pictures_of(groups):
             # The page would show what a link leads to.
             records.folder.picture(f"images/{picture}")

@@ -114,11 +114,6 @@ def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> 
 def _check_shares(shares: Mapping[str, float], reward: RewardConfig) -> None:
     """Before anything is sampled: `weights_for_shares` would find out at the end."""
     names = tuple(reward.terms)
-    if shares and reward.combine == "shares":
-        raise ConfigError(
-            "--share proposes fixed weights, and reward.combine=shares moves them; leave --share "
-            f"out and set the shares themselves: reward.terms.{next(iter(shares))}.share=..."
-        )
     unknown = sorted(shares.keys() - set(names))
     if unknown:
         raise ConfigError(

@@ -107,8 +107,7 @@ def _groups_table(rescoring: Rescoring) -> Table:
     table.add_column()
     table.add_column(justify="right")
     # `rescore` raises where this is not so.
-    agreement = "as stored, to the bit" if rescoring.is_exact else "as stored, to 0.001"
-    table.add_row("totals and advantages by the run's own weights", agreement)
+    table.add_row("totals and advantages by the run's own weights", "as stored, to the bit")
     for change in rescoring.changes:
         table.add_row(Text(change.key), Text(f"{change.before} to {change.after}"))
     winners, groups = rescoring.changed_winners, rescoring.groups

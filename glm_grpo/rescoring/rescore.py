@@ -6,7 +6,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from glm_grpo.config import (
     Config,
     flatten,
     parse_override,
+    removed_problem,
     set_key,
     validate_config,
 )
@@ -28,8 +29,7 @@ from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
 from glm_grpo.search_path import write_out_weights
 from rewards.audit.audit import describe_rare_terms
 from rewards.problems import Problem, describe_problems, known_keys
-from rewards.reweigh import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
-from rewards.steering import tables_in_force
+from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
 from rewards.terms import KINDS
 from rewards.types import RewardError, RewardTable
 
@@ -148,8 +148,6 @@ class Rescoring:
         gaining: Images that gain most advantage, the most first; those whose advantage changes by
             less than the two decimals it is shown with are left out.
         losing: Images that lose most advantage, likewise.
-        is_exact: Whether the run's own weights give what it stored to the bit; to 0.001 where
-            weights move, which another machine may round in another way.
         rare_terms: Lines on terms that apply to few of the prompts.
     """
 
@@ -166,19 +164,13 @@ class Rescoring:
     gaining: tuple[MovedImage, ...]
     losing: tuple[MovedImage, ...]
     rare_terms: tuple[str, ...] = ()
-    is_exact: bool = True
 
 
-_TERM_OPTIONS = ("weight", "share", "at_least", "std_floor")
-_REWARD_OPTIONS = ("combine", "share_rate", "bound_rate", "bound_max")
+_TERM_OPTIONS = ("weight", "std_floor")
 _CHANGEABLE = re.compile(
-    rf"reward\.({'|'.join(_REWARD_OPTIONS)})|advantage\.\w+"
-    rf"|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
+    rf"reward\.combine|advantage\.\w+|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
 )
-_CHANGEABLE_IN_WORDS = (
-    "<name>=WEIGHT, reward.terms.<name>.share, .at_least and .std_floor, reward.combine, "
-    "reward.share_rate, reward.bound_*, advantage.*"
-)
+_CHANGEABLE_IN_WORDS = "<name>=WEIGHT, reward.terms.<name>.std_floor, reward.combine, advantage.*"
 _LEAST_SIMILARITY = 0.75
 """Of two keys, by difflib, below which one is no misspelling of the other; most of a key is the
 sections it stands in, which many keys share."""
@@ -190,9 +182,8 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     """The config of a run with other weights, another combination or other advantages.
 
     Args:
-        overrides: `key=value` with the keys `reward.terms.<name>.weight`, `.share`, `.at_least` and
-            `.std_floor`, `reward.combine`, `reward.share_rate`, `reward.bound_rate` and
-            `.bound_max`, and `advantage.*`, written as for train.py; `<name>=0.5` is
+        overrides: `key=value` with the keys `reward.terms.<name>.weight` and `.std_floor`,
+            `reward.combine` and `advantage.*`, written as for train.py; `<name>=0.5` is
             `reward.terms.<name>.weight=0.5`.
 
     Raises:
@@ -203,16 +194,10 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     # What is only tried out harms no policy: a watched term may be weighted, and one that uses
     # the picture alone may stand by itself.
     values["reward"] |= {"watch": [], "allow_untied": True}
-    overrides = _with_whole_weights(overrides, config)
-    combine = dict(map(parse_override, overrides)).get("reward.combine")
-    if config.reward.combine == "shares" and combine not in (None, "shares"):
-        # No share is read there.
-        for term in values["reward"]["terms"].values():
-            term["share"] = None
     problems = []
-    for override in overrides:
+    for override in _with_whole_weights(overrides, config):
         key, value = parse_override(override)
-        problem = _find_problem(key, value, config, combine=combine or config.reward.combine)
+        problem = _find_problem(key, value, config)
         if problem is not None:
             problems.append(problem)
             continue
@@ -242,7 +227,9 @@ def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
     return write_out_weights(overrides, {*config.reward.terms, *KINDS})
 
 
-def _find_problem(key: str, value: object, config: Config, *, combine: object) -> Problem | None:
+def _find_problem(key: str, value: object, config: Config) -> Problem | None:
+    if (removed := removed_problem(key, value)) is not None:
+        return removed
     match = _CHANGEABLE.fullmatch(key)
     if match is None:
         rule = (
@@ -251,13 +238,7 @@ def _find_problem(key: str, value: object, config: Config, *, combine: object) -
         )
         return Problem(key, value, rule, _remedy_for_other_key(key, value, config))
     name = match["term"]
-    if name is None:
-        return None
-    if name in config.reward.terms:
-        is_share = combine == "shares" and config.reward.terms[name].share is not None
-        if is_share and key.endswith(".weight"):
-            rule = "is not read: the run gave this term a share"
-            return Problem(key, value, rule, f"set reward.terms.{name}.share={value}")
+    if name is None or name in config.reward.terms:
         return None
     rule = (
         f"the run did not score {name!r}, so no table holds its scores; it scored "
@@ -272,7 +253,7 @@ def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
     terms = itertools.product(config.reward.terms, _TERM_OPTIONS)
     keys = [
         *config.reward.terms,
-        *(f"reward.{option}" for option in _REWARD_OPTIONS),
+        "reward.combine",
         *(f"reward.terms.{name}.{option}" for name, option in terms),
         *(f"advantage.{option}" for option in type(config.advantage).model_fields),
     ]
@@ -335,8 +316,7 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
     stored = read_rollouts(folder, tuple(config.reward.terms), group_size=group_size)
     _check_every_prompt_had_a_total(folder, stored.groups, config)
     before = _score(stored, config)
-    is_moving = config.reward.steering() is not None
-    _check_as_stored(folder, stored, before, is_moving=is_moving)
+    _check_as_stored(folder, stored, before)
     _check_every_prompt_has_a_total(stored.groups, other)
     after = _score(stored, other)
     ranks = kendall_taus(before.totals, after.totals)
@@ -356,7 +336,6 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
         gaining=gaining,
         losing=losing,
         rare_terms=tuple(_describe_rare_terms(stored.groups, other)),
-        is_exact=not is_moving,
     )
 
 
@@ -369,14 +348,13 @@ def _describe_rare_terms(groups: StoredGroups, config: Config) -> list[str]:
 
 
 def _score(stored: StoredRollouts, config: Config) -> _Scored:
-    """As training did, step by step."""
+    """As training did."""
     reward, advantage = config.reward, config.advantage
     floors = {name: term.std_floor for name, term in reward.terms.items()}
     table = stored.groups.weigh(reward.weights(), floors)
     _, counts = stored.groups.steps.unique_consecutive(return_counts=True)
-    steps = tables_in_force(_split(table, counts.tolist()), reward.steering())
     try:
-        totals = torch.cat([combine(step, mode=reward.combine) for step in steps])
+        totals = combine(table, mode=reward.combine)
     except RewardError as error:
         raise ConfigError(
             f"reward.terms have weights {reward.weights()}: with them a total is not a finite "
@@ -391,35 +369,17 @@ def _score(stored: StoredRollouts, config: Config) -> _Scored:
         ).values
         for returns in (totals - stored.penalty).split(counts.tolist())
     ]
-    return _Scored(table, totals, torch.cat(advantages), _mean_shares(steps, mode=reward.combine))
+    shares = advantage_shares(table, mode=reward.combine)
+    return _Scored(table, totals, torch.cat(advantages), shares)
 
 
-def _split(table: RewardTable, counts: Sequence[int]) -> list[RewardTable]:
-    """A table of many steps as one a step, of so many groups each."""
-    parts = zip(table.raw.split(counts), table.is_applicable.split(counts), strict=True)
-    return [replace(table, raw=raw, is_applicable=applies) for raw, applies in parts]
-
-
-def _mean_shares(steps: Sequence[RewardTable], *, mode: Mode) -> Float32[Tensor, " R"]:
-    """Of the variance inside groups; every group that is not flat counts alike."""
-    varied = torch.tensor([int((~is_flat(combine(step, mode=mode))).sum()) for step in steps])
-    shares = torch.stack([advantage_shares(step, mode=mode).double() for step in steps])
-    mean = (shares * varied[:, None]).sum(dim=0) / varied.sum().clamp(min=1)
-    return mean.float()
-
-
-def _check_as_stored(
-    folder: RunFolder, stored: StoredRollouts, scored: _Scored, *, is_moving: bool
-) -> None:
+def _check_as_stored(folder: RunFolder, stored: StoredRollouts, scored: _Scored) -> None:
     for name, found, expected in (
         ("total", stored.totals, scored.totals),
         ("advantage", stored.advantages, scored.advantages),
     ):
         # Bits, so that NaN equals itself and 0 is not -0.
         differs = found.view(torch.int32) != expected.view(torch.int32)
-        if is_moving:
-            # Weights follow what they did before: another machine may round in another way.
-            differs &= ~torch.isclose(found, expected, rtol=1e-3, atol=1e-3)
         is_other = differs.any(dim=1)
         for row in is_other.nonzero().flatten()[:1].tolist():
             path = folder.rollout_path(int(stored.groups.steps[row]))

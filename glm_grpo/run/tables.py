@@ -91,20 +91,17 @@ class Weighing:
     """How the totals of a stored table came from its raw scores.
 
     Those of an evaluation depend on the evaluation of step 0 as well, save under `weighted_sum`,
-    see `read_evaluation`. Those of a rollout have the weights that were in force in that step.
+    see `read_evaluation`.
 
     Attributes:
         weights: By name of the term.
         std_floors: By name of the term, see `RewardTable`.
         combine: How the weighted terms are combined.
-        units: Mean and spread by name of the term, see `RewardTable`; only rollouts under `shares`
-            have some.
     """
 
     weights: dict[str, float]
     std_floors: dict[str, float]
     combine: Mode
-    units: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
 class _Weighing(BaseModel):
@@ -113,7 +110,6 @@ class _Weighing(BaseModel):
     weights: dict[str, Finite]
     std_floors: dict[str, Finite]
     combine: Mode
-    units: dict[str, tuple[Finite, Annotated[Finite, Field(gt=0)]]] = {}
 
 
 class _Metrics(BaseModel):
@@ -393,13 +389,11 @@ def _weighing_of(schema: pyarrow.Schema, path: Path) -> Weighing:
             "glm-grpo that wrote the run."
         )
     weighing = Weighing(**check_stored(_Weighing, content, place).model_dump())
-    of_terms = {"std_floors": [*weighing.std_floors], "units": [*weighing.units]}
-    for name, terms in of_terms.items():
-        if set(terms) != weighing.weights.keys() and (terms or name == "std_floors"):
-            raise StorageError(
-                f"{place} is damaged ({name} is of other terms than weights); restore it from a "
-                "copy"
-            )
+    if weighing.std_floors.keys() != weighing.weights.keys():
+        raise StorageError(
+            f"{place} is damaged (std_floors is of other terms than weights); restore it from a "
+            "copy"
+        )
     return weighing
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import accumulate
 
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from glm_grpo.grpo.advantages import AdvantageSettings, group_advantages
@@ -23,8 +23,7 @@ from glm_grpo.training.phase import (
     sampling_size,
 )
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
-from rewards.reweigh import Mode, combine
-from rewards.steering import MovingWeights, Steering, weigh
+from rewards.reweigh import Mode, combine, is_flat
 from rewards.types import RewardTable
 
 
@@ -38,8 +37,6 @@ class CollectSettings:
         micro_batch_size: Sequences the reference scores at once.
         decode_steps: Denoising steps of what is trained on, >= 1.
         refill_rounds: Times that flat groups are replaced by groups of other prompts, >= 0.
-        steering: How the weights of the terms move; None: they do not.
-        moving_weights: Where they stand, which decides what is flat; None before the first step.
     """
 
     combine: Mode
@@ -48,8 +45,6 @@ class CollectSettings:
     micro_batch_size: int
     decode_steps: int
     refill_rounds: int = 0
-    steering: Steering | None = None
-    moving_weights: MovingWeights | None = None
 
 
 def collect(
@@ -91,7 +86,7 @@ def collect(
     with processes.together():
         experience = make(batch)
     if spares is not None:
-        experience = _refill(experience, spares, make, settings, processes)
+        experience = _refill(experience, spares, make, settings.refill_rounds, processes)
     rewards = experience.totals - experience.penalties
     advantages = batch_advantages(rewards, settings.advantage, processes)
     return replace(experience, advantages=advantages)
@@ -105,7 +100,7 @@ def _collect_once(
     policy_step: int,
     clock: PhaseClock,
 ) -> Experience:
-    """The experience of some prompts, with advantages as if there were no others."""
+    """The experience of some prompts, with advantages of 0 until all groups are sampled."""
     kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
     batch = encode_sources(models, batch, clock)
     rollout = sample(models, batch, policy_step=policy_step, clock=clock)
@@ -135,7 +130,7 @@ def _collect_once(
         rewards=table,
         totals=totals,
         penalties=penalties,
-        advantages=batch_advantages(totals - penalties, settings.advantage, ALONE),
+        advantages=Advantages(torch.zeros_like(totals), is_flat(totals - penalties)),
         reference_log_probs=reference() if is_early or kl_coef_in_reward > 0 else None,
         is_sampled_by_reference=is_sampled_by_reference,
     )
@@ -145,7 +140,7 @@ def _refill(
     first: Experience,
     spares: SparePrompts,
     make: Callable[[PromptBatch], Experience],
-    settings: CollectSettings,
+    rounds: int,
     processes: Processes,
 ) -> Experience:
     """The groups of all rounds, and which of them are trained on.
@@ -153,9 +148,9 @@ def _refill(
     Each process replaces its own, by spare prompts that it and no other takes.
     """
     parts, trained = [first], torch.arange(len(first.totals))
-    flat = _is_flat(first, settings).nonzero().flatten()
+    flat = first.advantages.is_flat.nonzero().flatten()
     used = 0
-    for _ in range(settings.refill_rounds):
+    for _ in range(rounds):
         counts = processes.gather(len(flat))
         left = len(spares) - used
         if sum(counts) == 0 or left == 0:
@@ -170,18 +165,9 @@ def _refill(
                 trained[replaced] = sum(len(part.totals) for part in parts) + torch.arange(
                     len(places)
                 )
-                flat = replaced[_is_flat(more, settings)]
+                flat = replaced[more.advantages.is_flat]
                 parts.append(more)
     return replace(join_experiences(parts), trained=trained)
-
-
-def _is_flat(experience: Experience, settings: CollectSettings) -> Bool[Tensor, " P"]:
-    """Which groups have nothing to teach under the weights in force."""
-    if settings.steering is None or settings.moving_weights is None:
-        return experience.advantages.is_flat
-    rewards = weigh(experience.rewards, settings.moving_weights, settings.steering)
-    totals = combine(rewards, mode=settings.combine) - experience.penalties
-    return batch_advantages(totals, settings.advantage, ALONE).is_flat
 
 
 def _cat_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -23,7 +23,6 @@ from glm_grpo.config import shell_override
 from glm_grpo.config.sections import AnchorSection
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
 from glm_grpo.gallery.data import SummaryRow
-from glm_grpo.grpo.advantages import AdvantageSettings
 from glm_grpo.grpo.update import (
     UpdateReport,
     UpdateSettings,
@@ -41,12 +40,10 @@ from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.recording.progress import Progress
 from glm_grpo.training.recording.run_recorder import RunRecorder, StepRecord
 from glm_grpo.training.replay_check import check_replay
-from glm_grpo.training.reward_weights import weigh_experience
 from glm_grpo.training.sources import ExperienceSource
 from glm_grpo.training.targets import TargetSource, anchor_weight, examples_of
 from glm_grpo.types import EvaluationPart, Examples, Experience, PromptBatch
 from rewards.audit.canaries import Departure
-from rewards.steering import Steering
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +60,7 @@ class LoopSettings:
         eval_every: Steps between evaluations; one before the first and one after the last besides.
         checkpoint_every: Steps between checkpoints.
         update: Trains the policy on an experience.
-        advantage: How rewards become advantages.
         anchor: Target pictures as examples.
-        steering: Moves the weights of the reward's terms; None: they stay.
         reference_sync_every: Steps after which the reference follows the policy; None: never.
         is_stopping_on_hacking: Whether a canary that leaves its band ends the run.
     """
@@ -74,11 +69,9 @@ class LoopSettings:
     eval_every: int
     checkpoint_every: int
     update: UpdateSettings
-    advantage: AdvantageSettings
     anchor: AnchorSection
     is_stopping_on_hacking: bool
     reference_sync_every: int | None = None
-    steering: Steering | None = None
 
 
 class Trainer:
@@ -191,14 +184,6 @@ class Trainer:
         """One step of GRPO."""
         # Sample -> decode -> score -> advantages.
         experience, of_source = source.next_experience(step, clock)
-        weighted = weigh_experience(
-            experience,
-            self._state.moving_weights,
-            self._settings.steering,
-            self._settings.advantage,
-            self._processes,
-        )
-        experience = weighted.experience
         of_decode = self._recheck.compare(experience, step, clock)
         if is_first:
             self._check_replay(experience)
@@ -207,11 +192,9 @@ class Trainer:
             self._learner.average.update()
         self._follow_with_reference(step)
         source.policy_updated(step)
-        more = {**of_decode, **of_source, **weighted.metrics}
         clock.announce("records")
-        record = self._recorder.step(step, experience, updates, clock, more)
-        self._state.moving_weights = weighted.after
-        return updates, record
+        more = {**of_decode, **of_source}
+        return updates, self._recorder.step(step, experience, updates, clock, more)
 
     def _learn_targets(
         self, source: TargetSource, step: int, clock: PhaseClock

@@ -13,6 +13,7 @@ from benchmarks.recipes import (
     PAGE,
     RECIPES,
     RESULTS,
+    TRAINABLE,
     Evaluated,
     Finished,
     overrides_of,
@@ -58,7 +59,7 @@ def test_some_recipes_compose_and_draw_as_many_images(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", sorted({*RECIPES} & {*TRAINABLE}))
 def test_every_recipe_composes_and_draws_as_many_images(name: str) -> None:
     config = compose_config(CONFIGS, "tiny", [*overrides_of(name, 0, Path("runs")), *COMMON])
     a_step = config.rollout.prompts_per_step * config.rollout.group_size

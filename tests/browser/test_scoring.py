@@ -15,7 +15,6 @@ from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.rescoring.rescore import kendall_taus, winner_changes
 from rewards.audit.shares import weights_for_shares
 from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
-from rewards.steering import Steering, tables_in_force
 from rewards.types import RewardTable
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
@@ -24,7 +23,7 @@ OTHER_WEIGHTS = (0.05, 0.0, -0.7, 0.9)
 ADVANTAGE = {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0}
 MODES: tuple[Mode, ...] = ("weighted_sum", "normalize_then_sum")
 PROMPTS, IMAGES, STEPS = 5, 6, 4
-SCRIPTS = ("scoring.js", "steering.js", "advantages.js", "comparing.js", "shares.js")
+SCRIPTS = ("scoring.js", "advantages.js", "comparing.js", "shares.js")
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +57,6 @@ def make_table(seed: int) -> RewardTable:
     )
 
 
-def take_groups(table: RewardTable, rows: slice) -> RewardTable:
-    return replace(table, raw=table.raw[rows], is_applicable=table.is_applicable[rows])
-
-
 def make_penalty(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return 0.1 * torch.randn(STEPS * PROMPTS, IMAGES, generator=generator)
@@ -73,8 +68,7 @@ def to_reward(table: RewardTable, mode: Mode, weights: tuple[float, ...]) -> dic
         {"name": name, "weight": weight, "std_floor": floor}
         for name, weight, floor in zip(table.names, weights, table.std_floors.tolist(), strict=True)
     ]
-    rates = {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0}
-    return {"combine": mode, "terms": terms, "steering": rates}
+    return {"combine": mode, "terms": terms}
 
 
 def to_groups(table: RewardTable, penalty: Tensor) -> list[dict[str, Any]]:
@@ -235,50 +229,6 @@ def test_scoring_counts_groups_that_hold_other_totals(page: Page) -> None:
     groups[7]["total"][2] += 1e-4
     reward = to_reward(table, "weighted_sum", WEIGHTS)
     assert compare(page, to_steps(groups), reward, reward, None)["differingGroups"] == 1
-
-
-@pytest.mark.parametrize(
-    ("mode", "bounds"),
-    [
-        ("weighted_sum", {"lpips": 0.9, "ocr": 0.2}),
-        ("normalize_then_sum", {"ssim": 0.7}),
-        ("shares", {}),
-    ],
-)
-def test_scoring_moves_weights_as_training_does(
-    page: Page, mode: Mode, bounds: dict[str, float]
-) -> None:
-    table, penalty = make_table(seed=9), make_penalty(seed=9)
-    if mode == "shares":
-        # Terms whose scores are all equal at first.
-        table.raw[:PROMPTS, :, 1] = 0.25
-    steering = Steering(mode, bounds, share_rate=0.3, bound_rate=0.1, bound_max=10.0)
-    rows = range(0, STEPS * PROMPTS, PROMPTS)
-    steps = [take_groups(table, slice(row, row + PROMPTS)) for row in rows]
-    weighted = tables_in_force(steps, steering)
-    totals = torch.cat([combine(step, mode=mode) for step in weighted])
-    own, moving = (to_reward(table, each, WEIGHTS) for each in ("weighted_sum", mode))
-    for term in moving["terms"]:
-        term["at_least"] = bounds.get(term["name"])
-    found = compare(page, to_steps(to_groups(table, penalty)), own, moving, ADVANTAGE)
-    columns = torch.tensor([group["totalsAfter"] for group in found["perGroup"]])
-    torch.testing.assert_close(columns, totals, rtol=1e-4, atol=1e-5)
-    fixed = combine(table, mode=mode)
-    assert (totals[-PROMPTS:] - fixed[-PROMPTS:]).abs().max() > 1e-2
-    # One group shows the weights that were stored with its step.
-    names = dict(zip(NAMES, range(len(NAMES)), strict=True))
-    last = weighted[-1]
-    stored = {
-        "weights": {name: last.weights[column].item() for name, column in names.items()},
-        "units": None
-        if last.units is None
-        else {name: last.units[column].tolist() for name, column in names.items()},
-    }
-    parts = call(page, "contributions", {**to_groups(table, penalty)[-1], **stored}, moving)
-    expected = contributions(last, mode=mode)[-1]
-    for name, column in names.items():
-        if parts[name] is not None:
-            assert parts[name] == pytest.approx(expected[:, column].tolist(), rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,9 @@ def set_weight(page: Page, term: str, weight: float) -> None:
     ("given", "params", "words"),
     [
         (
-            ("reward.combine=shares", "+reward.terms.ocr.share=0.6"),
+            ("reward.combine=normalize_then_sum",),
             {"combine": "weighted_sum", "w__ocr": 0.7},
-            ["reward.terms.ocr.share=null", "reward.terms.ocr.weight=0.7"],
+            ["reward.combine=weighted_sum", "reward.terms.ocr.weight=0.7"],
         ),
         (
             ("reward.watch=[lpips]", "reward.terms.lpips.weight=0"),

@@ -281,9 +281,9 @@ def test_compare_refuses_a_term_that_a_run_did_not_score(make_run: MakeRun) -> N
 def test_compare_refuses_a_term_that_was_scored_in_different_ways(
     make_run: MakeRun,
 ) -> None:
-    # Weights, bounds, floors and threads leave the scores as they are.
+    # Weights, floors and threads leave the scores as they are.
     same = ("reward.terms.lpips.weight=0.1", "reward.terms.ocr.threads=1")
-    same = (*same, "+reward.terms.ocr.at_least=0.9")
+    same = (*same, "+reward.terms.ocr.std_floor=0.1")
     runs = [make_run("a", FIRST), make_run("b", SECOND, *same)]
     assert compare(runs, WEIGHTS).left_out == ()
     runs[1] = make_run("b", SECOND, *same, "reward.terms.lpips.network=vgg")

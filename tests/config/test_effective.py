@@ -108,12 +108,6 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
             {"loss.reference_sync_every": 2, "loss.kl_coef": 0.0},
             "loss.reference_sync_every: no effect where loss.kl_coef is 0",
         ),
-        (
-            {"reward.share_rate": 0.1},
-            "reward.share_rate: no effect unless reward.combine is shares",
-        ),
-        ({"reward.share_rate": 0.1, "reward.combine": "shares"}, ""),
-        ({"reward.bound_rate": 0.3}, "reward.bound_rate: no effect without a bound"),
     ],
 )
 def test_what_has_no_effect_is_said(bend: Bend, changes: dict[str, object], note: str) -> None:

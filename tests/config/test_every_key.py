@@ -25,17 +25,14 @@ decode: {steps: 1, guidance_scale: 1.5, rollout_steps: 4, recheck_every: 1, rech
          min_rank_correlation: -1.0, batch_size: 1, quantization: float8}
 reward:
   combine: normalize_then_sum
-  share_rate: 10.0
-  bound_rate: 0.2
-  bound_max: 20.0
   allow_untied: true
   overlap: false
   watch: [psnr]
   on_hacking: stop
   canary_margin: 3.0
   terms:
-    ssim: {weight: -0.5, share: 0.5, at_least: 0.3, std_floor: 0.01, timeout_seconds: 5.0,
-           only: poster-*, when: evaluation, run_in: process, against: source}
+    ssim: {weight: -0.5, std_floor: 0.01, timeout_seconds: 5.0, only: poster-*,
+           when: evaluation, run_in: process, against: source}
     lpips: {against: source, network: vgg, pretrained: true}
     ocr: {case_sensitive: true, extra_text_penalty: 1.0, engine: rapidocr, threads: 1,
           detection_side: 512, languages: [en, de]}
@@ -96,7 +93,6 @@ BESIDE: dict[str, dict[str, object]] = {
     "model.adapter.alpha": {"model.adapter": ADAPTER},
     "model.quantization": {"model.adapter": ADAPTER},
     "reward.watch": {"reward.terms.psnr": {"weight": 0.0}},
-    "reward.terms.ssim.share": {"reward.combine": "shares"},
     "reward.terms.ssim.when": {"reward.terms.ssim.weight": 0.0},
     "reward.terms.ocr.engine": EASYOCR,
     "reward.terms.ocr.languages": EASYOCR,

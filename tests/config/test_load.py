@@ -70,6 +70,7 @@ def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Pa
         ("optim.learning_rat=1", "did you mean optim.learning_rate"),
         ("orc=0.9", r"orc = '0.9'\n.*no reward term(.|\n)*did you mean ocr=0.9\?"),
         ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?"),
+        ("reward.terms.ocr.at_least=0.9", r"at_least = '0.9'\n(.|\n)*was removed"),
         ("model=tony", "Available options in 'model'"),
         ("model=3", "group override must be .* int; write the name of a file"),
         ("train=[1]", r"train=\[1\](.|\n)*Cannot merge DictConfig with ListConfig"),

@@ -194,14 +194,14 @@ def test_score_images_refuses_lists_that_do_not_fit() -> None:
 
 
 def test_score_images_says_what_to_write_instead_of_what_it_refuses() -> None:
-    config = {"terms": {"ocr": {"wieght": 1.0}}, "combin": "shares"}
+    config = {"terms": {"ocr": {"wieght": 1.0}}, "combin": "weighted_sum"}
     with pytest.raises(ValueError, match="^The config has 2 problems:") as caught:
         score_images([], [], config)
     assert str(caught.value).splitlines()[1:] == [
         "  terms.ocr.wieght = 1.0",
         "    rule:   is not an option of kind ocr",
         "    remedy: did you mean weight?",
-        "  combin = 'shares'",
+        "  combin = 'weighted_sum'",
         "    rule:   is not a key of the config",
         "    remedy: did you mean combine?",
     ]

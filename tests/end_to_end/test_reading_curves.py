@@ -36,8 +36,6 @@ def test_reading_curves_names_every_metric_of_a_run_and_no_other(make_trainer) -
         "train.micro_batch_size=2",
         "+reward.terms.psnr.weight=0",
         "reward.watch=[psnr]",
-        "reward.combine=shares",
-        "+reward.terms.ssim.at_least=0.5",
         "anchor.weight=0.1",
         "rollout.refill_rounds=1",
         held_out=2,

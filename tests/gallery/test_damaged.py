@@ -90,7 +90,6 @@ def test_missing_config_leaves_what_the_tables_tell(run: Any) -> None:
             {"name": "ocr", "kind": "ocr", "weight": 0.3, "std_floor": 0.0001},
             {"name": "aesthetic", "kind": "aesthetic", "weight": 0.1, "std_floor": 0.0001},
         ],
-        "steering": {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0},
         "watch": [],
     }
     unknown = ("advantage", "group_size", "picture", "steps_planned", "canary_margin", "config")

@@ -42,13 +42,10 @@ def test_run_tells_the_settings(run: Any) -> None:
                     "kind": name,
                     "weight": weight,
                     "std_floor": 0.0001,
-                    "at_least": None,
-                    "has_share": False,
                     "is_for_evaluations": False,
                 }
                 for name, weight in zip(NAMES, (0.4, 0.2, 0.3, 0.1), strict=True)
             ],
-            "steering": {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0},
             "watch": [],
         },
         "advantage": {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0},

@@ -33,6 +33,8 @@ def config(configs_dir: Path) -> Config:
             "train.steps = 3.*not a key that rescore can change.*glm-grpo train train",
         ),
         ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3.*images and raw scores"),
+        ("reward.terms.ocr.share=0.5", "reward.terms.ocr.share = 0.5.*was removed"),
+        ("reward.combine=shares", "reward.combine = 'shares'.*was removed"),
         ("reward.terms.ocr.weight=much", "reward.terms.ocr.weight = 'much'.*must be a number"),
     ],
 )
@@ -52,16 +54,6 @@ def test_a_terms_name_stands_for_its_weight(configs_dir: Path) -> None:
         SettingChange("reward.terms.ocr.weight", 0.3, 0.9),
         SettingChange("reward.terms.mine.weight", 0.5, 0.0),
     )
-
-
-def test_a_run_of_shares_may_be_rescored_under_weights(configs_dir: Path) -> None:
-    given = ["reward.combine=shares", "+reward.terms.ocr.share=0.6"]
-    config = compose_config(configs_dir, "tiny", given)
-    other = override_weighing(config, ["ocr=0.7", "reward.combine=weighted_sum"])
-    assert other.reward.weights()["ocr"] == 0.7
-    assert other.reward.terms["ocr"].share is None
-    with pytest.raises(ConfigError, match=r"(?s)is not read.*set reward.terms.ocr.share=0.7"):
-        override_weighing(config, ["ocr=0.7"])
 
 
 def test_override_weighing_refuses_a_reward_of_nothing(config: Config) -> None:

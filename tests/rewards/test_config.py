@@ -104,7 +104,7 @@ def test_config_takes_two_terms_of_one_kind_under_names_of_their_own() -> None:
             {"kind": "ssim", "zebra": 1},
             "a.zebra",
             "is not an option of kind ssim",
-            "use some of weight, share, at_least, std_floor, timeout_seconds, only, when",
+            "use some of weight, std_floor, timeout_seconds, only, when",
         ),
     ],
 )
@@ -159,32 +159,6 @@ EVALUATED = {"weight": 0.0, "when": "evaluation"}
             "terms.psnr.weight",
             "must be 0 where when is evaluation.*set reward.terms.psnr.weight=0, or",
         ),
-        # Weights that move.
-        (
-            {"psnr": {"weight": 1.0, "share": 0.5}},
-            {},
-            "terms.psnr.share",
-            "is read with reward.combine=shares alone",
-        ),
-        (
-            {"psnr": {"weight": -1.0}},
-            {"combine": "shares"},
-            "terms.psnr.weight",
-            "must be 0 or more with reward.combine=shares",
-        ),
-        (
-            {"psnr": {"weight": -1.0, "at_least": 0.5}},
-            {},
-            "terms.psnr.at_least",
-            "asks for high scores of a term whose weight -1 asks for low ones",
-        ),
-        ({"psnr": {**EVALUATED, "at_least": 0.5}}, {}, "terms.psnr.at_least", "in training"),
-        (
-            {"psnr": {"weight": 0.0, "at_least": 0.5}},
-            {"watch": ["psnr"]},
-            "watch",
-            "'psnr' has at_least 0.5: what is trained on cannot watch",
-        ),
     ],
 )
 def test_config_refuses_rewards_that_cannot_be(
@@ -206,17 +180,3 @@ def test_config_is_tied_by_one_term_of_any_weight(weight: float) -> None:
 
 def test_config_allows_an_untied_reward_on_request() -> None:
     assert read({"aesthetic": AESTHETIC}, allow_untied=True).weights() == {"aesthetic": 1.0}
-
-
-def test_config_takes_shares_and_weights_where_there_are_none() -> None:
-    terms = {"ssim": {"weight": 0.2}, "psnr": {"weight": 0.5, "share": 0.7}}
-    reward = read(terms, combine="shares")
-    assert reward.weights() == {"ssim": 0.2, "psnr": 0.7}
-    steering = reward.steering()
-    assert steering is not None
-    assert (steering.combine, steering.at_least) == ("shares", {})
-    assert read({"ssim": {"weight": 0.2}}).steering() is None
-    bounded = read({"ssim": {"weight": 0.2, "at_least": 0.5}}, bound_rate=0.2, bound_max=3.0)
-    steering = bounded.steering()
-    assert steering is not None
-    assert (steering.at_least, steering.bound_rate, steering.bound_max) == ({"ssim": 0.5}, 0.2, 3.0)

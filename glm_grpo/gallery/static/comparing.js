@@ -11,8 +11,6 @@
 
   /* Largest difference to a stored total, relative where it is above 1: a few float32 roundings. */
   const STORED_TOLERANCE = 1e-6;
-  /* Where weights move by what they did before, roundings add up. */
-  const STORED_TOLERANCE_MOVING = 1e-4;
 
   const scoredBefore = new WeakMap();
 
@@ -106,18 +104,17 @@
       return known;
     }
     const scored = scoring.score(table, reward, advantage);
-    const before = { ...scored, reward, differingGroups: countDiffering(table, scored.totals, reward) };
+    const before = { ...scored, reward, differingGroups: countDiffering(table, scored.totals) };
     scoredBefore.set(table, before);
     return before;
   }
 
   /** Groups whose stored totals are not those that follow from the scores and the run's weights. */
-  function countDiffering(table, computed, reward) {
-    const allowed = scoring.moves(reward) ? STORED_TOLERANCE_MOVING : STORED_TOLERANCE;
+  function countDiffering(table, computed) {
     return table.groups.filter((group, row) =>
       group.total.some((total, image) => {
         const difference = total - computed[table.imageStarts[row] + image];
-        return Math.abs(difference) > allowed * Math.max(1, Math.abs(total));
+        return Math.abs(difference) > STORED_TOLERANCE * Math.max(1, Math.abs(total));
       }),
     ).length;
   }

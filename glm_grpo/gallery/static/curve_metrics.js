@@ -23,7 +23,7 @@
   const MOST_DIGITS = 15;
   const EVALUATION = "eval/";
   const CANARY = "canary/";
-  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction|weight|multiplier)$/;
+  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction)$/;
 
   /* One chart each: [title, names, options]. Options: `unit` of the figures. */
   const POLICY = [
@@ -106,8 +106,6 @@
         title: "What does the policy learn from?",
         charts: [
           ...ofTerms("Share of the advantage, by term", "advantage_share"),
-          ...ofTerms("Weight in force, by term", "weight"),
-          ...ofTerms("Multiplier of the bound, by term", "multiplier"),
           ...listed([["Flat groups, as a fraction", ["advantage/flat_fraction"]]]),
           ...ofTerms("Standard deviation inside groups, by term", "std_within"),
           ...ofTerms("Groups in which a term is flat, as a fraction", "flat_fraction"),

@@ -1,7 +1,7 @@
 /* Raw scores and weights -> totals and shares, as training computes them.
 
    Pure functions, no DOM. They follow rewards/reweigh.py, and round to float32 wherever that does,
-   so that a group that is flat there is flat here. Weights that move: see steering.js.
+   so that a group that is flat there is flat here.
 
    Axes: groups of G images, one a step and prompt; R terms in the order of `reward.terms`. */
 (function () {
@@ -115,28 +115,10 @@
     checkWeights(reward, weights);
     const scores = reward.combine === "normalize_then_sum" ? standardise(table, terms) : table.raw;
     const parts = new Float32Array(scores.length);
-    const { moves, begin, inForce, move } = window.glmGallery.scoring;
-    if (!moves(reward)) {
-      const force = { weights, units: null };
-      addParts(table, terms, scores, force, [0, table.groups.length], parts);
-      return parts;
-    }
-    let at = null;
-    for (let step = 0; step + 1 < table.stepStarts.length; step += 1) {
-      const rows = [table.stepStarts[step], table.stepStarts[step + 1]];
-      at ??= begin(table, reward, rows);
-      addParts(table, terms, scores, inForce(reward, at), rows, parts);
-      at = move(table, reward, at, rows, parts);
-    }
-    return parts;
-  }
-
-  /** The parts of some groups under weights, of scores measured in units where there are some. */
-  function addParts(table, terms, scores, { weights, units }, rows, parts) {
     const sizes = weights.map(Math.abs);
     const all = sumRow(sizes, 0, sizes.length);
     const applicable = new Float32Array(terms.length);
-    for (let row = rows[0]; row < rows[1]; row += 1) {
+    for (let row = 0; row < table.groups.length; row += 1) {
       const start = row * terms.length;
       for (let column = 0; column < terms.length; column += 1) {
         applicable[column] = sizes[column] * table.isApplicable[start + column];
@@ -151,19 +133,14 @@
       for (let place = table.imageStarts[row] * terms.length; place < end; place += 1) {
         const column = place % terms.length;
         if (table.isApplicable[start + column]) {
-          const score = units === null ? scores[place] : measure(scores[place], units[column]);
-          parts[place] = round32(weights[column] * score) * scale;
+          parts[place] = round32(weights[column] * scores[place]) * scale;
         }
       }
     }
+    return parts;
   }
 
-  /** A score less its mean, in spreads. */
-  function measure(score, [centre, std]) {
-    return round32(round32(score - centre) / std);
-  }
-
-  function checkWeights({ combine, terms }, weights) {
+  function checkWeights({ terms }, weights) {
     if (terms.length === 0) {
       throw new WeighingError("reward.terms = {}: no term is used, so there is no reward");
     }
@@ -182,12 +159,6 @@
         );
       }
     });
-    const negative = terms.find((term) => term.weight < 0);
-    if (combine === "shares" && negative !== undefined) {
-      throw new WeighingError(
-        `reward.terms.${negative.name}.share = ${negative.weight}: must be 0 or more; set it to 0`,
-      );
-    }
     if (weights.every((weight) => weight === 0)) {
       const names = terms.map((term) => term.name);
       throw new WeighingError(
@@ -245,10 +216,10 @@
   }
 
   /** Each term's part of the variance inside groups; see rewards.reweigh.advantage_shares. */
-  function findShares(table, parts, width, rows = [0, table.groups.length]) {
+  function findShares(table, parts, width) {
     const sums = new Float64Array(width);
     let varied = 0;
-    for (let row = rows[0]; row < rows[1]; row += 1) {
+    for (let row = 0; row < table.groups.length; row += 1) {
       const [first, last] = [table.imageStarts[row], table.imageStarts[row + 1]];
       const totals = new Float64Array(last - first);
       for (let place = first * width; place < last * width; place += 1) {
@@ -283,7 +254,7 @@
   /** Name of each term -> what it adds to the G totals of a group; null where it does not apply. */
   function contributions(group, reward) {
     const table = oneGroup(group, reward);
-    const parts = group.weights ? weighAsStored(table, reward) : weigh(table, reward);
+    const parts = weigh(table, reward);
     const width = reward.terms.length;
     return Object.fromEntries(
       reward.terms.map(({ name }, column) => [
@@ -291,19 +262,6 @@
         table.isApplicable[column] ? group.images.map((_, g) => parts[g * width + column]) : null,
       ]),
     );
-  }
-
-  /** The parts of one group under the weights that were in force in its step. */
-  function weighAsStored(table, { combine, terms }) {
-    const [{ weights, units }] = table.groups;
-    const force = {
-      weights: Float32Array.from(terms.map((term) => weights[term.name])),
-      units: units && terms.map((term) => units[term.name].map(round32)),
-    };
-    const scores = combine === "normalize_then_sum" ? standardise(table, terms) : table.raw;
-    const parts = new Float32Array(scores.length);
-    addParts(table, terms, scores, force, [0, 1], parts);
-    return parts;
   }
 
   /** The G totals of a group. */
@@ -329,7 +287,6 @@
     mean,
     shares,
     starts,
-    sumRow,
     tabulate,
     totals,
     weigh,

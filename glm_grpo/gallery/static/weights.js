@@ -17,7 +17,6 @@
   const COMBINATIONS = {
     weighted_sum: "scores times weights",
     normalize_then_sum: "scores standardised inside each group first",
-    shares: "weights move from step to step, so that each term keeps the share asked for",
   };
 
   /** The run's reward with what the address sets to something else. */
@@ -32,7 +31,7 @@
 
   /** The shares that the address asks for, by name of the term, of sum 1; null where it sets weights. */
   function readShares(params, reward) {
-    if (params.by !== "shares" || scoring.moves(reward)) return null;
+    if (params.by !== "shares") return null;
     const asked = reward.terms.map(({ name }) => Math.max(Number(params[SHARE_PREFIX + name]) || 0, 0));
     const all = asked.reduce((sum, share) => sum + share, 0);
     if (!(all > 0 && Number.isFinite(all))) return null;
@@ -74,17 +73,9 @@
     return String(value).replace(/^(-?\d+)e/, "$1.0e");
   }
 
-  /** What a term's number is called in a config. */
-  function keyOf(reward) {
-    return reward.combine === "shares" ? "share" : "weight";
-  }
-
-  /* The terms that have a weight or a share to set, each with the share taken out that the run gave
-     it where none is read. */
+  /* The terms that have a weight to set. */
   function settable(reward) {
-    return reward.terms
-      .filter((term) => !term.is_for_evaluations)
-      .map((term) => ({ ...term, dropsShare: term.has_share && keyOf(reward) !== "share" }));
+    return reward.terms.filter((term) => !term.is_for_evaluations);
   }
 
   /* The terms that may only be watched: null where they are those of the run. */
@@ -95,11 +86,9 @@
 
   /** The part of a config that these weights stand for. */
   function writeYaml(reward) {
-    const terms = settable(reward).map((term) => {
-      const bound = term.at_least == null ? "" : `      at_least: ${writeNumber(term.at_least)}\n`;
-      const share = term.dropsShare ? "      share: null\n" : "";
-      return `    ${term.name}:\n      ${keyOf(reward)}: ${writeNumber(term.weight)}\n${share}${bound}`;
-    });
+    const terms = settable(reward).map(
+      (term) => `    ${term.name}:\n      weight: ${writeNumber(term.weight)}\n`,
+    );
     const watch = watchOf(reward);
     const watched = watch === null ? "" : `  watch: [${watch.join(", ")}]\n`;
     return `reward:\n  combine: ${reward.combine}\n${watched}  terms:\n${terms.join("")}`;
@@ -107,10 +96,9 @@
 
   /** The command that trains with this reward, whatever the config says. */
   function writeTraining(reward) {
-    const changes = settable(reward).flatMap(({ name, weight, dropsShare }) => [
-      ...(dropsShare ? [`reward.terms.${name}.share=null`] : []),
-      `reward.terms.${name}.${keyOf(reward)}=${writeNumber(weight)}`,
-    ]);
+    const changes = settable(reward).map(
+      ({ name, weight }) => `reward.terms.${name}.weight=${writeNumber(weight)}`,
+    );
     const watch = watchOf(reward);
     if (watch !== null) changes.push(`reward.watch=[${watch.join(",")}]`);
     const start = "glm-grpo train --config-dir RUN run_dir=NEW";
@@ -119,12 +107,10 @@
 
   /** The command that computes the same from the stored tables. */
   function writeCommand(reward, own) {
-    /* What is a share there is no weight here. */
-    const areAllOthers = keyOf(reward) !== keyOf(own);
     const changes = reward.terms
-      .filter((term, index) => areAllOthers || term.weight !== own.terms[index].weight)
+      .filter((term, index) => term.weight !== own.terms[index].weight)
       .filter((term) => !term.is_for_evaluations)
-      .map((term) => `reward.terms.${term.name}.${keyOf(reward)}=${writeNumber(term.weight)}`);
+      .map((term) => `reward.terms.${term.name}.weight=${writeNumber(term.weight)}`);
     if (reward.combine !== own.combine) changes.push(`reward.combine=${reward.combine}`);
     return ["glm-grpo rescore RUN", ...changes].join(" ");
   }
@@ -218,10 +204,9 @@
     const limits = { low: sizes.some((size) => size < 0) ? -reach : 0, high: reach };
     const varying = useMemo(() => scoring.findVarying(steps, own), [steps]);
     const canHave = Object.fromEntries(own.terms.map(({ name }, index) => [name, varying[index]]));
-    const isMoving = scoring.moves(reward);
     function chooseCombination(combine) {
-      /* The shares asked for stay, where weights can follow from them. */
-      if (shares === null || combine === "shares") set({ ...reward, combine });
+      /* The shares asked for stay. */
+      if (shares === null) set({ ...reward, combine });
       else gallery.replace("weights", { ...params, page: null, combine: combine === own.combine ? null : combine });
     }
     function askForShares() {
@@ -252,7 +237,7 @@
         <legend>Weights and shares</legend>
         <div class="weights-ways">
           <label><input type="radio" name="by" checked=${shares === null} onChange=${() => set(reward)} /> set weights</label>
-          <label><input type="radio" name="by" checked=${shares !== null} disabled=${isMoving}
+          <label><input type="radio" name="by" checked=${shares !== null}
             onChange=${askForShares} /> set shares, get weights</label>
           ${shares === null && html`<label>sliders reach <select value=${String(reach)}
               onChange=${(event) => gallery.replace("weights", { ...params, reach: event.currentTarget.value })}>
@@ -270,8 +255,6 @@
       </fieldset>
       <p class="soft">
         A share is a term's part of what tells the images of a group apart; shares add up to 100 %.
-        ${reward.combine === "shares" &&
-        html` Here the number of a term is the share asked for, beside those of the others.`}
       </p>
       <button type="button" disabled=${isOwn} onClick=${() => set(own)}>Reset to the run's own weights</button>
     </form>`;

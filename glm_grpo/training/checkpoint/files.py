@@ -53,14 +53,6 @@ class _OptimizerValues(BaseModel):
     groups: list[dict[str, Any]]
 
 
-class _MovingWeights(BaseModel):
-    """See `MovingWeights`."""
-
-    units: tuple[tuple[Finite, Finite], ...]
-    weights: tuple[Finite, ...]
-    multipliers: tuple[Finite, ...]
-
-
 class StoredRunState(BaseModel):
     """What a run keeps in a checkpoint's metadata, the schema of it; see `RunState`.
 
@@ -75,7 +67,6 @@ class StoredRunState(BaseModel):
     best_total: Finite | None
     skipped_in_a_row: Annotated[int, Strict()] = Field(ge=0, le=2**31 - 1)
     full_decode_from: Step | None
-    moving_weights: _MovingWeights | None = None
     start_step: Step | None = None
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from rewards.steering import MovingWeights
-
 
 @dataclass
 class RunState:
@@ -20,8 +18,6 @@ class RunState:
         skipped_in_a_row: Steps since the last one with a finite update.
         full_decode_from: First step whose rollouts take all denoising steps because fewer ranked
             badly; None while they do not.
-        moving_weights: Where the weights of a reward stand that moves them; None before its first
-            step.
         start_step: Of the checkpoint that the run began with (`model.start_from`); None: of none.
     """
 
@@ -30,7 +26,6 @@ class RunState:
     best_total: float = -torch.inf
     skipped_in_a_row: int = 0
     full_decode_from: int | None = None
-    moving_weights: MovingWeights | None = None
     start_step: int | None = None
 
     def note_best(self, total: float) -> bool:

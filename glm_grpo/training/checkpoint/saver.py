@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -88,8 +87,6 @@ class CheckpointSaver:
         }
         if state.start_step is not None:
             metadata["start_step"] = state.start_step
-        if state.moving_weights is not None:
-            metadata["moving_weights"] = dataclasses.asdict(state.moving_weights)
 
         def write() -> None:
             save_checkpoint(self._folder, step=state.step, tensors=tensors, metadata=metadata)

@@ -180,7 +180,6 @@ class Recheck:
                 token_ids = experience.rollout.token_ids[:groups]
                 some = part_of_batch(batch, range(groups))
                 _, full = decode_and_score(self._models, some, token_ids)
-                full = replace(full, weights=table.weights, units=table.units)
                 applies = table.is_applicable[:groups]
                 cheap = replace(table, raw=table.raw[:groups], is_applicable=applies, notes={})
                 own.append((cheap, full))

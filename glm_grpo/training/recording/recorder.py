@@ -229,12 +229,6 @@ class Recorder:
             weights=dict(zip(rewards.names, rewards.weights.tolist(), strict=True)),
             std_floors=dict(zip(rewards.names, rewards.std_floors.tolist(), strict=True)),
             combine=self._combine,
-            units={}
-            if rewards.units is None
-            else {
-                name: (mean, std)
-                for name, (mean, std) in zip(rewards.names, rewards.units.tolist(), strict=True)
-            },
         )
         table = pyarrow.table(dict(columns)).replace_schema_metadata(weighing_metadata(weighing))
         content = io.BytesIO()
