@@ -300,12 +300,6 @@ def _add_probe(commands: _Commands) -> None:
         help="noises one sample is decoded under (4)",
     )
     command.add_argument(
-        "--branches",
-        type=types.whole_number(2, 1000, remedy="two at least; leave it out for none"),
-        metavar="M",
-        help="images to each preview, to see what previews decide; takes M times as long",
-    )
-    command.add_argument(
         "--share",
         type=types.word,
         nargs="+",
@@ -331,7 +325,6 @@ def _probe(options: argparse.Namespace) -> None:
         config,
         num_prompts=options.prompts,
         noises=options.noises,
-        branches=options.branches,
         shares=shares,
         directory=options.output,
     )

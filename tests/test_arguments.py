@@ -178,7 +178,7 @@ def test_probe_prints_the_command_that_uses_the_proposed_weights(
         return WrittenProbe([], ("ocr=0.057", "aesthetic=0.943"), tmp_path / "index.html")
 
     monkeypatch.setattr("glm_grpo.probe.command.probe_config", probe)
-    sizes = ("--prompts", "3", "--noises", "5", "--branches", "6", "--output", str(tmp_path / "p"))
+    sizes = ("--prompts", "3", "--noises", "5", "--output", str(tmp_path / "p"))
     config = ("--config-name", "tiny", "train.steps=3", "run.name=a b")
     cli.main(["probe", *config, *sizes, "--share", "ocr=0.7", "aesthetic=0.3"])
     # As a shell takes it.
@@ -189,7 +189,6 @@ def test_probe_prints_the_command_that_uses_the_proposed_weights(
     assert given == {
         "num_prompts": 3,
         "noises": 5,
-        "branches": 6,
         "shares": {"ocr": 0.7, "aesthetic": 0.3},
         "directory": tmp_path / "p",
     }

@@ -55,7 +55,6 @@ class Policy(PolicyForUpdate, Protocol):
         *,
         policy_step: int,
         phase: str = "rollout",
-        first_tokens: Int64[Tensor, "P G n"] | None = None,
         count: Count = not_counted,
     ) -> Rollout:
         """Sample G token grids for each of P prompts, a pure function of weights and batch.
@@ -64,7 +63,6 @@ class Policy(PolicyForUpdate, Protocol):
             batch: Prompts and seed.
             policy_step: Recorded in the rollout.
             phase: Of the run, for errors.
-            first_tokens: Tokens that each grid begins with, given instead of sampled; None: none.
             count: Told of every token of the grids.
 
         Raises:

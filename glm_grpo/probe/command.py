@@ -46,7 +46,6 @@ def probe_config(
     *,
     num_prompts: int,
     noises: int,
-    branches: int | None = None,
     shares: Mapping[str, float],
     directory: Path,
 ) -> WrittenProbe:
@@ -56,7 +55,6 @@ def probe_config(
         config: Of the run to come; its training prompts are used, a step's worth at a time.
         num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
-        branches: Images to each preview, >= 2, to see what previews decide; None: one.
         shares: Of the advantage, by term, if weights are to be proposed; empty for none.
 
     Raises:
@@ -64,11 +62,6 @@ def probe_config(
         GlmGrpoError, RewardError: As in a run.
     """
     _check_shares(shares, config.reward)
-    if branches is not None and config.data.sources > 0:
-        raise ConfigError(
-            f"--branches {branches}: edits (data.sources is {config.data.sources}) have no "
-            "preview; leave --branches out"
-        )
     quiet_libraries()
     config = effective_config(config).config
     prompts = build_prompts(config)
@@ -80,7 +73,7 @@ def probe_config(
     for line in models.scorer.check_prompts(training, of="training prompts", is_training=True):
         logger.warning("%s", line)
     settings = collect_settings(config)
-    samples = sample_probe(models, batches, settings, noises=noises, branches=branches)
+    samples = sample_probe(models, batches, settings, noises=noises)
     try:
         report = report_probe(
             samples,

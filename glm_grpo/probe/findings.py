@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from glm_grpo.probe.branches import PreviewShare
 from rewards.audit.audit import Conflict, RewardAudit, TermAudit
 
 NO_VALUE = "-"
@@ -88,21 +87,6 @@ class ProbedDecode:
 
 
 @dataclass(frozen=True)
-class ProbedPreviews:
-    """What the preview decides of each score, inside prompts.
-
-    Attributes:
-        branches: Images to each preview.
-        terms: In the order of the report.
-        total: Of the reward.
-    """
-
-    branches: int
-    terms: tuple[PreviewShare, ...]
-    total: PreviewShare
-
-
-@dataclass(frozen=True)
 class ProbeReport:
     """What the probe found.
 
@@ -116,7 +100,6 @@ class ProbeReport:
         mean_total: Of all samples.
         copy_total: Mean total of the source pictures as they are; NaN without sources, and where
             totals are relative to a group.
-        previews: None where no branches were sampled.
     """
 
     terms: tuple[ProbedTerm, ...]
@@ -127,7 +110,6 @@ class ProbeReport:
     decode: ProbedDecode | None
     mean_total: float = math.nan
     copy_total: float = math.nan
-    previews: ProbedPreviews | None = None
 
     def names(self) -> tuple[str, ...]:
         """Names of the terms."""

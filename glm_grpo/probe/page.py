@@ -36,7 +36,6 @@ from glm_grpo.probe.findings import (
     NO_VALUE,
     NOISY_DECODER,
     ProbedDecode,
-    ProbedPreviews,
     ProbedTerm,
     ProbeReport,
     list_findings,
@@ -307,8 +306,6 @@ def list_figures(report: ProbeReport) -> list[Listing]:
         listings.append(Listing("correlation inside groups", ("", *names), cells, ""))
     if report.decode is not None:
         listings.append(_decode_listing(report.decode, names))
-    if report.previews is not None:
-        listings.append(_preview_listing(report.previews, names))
     return listings
 
 
@@ -335,24 +332,6 @@ def _decode_listing(decode: ProbedDecode, names: tuple[str, ...]) -> Listing:
         f"images/s: drawn, not scored; fewer steps are {cheap / full:.2f} x as fast; terms and "
         "total: rank correlation (Spearman's) inside groups with the scores of the same tokens "
         "decoded in full",
-    )
-
-
-def _preview_listing(previews: ProbedPreviews, names: tuple[str, ...]) -> Listing:
-    scores = zip((*names, "total"), (*previews.terms, previews.total), strict=True)
-    return Listing(
-        "what the preview decides",
-        ("term", "share", "95 % interval"),
-        tuple(
-            (
-                name,
-                render_share(each.share),
-                f"{render_share(each.low)} .. {render_share(each.high)}",
-            )
-            for name, each in scores
-        ),
-        f"of the variance inside prompts, by {previews.branches} images to each preview; the rest "
-        "is decided by the target's tokens",
     )
 
 

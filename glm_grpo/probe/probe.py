@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from glm_grpo.probe.branches import join_branches, preview_shares, score_branches
-from glm_grpo.probe.findings import ProbedDecode, ProbedPreviews, ProbedTerm, ProbeReport
+from glm_grpo.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
 from glm_grpo.probe.page import ProbedPrompt
 from glm_grpo.seeds import derive_seed
 from glm_grpo.training.collect import (
@@ -140,7 +139,6 @@ class ProbeSamples:
         copy_totals: Of the first source picture as it is, under the weights of the config; NaN
             where a prompt has none, and where totals are relative to a group.
         full: The samples in the full decode; None where rollouts are decoded in full anyway.
-        branches: Raw scores of B images to each sample's preview; None where none were asked for.
     """
 
     prompts: tuple[Prompt, ...]
@@ -152,7 +150,6 @@ class ProbeSamples:
     reconstructed_pixels: UInt8[Tensor, "M 3 H W"]
     copy_totals: Float32[Tensor, " N"]
     full: FullDecode | None
-    branches: Float32[Tensor, "N G B R"] | None
 
 
 def sample_probe(
@@ -161,7 +158,6 @@ def sample_probe(
     settings: CollectSettings,
     *,
     noises: int,
-    branches: int | None = None,
 ) -> ProbeSamples:
     """Samples, decodes and scores; nothing is trained.
 
@@ -170,13 +166,12 @@ def sample_probe(
         batches: Prompts and seeds, as training would use them.
         settings: Combination and decode are used.
         noises: K, further noises the first sample of each prompt is decoded under, >= 2.
-        branches: B, images to each preview, >= 2; None: one, and nothing is said of previews.
 
     Raises:
         RewardError: A term failed.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
-    parts = [_probe_batch(models, batch, settings, noises, branches) for batch in batches]
+    parts = [_probe_batch(models, batch, settings, noises) for batch in batches]
     table = join_tables([part.rewards for part in parts])
     decodes = [part.full for part in parts if part.full is not None]
     return ProbeSamples(
@@ -192,7 +187,6 @@ def sample_probe(
         reconstructed_pixels=torch.cat([part.reconstructed_pixels for part in parts]),
         copy_totals=torch.cat([part.copy_totals for part in parts]),
         full=join_decodes(decodes) if decodes else None,
-        branches=join_branches([part.branches for part in parts if part.branches is not None]),
     )
 
 
@@ -201,7 +195,6 @@ def _probe_batch(
     batch: PromptBatch,
     settings: CollectSettings,
     noises: int,
-    branches: int | None,
 ) -> ProbeSamples:
     batch = encode_sources(models, batch)
     rollout = sample(models, batch, policy_step=0)
@@ -226,9 +219,6 @@ def _probe_batch(
         reconstructed_pixels=reconstructed_pixels,
         copy_totals=_score_copies(models, batch, settings.combine),
         full=full,
-        branches=None
-        if branches is None
-        else score_branches(models, batch, rollout.token_ids, table, branches=branches),
     )
 
 
@@ -312,13 +302,7 @@ def report_probe(
         decode = report_decode(
             samples.full, table, mode=mode, min_rank_correlation=min_rank_correlation
         )
-    previews = None
-    if samples.branches is not None:
-        previews = ProbedPreviews(
-            samples.branches.shape[2], *preview_shares(samples.branches, table, mode)
-        )
     return ProbeReport(
-        previews=previews,
         terms=tuple(ProbedTerm(*figures) for figures in terms),
         audit=audit,
         conflicts=find_conflicts(audit, table.weights),

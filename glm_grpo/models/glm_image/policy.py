@@ -192,7 +192,6 @@ class GlmImagePolicy:
         *,
         policy_step: int,
         phase: str = "rollout",
-        first_tokens: Int64[Tensor, "P G n"] | None = None,
         count: Count = not_counted,
     ) -> Rollout:
         """Samples G token grids for each prompt; see `sample_rollout`."""
@@ -205,7 +204,6 @@ class GlmImagePolicy:
             policy_step=policy_step,
             phase=phase,
             build_step=self._build_step,
-            first_tokens=first_tokens,
             count=count,
         )
 

@@ -62,7 +62,6 @@ def sample_rollout(
     policy_step: int,
     phase: str = "rollout",
     build_step: StepBuilder = TokenStep,
-    first_tokens: Int64[Tensor, "P G n"] | None = None,
     count: Count = not_counted,
 ) -> Rollout:
     """Samples G token grids for each prompt.
@@ -79,7 +78,6 @@ def sample_rollout(
         policy_step: Recorded in the rollout.
         phase: Of the run, for errors.
         build_step: Makes what takes one token of every sample at a time.
-        first_tokens: What each sample begins with instead of tokens of its own; None: nothing.
         count: Told of every token of the grids.
 
     Raises:
@@ -88,7 +86,7 @@ def sample_rollout(
     # Cheaper than `no_grad` by what each of many small operations would note; its tensors are of no
     # use to autograd, so the prompts are encoded outside and what is returned are copies.
     with torch.inference_mode():
-        sampled = _sample_grids(network, batch, inputs, truncation, build_step, first_tokens, count)
+        sampled = _sample_grids(network, batch, inputs, truncation, build_step, count)
     shape = (len(batch.prompts), batch.group_size)
     log_probs = torch.stack(sampled.log_probs, dim=1).cpu().unflatten(0, shape)
     # Once for all tokens, on the CPU: to ask at each token would make the accelerator wait for it.
@@ -118,7 +116,6 @@ def _sample_grids(
     inputs: PromptInputs,
     truncation: Truncation,
     build_step: StepBuilder,
-    first_tokens: Int64[Tensor, "P G n"] | None,
     count: Count,
 ) -> _Sampled:
     group, device = batch.group_size, network.lm_head.weight.device
@@ -134,7 +131,6 @@ def _sample_grids(
     positions = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
     step = build_step(language_model, inputs, cache, group_size=group, positions=positions)
     uniforms = _uniforms(batch, layout.num_tokens).to(device)
-    given = [] if first_tokens is None else [*first_tokens.flatten(0, 1).to(device).unbind(dim=1)]
     sampled = _Sampled([], [], [])
     for index in range(layout.num_tokens):
         if index > 0:
@@ -142,7 +138,7 @@ def _sample_grids(
         logits = network.codebook_logits(hidden_states)
         sampling_mask = truncation_mask(logits, truncation) if truncation.is_active else None
         every = support_log_probs(logits, sampling_mask)
-        chosen = given[index] if index < len(given) else pick_tokens(every, uniforms[:, index])
+        chosen = pick_tokens(every, uniforms[:, index])
         sampled.token_ids.append(chosen)
         sampled.log_probs.append(every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1))
         if sampling_mask is not None:
