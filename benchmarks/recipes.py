@@ -151,7 +151,7 @@ HACKED: Mapping[str, tuple[str, ...]] = {
 """Recipes with a reward that can be gamed, on fewer images."""
 _OVERRIDES = {**RECIPES, **HACKED}
 
-_REMOVED = frozenset({"shares", "brightness-bound"})
+_REMOVED = frozenset({"shares", "brightness-bound", "preview-0.5", "preview-0.8"})
 """Recipes with options that glm-grpo no longer has; their figures stay."""
 TRAINABLE = [name for name in _OVERRIDES if name.removeprefix("hacked-") not in _REMOVED]
 """Recipes that can be trained."""

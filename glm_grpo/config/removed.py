@@ -17,6 +17,7 @@ _KEYS: Mapping[str, tuple[object, str]] = {
         "set the term's weight; `glm-grpo probe --share` proposes weights for such shares",
     ),
     r"reward\.terms\.\w+\.at_least": (None, "leave it out, and give the term a weight"),
+    r"loss\.preview_weight": (None, "leave it out: all tokens weigh the same"),
 }
 """Pattern of a key; its value that changed nothing, which every run stored; what to do instead."""
 

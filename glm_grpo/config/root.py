@@ -22,7 +22,7 @@ from glm_grpo.config.sections import (
     TrainSection,
 )
 from glm_grpo.grpo.advantages import AdvantageSettings
-from glm_grpo.grpo.losses import LOSSES, AnyLoss, LossSettings, TokenLoss
+from glm_grpo.grpo.losses import LOSSES, AnyLoss, LossSettings
 from rewards.config import RewardConfig
 from rewards.options import RELATION, Options, PathText, problem_at
 from rewards.problems import Problem
@@ -125,7 +125,6 @@ class Config(Options):
             *_size_problems(self),
             *_advantage_problems(self.advantage),
             *_kl_problems(self.loss),
-            *_preview_problems(self),
             *_minibatch_problems(self),
             *_decode_problems(self.decode),
             *_async_problems(self.asynchronous),
@@ -218,15 +217,6 @@ def _method_problems(config: Config) -> list[Problem]:
         rounds = config.rollout.refill_rounds
         problems.append(Problem("rollout.refill_rounds", rounds, rule, remedy))
     return problems
-
-
-def _preview_problems(config: Config) -> list[Problem]:
-    loss = config.loss
-    weight = loss.preview_weight if isinstance(loss, TokenLoss) else None
-    if weight is None or config.data.sources == 0:
-        return []
-    rule = "must be absent where data.sources is not 0: edits have no preview"
-    return [Problem("loss.preview_weight", weight, rule, "leave loss.preview_weight out")]
 
 
 def _minibatch_problems(config: Config) -> list[Problem]:

@@ -148,9 +148,6 @@ class LossSettings(Options):
 class TokenLoss(LossSettings):
     """What the kinds share that are made of a surrogate for each token."""
 
-    preview_weight: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Fraction of the policy loss that falls on preview tokens, the rest on target tokens; absent:
-    all tokens weigh the same."""
     top_entropy_quantile: float | None = Field(default=None, gt=0.0, le=1.0)
     """Only this part of an image's tokens, those of highest entropy, has a policy loss; the mean
     is still over all tokens. Absent: all of them."""
@@ -189,27 +186,10 @@ class TokenLoss(LossSettings):
         return LossOutput(loss.mean(), metrics)
 
     def token_weights(self, inputs: LossInputs) -> Float32[Tensor, "N T"] | None:
-        """What each token counts in the policy loss; None where all count alike.
-
-        Raises:
-            ConfigError: `preview_weight` is set, and the images have no preview.
-        """
-        weights = None
-        size, num_preview = inputs.log_probs.shape[1], inputs.num_preview
-        if self.preview_weight is not None:
-            if not 0 < num_preview < size:
-                raise ConfigError(
-                    f"loss.preview_weight = {self.preview_weight}: the images of this model have "
-                    "no preview; leave it out"
-                )
-            weights = torch.full_like(
-                inputs.log_probs, (1.0 - self.preview_weight) * size / (size - num_preview)
-            )
-            weights[:, :num_preview] = self.preview_weight * size / num_preview
-        if self.top_entropy_quantile is not None and self.top_entropy_quantile < 1.0:
-            is_kept = _top_entropy(inputs, self.top_entropy_quantile)
-            weights = is_kept if weights is None else weights * is_kept
-        return weights
+        """What each token counts in the policy loss; None where all count alike."""
+        if self.top_entropy_quantile is None or self.top_entropy_quantile == 1.0:
+            return None
+        return _top_entropy(inputs, self.top_entropy_quantile)
 
 
 class ClippedLoss(TokenLoss):

@@ -51,7 +51,7 @@ reward:
     custom: {function: 'scores:contrast', needs_of_prompt: []}
 advantage: {normalization: batch_std, std_floor: 0.5, clip: null}
 loss: {kl_coef: 0.0, kl_estimator: k3, kl_placement: reward, kl_behaviour_coef: 0.1,
-       reference_sync_every: 5, reference_mix: 1.0, entropy_coef: 0.01, preview_weight: 1.0,
+       reference_sync_every: 5, reference_mix: 1.0, entropy_coef: 0.01,
        top_entropy_quantile: 1.0, kind: cispo, clip_low: 0.1, clip_high: 0.28, ratio_cap: 4.0,
        ratio_level: sequence, tau_positive: 2.0, tau_negative: 2.0, log_clip: 0.1,
        function: 'mine:other'}

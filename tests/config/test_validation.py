@@ -76,6 +76,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"reward.bound_max": 3.0}, "remedy: leave it out"),
     ({"reward.terms.ssim.share": 0.5}, "set the term's weight; `glm-grpo probe --share`"),
     ({"reward.terms.ssim.at_least": 0.0}, "leave it out, and give the term a weight"),
+    ({"loss.preview_weight": 0.5}, "leave it out: all tokens weigh the same"),
     # Terms.
     ({"reward.terms.lpip": {"weight": 0.1}}, "did you mean lpips?"),
     ({"reward.terms.near": {"weight": 0.1}}, "+reward.terms.near.kind=custom"),
@@ -93,7 +94,6 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"loss.kl_estimator": "k1"}, "expectation of its gradient is 0"),
     ({"loss.kl_placement": "reward", "loss.kl_estimator": "k3"}, "=null or k1"),
     ({"loss.ratio_cap": 1.2}, "above 1 + clip_high = 1.2"),
-    ({"data.sources": 1, "loss.preview_weight": 0.5}, "have no preview"),
     ({"train.minibatches_per_rollout": 9}, "whole groups"),
     ({"train.mode": "async", "train.method": "sft"}, "needs train.mode=sync"),
     ({"train.mode": "async", "rollout.refill_rounds": 2}, "train.mode is async"),
@@ -227,6 +227,7 @@ def test_configs_of_older_runs_are_read(values: dict[str, Any]) -> None:
     # Removed since; at these values they changed nothing.
     values["reward"] |= {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0}
     values["reward"]["terms"]["ssim"] |= {"share": None, "at_least": None}
+    values["loss"]["preview_weight"] = None
     config = from_yaml(yaml.safe_dump(values))
     assert (config.loss.kind, config.run.name) == ("clipped", None)
     assert config.asynchronous.on_stale == "mask"

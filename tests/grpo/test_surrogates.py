@@ -228,16 +228,6 @@ def test_kinds_differ_once_the_policy_has_moved(kind: str) -> None:
     assert (one_kind - other).abs().max() > 1e-3
 
 
-def test_preview_weight_is_the_part_of_the_gradient_on_preview_tokens() -> None:
-    log_probs = (-made(0).abs()).requires_grad_()
-    loss = clipped(preview_weight=0.75)
-    gradient = gradient_of(grpo_loss(inputs(log_probs, num_preview=2), loss).total, log_probs)
-    # Of six tokens two are the preview's: 0.75 A / 4 over two, 0.25 A / 4 over four.
-    advantages = inputs(log_probs).advantages[:, None]
-    expected = torch.cat([advantages * 0.75 / 8] * 2 + [advantages * 0.25 / 16] * 4, dim=1)
-    torch.testing.assert_close(gradient, -expected, atol=1e-7, rtol=0)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_top_entropy_tokens_alone_are_learned(kind: str) -> None:
     log_probs = (-made(0).abs()).requires_grad_()
