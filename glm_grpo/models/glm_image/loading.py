@@ -17,10 +17,8 @@ from glm_grpo.models.glm_image.meta import build_part, read_part_configs
 from glm_grpo.models.glm_image.model_folder import (
     check_files,
     check_tokenizers,
-    check_weights,
     damage_named,
     read_object,
-    refuse_missing,
 )
 from glm_grpo.models.glm_image.prompt_inputs import source_tokens
 from glm_grpo.models.glm_image.quantization import hold_in_8_bits, options_for_4_bits
@@ -34,15 +32,20 @@ _PARTS: dict[str, Any] = {
 }
 """The parts with weights, by their name in `model_index.json`."""
 
+_LANGUAGE = "vision_language_encoder"
+
+_MOST_NAMED = 3
+"""Parameters that an error lists, of thousands."""
+
 _SMALL_FILES = ["*.json", "*.jinja"]
 """Configs and tokenizers: what can be checked before gigabytes are fetched."""
 
 
 def check_model(path: str) -> ReservedTokens:
-    """Checks all that can be read of a model in a second: configs, headers of weights, tokenizers.
+    """Checks what can be read of a model in a second: configs, tokenizers, whether files are whole.
 
-    Of a hub id configs and tokenizers are fetched for it; its weights are checked when they are
-    loaded.
+    Of a hub id configs and tokenizers are fetched for it. Whether the weights hold every parameter
+    is found when they are loaded.
 
     Args:
         path: As in `load_pipeline`.
@@ -56,7 +59,7 @@ def check_model(path: str) -> ReservedTokens:
     folder = _find_folder(
         path, lambda: snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
     )
-    return _check_folder(folder, has_weights=Path(path).is_dir())
+    return _check_folder(folder)
 
 
 def check_source_size(path: str, *, height: int, width: int) -> None:
@@ -129,7 +132,7 @@ def load_pipeline(
     """
     four_bits = {} if quantization.language is None else options_for_4_bits(dtype)
     folder = _find_folder(path, lambda: GlmImagePipeline.download(path, use_safetensors=True))
-    _check_folder(folder, has_weights=True)
+    _check_folder(folder)
     models = {
         part: _load_part(folder, part, dtype, four_bits if part == _LANGUAGE else {})
         for part in _PARTS
@@ -145,9 +148,6 @@ def load_pipeline(
     return pipeline
 
 
-_LANGUAGE = "vision_language_encoder"
-
-
 def _load_part(folder: Path, part: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
     with damage_named(folder / part):
         model, report = _PARTS[part].from_pretrained(
@@ -159,8 +159,15 @@ def _load_part(folder: Path, part: str, dtype: torch.dtype, options: dict[str, A
             local_files_only=True,
             **options,
         )
-    wrong = [f"{name} {shapes}" for name, *shapes in report["mismatched_keys"]]
-    refuse_missing(folder / part, sorted(report["missing_keys"]), wrong)
+    # Of parameters of another shape the library tells by itself.
+    missing = sorted(report["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        raise ModelError(
+            f"{folder / part}: its weights lack {', '.join(missing[:_MOST_NAMED])}{more}; without "
+            "them the model would be partly random: fetch all its files of one revision again "
+            "(`hf download`)"
+        )
     return model
 
 
@@ -184,19 +191,16 @@ def _find_folder(path: str, fetch: Callable[[], str]) -> Path:
         ) from error
 
 
-def _check_folder(folder: Path, *, has_weights: bool) -> ReservedTokens:
+def _check_folder(folder: Path) -> ReservedTokens:
     _check_index(folder)
     check_files(folder)
     configs = read_part_configs(str(folder))
-    models = {part: build_part(configs, part) for part in _PARTS}
-    if has_weights:
-        for part, model in models.items():
-            check_weights(folder, part, model)
-    _check_sizes(folder, **{part: model.config for part, model in models.items()})
+    parts = {part: build_part(configs, part).config for part in _PARTS}
+    _check_sizes(folder, **parts)
     return check_tokenizers(
         folder,
-        vocabulary=models[_LANGUAGE].config.text_config.vocab_size,
-        glyphs=models["text_encoder"].config.vocab_size,
+        vocabulary=parts[_LANGUAGE].text_config.vocab_size,
+        glyphs=parts["text_encoder"].vocab_size,
     )
 
 
