@@ -121,7 +121,7 @@ def _build_learner(config: Config, models: Models, opened: OpenedRun, launch: La
     if checkpoint is not None:
         # Before an engine cuts them up.
         with checkpoint.named():
-            models.policy.load_state_tensors(checkpoint.of("policy"))
+            models.policy.load_state_tensors(checkpoint.tensors["policy"])
             models.policy.load_reference_tensors(checkpoint.tensors.get("reference", {}))
     with models.offload.phase("update"):
         strategy = AccelerateStrategy(models.policy, launch.accelerator, launch.processes)
@@ -171,7 +171,7 @@ def _build_average(
         return None
     average = MovingAverage(policy, config.eval.ema_decay)
     if checkpoint is not None:
-        average.load(checkpoint.of("average"))
+        average.load(checkpoint.tensors["average"])
     return average
 
 
@@ -247,8 +247,7 @@ def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Record
 def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: LearningRate) -> RunState:
     """Puts a checkpoint's state, save the weights, back into the objects of a run."""
     state = checkpoint.run_state()
-    with checkpoint.named():
-        load_optimizer(optimizer, checkpoint.of("optimizer"), state.optimizer.model_dump())
+    load_optimizer(optimizer, checkpoint.tensors["optimizer"], state.optimizer.model_dump())
     learning_rate.set(state.updates)
     return RunState(
         step=checkpoint.step,

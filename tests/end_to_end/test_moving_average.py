@@ -32,7 +32,7 @@ def test_average_is_that_of_the_weights_of_all_steps_and_is_what_is_evaluated(ma
 
     for step in (1, 2, 3):
         checkpoint = load_checkpoint(RunFolder(run_dir).checkpoint_dir(step))
-        weights, average = checkpoint.of("policy"), checkpoint.of("average")
+        weights, average = checkpoint.tensors["policy"], checkpoint.tensors["average"]
         expected = {
             name: DECAY * value + (1 - DECAY) * weights[name] for name, value in expected.items()
         }

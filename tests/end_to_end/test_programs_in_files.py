@@ -6,7 +6,6 @@ import hashlib
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -52,16 +51,6 @@ def test_payload_runs_where_it_is_unpickled(payload: Any) -> None:
     assert payload.was_run
 
 
-def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes a manifest as someone would who wants it to be believed."""
-    manifest = json.loads((checkpoint / "checkpoint.json").read_text())
-    del manifest["sha256"]
-    change(manifest)
-    content = json.dumps(manifest, sort_keys=True).encode()
-    manifest["sha256"] = hashlib.sha256(content).hexdigest()
-    (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return save_checkpoint(
@@ -69,16 +58,16 @@ def checkpoint(tmp_path: Path) -> Path:
     )
 
 
-def test_checkpoint_with_a_pickle_under_a_right_checksum_is_refused(
+def test_checkpoint_with_a_pickle_of_the_right_size_is_refused(
     checkpoint: Path, payload: Any
 ) -> None:
     file = checkpoint / "policy.safetensors"
     torch.save({"a": payload}, file)
-    content = file.read_bytes()
-    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    rewrite(checkpoint, lambda manifest: manifest["files"].update({file.name: entry}))
+    manifest = json.loads((checkpoint / "checkpoint.json").read_text())
+    manifest["files"][file.name]["bytes"] = file.stat().st_size
+    (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
 
-    with pytest.raises(CheckpointError, match="no safetensors file, though .* lists it"):
+    with pytest.raises(CheckpointError, match=r"policy\.safetensors is no safetensors file"):
         load_checkpoint(checkpoint)
 
     assert not payload.was_run

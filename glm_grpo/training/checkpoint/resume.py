@@ -94,10 +94,8 @@ def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
     if found.checkpoint is None:
         return OpenedRun(found.folder, None, lock)
     with processes.together():
-        checkpoint = load_checkpoint(found.checkpoint, is_verified=True)
-        # What is missing is told before a model is loaded.
-        for stem in ("policy", "optimizer", _evaluated(config)):
-            checkpoint.of(stem)
+        checkpoint = load_checkpoint(found.checkpoint)
+        # What does not fit is told before a model is loaded.
         checkpoint.run_state()
     return OpenedRun(found.folder, checkpoint, lock)
 
@@ -130,7 +128,7 @@ class FoundCheckpoint:
     @property
     def evaluated(self) -> Mapping[str, Tensor]:
         """The weights that the run evaluated: their moving average where it has one."""
-        return self.checkpoint.of(_evaluated(self.config))
+        return self.checkpoint.tensors[_evaluated(self.config)]
 
 
 def find_checkpoint(path: Path) -> FoundCheckpoint:
@@ -142,8 +140,7 @@ def find_checkpoint(path: Path) -> FoundCheckpoint:
     folder, named = _split(path)
     config = read_config(folder)
     checkpoint_path = named or _newest_whole(folder) or _refuse_unsaved(folder)
-    checkpoint = load_checkpoint(checkpoint_path, is_verified=named is None)
-    checkpoint.of(_evaluated(config))
+    checkpoint = load_checkpoint(checkpoint_path)
     return FoundCheckpoint(folder, config, checkpoint)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import resource
@@ -8,12 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from glm_grpo.errors import CheckpointError, NonFiniteError, StorageError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.checkpoint import files as checkpoint_module
 from glm_grpo.training.checkpoint.files import (
     forget_checkpoints_after,
     load_checkpoint,
@@ -66,43 +65,13 @@ def test_save_checkpoint_takes_tensors_that_share_memory(tmp_path: Path) -> None
     assert loaded["part"].tolist() == [1, 2]
 
 
-def test_values_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    path = save(folder, 1)
+    save(folder, 1)
     broken = {"first": torch.ones(3), "last": torch.tensor([0.0, float("-inf")])}
     with pytest.raises(NonFiniteError, match="policy: last holds values that are not finite"):
         save_checkpoint(folder, step=2, tensors={"policy": broken}, metadata={})
     assert stored_steps(folder) == ["step-000001"]
-    # A file of somebody else's.
-    save_file(broken, path / "policy.safetensors")
-    with pytest.raises(CheckpointError, match=r"policy\.safetensors: last holds values"):
-        load_checkpoint(path, is_verified=True)
-
-
-def test_load_checkpoint_takes_metadata_that_json_changes(tmp_path: Path) -> None:
-    # Keys sort differently as numbers (2, 10) and as text ("10", "2"); tuples become lists.
-    metadata = {"by_step": {2: "a", 10: (1, 2)}}
-    path = save_checkpoint(RunFolder(tmp_path), step=1, tensors={}, metadata=metadata)
-    assert load_checkpoint(path).metadata == {"by_step": {"2": "a", "10": [1, 2]}}
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        # The sign of a weight, and a digit of the metadata.
-        ("policy.safetensors", b"\x80\x3f", b"\x80\xbf"),
-        ("checkpoint.json", b'"best": 0.5', b'"best": 0.7'),
-    ],
-)
-def test_load_checkpoint_notices_a_flipped_bit(
-    name: str, old: bytes, new: bytes, tmp_path: Path
-) -> None:
-    path = save(RunFolder(tmp_path), 1)
-    content = (path / name).read_bytes()
-    assert old in content
-    (path / name).write_bytes(content.replace(old, new))
-    with pytest.raises(CheckpointError, match=f"{name} is damaged: its SHA-256 differs"):
-        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("name", ["policy.safetensors", "checkpoint.json"])
@@ -121,34 +90,21 @@ def test_load_checkpoint_names_a_missing_file(name: str, tmp_path: Path) -> None
         load_checkpoint(path)
 
 
-def test_load_checkpoint_refuses_a_manifest_of_another_kind(tmp_path: Path) -> None:
+def test_load_checkpoint_refuses_a_manifest_of_another_format(tmp_path: Path) -> None:
     path = save(RunFolder(tmp_path), 1)
-    (path / "checkpoint.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"checkpoint\.json is damaged"):
+    manifest = (path / "checkpoint.json").read_text()
+    (path / "checkpoint.json").write_text(manifest.replace('"format": 2', '"format": 1'))
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json is damaged: format is 1: .* be 2"):
         load_checkpoint(path)
 
 
-def test_load_checkpoint_refuses_a_folder_that_was_renamed(tmp_path: Path) -> None:
+def test_load_checkpoint_reads_a_manifest_with_checksums(tmp_path: Path) -> None:
+    """Of checkpoints of before, which are not compared."""
     path = save(RunFolder(tmp_path), 1)
-    renamed = path.rename(path.with_name("step-000002"))
-    with pytest.raises(CheckpointError, match="step is 1"):
-        load_checkpoint(renamed)
-
-
-def test_a_checkpoint_of_another_format_is_neither_read_nor_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = RunFolder(tmp_path)
-    # Its metadata has not all that a run needs to go on.
-    with monkeypatch.context() as older:
-        older.setattr(checkpoint_module, "FORMAT_VERSION", 1)
-        path = save(folder, 1)
-    refused = r"has format 1: this version reads 2\. Use the version of glm-grpo that wrote it"
-    with pytest.raises(CheckpointError, match=refused):
-        load_checkpoint(path)
-    # A run that found none would begin anew in the same folder.
-    with pytest.raises(CheckpointError, match=refused):
-        newest_checkpoint(folder)
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    manifest["files"]["policy.safetensors"]["sha256"] = manifest["sha256"] = 64 * "0"
+    (path / "checkpoint.json").write_text(json.dumps(manifest))
+    assert load_checkpoint(path).step == 1
 
 
 def test_save_checkpoint_leaves_the_earlier_ones_when_the_disk_refuses(tmp_path: Path) -> None:
@@ -221,11 +177,3 @@ def test_forget_checkpoints_after_a_step_keeps_it_and_those_before(tmp_path: Pat
     (folder.checkpoints_dir / ".step-000004.99.tmp").mkdir()
     forget_checkpoints_after(folder, 2)
     assert stored_steps(folder) == ["step-000001", "step-000002"]
-
-
-def test_prune_checkpoints_never_removes_all(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    save(folder, 1)
-    with pytest.raises(ValueError, match="keep is 0"):
-        prune_checkpoints(folder, 0, None)
-    assert stored_steps(folder) == ["step-000001"]

@@ -7,8 +7,6 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,8 +16,7 @@ from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.checkpoint.files import load_checkpoint, save_checkpoint
-from glm_grpo.training.checkpoint.resume import find_checkpoint, open_run
-from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.checkpoint.resume import open_run
 from glm_grpo.training.recording.recorder import Recorder
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -308,55 +305,10 @@ def test_a_run_is_one_under_all_its_names(tmp_path: Path, last_step_saved: RunFo
     first.lock.release()
 
 
-class Rank(Processes):
-    """The second of two processes, whose main one has looked already."""
-
-    def __init__(self, found: Any) -> None:
-        super().__init__(1, 2)
-        self._found = found
-
-    def on_main(self, work: Any) -> Any:
-        return self._found
-
-
-def test_a_checkpoint_is_verified_by_one_process(
-    last_step_saved: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That reads every byte, of files as large as the model."""
-
-    def refuse(file: Any, name: str) -> Any:
-        raise AssertionError(file)
-
-    monkeypatch.setattr(hashlib, "file_digest", refuse)
-    found = SimpleNamespace(folder=last_step_saved, checkpoint=last_step_saved.checkpoint_dir(3))
-    opened = open_run(compose(last_step_saved.path), Rank(found))
-    assert opened.checkpoint is not None
-    assert opened.checkpoint.tensors["policy"]["a"].tolist() == [1.0, 1.0]
-
-
-def test_a_checkpoint_without_a_file_of_its_run_is_refused(last_step_saved: RunFolder) -> None:
-    tensors = {"policy": TENSORS["policy"]}
-    save_checkpoint(last_step_saved, step=3, tensors=tensors, metadata=STATE)
-    with pytest.raises(CheckpointError, match=r"checkpoint\.json .*lists no optimizer\.safet"):
-        open_run(compose(last_step_saved.path))
-    assert find_checkpoint(last_step_saved.path).checkpoint.step == 3
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("optimizer", {"state": {}}),
-        ("updates", None),
-        ("best_total", float("nan")),
-        ("skipped_in_a_row", -1),
-        ("full_decode_from", True),
-    ],
-)
-def test_a_run_state_of_another_shape_is_refused_with_its_field(
-    key: str, value: object, last_step_saved: RunFolder
-) -> None:
-    save_checkpoint(last_step_saved, step=3, tensors=TENSORS, metadata={**STATE, key: value})
-    with pytest.raises(CheckpointError, match=rf"step-000003/checkpoint\.json is damaged: .*{key}"):
+def test_a_run_state_that_lacks_a_field_is_refused_with_it(last_step_saved: RunFolder) -> None:
+    metadata = {key: value for key, value in STATE.items() if key != "updates"}
+    save_checkpoint(last_step_saved, step=3, tensors=TENSORS, metadata=metadata)
+    with pytest.raises(CheckpointError, match=r"step-000003/checkpoint\.json is damaged: updates"):
         open_run(compose(last_step_saved.path))
     # Weights alone are wanted here.
     assert load_checkpoint(last_step_saved.checkpoint_dir(3)).step == 3
