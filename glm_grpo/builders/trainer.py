@@ -18,7 +18,7 @@ from glm_grpo.models.base import Policy
 from glm_grpo.models.offload import OptimizerPart
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.tables import read_evaluation, read_metrics
+from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.asynchronous.ray_cluster import RayCluster
 from glm_grpo.training.checkpoint.files import (
     Checkpoint,
@@ -133,7 +133,6 @@ def _build_learner(config: Config, models: Models, opened: OpenedRun, launch: La
     state = RunState()
     if checkpoint is not None:
         state = _restore(checkpoint, optimizer, learning_rate)
-        state.best_total = _comparable_best(config, opened.folder, state)
         if models.offload.moves("optimizer"):
             # Its moments came back to where the weights are, and wait in CPU memory.
             OptimizerPart(optimizer, device=device).evict()
@@ -256,17 +255,3 @@ def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: Learni
         skipped_in_a_row=state.skipped_in_a_row,
         full_decode_from=state.full_decode_from,
     )
-
-
-def _comparable_best(config: Config, folder: RunFolder, at: RunState) -> float:
-    """The best total so far, on the scale that later evaluations have.
-
-    Checkpoints may have been written when `normalize_then_sum` totals of evaluations were relative
-    to their group.
-    """
-    if at.best_step is None or config.reward.combine == "weighted_sum":
-        return at.best_total
-    if not folder.evaluation_path(at.best_step).exists():
-        return at.best_total
-    totals = read_evaluation(folder, at.best_step)["total"].to_numpy()
-    return torch.tensor(totals).mean().item()

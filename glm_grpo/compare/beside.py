@@ -102,7 +102,6 @@ def _read_newest(folder: RunFolder, config: Config) -> _Newest:
         folder.evaluation_path(steps[-1]),
         EVALUATION_COLUMNS,
         list_readers(config),
-        evaluated=folder,
     )
     return _Newest(folder, config, steps[-1], groups)
 

@@ -23,8 +23,7 @@ def write_archive(folder: RunFolder, path: Path) -> None:
         path: Of the zip; its parent folders are made, an earlier file is replaced.
 
     Raises:
-        StorageError: A link leads out of the run folder, a file cannot be read, or the disk is
-            full, read-only or otherwise refuses.
+        StorageError: A file cannot be read, or the disk is full, read-only or otherwise refuses.
     """
     # A name that is no UTF-8 has no form in a zip.
     top = folder.path.resolve().name.encode("utf-8", "replace").decode()
@@ -41,7 +40,7 @@ def write_archive(folder: RunFolder, path: Path) -> None:
                             source, f"{top}/{name}", strict_timestamps=False
                         )
                         entry.compress_type = _compression(source)
-                        with folder.open(name) as content, archive.open(entry, "w") as packed:
+                        with source.open("rb") as content, archive.open(entry, "w") as packed:
                             shutil.copyfileobj(content, packed)
                 file.flush()
                 os.fsync(file.fileno())
@@ -53,15 +52,13 @@ def write_archive(folder: RunFolder, path: Path) -> None:
 def _files(folder: RunFolder, *, without: Path) -> Iterator[Path]:
     """All files to be packed; not those that are half written, and not an earlier archive.
 
-    Not other files of the run that a link leads to either, such as a checkpoint.
+    What a link leads to is packed only where it lies in the same folder.
     """
     for part in _PARTS:
-        directory = folder.inside(part)
-        top = os.path.realpath(directory)
-        for path in sorted(directory.rglob("*")):
-            name = path.relative_to(folder.path)
-            is_hidden = any(part.startswith(".") for part in name.parts)
-            target = Path(os.path.realpath(folder.inside(str(name))))
+        top = (folder.path / part).resolve()
+        for path in sorted((folder.path / part).rglob("*")):
+            is_hidden = any(part.startswith(".") for part in path.relative_to(folder.path).parts)
+            target = path.resolve()
             is_wanted = target.is_relative_to(top) and target != without
             if path.is_file() and not is_hidden and is_wanted:
                 yield path

@@ -128,9 +128,6 @@ def read_cases(
 def _rows_by_prompt(folder: RunFolder, step: int) -> dict[str, list[_Row]]:
     groups: dict[str, list[_Row]] = {}
     for row in read_evaluation(folder, step, _COLUMNS).to_pylist():
-        for picture in (row["image"], row["target"], *row.get(SOURCES, ())):
-            if picture is not None:
-                folder.picture(picture)
         groups.setdefault(row["prompt_id"], []).append(row)
     return groups
 
@@ -188,7 +185,7 @@ def _picture(
     """A picture of a row's prompt; `first` names a target or source for the large view."""
     thumbnail = PurePosixPath("thumbs", picture_name(stored)).with_suffix(".webp")
     # One that was made before outlives its picture.
-    shown = (folder.picture(stored), folder.inside(f"gallery/{thumbnail}"))
+    shown = (folder.picture(stored), folder.path / f"gallery/{thumbnail}")
     if not any(map(os.path.isfile, shown)):
         return Picture(None, None, {})
     place = {"prompt": row["prompt_id"], "step": row["step"], "sample": sample, "large": 1}
@@ -252,7 +249,7 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         problem=problem,
         is_small=config is not None and config.rollout.width < _SMALL_WIDTH,
     )
-    path = folder.inside("gallery/report.html")
+    path = folder.path / "gallery/report.html"
     write_atomically(path, page)
     return path
 

@@ -92,7 +92,7 @@ def read_beside(folder: RunFolder) -> tuple[ShownRun, ...]:
 
 def list_path(folder: RunFolder) -> Path:
     """Where the other runs that a gallery shows are listed."""
-    return folder.inside(f"gallery/{_FOLDER}/{_LIST}")
+    return folder.path / f"gallery/{_FOLDER}/{_LIST}"
 
 
 def keep_beside(folder: RunFolder, others: Sequence[OtherRun]) -> dict[str, dict[str, Any]]:
@@ -108,10 +108,9 @@ def keep_beside(folder: RunFolder, others: Sequence[OtherRun]) -> dict[str, dict
         What the data file of each run holds, by its key.
 
     Raises:
-        StorageError: The disk is full, read-only or otherwise refuses, or a link leads out of a
-            run folder.
+        StorageError: The disk is full, read-only or otherwise refuses.
     """
-    directory = folder.inside(f"gallery/{_FOLDER}")
+    directory = folder.path / f"gallery/{_FOLDER}"
     if not others:
         if directory.exists():
             remove(directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +34,6 @@ from glm_grpo.run.tables import (
     read_table,
     read_weighing,
     stored_steps,
-    with_comparable_totals,
 )
 from rewards.terms.ocr import OcrConfig
 from rewards.terms.text_matching import plain_form
@@ -196,11 +194,7 @@ _NUMBERS = ("total", "penalty", "advantage")
 
 
 def read_groups(
-    path: Path,
-    columns: Sequence[str],
-    readers: Mapping[str, bool],
-    *,
-    evaluated: RunFolder | None = None,
+    path: Path, columns: Sequence[str], readers: Mapping[str, bool]
 ) -> tuple[Group, ...]:
     """The groups of a stored rollout or evaluation, in stored order.
 
@@ -209,16 +203,11 @@ def read_groups(
     Args:
         columns: `ROLLOUT_COLUMNS` or `EVALUATION_COLUMNS`.
         readers: Terms whose notes are what an OCR engine read, and whether case counts there.
-        evaluated: The run, if the table is of an evaluation: its totals are then comparable with
-            those of the others, see `with_comparable_totals`, or as stored where step 0 is lost.
 
     Raises:
         StorageError: The table is missing or damaged, or this version did not write it.
     """
     table = read_table(path, columns)
-    if evaluated is not None:
-        with contextlib.suppress(StorageError):
-            table = with_comparable_totals(evaluated, path, table)
     try:
         return tuple(_groups(table, readers))
     except ValueError as error:
@@ -461,9 +450,8 @@ def steps_data(records: Records, key: str) -> dict[str, Any]:
 
 def evaluation_data(records: Records, step: int) -> dict[str, Any]:
     """One evaluation of the held-out prompts."""
-    folder = records.folder
-    path = folder.evaluation_path(step)
-    return _entry(records, step, path, EVALUATION_COLUMNS, evaluated=folder)
+    path = records.folder.evaluation_path(step)
+    return _entry(records, step, path, EVALUATION_COLUMNS)
 
 
 def pictures_in(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -472,19 +460,9 @@ def pictures_in(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from pictures_of(entry.get("groups", ()))
 
 
-def _entry(
-    records: Records,
-    step: int,
-    path: Path,
-    columns: Sequence[str],
-    *,
-    evaluated: RunFolder | None = None,
-) -> dict[str, Any]:
+def _entry(records: Records, step: int, path: Path, columns: Sequence[str]) -> dict[str, Any]:
     try:
-        groups = read_groups(path, columns, records.settings.readers, evaluated=evaluated)
-        for picture in pictures_of(groups):
-            # The page would show what a link leads to.
-            records.folder.picture(f"images/{picture}")
+        groups = read_groups(path, columns, records.settings.readers)
     except StorageError as error:
         return {"step": step, "problem": describe(error, records.folder)}
     return {"step": step, "groups": groups}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
@@ -62,7 +61,8 @@ def change_mark(folder: RunFolder, change: MarkChange) -> None:
     Raises:
         StorageError: The run has no such picture, or the file cannot be read or written.
     """
-    if not os.path.isfile(folder.picture(f"images/{change.image}")):
+    picture = (folder.images_dir / change.image).resolve()
+    if not picture.is_relative_to(folder.images_dir.resolve()) or not picture.is_file():
         raise StorageError(
             f"picture {change.image!r} is not among the run's; mark one that is there"
         )

@@ -100,21 +100,17 @@ class GalleryServer(ThreadingHTTPServer):
     def open(self, address: str) -> BinaryIO | None:
         """The file at an address such as `/images/step-000001/x-0.png`; None where none is served.
 
-        Neither `..` nor a link leads out of the two folders; one out of the run folder is told.
+        Neither `..` nor a link leads out of the two folders.
         """
         parts = unquote(address).split("/")[1:]
         is_plain = all(part and not part.startswith(".") and "\0" not in part for part in parts)
         if not is_plain or parts[:1] not in [[name] for name in _SERVED]:
             return None
+        root, path = ((self._folder.path / name).resolve() for name in (parts[0], "/".join(parts)))
         try:
-            path = Path(os.path.realpath(self._folder.inside("/".join(parts))))
-            is_served = path.is_relative_to(os.path.realpath(self._folder.inside(parts[0])))
-            return self._folder.open("/".join(parts)) if is_served else None
-        except StorageError as error:
-            _logger.warning("%s", error)
-            return None
+            return path.open("rb") if path.is_relative_to(root) and path.is_file() else None
         except OSError:
-            # Not there, a folder, or replaced or removed meanwhile.
+            # Replaced or removed meanwhile.
             return None
 
     def marks(self) -> bytes:

@@ -55,7 +55,7 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
     """
     for image in dict.fromkeys(images):
         source = folder.picture(f"images/{image}")
-        target = folder.inside(f"gallery/thumbs/{thumbnail_name(image)}")
+        target = folder.path / f"gallery/thumbs/{thumbnail_name(image)}"
         # Not Path.is_file, which raises where a name is too long.
         if not os.path.isfile(source):
             continue

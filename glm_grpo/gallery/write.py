@@ -74,10 +74,8 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
         The path of the page.
 
     Raises:
-        StorageError: A file cannot be written, or a part of the run is a link that leads out.
+        StorageError: A file cannot be written.
     """
-    # Where this is a link that leads out, every single picture would be said to lie outside.
-    folder.inside("images")
     records = read_records(folder)
     _write_assets(folder)
     for key in records.chunks:
@@ -106,7 +104,7 @@ def write_beside(folder: RunFolder, others: Sequence[OtherRun]) -> None:
     data = keep_beside(folder, others)
     for key, value in data.items():
         _write_script(folder, key, value)
-    for path in sorted(folder.inside("gallery/data").glob("beside-*.js")):
+    for path in sorted((folder.path / "gallery/data").glob("beside-*.js")):
         if path.stem not in data:
             remove(path)
 
@@ -161,15 +159,15 @@ def _write_script(folder: RunFolder, key: str, data: dict[str, Any]) -> None:
 
 
 def _script_path(folder: RunFolder, key: str) -> Path:
-    return folder.inside(f"gallery/data/{key}.js")
+    return folder.path / f"gallery/data/{key}.js"
 
 
 def _write_assets(folder: RunFolder) -> None:
     """The scripts and styles of the page; those of another version go."""
-    directory = folder.inside("gallery/assets")
+    directory = folder.path / "gallery/assets"
     assets = dict(_files_below(resources.files("glm_grpo.gallery") / "static"))
     for name, content in assets.items():
-        path = folder.inside(f"gallery/assets/{name}")
+        path = folder.path / f"gallery/assets/{name}"
         if not path.is_file() or path.read_bytes() != content:
             write_atomically(path, content)
     for path in [path for path in directory.rglob("*") if path.is_file()]:
@@ -189,13 +187,12 @@ def _remove_outdated(records: Records) -> None:
     """Remove what was made of steps that are no longer there, as when a run went on from before."""
     folder = records.folder
     keys = {_RUN_KEY, *records.chunks, *map(evaluation_key, records.evaluations)}
-    for path in sorted(folder.inside("gallery/data").glob("*.js")):
+    for path in sorted((folder.path / "gallery/data").glob("*.js")):
         if _KEY.fullmatch(path.stem) and path.stem not in keys:
             remove(path)
     rollouts = {step for steps in records.chunks.values() for step in steps}
-    # Names alone: the pictures may lie outside, where no path leads, and be a problem on the page.
     kept = {f"step-{step:06d}" for step in rollouts}
     kept |= {f"eval-{step:06d}" for step in records.evaluations}
-    for path in sorted(folder.inside("gallery/thumbs").glob("*")):
+    for path in sorted((folder.path / "gallery/thumbs").glob("*")):
         if step_of(path) is not None and path.name not in kept:
             remove(path)

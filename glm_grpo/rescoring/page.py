@@ -88,7 +88,7 @@ def write_rescoring_sheet(folder: RunFolder, rescoring: Rescoring) -> Path | Non
     ]
     content = io.BytesIO()
     _draw_sheet(drawn).save(content, format="PNG", optimize=True)
-    path = folder.inside("rescore/sheet.png")
+    path = folder.path / "rescore/sheet.png"
     try:
         write_atomically(path, content.getvalue())
     except StorageError as error:

@@ -11,12 +11,10 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from pathlib import Path
 
 from PIL import Image
 
@@ -50,193 +48,124 @@ _REMEDIES = {
 class RunFolder:
     """Names of all that a run stores. Nothing is created until it is written.
 
-    No name leads out of the folder: all of them come from `inside`, which raises StorageError where
-    a link does. The folder itself may be reached through links.
-
     Attributes:
         path: The run's own folder, `outputs/<date>/<time>`.
     """
 
     path: Path
 
-    def inside(self, name: str) -> Path:
-        """The path of what is read, written, served or packed in the folder.
-
-        Args:
-            name: Relative to the folder. Links on the way may lead to other places in it.
-
-        Raises:
-            StorageError: It leads out of the folder, by a link or by itself, or no file can have
-                that name.
-        """
-        self._resolve(name)
-        return self.path / name
-
     def picture(self, stored: str) -> Path:
-        """The path of a picture, by what the tables say of it.
-
-        Raises:
-            StorageError: It is not below `images/`, or as `inside`.
-        """
-        parts = PurePosixPath(stored).parts
-        if parts[:1] != (_IMAGES,) or ".." in parts:
-            raise StorageError(
-                f"picture {stored!r} is not below {_IMAGES}/. Restore the table that the run wrote."
-            )
-        return self.inside(stored)
-
-    def open(self, name: str) -> BinaryIO:
-        """A regular file of the folder, for reading; also where links are made meanwhile.
-
-        Raises:
-            StorageError: As `inside`.
-            OSError: There is none, or it cannot be read.
-        """
-        root, target = self._resolve(name)
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            for part in Path(target).relative_to(root).parts:
-                # What is resolved holds no link; a pipe would be waited for.
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-                below = os.open(part, flags, dir_fd=descriptor)
-                os.close(descriptor)
-                descriptor = below
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "no regular file", name)
-            return os.fdopen(descriptor, "rb")
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    def _resolve(self, name: str) -> tuple[str, str]:
-        """The folder and what the name leads to there, without links."""
-        try:
-            root, target = os.path.realpath(self.path), os.path.realpath(self.path / name)
-        except ValueError as error:
-            raise StorageError(
-                f"{str(self.path / name)!r} cannot be the name of a file ({error}). Give another."
-            ) from error
-        if Path(target).is_relative_to(root):
-            return root, target
-        path = self.path / name
-        # From the top: the first link that leads out, or a name that does so by itself.
-        way = [each for each in (*reversed(path.parents), path) if each.is_relative_to(self.path)]
-        links = (each for each in way if os.path.islink(each))
-        out = next((e for e in links if not Path(os.path.realpath(e)).is_relative_to(root)), path)
-        what = "is a link that leads" if os.path.islink(out) else "leads"
-        raise StorageError(
-            f"{out} {what} out of the run folder: nothing outside is read or written. Put what "
-            "belongs there in its place; to keep a run on another disk, link its whole folder."
-        )
+        """The path of a picture, by what the tables say of it."""
+        return self.path / stored
 
     @property
     def config_path(self) -> Path:
         """The resolved configuration."""
-        return self.inside("config.yaml")
+        return self.path / "config.yaml"
 
     @property
     def metrics_path(self) -> Path:
         """One JSON object a line, one line a step."""
-        return self.inside("metrics.jsonl")
+        return self.path / "metrics.jsonl"
 
     @property
     def canaries_path(self) -> Path:
         """Bands of the canaries, measured on the untrained model."""
-        return self.inside("canaries.json")
+        return self.path / "canaries.json"
 
     @property
     def tracker_ids_path(self) -> Path:
         """What each tracker calls the run."""
-        return self.inside("trackers.json")
+        return self.path / "trackers.json"
 
     @property
     def marks_path(self) -> Path:
         """Stars, rejections and notes of pictures, made in the gallery."""
-        return self.inside("marks.json")
+        return self.path / "marks.json"
 
     @property
     def gallery_path(self) -> Path:
         """The page that shows samples and scores."""
-        return self.inside("gallery/index.html")
+        return self.path / "gallery/index.html"
 
     @property
     def rescore_dir(self) -> Path:
         """What other weights would have done, in pictures."""
-        return self.inside("rescore")
+        return self.path / "rescore"
 
     @property
     def tensorboard_dir(self) -> Path:
         """Event files of TensorBoard."""
-        return self.inside("tensorboard")
+        return self.path / "tensorboard"
 
     @property
     def rollouts_dir(self) -> Path:
         """One table for each training step."""
-        return self.inside("rollouts")
+        return self.path / "rollouts"
 
     @property
     def evaluations_dir(self) -> Path:
         """One table for each evaluation."""
-        return self.inside("evaluations")
+        return self.path / "evaluations"
 
     @property
     def images_dir(self) -> Path:
         """Lossless pictures: a folder for each step and evaluation, one for targets."""
-        return self.inside(_IMAGES)
+        return self.path / _IMAGES
 
     @property
     def checkpoints_dir(self) -> Path:
         """One folder for each checkpoint kept."""
-        return self.inside("checkpoints")
+        return self.path / "checkpoints"
 
     @property
     def failures_dir(self) -> Path:
         """Pictures that a reward term could not score: a folder for each step that failed."""
-        return self.inside("failures")
+        return self.path / "failures"
 
     @property
     def targets_dir(self) -> Path:
         """Target pictures of the evaluation prompts."""
-        return self.inside(f"{_IMAGES}/targets")
+        return self.path / f"{_IMAGES}/targets"
 
     @property
     def train_targets_dir(self) -> Path:
         """Target pictures of the prompts trained on, whose ids may be those of others."""
-        return self.inside(f"{_IMAGES}/train-targets")
+        return self.path / f"{_IMAGES}/train-targets"
 
     @property
     def sources_dir(self) -> Path:
         """Source pictures of the evaluation prompts."""
-        return self.inside(f"{_IMAGES}/sources")
+        return self.path / f"{_IMAGES}/sources"
 
     @property
     def train_sources_dir(self) -> Path:
         """Source pictures of the prompts trained on."""
-        return self.inside(f"{_IMAGES}/train-sources")
+        return self.path / f"{_IMAGES}/train-sources"
 
     def rollout_path(self, step: int) -> Path:
         """The table of what was sampled, scored and trained on in `step`."""
-        return self.inside(f"rollouts/step-{step:06d}.parquet")
+        return self.path / f"rollouts/step-{step:06d}.parquet"
 
     def image_dir(self, step: int) -> Path:
         """The pictures of the rollout of `step`."""
-        return self.inside(f"{_IMAGES}/step-{step:06d}")
+        return self.path / f"{_IMAGES}/step-{step:06d}"
 
     def evaluation_path(self, step: int) -> Path:
         """The table of the evaluation made at policy step `step`."""
-        return self.inside(f"evaluations/step-{step:06d}.parquet")
+        return self.path / f"evaluations/step-{step:06d}.parquet"
 
     def evaluation_image_dir(self, step: int) -> Path:
         """The pictures of the evaluation made at policy step `step`."""
-        return self.inside(f"{_IMAGES}/eval-{step:06d}")
+        return self.path / f"{_IMAGES}/eval-{step:06d}"
 
     def checkpoint_dir(self, step: int) -> Path:
         """The checkpoint taken after `step`."""
-        return self.inside(f"checkpoints/step-{step:06d}")
+        return self.path / f"checkpoints/step-{step:06d}"
 
     def failure_dir(self, step: int) -> Path:
         """The pictures of `step` that a reward term could not score."""
-        return self.inside(f"failures/step-{step:06d}")
+        return self.path / f"failures/step-{step:06d}"
 
 
 def step_of(path: Path) -> int | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import socket
-import time
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -76,34 +74,11 @@ class RunLock:
 
 
 def _write_holder(descriptor: int) -> None:
-    note = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
+    note = f"process {os.getpid()} on {socket.gethostname()}\n"
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{note}\n".encode(), 0)
+    os.pwrite(descriptor, note.encode(), 0)
 
 
 def _read_holder(file: Path) -> str:
-    """The process that holds the lock, as it wrote itself down.
-
-    It does so just after it has the lock, so a note that is missing, or of a process of this host
-    that has ended, is read again for a second.
-    """
-    for _ in range(20):
-        try:
-            note = json.loads(file.read_bytes())
-            process, host = int(note["process"]), str(note["host"])
-            if host != socket.gethostname() or _is_alive(process):
-                return f"process {process} on {host}"
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        time.sleep(0.05)
-    return "another process"
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # Of another user.
-    return True
+    """The process that holds the lock, as it wrote itself down."""
+    return file.read_text(encoding="utf-8", errors="replace").strip() or "another process"

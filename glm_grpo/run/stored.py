@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -152,7 +151,7 @@ def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -
     table = pyarrow.concat_tables(
         [read_table(folder.rollout_path(step), columns) for step in steps]
     )
-    groups = _group(table, names, group_size=group_size, path_of=folder.rollout_path)
+    groups = _group(table, names, group_size=group_size)
     return StoredRollouts(
         groups=groups,
         penalty=_floats(table, "penalty").reshape(-1, group_size),
@@ -169,8 +168,7 @@ def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> Evalu
         name: What to call it.
 
     Raises:
-        StorageError: There are fewer than two, or a table is missing something, damaged, or holds
-            an incomplete group.
+        StorageError: There are fewer than two, or a table is missing something or damaged.
     """
     steps = evaluation_steps(folder)
     if len(steps) < 2:
@@ -188,7 +186,7 @@ def _read_evaluation(
 ) -> StoredEvaluation:
     columns = (*_IDENTITY, *_raw_columns(names), "texts", "target", SOURCES)
     table = read_evaluation(folder, step, columns)
-    groups = _group(table, names, group_size=samples, path_of=folder.evaluation_path)
+    groups = _group(table, names, group_size=samples)
     firsts = table.take(list(range(0, table.num_rows, samples)))
     return StoredEvaluation(
         step=step,
@@ -205,21 +203,12 @@ def _raw_columns(names: Sequence[str]) -> list[str]:
     return [f"{RAW}{name}" for name in names]
 
 
-def _group(
-    table: pyarrow.Table, names: Sequence[str], *, group_size: int, path_of: Callable[[int], Path]
-) -> StoredGroups:
+def _group(table: pyarrow.Table, names: Sequence[str], *, group_size: int) -> StoredGroups:
     steps = table["step"].to_numpy().astype(np.int64)
-    _check_groups(table, steps, group_size=group_size, path_of=path_of)
     columns = _raw_columns(names)
     is_scored = np.stack([table[name].is_valid().to_numpy() for name in columns], axis=1)
     raw = np.stack([table[name].fill_null(0.0).to_numpy() for name in columns], axis=1)
     is_scored = is_scored.reshape(-1, group_size, len(names))
-    is_torn = (is_scored != is_scored[:, :1]).any(axis=(1, 2))
-    for row in np.flatnonzero(is_torn)[:1] * group_size:
-        raise StorageError(
-            f"{path_of(int(steps[row]))}: prompt {table['prompt_id'][int(row)]} lacks scores of "
-            "some of its images only. Restore the table that the run wrote."
-        )
     firsts = table.select(["prompt_id", "prompt"]).take(list(range(0, len(steps), group_size)))
     return StoredGroups(
         steps=torch.from_numpy(steps[::group_size].copy()),
@@ -229,27 +218,6 @@ def _group(
         names=tuple(names),
         raw=torch.from_numpy(raw).reshape(-1, group_size, len(names)),
         is_applicable=torch.from_numpy(is_scored[:, 0].copy()),
-    )
-
-
-def _check_groups(
-    table: pyarrow.Table, steps: np.ndarray, *, group_size: int, path_of: Callable[[int], Path]
-) -> None:
-    """Refuse a table whose rows are not groups of `group_size` samples in order."""
-    rows = np.arange(len(steps))
-    firsts = rows - rows % group_size
-    prompt_ids = table["prompt_id"].combine_chunks().dictionary_encode().indices.to_numpy()
-    is_whole = table["sample"].to_numpy() == rows % group_size
-    is_whole &= (steps == steps[firsts]) & (prompt_ids == prompt_ids[firsts])
-    wrong = np.flatnonzero(~is_whole)
-    if len(wrong) == 0 and len(steps) % group_size == 0:
-        return
-    # A group that is cut short shows in its last row, or in the first row of the next table.
-    row = firsts[wrong[0]] if len(wrong) else firsts[-1]
-    raise StorageError(
-        f"{path_of(int(steps[row]))}: the rows of prompt {table['prompt_id'][int(row)]} are not "
-        f"samples 0 to {group_size - 1} in order, as the run's config.yaml asks for. Restore the "
-        "table that the run wrote."
     )
 
 

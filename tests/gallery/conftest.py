@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.run.folder import RunFolder
@@ -86,7 +87,7 @@ class StoredRun:
         self.recorder.record_rollout(experience, step)
         self.recorder.record_step(step, {"reward/mean": step / 7, **metrics})
 
-    def record_evaluation(self, step: int) -> None:
+    def record_evaluation(self, step: int, *, totals: Tensor | None = None) -> None:
         table = self.table()
         self.recorder.record_evaluation(
             Evaluation(
@@ -94,7 +95,7 @@ class StoredRun:
                 prompts=self.prompts,
                 images=self.images(step),
                 rewards=replace(table, notes={"ocr": self.notes}),
-                totals=combine(table, mode="weighted_sum"),
+                totals=combine(table, mode="weighted_sum") if totals is None else totals,
                 entropy=torch.tensor([1.0, 2.0]),
             )
         )

@@ -18,6 +18,7 @@ from glm_grpo.compare.beside import match_runs
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.gallery import update_gallery, write_beside, write_gallery
 from glm_grpo.training.recording.recorder import Recorder
+from rewards.reweigh import combine
 
 MakeRun = Callable[..., Any]
 
@@ -99,9 +100,10 @@ def test_a_copy_of_a_run_has_its_totals_in_units_of_the_untrained_spread(
 ) -> None:
     run = make_run("run")
     run.recorder = Recorder(run.folder, trackers=(), config={}, combine="normalize_then_sum")
-    run.record_evaluation(0)
+    mode, untrained = "normalize_then_sum", run.table()
+    run.record_evaluation(0, totals=combine(untrained, mode=mode, untrained=untrained))
     run.raw = run.raw * 2
-    run.record_evaluation(2)
+    run.record_evaluation(2, totals=combine(run.table(), mode=mode, untrained=untrained))
     shutil.copytree(run.folder.path, tmp_path / "copy")
     (shown,) = match_runs(run.folder.path, [tmp_path / "copy"])
     write_gallery(run.folder, ())

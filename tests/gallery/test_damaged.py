@@ -43,16 +43,10 @@ def drop_total(path: Path) -> None:
         (lambda path: set_schema(path, {"glm_grpo": '{"schema": 99}'}), "has schema 99, and this"),
         (drop_total, "has no column total"),
         (
-            lambda path: change(path, "total", pyarrow.array([0.5, float("nan"), 0, 0])),
-            r"is damaged \(total holds numbers that are not finite",
-        ),
-        (
-            lambda path: change(path, "raw/lpips", pyarrow.array([0.5, None, None, None])),
+            lambda path: change(
+                path, "raw/lpips", pyarrow.array([0.5, None, None, None], pyarrow.float32())
+            ),
             r"is damaged \(numbers are missing or not finite",
-        ),
-        (
-            lambda path: change(path, "image", pyarrow.array(["images/../../x.png"] * 4)),
-            r"'images/../../x.png' is not below images/",
         ),
     ],
 )

@@ -36,30 +36,6 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("name", ["..", "/etc/passwd", "images/../../x", "a\0b", "out/x"])
-def test_run_folder_has_no_name_outside(tmp_path: Path, name: str) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    (folder.path / "out").symlink_to("..")
-    for find in (folder.inside, folder.open, folder.picture):
-        with pytest.raises(StorageError):
-            find(name)
-
-
-def test_run_folder_opens_regular_files_alone(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"content")
-    with RunFolder(tmp_path).open("file") as file:
-        assert file.read() == b"content"
-    with pytest.raises(OSError, match="no regular file"):
-        RunFolder(tmp_path).open(".")
-
-
-def test_pictures_of_a_run_lie_below_images(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path).picture("images/a..b.png") == tmp_path / "images/a..b.png"
-    with pytest.raises(StorageError, match=r"not below images/"):
-        RunFolder(tmp_path).picture("config.yaml")
-
-
 @pytest.mark.parametrize("content", [None, b"no picture"])
 def test_picture_that_is_missing_or_damaged_is_named(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "0.png"

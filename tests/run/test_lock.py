@@ -3,14 +3,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
-import json
 import logging
 import os
 import signal
 import socket
-import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +51,7 @@ def acquire(folder: Path) -> RunLock:
 
 def test_acquire_writes_down_its_holder(tmp_path: Path) -> None:
     lock = acquire(tmp_path)
-    note = f'{{"process": {os.getpid()}, "host": "{socket.gethostname()}"}}\n'
+    note = f"process {os.getpid()} on {socket.gethostname()}\n"
     assert (tmp_path / LOCK_NAME).read_text() == note
     lock.release()
 
@@ -80,28 +76,9 @@ def test_killed_holder_gives_the_lock_back_though_what_it_started_lives_on(
         os.kill(child, 0)
 
 
-def test_refusal_waits_for_a_holder_that_has_not_written_itself_down_yet(tmp_path: Path) -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    host = socket.gethostname()
-    file = tmp_path / LOCK_NAME
-    lock = acquire(tmp_path)
-    file.write_text(json.dumps({"process": ended.pid, "host": host}))
-    mine = json.dumps({"process": os.getpid(), "host": host})
-    timer = threading.Timer(0.2, lambda: file.write_text(mine))
-    timer.start()
-    with pytest.raises(StorageError, match=f"process {os.getpid()} on"):
-        acquire(tmp_path)
-    timer.join()
-    lock.release()
-
-
-def test_holder_that_never_writes_itself_down_is_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+def test_holder_that_never_writes_itself_down_is_another_process(tmp_path: Path) -> None:
     held = acquire(tmp_path)
-    (tmp_path / LOCK_NAME).write_text("{")
+    (tmp_path / LOCK_NAME).write_text("")
     with pytest.raises(StorageError, match="written to by another process: "):
         acquire(tmp_path)
     held.release()

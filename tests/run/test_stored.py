@@ -97,47 +97,6 @@ def test_read_rollouts_names_the_columns_that_are_missing(tmp_path: Path) -> Non
         read_rollouts(folder, NAMES, group_size=2)
 
 
-@pytest.mark.parametrize(
-    ("damage", "last_step"),
-    [
-        (lambda rows: rows[:-1], 2),
-        (lambda rows: rows[:-1], 3),
-        (lambda rows: [*rows[:2], *rows[3:]], 3),
-        (lambda rows: [*rows[:3], rows[3] | {"prompt_id": "c"}], 2),
-        (lambda rows: [*rows[:2], rows[3], rows[2]], 2),
-    ],
-    ids=["last", "last before a table", "one inside", "two prompts", "other order"],
-)
-def test_read_rollouts_refuses_an_incomplete_group_by_table_and_prompt(
-    damage: Any, last_step: int, tmp_path: Path
-) -> None:
-    folder = RunFolder(tmp_path)
-    for step in range(1, last_step + 1):
-        rows = make_rows(step, "a", "b")
-        store(folder.rollout_path(step), damage(rows) if step == 2 else rows)
-    rule = r"step-000002\.parquet: the rows of prompt b are not samples 0 to 1 in order"
-    with pytest.raises(StorageError, match=rule):
-        read_rollouts(folder, NAMES, group_size=2)
-
-
-@pytest.mark.parametrize(
-    ("score", "message"),
-    [
-        (None, ": prompt b lacks scores"),
-        (float("nan"), r" is damaged \(raw/ocr holds numbers that are not finite"),
-    ],
-)
-def test_read_rollouts_refuses_a_group_without_a_score_for_one_image(
-    score: float | None, message: str, tmp_path: Path
-) -> None:
-    folder = RunFolder(tmp_path)
-    rows = make_rows(7, "a", "b", "c")
-    rows[3] |= {"raw/ocr": score}
-    store(folder.rollout_path(7), rows)
-    with pytest.raises(StorageError, match=rf"step-000007\.parquet{message}"):
-        read_rollouts(folder, NAMES, group_size=2)
-
-
 def make_config(configs_dir: Path) -> Config:
     return compose_config(configs_dir, "tiny", ["eval.samples_per_prompt=2"])
 

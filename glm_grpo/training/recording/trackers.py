@@ -419,7 +419,7 @@ def _wandb(run: _Run, ending: ExitStack) -> _Started:
         tracker.log({_KEY: wandb.Table(columns=list(table.columns), data=rows)}, step=step)
 
     # Pictures of tables wait there until they are uploaded, which may be another day.
-    ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.inside("wandb/data")))
+    ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.path / "wandb/data"))
     _begin(tracker, ending)
     return _Started(
         tracker, tracker.tracker.id, show, lambda: _first_missing_in_wandb(tracker.tracker)
@@ -435,7 +435,7 @@ def _first_missing_in_wandb(run: Any) -> int:
 
 
 def _mlflow(run: _Run, ending: ExitStack) -> _Started:
-    variables, artifacts = _mlflow_store(run.folder.inside("mlflow").absolute())
+    variables, artifacts = _mlflow_store((run.folder.path / "mlflow").absolute())
     ending.enter_context(_defaults(**variables))
     mlflow = importlib.import_module("mlflow")
     tracker = MLflowTracker(
@@ -482,7 +482,7 @@ def _mlflow_store(directory: Path) -> tuple[dict[str, object], str | None]:
 
 def _trackio(run: _Run, ending: ExitStack) -> _Started:
     # Trackio reads the variable once, on import: runs of one process share a folder.
-    with _defaults(TRACKIO_DIR=run.folder.inside("trackio")):
+    with _defaults(TRACKIO_DIR=run.folder.path / "trackio"):
         trackio = importlib.import_module("trackio")
     # By which it goes on: that of one run alone.
     name = run.id or " ".join(filter(None, [run.about.name, run.place]))
