@@ -100,7 +100,7 @@ def _without_effect(config: Config) -> list[str]:
         of_ratios += [
             f"loss.{name} {getattr(loss, name):g}"
             for name in ("clip_low", "clip_high")
-            if _is_set(loss, name)
+            if getattr(loss, name) != ClippedLoss.model_fields[name].default
         ]
     if isinstance(loss, ClippedLoss) and loss.ratio_cap is not None:
         of_ratios.append(f"loss.ratio_cap {loss.ratio_cap:g}")
