@@ -162,20 +162,6 @@ def decode_png(data: bytes) -> UInt8[Tensor, "3 H W"]:
         return to_pixels(picture)
 
 
-def read_png_size(data: bytes) -> tuple[int, int]:
-    """Width and height that a PNG says it has; nothing is decoded.
-
-    Raises:
-        PictureError: It does not say, or is too large.
-    """
-    with _refusals(("PNG",)):
-        size = _read_png_size(io.BytesIO(data)) if data.startswith(PNG_MARKER) else None
-        if size is None:
-            raise ValueError("no PNG file, or one with a damaged header")
-        _check_size(*size)
-        return size
-
-
 @contextmanager
 def _opened(source: PictureSource, formats: Sequence[str]) -> Iterator[Image.Image]:
     with _refusals(formats), warnings.catch_warnings(), _open_file(source) as file:

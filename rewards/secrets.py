@@ -8,9 +8,6 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from html.entities import html5
 
-TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
-"""Environment variable of a reward server's token, on its side and, as a rule, on the run's."""
-
 HIDDEN = "[hidden]"
 
 _NAME_OF_SECRET = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD|PASSWD)", re.IGNORECASE)

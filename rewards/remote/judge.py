@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
 import torch
 from jaxtyping import Float32, UInt8
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from rewards.base import has_needs
 from rewards.pictures import encode_png
-from rewards.remote.client import RetryRules, ask, describe, hide, open_client, read_key, wait_for
-from rewards.remote.messages import EXCERPT
+from rewards.remote.client import open_client, read_key, send
 from rewards.terms.vlm_judge import Question
-from rewards.types import Prompt, RewardError, Scores
+from rewards.types import Prompt, RewardError, Scores, describe_error
 
-_PROBE_SECONDS = 10.0
-_ONCE = RetryRules(retries=0, statuses=frozenset(), errors=())
+_STATUSES = frozenset({429, *range(500, 600)})
+_LONGEST_QUOTED = 200
+"""Characters of an answer in an error."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +42,6 @@ class Endpoint:
     request_timeout_seconds: float = 60.0
     retries: int = 3
     requests_at_once: int = 8
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    """What the model says of one picture."""
-
-    value: float
-    answer: str
-
-
-class _Message(BaseModel):
-    content: str
-
-
-class _Choice(BaseModel):
-    message: _Message
-
-
-class _Completion(BaseModel):
-    """The part of OpenAI's answer that is read; endpoints add to the rest."""
-
-    model_config = ConfigDict(strict=True)
-    choices: list[_Choice] = Field(min_length=1)
 
 
 class VlmJudgeReward:
@@ -91,13 +67,9 @@ class VlmJudgeReward:
         variable = endpoint.api_key_variable
         option = "vlm_judge.api_key_variable"
         remedy = "leave api_key_variable out where none is wanted"
-        self._key = "" if variable is None else read_key(variable, option=option, remedy=remedy)
-        self._rules = RetryRules(
-            retries=endpoint.retries,
-            statuses=frozenset({429, *range(500, 600)}),
-            errors=(httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError),
-        )
-        wait_for(self._probe())
+        key = "" if variable is None else read_key(variable, option=option, remedy=remedy)
+        self._client = open_client(key=key, seconds=endpoint.request_timeout_seconds)
+        self._check_endpoint()
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has what the question is about."""
@@ -109,8 +81,8 @@ class VlmJudgeReward:
         """Ask about every picture, several at a time.
 
         Raises:
-            RewardError: The endpoint failed, or an answer is no score; names prompt and image. The
-                other requests are given up.
+            RewardError: The endpoint failed, or an answer is no score; names prompt and image. What
+                was not asked yet is not asked any more.
         """
         return self.score_with_notes(prompts, pixels).values
 
@@ -118,32 +90,58 @@ class VlmJudgeReward:
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
         """As `score`; the notes are the model's answers, without the white space around them."""
-        verdicts = wait_for(self._ask_about_all(prompts, pixels))
-        values = torch.tensor([verdict.value for verdict in verdicts], dtype=torch.float32)
-        return Scores(values, tuple(verdict.answer for verdict in verdicts))
+        pool = ThreadPoolExecutor(self._endpoint.requests_at_once)
+        try:
+            answers = [*pool.map(self._ask, range(len(prompts)), prompts, pixels)]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        values, notes = zip(*answers, strict=True)
+        return Scores(torch.tensor(values, dtype=torch.float32), notes)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """None: the model is the endpoint's."""
         return ()
 
-    async def _ask_about_all(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> list[_Verdict]:
-        free = asyncio.Semaphore(self._endpoint.requests_at_once)
-        async with open_client(self._url, key=self._key) as client:
+    def _ask(
+        self, index: int, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]
+    ) -> tuple[float, str]:
+        """Score of a picture, and the answer it was read from."""
+        name = f"vlm_judge: prompt {prompt.prompt_id}, image {index}"
+        payload = self._payload(prompt, picture)
+        request = self._client.build_request("POST", f"{self._url}/chat/completions", json=payload)
+        try:
+            reply = send(
+                self._client,
+                request,
+                retries=self._endpoint.retries,
+                statuses=_STATUSES,
+                errors=(httpx.TransportError,),
+            )
+        except httpx.RequestError as error:
+            raise RewardError(self._say_failed(name, describe_error(error))) from error
+        if reply.status_code != httpx.codes.OK:
+            raise RewardError(self._say_failed(name, _describe_status(reply)))
+        try:
+            answer = reply.json()["choices"][0]["message"]["content"].strip()
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RewardError(
+                f"{name}: {self._url} answered what is no chat completion with a text; set "
+                "vlm_judge.url to an OpenAI-compatible endpoint"
+            ) from error
+        try:
+            return self._question.read(answer), answer
+        except ValueError as error:
+            raise RewardError(
+                f"{name}: {self._endpoint.model} answered {answer[:_LONGEST_QUOTED]!r}; "
+                f"{error}. Say so in vlm_judge.question, or use a model that follows it"
+            ) from error
 
-            async def ask_about(index: int) -> _Verdict:
-                async with free:
-                    payload = self._payload(prompts[index], pixels[index])
-                    url = f"{self._url}/chat/completions"
-                    request = client.build_request("POST", url, json=payload)
-                    seconds = self._endpoint.request_timeout_seconds
-                    outcome = await ask(client, request, self._rules, seconds=seconds)
-                name = f"vlm_judge: prompt {prompts[index].prompt_id}, image {index}"
-                return self._read_verdict(outcome, name)
-
-            # The first failure ends the wait, which gives up what is still under way.
-            return await asyncio.gather(*map(ask_about, range(len(prompts))))
+    def _say_failed(self, name: str, failure: str) -> str:
+        return (
+            f"{name}: {self._url} failed with {failure}. Time-outs, broken connections, 429 and "
+            f"5xx were tried up to {self._endpoint.retries} times more; see the endpoint's own "
+            "log, raise vlm_judge.retries, or lower vlm_judge.requests_at_once"
+        )
 
     def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
         content = [_as_content(picture), _as_text(self._question.ask(prompt))]
@@ -157,52 +155,26 @@ class VlmJudgeReward:
             "temperature": 0,
         }
 
-    def _read_verdict(self, outcome: httpx.Response | httpx.RequestError, name: str) -> _Verdict:
-        if isinstance(outcome, httpx.RequestError) or outcome.status_code != httpx.codes.OK:
-            raise RewardError(
-                f"{name}: {self._url} failed with {self._describe(outcome)}. Time-outs, broken "
-                f"connections, 429 and 5xx were tried up to {self._endpoint.retries} times more; "
-                "see the endpoint's own log, raise vlm_judge.retries, or lower "
-                "vlm_judge.requests_at_once"
-            )
+    def _check_endpoint(self) -> None:
         try:
-            answer = _Completion.model_validate_json(outcome.content).choices[0].message.content
-        except ValidationError:
-            # Not chained: its text quotes the answer, in which the key may stand.
+            reply = self._client.get(f"{self._url}/models")
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             raise RewardError(
-                f"{name}: {self._url} answered {self._describe(outcome)} with what is no chat "
-                "completion with a text; set vlm_judge.url to an OpenAI-compatible endpoint"
-            ) from None
-        try:
-            value = self._question.read(answer)
-        except ValueError as error:
-            raise RewardError(
-                f"{name}: {self._endpoint.model} answered {hide(answer, self._key)[:EXCERPT]!r}; "
-                f"{error}. Say so in vlm_judge.question, or use a model that follows it"
-            ) from error
-        return _Verdict(value, hide(answer.strip(), self._key))
-
-    async def _probe(self) -> None:
-        seconds = min(_PROBE_SECONDS, self._endpoint.request_timeout_seconds)
-        async with open_client(self._url, key=self._key) as client:
-            request = client.build_request("GET", f"{self._url}/models")
-            outcome = await ask(client, request, _ONCE, seconds=seconds)
-        if isinstance(outcome, httpx.RequestError):
-            raise RewardError(
-                f"vlm_judge.url {self._url} cannot be reached ({self._describe(outcome)}); start "
+                f"vlm_judge.url {self._url} cannot be reached ({describe_error(error)}); start "
                 "the endpoint, or correct the address: it ends in /v1 for vLLM, SGLang and OpenAI"
-            ) from outcome
+            ) from error
         # Not every endpoint lists its models.
-        if outcome.status_code not in (httpx.codes.OK, httpx.codes.NOT_FOUND):
+        if reply.status_code not in (httpx.codes.OK, httpx.codes.NOT_FOUND):
             raise RewardError(
                 f"vlm_judge.url {self._url} refused a request for its models with "
-                f"{self._describe(outcome)}; correct the address, or set "
+                f"{_describe_status(reply)}; correct the address, or set "
                 "vlm_judge.api_key_variable to the environment variable that holds the key"
             )
 
-    def _describe(self, outcome: httpx.Response | httpx.RequestError) -> str:
-        # An endpoint may repeat what it was sent.
-        return describe(outcome, secret=self._key)
+
+def _describe_status(reply: httpx.Response) -> str:
+    # Without the endpoint's words, which may repeat the key.
+    return f"status {reply.status_code} {httpx.codes.get_reason_phrase(reply.status_code)}".rstrip()
 
 
 def _as_content(picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:

@@ -7,29 +7,23 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, TypeVar
 
 import torch
 from jaxtyping import UInt8
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from rewards.base import Need
-from rewards.pictures import PictureError, decode_png, encode_png, read_png_size
+from rewards.pictures import decode_png, encode_png
 from rewards.types import Prompt, Scores
 
 PROTOCOL: Final = 1
 """Version of the format: what a peer of another version says cannot be understood."""
 
-EXCERPT = 200
-"""Characters of a foreign text that are quoted in an error."""
-
-MAX_REQUEST_PIXELS = 2**28
-"""Most pixels of a request's pictures, targets and sources: 256 pictures of 1024 x 1024."""
-
-_MOST_ITEMS = 2**20
-"""Each item of a message takes some hundred bytes, and the file two."""
+_LONGEST_QUOTED = 200
+"""Characters of a message in an error."""
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -67,23 +61,34 @@ class _Failure(_Answer):
     error: str = Field(min_length=1)
 
 
+def _decode_picture(text: object) -> Tensor:
+    if not isinstance(text, str):
+        raise ValueError("must be a PNG in base64")
+    return decode_png(base64.b64decode(text, validate=True))
+
+
+_Picture = Annotated[Tensor, BeforeValidator(_decode_picture)]
+
+
 class _Section(BaseModel):
     """Part of a request; a key that is not known is a mistake, and must not be passed over."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True
+    )
 
 
 class _SentPrompt(_Section):
     prompt_id: str
     prompt: str
     texts: tuple[str, ...] = ()
-    target: str | None = None
-    sources: tuple[str, ...] = ()
+    target: _Picture | None = None
+    sources: tuple[_Picture, ...] = ()
 
 
 class _SentPicture(_Section):
     prompt: Annotated[int, Field(ge=0)]
-    png: str
+    png: _Picture
 
 
 class _Request(_Section):
@@ -93,7 +98,6 @@ class _Request(_Section):
 
 
 _Message = TypeVar("_Message", bound=BaseModel)
-_Read = TypeVar("_Read")
 
 
 def encode_info(info: ScorerInfo) -> bytes:
@@ -147,72 +151,34 @@ def encode_request(
     return json.dumps({"protocol": PROTOCOL, "prompts": sent, "pictures": pictures}).encode()
 
 
-def decode_request(
-    body: bytes, *, most_pixels: int = MAX_REQUEST_PIXELS
-) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]:
+def decode_request(body: bytes) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]:
     """Read a request: one prompt per picture, and the pictures.
-
-    Args:
-        body: The message.
-        most_pixels: Of all pictures, targets and sources together, counted before one is decoded.
 
     Raises:
         MessageError: It is of another version, has keys too many or too few, a picture that is no
-            8-bit RGB PNG, pictures of several sizes, or more than is allowed.
+            8-bit RGB PNG, pictures of several sizes, or a picture of no prompt.
     """
-    if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_ITEMS:
-        raise MessageError(f"has more than {_MOST_ITEMS} items; send fewer pictures")
     request = _parse(_Request, body)
-    for number, each in enumerate(request.pictures):
-        if each.prompt >= len(request.prompts):
-            raise MessageError(
-                f"pictures.{number}.prompt is {each.prompt}, but there are {len(request.prompts)} "
-                "prompts; it must be the place of one, counted from 0"
-            )
-    pictures = {f"pictures.{number}.png": each.png for number, each in enumerate(request.pictures)}
-    targets = {
-        f"prompts.{number}.target": each.target
-        for number, each in enumerate(request.prompts)
-        if each.target is not None
-    }
-    sources = {
-        f"prompts.{number}.sources.{place}": text
-        for number, each in enumerate(request.prompts)
-        for place, text in enumerate(each.sources)
-    }
-    texts = pictures | targets | sources
-    files = {place: _decode_base64(text, place) for place, text in texts.items()}
-    sizes = {place: _read(read_png_size, file, place) for place, file in files.items()}
-    pixels = sum(width * height for width, height in sizes.values())
-    if pixels > most_pixels:
-        raise MessageError(
-            f"has pictures of {pixels} pixels together; at most {most_pixels} are read: send fewer "
-            "pictures, or smaller ones"
-        )
-    each_size = sorted({sizes[place] for place in pictures})
-    if len(each_size) > 1:
-        found = ", ".join(f"{width} x {height}" for width, height in each_size)
-        raise MessageError(f"pictures of several sizes ({found}); send one size a request")
     prompts = [
         Prompt(
             prompt_id=sent.prompt_id,
             prompt=sent.prompt,
             texts=sent.texts,
-            target=None if sent.target is None else _read(decode_png, files[place], place),
-            sources=tuple(
-                _read(decode_png, files[f"prompts.{number}.sources.{index}"], place)
-                for index in range(len(sent.sources))
-            ),
+            target=sent.target,
+            sources=sent.sources,
         )
-        for number, sent in enumerate(request.prompts)
-        for place in (f"prompts.{number}.target",)
+        for sent in request.prompts
     ]
-    # One by one into their place: a list of them beside it would be as large again.
-    width, height = each_size[0]
-    stacked = torch.empty(len(pictures), 3, height, width, dtype=torch.uint8)
-    for number, place in enumerate(pictures):
-        stacked[number] = _read(decode_png, files[place], place)
-    return [prompts[each.prompt] for each in request.pictures], stacked
+    for number, each in enumerate(request.pictures):
+        if each.prompt >= len(prompts):
+            raise MessageError(
+                f"pictures.{number}.prompt is {each.prompt}, but there are {len(prompts)} "
+                "prompts; it must be the place of one, counted from 0"
+            )
+    if len({each.png.shape for each in request.pictures}) > 1:
+        raise MessageError("pictures are of several sizes; send one size a request")
+    pixels = torch.stack([each.png for each in request.pictures])
+    return [prompts[each.prompt] for each in request.pictures], pixels
 
 
 def encode_scores(scores: Scores) -> bytes:
@@ -272,33 +238,12 @@ def _describe_prompt(prompt: Prompt, *, has_target: bool) -> dict[str, object]:
     return described
 
 
-def _decode_base64(text: str, place: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise MessageError(f"{place} is no base64 ({error}); send the whole file") from error
-
-
-def _read(read: Callable[[bytes], _Read], file: bytes, place: str) -> _Read:
-    try:
-        return read(file)
-    except PictureError as error:
-        raise MessageError(f"{place} {error}") from error
-
-
 def _parse(kind: type[_Message], body: bytes) -> _Message:
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(body.decode(errors="replace"))
     except ValidationError as error:
-        problems = {".".join(map(str, each["loc"])): each for each in error.errors()}
-        if "protocol" in problems and problems["protocol"]["type"] == "literal_error":
-            raise MessageError(
-                f"speaks protocol {problems['protocol']['input']!r}, and this side {PROTOCOL}; run "
-                "the same version of glm-grpo on both sides"
-            ) from error
-        place, problem = next(iter(problems.items()))
-        found = problem["input"]
-        text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"])) or "the message"
         raise MessageError(
-            f"{place or 'the message'} is {text[:EXCERPT]!r}: {problem['msg']}"
+            f"{place} is {str(problem['input'])[:_LONGEST_QUOTED]!r}: {problem['msg']}"
         ) from error

@@ -11,7 +11,6 @@ there is no encryption.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import ipaddress
 import json
 import logging
@@ -20,6 +19,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -29,7 +29,7 @@ from rewards.base import Need, Reward, TermConfig
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.remote.messages import PROTOCOL, ScorerInfo
-from rewards.secrets import TOKEN_VARIABLE, hide_secrets
+from rewards.terms.remote import TOKEN_VARIABLE
 from rewards.types import RewardError
 
 LOOPBACK = "127.0.0.1"
@@ -62,26 +62,33 @@ def serve(
         RewardError: The server's libraries are not installed, the address cannot be listened at,
             or there is no token for it.
     """
-    for library in ("fastapi", "uvicorn"):
-        if importlib.util.find_spec(library) is None:
-            raise RewardError(
-                f"{library}, which serves a term, is not installed; pip install 'glm-grpo[serve]'"
-            )
-    from rewards.remote.server import RewardServer  # noqa: PLC0415 (an extra)
+    try:
+        from rewards.remote.server import listen, make_app, make_server  # noqa: PLC0415 (an extra)
+    except ModuleNotFoundError as error:
+        raise RewardError(
+            f"{error.name}, which serves a term, is not installed; pip install 'glm-grpo[serve]'"
+        ) from error
 
-    token = _read_token(host)
-    info = ScorerInfo(protocol=PROTOCOL, name=name, needs=tuple(needs))
-    made = secrets.token_urlsafe()
-    server = RewardServer(build(), info, (host, port), token=token or made, announce=announce)
+    given = _read_token(host)
+    token = given or secrets.token_urlsafe()
+    app = make_app(
+        build(), ScorerInfo(protocol=PROTOCOL, name=name, needs=tuple(needs)), token=token
+    )
+    try:
+        listener, url = listen(host, port)
+    except OSError as error:
+        raise RewardError(
+            f"cannot listen at {host} port {port} ({error}); choose another port, or 0 for any "
+            "that is free"
+        ) from error
     if not _is_loopback(host):
-        _logger.warning(
-            "%s: what is sent to %s is not encrypted, the token included", name, server.url
-        )
-    if token is None:
+        _logger.warning("%s: what is sent to %s is not encrypted, the token included", name, url)
+    if given is None:
         # Not to standard output, which is read by programs and kept more often.
-        sys.stderr.write(f"made a token for those who ask: export {TOKEN_VARIABLE}={made}\n")
-        sys.stderr.flush()
-    server.run()
+        sys.stderr.write(f"made a token for those who ask: export {TOKEN_VARIABLE}={token}\n")
+    announce(url)
+    with suppress(KeyboardInterrupt):
+        make_server(app).run([listener])
 
 
 def _read_token(host: str) -> str | None:
@@ -114,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             announce=_announce,
         )
     except (RewardError, ValidationError) as error:
-        sys.exit(hide_secrets(f"{options.name}: {error}"))
+        sys.exit(f"{options.name}: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,18 +158,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _announce(url: str) -> None:
-    if sys.stdout is None:  # closed by the program that started this
-        return
-    try:
-        sys.stdout.write(f"listening on {url}\n")
-        sys.stdout.flush()
-    except OSError as error:
-        # What is left in the stream must go somewhere when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise RewardError(
-            f"standard output, where the address {url} is told, cannot be written ({error}); "
-            "leave it open, or write it to a file"
-        ) from error
+    sys.stdout.write(f"listening on {url}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from pydantic import Field, model_validator
 
 from rewards.base import Need, Reward, TermConfig
 from rewards.options import Url, Variable, problem_at
-from rewards.secrets import TOKEN_VARIABLE
+
+TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
+"""Environment variable of a reward server's token, on its side and, as a rule, on the run's."""
 
 
 class RemoteConfig(TermConfig):

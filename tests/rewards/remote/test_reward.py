@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,10 +24,10 @@ from rewards.base import Need
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.remote import messages
-from rewards.remote.client import RetryRules, uses_environment, wait_for
+from rewards.remote.client import open_client, send
 from rewards.remote.messages import ScorerInfo
 from rewards.remote.reward import RemoteReward
-from rewards.remote.server import RewardServer
+from rewards.remote.server import MOST_WAITING, listen, make_app, make_server
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, Scores
 from tests.rewards.endpoint import Endpoint, Reply, Request, answering, in_turn
@@ -66,11 +68,12 @@ class Level:
 def serving(scorer: Level, needs: tuple[Need, ...] = ("prompt",)) -> Iterator[str]:
     """The real server; its URL."""
     info = ScorerInfo(protocol=1, name="level", needs=needs)
-    server = RewardServer(scorer, info, ("127.0.0.1", 0), token=TOKEN)
-    thread = threading.Thread(target=server.run)
+    server = make_server(make_app(scorer, info, token=TOKEN))
+    listener, url = listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
-        yield server.url
+        yield url
     finally:
         server.should_exit = True
         thread.join()
@@ -151,17 +154,19 @@ def test_a_scorer_that_fails_ends_the_step_and_lives_on(prompt: str, error: str)
 def test_a_server_that_is_down_ends_the_step_with_an_error_that_names_the_term() -> None:
     with serving(Level()) as url:
         reward = connect(url)
-    with pytest.raises(RewardError, match=f"term mine, prompt dog: .*{url} cannot be reached"):
+    with pytest.raises(
+        RewardError, match=f"term mine, prompt dog: .*{url} gave no answer to /score"
+    ):
         score(reward)
-    with pytest.raises(RewardError, match=f"{url} cannot be reached .*serve-reward"):
+    with pytest.raises(RewardError, match=f"{url} gave no answer to /info .*serve-reward"):
         connect(url)
 
 
 def test_a_server_that_hangs_is_asked_once() -> None:
     is_over = threading.Event()
     with speaking(lambda request: Reply(500) if is_over.wait(10) else None) as server:
-        reward = connect(server.url, retries=3, timeout_seconds=0.3)
-        with pytest.raises(RewardError, match="term mine.* no answer to /score within 0.3 sec"):
+        reward = connect(server.url, retries=3, timeout_seconds=0.5)
+        with pytest.raises(RewardError, match=r"term mine.* no answer to /score \(ReadTimeout"):
             score(reward)
         is_over.set()
     assert len(server.requests) == 1
@@ -176,24 +181,45 @@ def test_remote_asks_again_after_what_passes(passing: Reply | None) -> None:
     assert [request.path for request in server.requests] == ["/score", "/score"]
 
 
-RULES = RetryRules(retries=3, statuses=frozenset({503}), errors=(httpx.NetworkError,))
+BUSY, BROKEN = httpx.Response(503), httpx.ConnectError("refused")
+
+
+def asks_to_wait(value: str) -> httpx.Response:
+    return httpx.Response(503, headers={"Retry-After": value})
 
 
 @pytest.mark.parametrize(
     ("outcome", "waits"),
     [
-        (httpx.Response(503), [0.5, 1.0, 2.0, None]),
-        (httpx.ConnectError("refused"), [0.5, 1.0, 2.0, None]),
-        (httpx.Response(500), [None]),
-        (httpx.Response(503, headers={"Retry-After": "7"}), [7.0, 7.0, 7.0, None]),
-        (httpx.Response(503, headers={"Retry-After": "121"}), [None]),
-        (httpx.Response(503, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), [0.0]),
+        (BUSY, [0.5, 1.0, 2.0]),
+        (BROKEN, [0.5, 1.0, 2.0]),
+        (httpx.ReadTimeout("late"), []),
+        (httpx.Response(500), []),
+        (asks_to_wait("7"), [7.0] * 3),
+        (asks_to_wait("121"), [120.0] * 3),
+        (asks_to_wait("Wed, 21 Oct 2015 07:28:00 GMT"), [0.5, 1.0, 2.0]),
     ],
 )
-def test_retries_wait_longer_each_time_or_as_asked(
-    outcome: httpx.Response | httpx.RequestError, waits: list[float | None]
+def test_send_waits_longer_each_time_or_as_asked(
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: httpx.Response | httpx.TransportError,
+    waits: list[float],
 ) -> None:
-    assert [RULES.wait_after(outcome, tries) for tries in range(1, len(waits) + 1)] == waits
+    def answer(request: httpx.Request) -> httpx.Response:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    waited: list[float] = []
+    monkeypatch.setattr("rewards.remote.client.time.sleep", waited.append)
+    client = httpx.Client(transport=httpx.MockTransport(answer))
+    request = client.build_request("GET", "http://scores.example")
+    if isinstance(outcome, Exception):
+        with pytest.raises(type(outcome)):
+            send(client, request, retries=3)
+    else:
+        assert send(client, request, retries=3).status_code == outcome.status_code
+    assert waited == waits
 
 
 @pytest.mark.parametrize(
@@ -204,8 +230,7 @@ def test_retries_wait_longer_each_time_or_as_asked(
         (Reply(body=b'{"scores": [1, 2, null]}'), "scores.2 is 'None'"),
         (Reply(body=b'{"scores": [1, 2, 3], "notes": ["a"]}'), "1 notes for 3 pictures"),
         (Reply(body=b"<html>login</html>"), "no scores: the message is '<html>login"),
-        (Reply(404, b"oops"), "answered status 404 Not Found; that is no scorer"),
-        (Reply(500, f'{{"error": "no {TOKEN}"}}'.encode()), r"status 500\): no \[key\]"),
+        (Reply(404, b"oops"), r"status 404\): Not Found; that is no scorer"),
     ],
 )
 def test_answers_that_are_no_scores_end_the_step(answer: Reply, error: str) -> None:
@@ -219,7 +244,7 @@ def test_answers_that_are_no_scores_end_the_step(answer: Reply, error: str) -> N
     "headers",
     [{}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"}],
 )
-@pytest.mark.parametrize(("method", "path"), [("GET", "/info"), ("POST", "/score"), ("GET", "/x")])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/info"), ("POST", "/score")])
 def test_a_server_does_nothing_without_its_token(
     method: str, path: str, headers: dict[str, str]
 ) -> None:
@@ -229,6 +254,71 @@ def test_a_server_does_nothing_without_its_token(
         answer = httpx.request(method, url + path, content=body, headers=headers, trust_env=False)
     assert answer.status_code == 401
     assert scorer.seen == []
+
+
+def test_sixty_clients_at_once_are_all_answered() -> None:
+    with serving(Level()) as url:
+        reward = connect(url)
+        with ThreadPoolExecutor(60) as pool:
+            levels = [*pool.map(lambda _: reward.score([DOG], PIXELS[2:]).item(), range(60))]
+    assert levels == pytest.approx([2 / 3] * 60)
+
+
+def test_a_server_asks_to_come_back_where_too_many_wait_and_answers_info() -> None:
+    go_on = threading.Event()
+
+    class Slow(Level):
+        def score_with_notes(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+            assert go_on.wait(20)
+            return super().score_with_notes(prompts, pixels)
+
+    body = messages.encode_request([DOG] * 3, PIXELS, has_targets=False)
+    with (
+        serving(Slow()) as url,
+        open_client(key=TOKEN, seconds=20.0) as client,
+        ThreadPoolExecutor(MOST_WAITING + 1) as pool,
+    ):
+        asked = [
+            pool.submit(client.post, f"{url}/score", content=body) for _ in range(MOST_WAITING + 1)
+        ]
+        refused = next(as_completed(asked)).result()
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        assert client.get(f"{url}/info").status_code == 200
+        go_on.set()
+        statuses = sorted(each.result().status_code for each in asked)
+    assert statuses == [200] * MOST_WAITING + [503]
+
+
+def picture_sent(png: object = None, prompt: int = 0) -> dict[str, object]:
+    """A request with one picture."""
+    sent = json.loads(messages.encode_request([DOG], PIXELS[:1], has_targets=False))
+    picture = {"prompt": prompt, "png": png or sent["pictures"][0]["png"]}
+    return {**sent, "pictures": [picture]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        ({"content": b"x" * 100}, 413, "100 bytes; at most 99 are read"),
+        ({"content": iter([b"x"])}, 411, "no Content-Length"),
+        ({"content": b"{}"}, 400, "the request protocol is '{}': Field required"),
+        ({"json": picture_sent("aGVsbG8=")}, 400, "pictures.0.png is 'aGVsbG8=': "),
+        ({"json": picture_sent(7)}, 400, "pictures.0.png is '7': .*PNG in base64"),
+        ({"json": picture_sent(prompt=1)}, 400, "pictures.0.prompt is 1, but there are 1"),
+    ],
+)
+def test_a_server_says_what_is_wrong_with_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+    body: dict[str, Any],
+    status: int,
+    error: str,
+) -> None:
+    if status == 413:
+        monkeypatch.setattr("rewards.remote.server.LARGEST_REQUEST", 99)
+    with serving(Level()) as url, open_client(key=TOKEN, seconds=20.0) as client:
+        answer = client.post(f"{url}/score", **body)
+    assert answer.status_code == status
+    assert re.search(error, answer.json()["error"])
 
 
 def remote(url: str, **options: object) -> RewardConfig:
@@ -243,8 +333,8 @@ def test_remote_sends_the_token_of_the_variable_it_names(monkeypatch: pytest.Mon
     with serving(Level()) as url:
         reward = build_reward(remote(url, token_variable="TOKEN_OF_MINE"), cpu)
         assert score(reward).tolist() == pytest.approx([0, 1 / 3, 2 / 3])
-        for options, sent in (({}, "is not its own"), ({"token_variable": None}, "no token was")):
-            with pytest.raises(RewardError, match=f"asks for a token, .*{sent}") as caught:
+        for options in ({}, {"token_variable": None}):
+            with pytest.raises(RewardError, match="asks for its token, and got another") as caught:
                 build_reward(remote(url, **options), cpu)
             assert "of-another-scorer" not in str(caught.value)
 
@@ -267,19 +357,12 @@ def test_remote_talks_to_the_scorer_of_the_documentation(tmp_path: Path) -> None
             process.kill()
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [("http://127.0.0.1:1/v1", False), ("http://localhost", False), ("http://a.example", True)],
-)
-def test_proxies_of_the_environment_are_for_other_machines(url: str, expected: bool) -> None:
-    assert uses_environment(url) is expected
-
-
-def test_wait_for_works_inside_an_event_loop_as_in_a_notebook() -> None:
-    async def answer() -> int:
-        return 7
-
-    async def cell() -> int:
-        return wait_for(answer())
-
-    assert asyncio.run(cell()) == 7
+def test_proxies_of_the_environment_are_for_other_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with serving(Level()) as url:
+        assert score(connect(url)).tolist() == pytest.approx([0, 1 / 3, 2 / 3])
+    with pytest.raises(RewardError, match="refused"):
+        connect("http://scores.example")

@@ -47,7 +47,7 @@ def test_serve_listens_on_loopback_for_who_knows_the_token_and_ends_at_sigterm(
     assert answer.json() == {"scores": [0.0, 1.0]}
 
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(20) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.168.0.1"])
