@@ -6,13 +6,13 @@ decoded, and so that a term that hangs does not hang the run.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from jaxtyping import Bool, UInt8
@@ -100,7 +100,7 @@ class Scorer:
         if not terms or len(set(names)) != len(names):
             raise ValueError(f"terms {names}: needs at least one, and no name twice")
         self._terms = tuple(terms)
-        self._workers = tuple(_Worker(term) for term in terms)
+        self._workers = tuple(_Worker(term.name) for term in terms)
         self.is_overlapping = is_overlapping
 
     @property
@@ -305,8 +305,9 @@ class Scoring:
 
     def _submit(self, row: int, column: int) -> None:
         if self._is_applicable[row, column]:
-            future = self._workers[column].submit(self._prompts[row], self._groups[row])
-            self._futures[row, column] = future
+            term, prompt, group = self._terms[column], self._prompts[row], self._groups[row]
+            job = partial(_score_group, term, prompt, group)
+            self._futures[row, column] = self._workers[column].submit(job)
 
     def _wait(self, row: int, column: int, future: Future[Scores]) -> Scores:
         term, prompt = self._terms[column], self._prompts[row]
@@ -324,36 +325,30 @@ class Scoring:
 
 
 class _Worker:
-    """The thread of one term; it begins with the first group."""
+    """The thread of one term.
 
-    def __init__(self, term: Term) -> None:
-        self._term = term
-        self._jobs: queue.SimpleQueue[tuple[Prompt, UInt8[Tensor, "G 3 H W"], Future[Scores]]] = (
-            queue.SimpleQueue()
-        )
-        self._thread: threading.Thread | None = None
+    A daemon, so that a term that hangs does not keep the process from ending: Python waits for the
+    threads of a ThreadPoolExecutor.
+    """
 
-    def submit(self, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> Future[Scores]:
-        if self._thread is None:
-            # A daemon: a term that hangs must not keep the process from ending.
-            self._thread = threading.Thread(target=self._work, daemon=True, name=self._term.name)
-            self._thread.start()
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores]]]
+        self._jobs = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name=name).start()
+
+    def submit(self, job: Callable[[], Scores]) -> Future[Scores]:
         future: Future[Scores] = Future()
-        self._jobs.put((prompt, pixels, future))
+        self._jobs.put((future, job))
         return future
 
     def _work(self) -> None:
-        process_id = os.getpid()
         while True:
-            prompt, pixels, future = self._jobs.get()
+            future, job = self._jobs.get()
             try:
-                future.set_result(_score_group(self._term, prompt, pixels))
+                future.set_result(job())
             # Handed to the thread that waits for the group.
             except Exception as error:
                 future.set_exception(error)
-            if os.getpid() != process_id:
-                # A copy that the term forked and let return: no one waits for it, nor ends it.
-                os._exit(1)
 
 
 def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> Scores:
