@@ -25,7 +25,6 @@ from glm_grpo.composition import COMPOSITION_ERRORS, UNNAMED_COMPOSITION_ERRORS,
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.output import guard_output, printable
 from rewards.options import path_problem
-from rewards.secrets import hide_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +47,14 @@ def exit_code(error: Exception) -> int:
 
 
 def explain(error: Exception) -> str:
-    """The lines to print for an error and its notes, without secrets and control characters.
+    """The lines to print for an error and its notes, without control characters.
 
     It may quote prompts, answers of servers and the command line.
     """
     if isinstance(error, COMPOSITION_ERRORS):
         error = _named(error)
     said = ". ".join([str(error), *getattr(error, "__notes__", ())])
-    return printable(hide_secrets(f"{type(error).__name__}: {said}"))
+    return printable(f"{type(error).__name__}: {said}")
 
 
 def is_expected(error: Exception) -> bool:
@@ -103,9 +102,9 @@ def errors_explained(doing: str) -> Iterator[None]:
 
 def _explain_defect(error: Exception, doing: str) -> str:
     summary = f"{type(error).__name__}: {error}".splitlines()[0]
-    trace = hide_secrets(
-        f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}"
-    ).encode(errors="backslashreplace")
+    trace = f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}".encode(
+        errors="backslashreplace"
+    )
     try:
         # Not in the run folder, which may be what is damaged. Nobody else may read it.
         with tempfile.NamedTemporaryFile(prefix="glm-grpo-", suffix=".txt", delete=False) as file:
@@ -114,7 +113,7 @@ def _explain_defect(error: Exception, doing: str) -> str:
     except OSError as unwritable:
         where = f"this traceback, which no file takes ({unwritable}):\n{trace.decode()}"
     return (
-        f"Unexpected error in {doing}: {printable(hide_secrets(summary))}\n"
+        f"Unexpected error in {doing}: {printable(summary)}\n"
         f"This is a defect of glm-grpo; please report it with {where}\n"
     )
 

@@ -17,7 +17,8 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from rewards.secrets import HIDDEN
+HIDDEN = "[hidden]"
+"""What errors show in place of a value that may be a key."""
 
 RELATION = "relation"
 """Type of the errors that carry `rule` and `remedy` in their context."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
@@ -13,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from rewards.config import RewardConfig
-from rewards.options import RELATION
+from rewards.options import HIDDEN, RELATION
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 
@@ -76,7 +77,7 @@ def describe_problems(problems: Sequence[Problem]) -> str:
     heading = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     lines = [f"The config has {heading}:"]
     for problem in problems[:_MOST_SHOWN]:
-        value = NOT_GIVEN if problem.value is NOT_GIVEN else f"= {_show(problem.value)}"
+        value = NOT_GIVEN if problem.value is NOT_GIVEN else f"= {_show(problem)}"
         lines += [
             f"  {problem.key} {value}",
             f"    rule:   {problem.rule}",
@@ -87,7 +88,11 @@ def describe_problems(problems: Sequence[Problem]) -> str:
     return "\n".join(lines)
 
 
-def _show(value: object) -> str:
+def _show(problem: Problem) -> str:
+    value = problem.value
+    # `api_key=...`: what belongs in the environment is not repeated.
+    if isinstance(value, str) and re.search("key|token|secret|password", problem.key):
+        value = HIDDEN
     try:
         text = repr(value)
     except ValueError:

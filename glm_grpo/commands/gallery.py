@@ -16,7 +16,6 @@ from glm_grpo.gallery.film import write_film
 from glm_grpo.output import printable
 from glm_grpo.run.folder import RunFolder, is_read_only
 from glm_grpo.training.recording.summaries import summarise
-from rewards.secrets import hide_secrets
 
 _SHEET_COLUMNS = 8
 
@@ -95,5 +94,5 @@ def _summarise(folder: RunFolder) -> list[SummaryRow]:
     try:
         return summarise(folder)
     except StorageError as error:
-        sys.stderr.write(f"no before and after: {printable(hide_secrets(str(error)))}\n")
+        sys.stderr.write(f"no before and after: {printable(str(error))}\n")
         return []

@@ -39,7 +39,6 @@ from glm_grpo.run.folder import RunFolder, safe_name, write_atomically
 from glm_grpo.run.tables import read_metrics, read_run_ids
 from glm_grpo.training.recording.wandb_file import last_wandb_step
 from glm_grpo.types import Evaluation
-from rewards.secrets import hide_secrets
 
 MAX_PROMPTS = 16
 """Prompts shown: the first ones, the same in every evaluation of a run."""
@@ -295,8 +294,7 @@ class Trackers:
                     "Tracker %s failed (%s: %s); training goes on, metrics.jsonl is complete.",
                     name,
                     type(error).__name__,
-                    # It may quote the address or the key that the environment gave it.
-                    hide_secrets(str(error)),
+                    error,
                 )
             self._failed.add(name)
 
