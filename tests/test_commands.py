@@ -175,7 +175,7 @@ def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
     shutil.copytree(model_path("tiny"), model)
     (model / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
     overrides = [f"run_dir={tmp_path / 'run'}", f"model.path={model}"]
-    with pytest.raises(ModelError, match="vae/diffusion_pytorch_model.safetensors: empty"):
+    with pytest.raises(ModelError, match="vae/diffusion_pytorch_model.safetensors: cannot be used"):
         run_training(compose_config(configs_dir, "tiny", overrides))
     assert not (tmp_path / "run").exists()
 
