@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -325,30 +326,36 @@ class Scoring:
 
 
 class _Worker:
-    """The thread of one term.
+    """The thread of one term, which ends with the last reference to this.
 
     A daemon, so that a term that hangs does not keep the process from ending: Python waits for the
     threads of a ThreadPoolExecutor.
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores]]]
-        self._jobs = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True, name=name).start()
+        self._jobs: _Jobs = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self._jobs,), daemon=True, name=name).start()
+        # Not at exit: a thread that wakes while Python ends can abort the process.
+        weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def submit(self, job: Callable[[], Scores]) -> Future[Scores]:
         future: Future[Scores] = Future()
         self._jobs.put((future, job))
         return future
 
-    def _work(self) -> None:
-        while True:
-            future, job = self._jobs.get()
-            try:
-                future.set_result(job())
-            # Handed to the thread that waits for the group.
-            except Exception as error:
-                future.set_exception(error)
+
+_Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores]] | None]
+"""What a worker is to do; None ends it."""
+
+
+def _work(jobs: _Jobs) -> None:
+    while (asked := jobs.get()) is not None:
+        future, job = asked
+        try:
+            future.set_result(job())
+        # Handed to the thread that waits for the group.
+        except Exception as error:
+            future.set_exception(error)
 
 
 def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> Scores:

@@ -133,6 +133,15 @@ def test_scoring_keeps_to_one_thread_a_term() -> None:
     assert threads[0][1] != threading.get_ident()
 
 
+def test_threads_end_with_their_scorer() -> None:
+    scorer = Scorer([Term("of a scorer", gate_of(), 1.0)])
+    scorer.score(PROMPTS, torch.stack([group(1, 2)] * 3))
+    (thread,) = (each for each in threading.enumerate() if each.name == "of a scorer")
+    del scorer
+    thread.join(SOON)
+    assert not thread.is_alive()
+
+
 def test_scoring_names_term_and_prompt_that_took_too_long(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ from glm_grpo.training import interrupt
 
 
 def test_signals_within_seconds_are_one_request_and_a_later_one_ends_the_run(monkeypatch) -> None:
+    # Workers of pytest-xdist ignore Ctrl-C.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     with interrupt.stop_on_signal() as stop:
         assert not stop.is_set
         # Slurm's, and the same one handed on by a launcher.
@@ -20,3 +22,4 @@ def test_signals_within_seconds_are_one_request_and_a_later_one_ends_the_run(mon
         monkeypatch.setattr(interrupt, "_SAME_REQUEST_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, previous)
