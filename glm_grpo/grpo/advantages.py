@@ -5,22 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Float32, Float64
 from pydantic import Field
 from torch import Tensor
 
 from glm_grpo.types import Advantages
 from rewards.options import Options
+from rewards.reweigh import is_flat as is_flat_group
 
 Normalization = Literal["group_std", "mean_only", "batch_std"]
-
-FLAT_TOLERANCE = 8 * torch.finfo(torch.float32).eps
-"""Largest spread of a flat group, relative to its largest |reward|.
-
-Equal pictures get equal scores except for the last bits: a term that runs in a batch, and the
-weighted sum of a handful of terms, each round once to fp32. Eight units of rounding cover that
-and are five orders below any difference that a scorer means.
-"""
 
 
 class AdvantageSettings(Options):
@@ -71,14 +64,14 @@ def group_advantages(
 
     Returns:
         Advantages that sum to zero in every group, exactly 0 in groups whose rewards are equal to
-        within `FLAT_TOLERANCE`.
+        within `rewards.reweigh.FLAT_TOLERANCE`.
 
     Raises:
         ValueError: A reward is not finite (the message names prompt row and image), the group has
             fewer than two images, or `std_floor` or `clip` is out of range.
     """
     _check_arguments(rewards, std_floor=std_floor, clip=clip)
-    is_flat = _is_flat(rewards)
+    is_flat = is_flat_group(rewards)
     # float64 keeps the sum of a group at zero to the last bit of the float32 result.
     exact = rewards.double()
     centred = exact - exact.mean(dim=1, keepdim=True)
@@ -101,11 +94,6 @@ def _divisor(
         std = centred.std().reshape(1, 1)
     # A std of 0 only occurs where every centred reward is 0: any divisor leaves them there.
     return std.clamp(min=std_floor).masked_fill(std == 0, 1.0)
-
-
-def _is_flat(rewards: Float32[Tensor, "P G"]) -> Bool[Tensor, " P"]:
-    spread = rewards.amax(dim=1) - rewards.amin(dim=1)
-    return spread <= FLAT_TOLERANCE * rewards.abs().amax(dim=1)
 
 
 def _check_arguments(
