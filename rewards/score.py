@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -326,17 +325,16 @@ class Scoring:
 
 
 class _Worker:
-    """The thread of one term, which ends with the last reference to this.
+    """The thread of one term.
 
     A daemon, so that a term that hangs does not keep the process from ending: Python waits for the
-    threads of a ThreadPoolExecutor.
+    threads of a ThreadPoolExecutor. It waits for work for good: one that is woken to end while
+    Python itself ends can abort the process.
     """
 
     def __init__(self, name: str) -> None:
         self._jobs: _Jobs = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._jobs,), daemon=True, name=name).start()
-        # Not at exit: a thread that wakes while Python ends can abort the process.
-        weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def submit(self, job: Callable[[], Scores]) -> Future[Scores]:
         future: Future[Scores] = Future()
@@ -344,13 +342,13 @@ class _Worker:
         return future
 
 
-_Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores]] | None]
-"""What a worker is to do; None ends it."""
+_Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores]]]
+"""What a worker is to do."""
 
 
 def _work(jobs: _Jobs) -> None:
-    while (asked := jobs.get()) is not None:
-        future, job = asked
+    while True:
+        future, job = jobs.get()
         try:
             future.set_result(job())
         # Handed to the thread that waits for the group.

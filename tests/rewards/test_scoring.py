@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from rewards.score import Scorer, Scoring, Term
 from rewards.types import Prompt, RewardError
-from tests.programs import Programs
+from tests.programs import ROOT, Programs
 
 SOON = 20.0
 """Seconds after which a test gives up on a thread."""
@@ -133,13 +135,33 @@ def test_scoring_keeps_to_one_thread_a_term() -> None:
     assert threads[0][1] != threading.get_ident()
 
 
-def test_threads_end_with_their_scorer() -> None:
-    scorer = Scorer([Term("of a scorer", gate_of(), 1.0)])
-    scorer.score(PROMPTS, torch.stack([group(1, 2)] * 3))
-    (thread,) = (each for each in threading.enumerate() if each.name == "of a scorer")
-    del scorer
-    thread.join(SOON)
-    assert not thread.is_alive()
+SCORING = """
+import torch
+from torch import nn
+from rewards.score import Scorer, Term
+from rewards.types import Prompt
+
+class Network:
+    network = nn.Conv2d(3, 64, 3)
+    applies_to = lambda self, prompt: True
+    modules = lambda self: ()
+
+    def score(self, prompts, pixels):
+        with torch.no_grad():
+            return self.network(pixels.float()).mean(dim=(1, 2, 3))
+
+def score():
+    scorer = Scorer([Term(f"term {number}", Network(), 1.0) for number in range(8)])
+    scorer.score([Prompt("a", "a")], torch.zeros(1, 2, 3, 64, 64, dtype=torch.uint8))
+
+score()
+"""
+
+
+def test_a_process_that_scored_ends_well() -> None:
+    # A thread that is woken while Python ends aborts the process, after all that it did.
+    ended = subprocess.run([sys.executable, "-c", SCORING], cwd=ROOT, check=False)
+    assert ended.returncode == 0
 
 
 def test_scoring_names_term_and_prompt_that_took_too_long(

@@ -169,8 +169,10 @@ def names_of_the_example() -> dict[str, object]:
     "page",
     [page if page in SHORT else pytest.param(page, marks=pytest.mark.long) for page in RUN],
 )
-@pytest.mark.usefixtures("reader", "small_preview")
-def test_page_runs_from_top_to_bottom(page: str) -> None:
+@pytest.mark.usefixtures("reader")
+def test_page_runs_from_top_to_bottom(page: str, request: pytest.FixtureRequest) -> None:
+    if page in SHORT:
+        request.getfixturevalue("small_preview")
     for block in blocks(page):
         if block.language == "bash":
             run_shell(block.text, page)
