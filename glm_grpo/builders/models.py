@@ -51,8 +51,8 @@ def build_planner(path: str) -> Planner:
 
 
 _LARGEST_AREA = 4
-"""Of pictures that GLM-Image draws, in areas of those that it was trained on: 2048 x 2048 where
-those are 1024 x 1024. Source: zai-org/GLM-Image, issue 12."""
+"""How many times the smallest trained area a picture may have: 2048 x 2048 against 1024 x 1024.
+Source: zai-org/GLM-Image, issue 12."""
 
 
 def hint_at_size(config: Config) -> list[str]:
@@ -64,9 +64,9 @@ def hint_at_size(config: Config) -> list[str]:
         return []
     if min(height, width) < side:
         return [
-            f"{size}: the model was trained on pictures of {side} x {side} and more; smaller ones "
-            "are good for a test of the set-up alone, since they come out broken, and rewards "
-            f"with them. Use at least {side} a side"
+            f"{size}: the model was trained on pictures of {side} x {side} and more. Smaller ones "
+            "come out broken, and their rewards mean nothing: take them only to test the set-up. "
+            f"Use at least {side} a side"
         ]
     if height * width > _LARGEST_AREA * side**2:
         return [

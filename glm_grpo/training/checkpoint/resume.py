@@ -382,11 +382,11 @@ def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
     A run is finished with the last checkpoint and the last evaluation: a term may have failed in
     that one.
     """
-    if not _is_dated(run_dir):
+    if not _has_dated_name(run_dir):
         return None
     steps = config.train.steps
     for path in sorted(run_dir.parent.parent.glob("*/*/config.yaml"), reverse=True):
-        if not _is_dated(path.parent):
+        if not _has_dated_name(path.parent):
             continue
         folder = RunFolder(path.parent)
         try:
@@ -400,5 +400,5 @@ def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
     return None
 
 
-def _is_dated(run_dir: Path) -> bool:
+def _has_dated_name(run_dir: Path) -> bool:
     return _DATED.fullmatch("/".join(run_dir.absolute().parts[-2:])) is not None
