@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -184,12 +185,19 @@ def place_models(
 
     Arguments as in `build_models`.
     """
+    is_on_cuda = device.type == "cuda"
+    if is_on_cuda:
+        _keep_compiled()
     policy = build_policy(config, pipeline, needs_reference=needs_reference)
     decoder = GlmImageDecoder(
         pipeline,
         steps=config.decode.steps,
         guidance_scale=config.decode.guidance_scale,
         batch_size=config.decode.batch_size,
+        # Of evaluations: fewer samples a prompt than a rollout has, in the same memory.
+        joined_size=config.rollout.group_size,
+        vae_batch_size=config.decode.vae_batch_size,
+        is_compiling=is_on_cuda and config.decode.compile and config.decode.quantization is None,
     )
     is_offloading = config.offload != "none" and device.type != "cpu"
     started = time.perf_counter()
@@ -219,6 +227,12 @@ def place_models(
             for module in group:
                 module.to(device)
     return Models(policy=policy, decoder=decoder, scorer=scorer, offload=Offload(parts))
+
+
+def _keep_compiled() -> None:
+    """Has Inductor keep what it compiles in the user's cache, so that the next run finds it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "glm-grpo" / "inductor"))
 
 
 def build_policy(

@@ -65,6 +65,9 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         "offload",
         "reward.overlap",
         "decode.batch_size",
+        "decode.vae_batch_size",
+        "decode.compile",
+        "model.compile",
         "model.gradient_checkpointing",
         "train.micro_batch_size",
         # Where experience is collected; how old it may be makes another run.

@@ -56,6 +56,10 @@ class ModelSection(Options):
     quantization: Literal["nf4"] | None = None
     """Hold the language model's matrices in 4 bits, by bitsandbytes; only adapters can be trained
     on them. Absent: in `dtype`."""
+    compile: bool = True
+    """Compile the layers of the language model with Inductor on a CUDA device, for sampling and
+    replay. They are compared with the eager ones first; where they differ by more than rounding, or
+    nothing can be compiled, the run goes on eagerly and says so."""
 
 
 class DataSection(Options):
@@ -116,6 +120,13 @@ class DecodeSection(Options):
     batch_size: int | None = Field(default=None, ge=1)
     """Images of a group that are drawn at once; absent: the whole group. Changes memory and speed,
     not the pictures."""
+    vae_batch_size: int | None = Field(default=None, ge=1)
+    """Images of those that go through the VAE at once, brought to a divisor of their number;
+    absent: one, or two of 128 x 128. Changes memory and speed, not the pictures."""
+    compile: bool = True
+    """Compile the networks with Inductor on a CUDA device, where `quantization` is absent. The
+    first images of a run are drawn eagerly as well, and where they differ by more than rounding,
+    or nothing can be compiled, the run goes on eagerly and says so."""
     quantization: Literal["float8"] | None = None
     """Hold the diffusion transformer's weights in 8 bits (e4m3) and compute in `model.dtype`;
     absent: hold them in `model.dtype`."""

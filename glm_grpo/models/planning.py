@@ -74,6 +74,7 @@ class BatchSizes:
         micro_batch_size: Images a forward and backward pass.
         is_truncated: By top-k, top-p or min-p.
         decode_batch_size: Images of a group that are drawn at once; None: all.
+        vae_batch_size: Of those, images that go through the VAE at once; None: few.
         num_sources: Source pictures of a prompt, whose tokens are not in `prompt_tokens`.
         reads_targets: Whether target pictures are turned into tokens.
     """
@@ -86,6 +87,7 @@ class BatchSizes:
     micro_batch_size: int
     is_truncated: bool
     decode_batch_size: int | None = None
+    vae_batch_size: int | None = None
     num_sources: int = 0
     reads_targets: bool = False
 

@@ -66,6 +66,7 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
         or rollout.min_p is not None
         or (rollout.top_p is not None and rollout.top_p < 1.0),
         decode_batch_size=config.decode.batch_size,
+        vae_batch_size=config.decode.vae_batch_size,
         num_sources=config.data.sources,
         reads_targets=config.reads_targets,
     )
@@ -107,6 +108,7 @@ def _remedies(config: Config) -> Iterator[_Remedy]:
     for choice in ("modules", "modules_and_optimizer"):
         yield {"offload": choice}
     yield from _smaller("train.micro_batch_size", (16, 8, 4, 2, 1), config.train.micro_batch_size)
+    yield from _smaller("decode.vae_batch_size", (2, 1), config.decode.vae_batch_size or 1)
     drawn = min(config.decode.batch_size or rollout.group_size, rollout.group_size)
     yield from _smaller("decode.batch_size", (16, 8, 4, 2, 1), drawn)
     yield {"model.gradient_checkpointing": True}

@@ -17,12 +17,14 @@ from tests.config.conftest import set_keys
 OTHER: dict[str, object] = flatten(
     yaml.safe_load("""
 model: {path: zai-org/GLM-Image, dtype: bfloat16, adapter: {rank: 16384, alpha: 1.0e-6},
-        start_from: outputs/run, gradient_checkpointing: true, quantization: nf4}
+        start_from: outputs/run, gradient_checkpointing: true, quantization: nf4,
+        compile: false}
 data: {path: prompts.jsonl, eval_path: held_out.jsonl, sources: 1}
 rollout: {prompts_per_step: 1, group_size: 2, refill_rounds: 3, height: 1024, width: 32,
           temperature: 0.001, top_p: 1.0, top_k: 1, min_p: 0.02}
 decode: {steps: 1, guidance_scale: 1.5, rollout_steps: 4, recheck_every: 1, recheck_groups: 1,
-         min_rank_correlation: -1.0, batch_size: 1, quantization: float8}
+         min_rank_correlation: -1.0, batch_size: 1, vae_batch_size: 2, quantization: float8,
+         compile: false}
 reward:
   combine: normalize_then_sum
   allow_untied: true
@@ -76,7 +78,8 @@ run_dir: elsewhere
 MAY_CHANGE_ON_RESUME = {
     *("run_dir", "trackers", "run.name", "run.notes", "run.tags"),
     *("train.resume", "train.checkpoint_every", "train.keep_checkpoints"),
-    *("offload", "reward.overlap", "decode.batch_size"),
+    *("offload", "reward.overlap", "decode.batch_size", "decode.vae_batch_size"),
+    *("decode.compile", "model.compile"),
     *("model.gradient_checkpointing", "train.micro_batch_size"),
     *("async.collectors", "async.address"),
     *("async.cpus_per_collector", "async.gpus_per_collector"),

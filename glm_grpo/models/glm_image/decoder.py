@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, lru_cache
 
 import torch
@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.errors import DecoderError
+from glm_grpo.models.glm_image.fast.compiled_decoder import CHECKED_STEPS, CompiledDecoder
 from glm_grpo.models.glm_image.token_grid import (
     batch_layout,
     target_token_ids,
@@ -30,21 +31,27 @@ _REMEMBERED_TEXTS = 256
 """Texts whose embeddings are kept in CPU memory; of the published model 3 kB a letter and text."""
 
 _LARGEST_DECODED = 2 * 128 * 128
-"""Pixels that go through the VAE together: two pictures of 128 x 128, else one."""
+"""Pixels that go through the VAE together by default; more were no faster on the CPU."""
 
 
 class GlmImageDecoder:
     """Draws token grids, one group at a time, without gradient.
 
     One group at a time because glyph embeddings of prompts with different lengths would be padded
-    without a mask, and a picture would depend on its neighbours (diffusers issue 13587).
+    without a mask, and a picture would depend on its neighbours (diffusers issue 13587). Small
+    groups whose glyph embeddings have the same length are drawn together.
 
     Args:
         pipeline: Published; its parts are used, not its language model.
         steps: Of denoising, >= 1.
         guidance_scale: 1 for no classifier-free guidance; above it a step costs two passes.
-        batch_size: Images of a group that are drawn at once, >= 1; None: all. Changes pictures by
+        batch_size: Images that are drawn at once, >= 1; None: a whole group. Changes pictures by
             no more than rounding.
+        joined_size: Images of several groups that are drawn at once, at most; 1: groups are not
+            joined. Changes pictures by no more than rounding.
+        vae_batch_size: Images that go through the VAE at once, at most; None: as many as are fast
+            on the CPU.
+        is_compiling: Compile the networks; see `CompiledDecoder`.
     """
 
     def __init__(
@@ -54,6 +61,9 @@ class GlmImageDecoder:
         steps: int,
         guidance_scale: float,
         batch_size: int | None = None,
+        joined_size: int = 1,
+        vae_batch_size: int | None = None,
+        is_compiling: bool = False,
     ) -> None:
         self._transformer = _SourceReader(pipeline.transformer)
         # A pipeline of its own without the language model: that may be on another device.
@@ -62,7 +72,7 @@ class GlmImageDecoder:
             processor=None,
             text_encoder=pipeline.text_encoder,
             vision_language_encoder=None,
-            vae=_SlicedVae(pipeline.vae),
+            vae=_SlicedVae(pipeline.vae, vae_batch_size),
             transformer=self._transformer,
             scheduler=pipeline.scheduler,
         )
@@ -75,6 +85,10 @@ class GlmImageDecoder:
         self.steps = steps
         self._guidance_scale = guidance_scale
         self._batch_size = batch_size
+        self._joined_size = min(joined_size, batch_size or joined_size)
+        self._compiled = (
+            CompiledDecoder(pipeline.transformer, pipeline.vae) if is_compiling else None
+        )
 
     def with_steps(self, steps: int) -> GlmImageDecoder:
         """The same models with another number of denoising steps, >= 1."""
@@ -107,41 +121,114 @@ class GlmImageDecoder:
         """As `decode`, prompt by prompt; each group is on the CPU when it is handed out."""
         layout = batch_layout(batch)
         prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
-        for index, (prompt, grids, seed) in enumerate(
-            zip(batch.prompts, prior, batch.decode_seeds, strict=True)
-        ):
-            # Read by every image of the group, and freed also where one fails.
-            with self._transformer.reading(self._write_sources(batch, index)):
-                decoded = self.decode_group(prompt.prompt, grids, seed, batch.height, batch.width)
-            _refuse_non_finite(decoded, prompt.prompt_id)
-            # As diffusers turns its pictures into 8 bits.
-            yield (decoded * 255).round().to(torch.uint8).cpu()
+        joined = self._joined_places(batch)
+        drawn: dict[int, UInt8[Tensor, "G 3 H W"]] = {}
+        for index in range(len(batch.prompts)):
+            if index not in drawn:
+                places = next(joined)
+                drawn |= zip(places, self._decode_places(batch, places, prior[places]), strict=True)
+            yield drawn.pop(index)
+
+    def _joined_places(self, batch: PromptBatch) -> Iterator[list[int]]:
+        """Places of the prompts that are drawn together, ordered by the first of each."""
+        most = 1 if batch.num_sources > 0 else max(1, self._joined_size // batch.group_size)
+        by_length: dict[int, list[int]] = {}
+        for place, prompt in enumerate(batch.prompts):
+            # One that is drawn alone is encoded when its turn comes.
+            length = self._embed(prompt.prompt).shape[1] if most > 1 else place
+            by_length.setdefault(length, []).append(place)
+        parts = (
+            places[start : start + most]
+            for places in by_length.values()
+            for start in range(0, len(places), most)
+        )
+        yield from sorted(parts)
+
+    def _decode_places(
+        self, batch: PromptBatch, places: list[int], prior: Int64[Tensor, "P G S4"]
+    ) -> UInt8[Tensor, "P G 3 H W"]:
+        """Draws the groups of these prompts; P is the number of places."""
+        prompts = [batch.prompts[place] for place in places]
+        seeds = [batch.decode_seeds[place] for place in places]
+        texts = [prompt.prompt for prompt in prompts]
+        # Read by every image of the group, and freed also where one fails.
+        with self._transformer.reading(self._write_sources(batch, places[0])):
+            if self._compiled is not None:
+                few = self.with_steps(min(self.steps, CHECKED_STEPS))
+
+                def draw(size: int) -> Float[Tensor, "N 3 H W"]:
+                    """The first of the pictures of the first prompt."""
+                    first = prior[:1, :size]
+                    return few.draw(texts[:1], first, seeds[:1], batch.height, batch.width)[0]
+
+                self._compiled.check(draw, batch.group_size)
+            decoded = self.draw(texts, prior, seeds, batch.height, batch.width)
+        for prompt, group in zip(prompts, decoded, strict=True):
+            _refuse_non_finite(group, prompt.prompt_id)
+        # As diffusers turns its pictures into 8 bits.
+        return (decoded * 255).round().to(torch.uint8).cpu()
 
     @torch.no_grad()
-    def decode_group(
-        self, prompt: str, prior: Int64[Tensor, "G S4"], seed: int, height: int, width: int
-    ) -> Float[Tensor, "G 3 H W"]:
-        """Draws the grids of one prompt from one noise; RGB in 0..1, before it is cut to 8 bits."""
-        parts = self._pipeline
-        device, dtype = parts.transformer.device, parts.transformer.dtype
-        embeddings, _ = parts.encode_prompt(
-            prompt, do_classifier_free_guidance=False, device=device, dtype=dtype
+    def draw(
+        self,
+        texts: Sequence[str],
+        prior: Int64[Tensor, "P G S4"],
+        seeds: Sequence[int],
+        height: int,
+        width: int,
+    ) -> Float[Tensor, "P G 3 H W"]:
+        """RGB in 0..1, before it is cut to 8 bits.
+
+        Args:
+            texts: The P prompts, whose glyph embeddings have the same length.
+            prior: Target tokens, upsampled.
+            seeds: Of the noise of each prompt.
+            height: Pixels.
+            width: Pixels.
+        """
+        parts, (_, group_size, _) = self._pipeline, prior.shape
+        device, grids = parts.transformer.device, prior.flatten(0, 1)
+        embeddings = torch.cat([self._embed(text).expand(group_size, -1, -1) for text in texts])
+        noise = torch.cat(
+            [
+                self.initial_noise(seed, height=height, width=width).expand(group_size, -1, -1, -1)
+                for seed in seeds
+            ]
+        ).to(device)
+        size = min(self._batch_size or len(grids), len(grids))
+        with self._running():
+            decoded = [
+                parts(
+                    prompt_embeds=embeddings[start : start + size],
+                    prior_token_ids=grids[start : start + size].to(device),
+                    latents=noise[start : start + size],
+                    height=height,
+                    width=width,
+                    num_inference_steps=self.steps,
+                    guidance_scale=self._guidance_scale,
+                    output_type="pt",
+                ).images
+                for start in range(0, len(grids), size)
+            ]
+        return torch.cat(decoded).unflatten(0, prior.shape[:2])
+
+    def _running(self, *, is_eager: bool = False) -> AbstractContextManager[None]:
+        """See `CompiledDecoder.running`."""
+        if self._compiled is None:
+            return nullcontext()
+        return self._compiled.running(is_eager=is_eager)
+
+    def _embed(self, text: str) -> Float[Tensor, "1 L D"]:
+        """What the glyph encoder makes of the quoted text of a prompt."""
+        transformer = self._transformer
+        embeddings: Tensor
+        embeddings, _ = self._pipeline.encode_prompt(
+            text,
+            do_classifier_free_guidance=False,
+            device=transformer.device,
+            dtype=transformer.dtype,
         )
-        noise = self.initial_noise(seed, height=height, width=width).to(device)
-        decoded = [
-            parts(
-                prompt_embeds=embeddings.expand(len(grids), -1, -1),
-                prior_token_ids=grids.to(device),
-                latents=noise.expand(len(grids), -1, -1, -1),
-                height=height,
-                width=width,
-                num_inference_steps=self.steps,
-                guidance_scale=self._guidance_scale,
-                output_type="pt",
-            ).images
-            for grids in prior.split(min(self._batch_size or len(prior), len(prior)))
-        ]
-        return torch.cat(decoded)
+        return embeddings
 
     def _write_sources(self, batch: PromptBatch, index: int) -> GlmImageKVCache | None:
         """Keys and values of a prompt's source pictures in every layer, once for its group.
@@ -163,18 +250,20 @@ class GlmImageDecoder:
             prior = upsample_token_ids(ids[None], layout).to(device)
             pixels = (2 * (source[None].to(device) / 255) - 1).to(dtype)
             latents = (vae.encode(pixels).latent_dist.mode() - mean) / std
-            transformer(
-                hidden_states=latents,
-                encoder_hidden_states=torch.empty(
-                    1, 0, transformer.config.text_embed_dim, device=device, dtype=dtype
-                ),
-                prior_token_id=prior,
-                prior_token_drop=torch.zeros_like(prior, dtype=torch.bool),
-                timestep=torch.zeros(1, device=device),
-                target_size=torch.tensor([source.shape[-2:]], device=device),
-                crop_coords=torch.zeros(1, 2, device=device),
-                kv_caches=cache,
-            )
+            # Once a prompt: not worth compiling for the empty text.
+            with self._running(is_eager=True):
+                transformer(
+                    hidden_states=latents,
+                    encoder_hidden_states=torch.empty(
+                        1, 0, transformer.config.text_embed_dim, device=device, dtype=dtype
+                    ),
+                    prior_token_id=prior,
+                    prior_token_drop=torch.zeros_like(prior, dtype=torch.bool),
+                    timestep=torch.zeros(1, device=device),
+                    target_size=torch.tensor([source.shape[-2:]], device=device),
+                    crop_coords=torch.zeros(1, 2, device=device),
+                    kv_caches=cache,
+                )
         return cache
 
     def initial_noise(self, seed: int, *, height: int, width: int) -> Float[Tensor, "1 C h w"]:
@@ -200,14 +289,18 @@ def _refuse_non_finite(decoded: Float[Tensor, "G 3 H W"], prompt_id: str) -> Non
         )
 
 
-def decoded_at_once(pictures: int, height: int, width: int) -> int:
+def decoded_at_once(
+    pictures: int, height: int, width: int, vae_batch_size: int | None = None
+) -> int:
     """How many of `pictures` of `height` x `width` pixels go through the VAE together.
+
+    At most `vae_batch_size`; None: two of 128 x 128 pixels, else one.
 
     A divisor of their number: another number at a time would be rounded otherwise, and samples of
     equal tokens would get different pixels. That holds on one thread; on two, one value of 100,000
     still differs by one level of 255.
     """
-    most = max(1, _LARGEST_DECODED // (height * width))
+    most = vae_batch_size or max(1, _LARGEST_DECODED // (height * width))
     return max(size for size in range(1, most + 1) if pictures % size == 0)
 
 
@@ -222,6 +315,7 @@ class _SourceReader(nn.Module):
         self.published = transformer
         self.config = transformer.config
         self._sources: GlmImageKVCache | None = None
+        self._rotary: dict[tuple[torch.Size, torch.device], tuple[Tensor, ...]] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -245,6 +339,7 @@ class _SourceReader(nn.Module):
     def forward(
         self,
         *,
+        hidden_states: Float[Tensor, "N C h w"],
         prior_token_drop: Bool[Tensor, "N S4"],
         kv_caches: GlmImageKVCache | None = None,
         **inputs: object,
@@ -253,7 +348,24 @@ class _SourceReader(nn.Module):
         if self._sources is not None:
             self._sources.set_mode("skip" if prior_token_drop.all() else "read")
             kv_caches = self._sources
-        return self.published(prior_token_drop=prior_token_drop, kv_caches=kv_caches, **inputs)
+        return self.published(
+            hidden_states=hidden_states,
+            prior_token_drop=prior_token_drop,
+            kv_caches=kv_caches,
+            image_rotary_emb=self._rotary_tables(hidden_states),
+            **inputs,
+        )
+
+    def _rotary_tables(self, hidden_states: Float[Tensor, "N C h w"]) -> tuple[Tensor, ...]:
+        """Cosine and sine of the positions, on the device.
+
+        Upstream makes them on the CPU in every pass, and every block copies them.
+        """
+        key = (hidden_states.shape[-2:], hidden_states.device)
+        if key not in self._rotary:
+            tables = self.published.rope(hidden_states)
+            self._rotary = {key: tuple(table.to(hidden_states.device) for table in tables)}
+        return self._rotary[key]
 
 
 class _SlicedVae(nn.Module):
@@ -264,9 +376,10 @@ class _SlicedVae(nn.Module):
     one by one, which is slower where they are small.
     """
 
-    def __init__(self, vae: AutoencoderKL) -> None:
+    def __init__(self, vae: AutoencoderKL, batch_size: int | None) -> None:
         super().__init__()
         self._vae = vae
+        self._batch_size = batch_size
         self.config = vae.config
 
     @property
@@ -285,7 +398,7 @@ class _SlicedVae(nn.Module):
         """As upstream, without `return_dict` and without a generator, which it never uses."""
         factor = 2 ** (len(self.config.block_out_channels) - 1)
         height, width = (factor * size for size in latents.shape[-2:])
-        parts = latents.split(decoded_at_once(len(latents), height, width))
+        parts = latents.split(decoded_at_once(len(latents), height, width, self._batch_size))
         return (torch.cat([self._vae.decode(part, return_dict=False)[0] for part in parts]),)
 
 

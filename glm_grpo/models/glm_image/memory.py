@@ -178,7 +178,9 @@ def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSize
     with measured_on_meta() as drawing, torch.no_grad():
         denoise_on_meta(transformer, vae, sizes, settings.dtype, images=at_once)
     rest = sizes.group_size % at_once or at_once
-    turned = max(decoded_at_once(n, sizes.height, sizes.width) for n in (at_once, rest))
+    turned = max(
+        decoded_at_once(n, sizes.height, sizes.width, sizes.vae_batch_size) for n in (at_once, rest)
+    )
     with measured_on_meta() as turning, torch.no_grad():
         decode_latents_on_meta(vae, sizes, settings.dtype, images=turned)
     # What was turned before waits, and is put together while all of it is there.
@@ -537,7 +539,9 @@ class GlmImagePlanner:
         ]
         state = 2 * (gradient_bytes(policy) if shards is None else shards.trained)
         vision = 0 if has_sources else module_bytes(policy.source_modules())
-        update = self._update(model, replace(sizes, decode_batch_size=None), policy, shards)
+        update = self._update(
+            model, replace(sizes, decode_batch_size=None, vae_batch_size=None), policy, shards
+        )
         # DDP joins gradients in copies that it keeps.
         is_copying = processes.count > 1 and not processes.is_sharded
         a_token = cache_token_bytes(language, model.dtype)
@@ -666,7 +670,7 @@ class GlmImagePlanner:
         self, held: ModelSettings, sizes: BatchSizes, a_token: int
     ) -> tuple[int, int, int]:
         """Most that sampling takes, and its caches: a prompt's is kept once for its group."""
-        drawn = replace(sizes, micro_batch_size=1, decode_batch_size=None)
+        drawn = replace(sizes, micro_batch_size=1, decode_batch_size=None, vae_batch_size=None)
         return (
             self._once(rollout_bytes, held, drawn),
             sizes.prompts * _read_tokens(sizes) * a_token,

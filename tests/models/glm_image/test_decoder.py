@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder, decoded_at_once
 from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
+from rewards.types import Prompt
 
 LAYOUT = token_layout(128, 128)
 
@@ -27,7 +30,7 @@ def test_drawn_group_equals_the_stock_pipeline(
     prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
     prompt, seed = batch.prompts[1], batch.decode_seeds[1]
 
-    ours = decoder.decode_group(prompt.prompt, prior, seed, height, width)
+    (ours,) = decoder.draw([prompt.prompt], prior[None], [seed], height, width)
 
     for index in range(3):
         stock = loaded_pipeline(
@@ -49,7 +52,7 @@ def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_
 
     images = decoder.decode(batch, token_ids)
 
-    drawn = decoder.decode_group(batch.prompts[0].prompt, prior[0], 5, 128, 128)
+    (drawn,) = decoder.draw([batch.prompts[0].prompt], prior[:1], [5], 128, 128)
     assert images.pixels.shape == (2, 3, 3, 128, 128)
     assert images.decode_seeds == (5, 6)
     assert torch.equal(images.pixels[0], (drawn * 255).round().to(torch.uint8))
@@ -57,10 +60,10 @@ def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_
 
 def test_group_drawn_in_parts_equals_the_group_drawn_at_once(random_pipeline, batch, token_ids):
     # Three in parts of 2 and 1.
-    prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)[0]
+    prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)[:1]
     drawn, whole = (
-        GlmImageDecoder(random_pipeline, steps=2, guidance_scale=1.5, batch_size=size).decode_group(
-            batch.prompts[0].prompt, prior, 5, 128, 128
+        GlmImageDecoder(random_pipeline, steps=2, guidance_scale=1.5, batch_size=size).draw(
+            [batch.prompts[0].prompt], prior, [5], 128, 128
         )
         for size in (2, None)
     )
@@ -69,15 +72,15 @@ def test_group_drawn_in_parts_equals_the_group_drawn_at_once(random_pipeline, ba
 
 
 class WatchedDecoder(GlmImageDecoder):
-    """Writes down what it draws."""
+    """Writes down what it draws at once."""
 
-    def __init__(self, pipeline):
-        super().__init__(pipeline, steps=1, guidance_scale=1.0)
+    def __init__(self, pipeline, **options):
+        super().__init__(pipeline, steps=1, guidance_scale=1.0, **options)
         self.drawn = []
 
-    def decode_group(self, prompt, *arguments):
-        self.drawn.append(prompt)
-        return super().decode_group(prompt, *arguments)
+    def draw(self, texts, *arguments):
+        self.drawn.append(texts)
+        return super().draw(texts, *arguments)
 
 
 def test_groups_are_handed_out_as_they_are_drawn(random_pipeline, batch, token_ids):
@@ -88,12 +91,65 @@ def test_groups_are_handed_out_as_they_are_drawn(random_pipeline, batch, token_i
 
     assert decoder.drawn == []
     first = next(groups)
-    assert decoder.drawn == [short]
+    assert decoder.drawn == [[short]]
     assert torch.is_grad_enabled()
     (second,) = groups
-    assert decoder.drawn == [short, long]
+    assert decoder.drawn == [[short], [long]]
     assert torch.equal(torch.stack([first, second]), decoder.decode(batch, token_ids).pixels)
     assert first.device.type == "cpu"
+
+
+def test_groups_with_glyphs_of_equal_length_are_drawn_together(random_pipeline, batch):
+    quoted = ("AB", "EFG", "CD", "GH", "KLM", "IJ", "NO")
+    texts = [f'a sign "{text}"' for text in quoted]
+    prompts = tuple(Prompt(str(place), text) for place, text in enumerate(texts))
+    several = replace(batch, prompts=prompts, group_size=2, decode_seeds=(*range(len(texts)),))
+    token_ids = torch.randint(512, (7, 2, 272), generator=torch.Generator().manual_seed(1))
+    decoder = WatchedDecoder(random_pipeline, joined_size=6)
+
+    joined = decoder.decode(several, token_ids).pixels
+
+    places = [[texts.index(text) for text in drawn] for drawn in decoder.drawn]
+    assert places == [[0, 2, 3], [1, 4], [5, 6]]
+    one_by_one = WatchedDecoder(random_pipeline).decode(several, token_ids).pixels
+    difference = (joined.int() - one_by_one.int()).abs()
+    assert difference.max() <= 1
+    assert difference.float().mean() < 1e-4
+
+
+def test_groups_are_joined_to_no_more_than_the_batch_size(random_pipeline, batch, token_ids):
+    same = replace(batch, prompts=batch.prompts[:1] * 2)
+    decoder = WatchedDecoder(random_pipeline, joined_size=6, batch_size=5)
+
+    decoder.decode(same, token_ids)
+
+    assert [len(texts) for texts in decoder.drawn] == [1, 1]
+
+
+def test_rotary_tables_are_those_of_the_transformer(random_pipeline, batch, token_ids, monkeypatch):
+    decoder = GlmImageDecoder(random_pipeline, steps=2, guidance_scale=1.5)
+    made = []
+    random_pipeline.transformer.rope.register_forward_hook(lambda *_: made.append(1))
+
+    drawn = decoder.decode(batch, token_ids).pixels
+
+    assert len(made) == 1
+    monkeypatch.setattr(decoder._transformer, "_rotary_tables", lambda hidden_states: None)
+    assert torch.equal(drawn, decoder.decode(batch, token_ids).pixels)
+    assert len(made) == 1 + 2 * 2 * 2
+
+
+def test_a_size_for_the_vae_changes_rounding_alone(random_pipeline, batch, token_ids):
+    four = token_ids[:, [0, 1, 2, 0]]
+    pixels, others = (
+        GlmImageDecoder(random_pipeline, steps=1, guidance_scale=1.0, vae_batch_size=size)
+        .decode(batch, four)
+        .pixels
+        for size in (4, 1)
+    )
+
+    assert (pixels.int() - others.int()).abs().max() <= 1
+    assert torch.equal(pixels[:, 0], pixels[:, 3])
 
 
 def test_with_steps_draws_as_a_decoder_of_so_many_steps(random_pipeline, batch, token_ids):
@@ -143,11 +199,19 @@ def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, tok
 
 
 @pytest.mark.parametrize(
-    ("pictures", "side", "expected"),
-    [(8, 128, 2), (3, 128, 1), (8, 256, 1), (9, 64, 3)],
+    ("pictures", "side", "most", "expected"),
+    [
+        (8, 128, None, 2),
+        (3, 128, None, 1),
+        (8, 256, None, 1),
+        (9, 64, None, 3),
+        (8, 1024, 4, 4),
+        (8, 1024, 3, 2),
+        (6, 128, 1, 1),
+    ],
 )
-def test_parts_that_go_through_the_vae_are_equal_and_few_pixels(pictures, side, expected):
-    assert decoded_at_once(pictures, side, side) == expected
+def test_parts_that_go_through_the_vae_have_one_size(pictures, side, most, expected):
+    assert decoded_at_once(pictures, side, side, most) == expected
 
 
 def test_decoding_keeps_no_gradient(random_pipeline, batch, token_ids):
@@ -155,4 +219,4 @@ def test_decoding_keeps_no_gradient(random_pipeline, batch, token_ids):
     decoder = GlmImageDecoder(random_pipeline, steps=1, guidance_scale=1.0)
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)
 
-    assert not decoder.decode_group(batch.prompts[0].prompt, prior[0], 5, 128, 128).requires_grad
+    assert not decoder.draw([batch.prompts[0].prompt], prior[:1], [5], 128, 128).requires_grad

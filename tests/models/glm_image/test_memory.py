@@ -208,12 +208,12 @@ def test_sources_bytes_match_the_allocator_within_ten_percent(side):
 
 
 @pytest.mark.parametrize(
-    ("decode_batch_size", "num_sources", "guidance_scale"),
-    [(None, 0, 1.0), (3, 0, 1.5), (None, 1, 1.5), (3, 2, 1.0)],
-    ids=["group", "parts", "group of an edit", "parts of an edit"],
+    ("decode_batch_size", "vae_batch_size", "num_sources", "guidance_scale"),
+    [(None, None, 0, 1.0), (None, 4, 0, 1.0), (3, 1, 0, 1.5), (None, 1, 1, 1.5), (3, 3, 2, 1.0)],
+    ids=["group", "VAE of four", "parts", "group of an edit", "parts of an edit"],
 )
 def test_decode_bytes_match_the_allocator_within_ten_percent(
-    decode_batch_size, num_sources, guidance_scale
+    decode_batch_size, vae_batch_size, num_sources, guidance_scale
 ):
     # Channels in multiples of 16, which kernels on the CPU round others up to; the widest level
     # meets the largest picture in the last block, as in the published VAE.
@@ -240,7 +240,11 @@ def test_decode_bytes_match_the_allocator_within_ten_percent(
         scheduler=build_scheduler(),
     )
     decoder = GlmImageDecoder(
-        pipeline, steps=2, guidance_scale=guidance_scale, batch_size=decode_batch_size
+        pipeline,
+        steps=2,
+        guidance_scale=guidance_scale,
+        batch_size=decode_batch_size,
+        vae_batch_size=vae_batch_size,
     )
     planned = replace(
         SIZES,
@@ -248,6 +252,7 @@ def test_decode_bytes_match_the_allocator_within_ten_percent(
         width=128,
         prompt_tokens=8,
         decode_batch_size=decode_batch_size,
+        vae_batch_size=vae_batch_size,
         num_sources=num_sources,
     )
     source = torch.zeros(3, 128, 128, dtype=torch.uint8)

@@ -1,0 +1,104 @@
+"""The decoder's networks compiled, and the check that they draw what the eager ones draw."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from diffusers import AutoencoderKL, GlmImageTransformer2DModel
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.out_of_memory import is_out_of_memory
+
+CHECKED_STEPS = 4
+"""Denoising steps of the pictures that are compared, at most: rounding grows with every step."""
+
+_UNSEEN = 0.05 / 255
+"""Mean difference of RGB values that is always accepted: a sixth of what bf16 in place of fp32
+makes, as measured on the embedded model."""
+
+_LONGEST_REASON = 200
+"""Characters of a compiler's message that are shown."""
+
+_logger = logging.getLogger(__name__)
+
+
+class CompiledDecoder:
+    """Compiles the blocks of the diffusion transformer and the decoder of the VAE, in place.
+
+    They run eagerly until `check` has compared them with the eager ones, and for good where they
+    differ or cannot be compiled.
+
+    Args:
+        transformer: Weights in its own type; with layerwise casting it cannot be compiled.
+        vae: Decodes latents.
+    """
+
+    def __init__(self, transformer: GlmImageTransformer2DModel, vae: AutoencoderKL) -> None:
+        # Fused operations would keep in fp32 what eager ones round to bf16 in between.
+        options = {"emulate_precision_casts": True}
+        # Dynamic: with fixed shapes, every length of the glyphs would be compiled anew.
+        transformer.compile_repeated_blocks(dynamic=True, options=options)
+        vae.decoder.compile(options=options)
+        self._is_checked = self.is_used = False
+
+    @contextmanager
+    def running(self, *, is_eager: bool = False) -> Iterator[None]:
+        """Inside, the compiled networks run, unless `check` is against it or `is_eager`."""
+        is_used = self.is_used and not is_eager
+        with torch.compiler.set_stance("default" if is_used else "force_eager"):
+            yield
+
+    def check(self, draw: Callable[[int], Float[Tensor, "N 3 H W"]], pictures: int) -> None:
+        """Decides at the first call whether the compiled networks are used.
+
+        They may differ from the eager ones by as much as those differ between a picture that is
+        drawn alone and one that is drawn among others, which is rounding.
+
+        Args:
+            draw: Draws the first N of some pictures, RGB in 0..1.
+            pictures: How many there are.
+        """
+        if self._is_checked:
+            return
+        self._is_checked = True
+        eager, alone = draw(pictures), draw(1)
+        reason = self._difference(draw, eager, rounding=_mean_difference(eager[:1], alone))
+        self.is_used = not reason
+        if reason:
+            _logger.warning(
+                "the decoder is not compiled (%s): pictures are drawn eagerly, which is slower; "
+                "decode.compile=false leaves out the attempt",
+                reason,
+            )
+
+    def _difference(
+        self,
+        draw: Callable[[int], Float[Tensor, "N 3 H W"]],
+        eager: Float[Tensor, "N 3 H W"],
+        *,
+        rounding: float,
+    ) -> str:
+        """What speaks against the compiled networks; empty: nothing."""
+        self.is_used = True
+        try:
+            difference = _mean_difference(draw(len(eager)), eager)
+        # The same pictures were drawn eagerly just now: whatever this is, compiling causes it.
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_REASON]}"
+        allowed = max(rounding, _UNSEEN)
+        if difference <= allowed:
+            return ""
+        return (
+            f"its pictures differ by {255 * difference:.2g} of 255 levels on average, more than "
+            f"the {255 * allowed:.2g} of rounding"
+        )
+
+
+def _mean_difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().mean())
