@@ -29,7 +29,7 @@ from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.gallery import update_gallery, write_gallery
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.folder import RunFolder, write_atomically
-from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.recorder import Recorder, encode
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
@@ -208,7 +208,7 @@ def _make_run(folder: RunFolder, steps: int) -> None:
     evaluated = {every * number for number in range(1, EVALUATIONS)}
     for step in range(1, steps + 1):
         experience = _experience(step, steps, generator)
-        recorder.record_rollout(experience, step)
+        recorder.record_rollout(experience, encode(experience.images), step)
         recorder.record_step(step, _metrics(experience))
         if step in evaluated:
             recorder.record_evaluation(_evaluation(step, generator))

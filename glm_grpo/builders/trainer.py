@@ -93,6 +93,7 @@ def build_trainer(
         learner,
         processes=processes,
         keep=config.train.keep_checkpoints,
+        finish_records=recorder.finish,
         announce=progress.phase,
     )
     # Last: collectors begin to work, and the trainer ends them.

@@ -330,11 +330,13 @@ def _join_trained(parts: Sequence[Experience]) -> Int64[Tensor, " K"]:
     )
 
 
-def without_replay_data(experience: Experience) -> Experience:
-    """What another process needs to record an experience: nothing of what replay alone needs."""
+def to_be_recorded(experience: Experience) -> Experience:
+    """An experience without its pixels, and without what replay alone needs."""
+    pixels = experience.images.pixels
     return replace(
         experience,
         rollout=replace(experience.rollout, sampling_mask=None),
+        images=replace(experience.images, pixels=pixels.new_empty(*pixels.shape[:3], 0, 0)),
         reference_log_probs=None,
         correction=None,
     )

@@ -170,7 +170,6 @@ class Trainer:
             is_best = self._state.note_best(evaluated.metrics["eval/total"])
             metrics |= evaluated.metrics
             departures += evaluated.departures
-        self._progress.phase("gallery")
         self._recorder.show(step)
         self._progress.end(step, metrics)
         self._refuse_non_finite(updates)
@@ -184,6 +183,7 @@ class Trainer:
         """One step of GRPO."""
         # Sample -> decode -> score -> advantages.
         experience, of_source = source.next_experience(step, clock)
+        prepared = self._recorder.prepare(experience)
         of_decode = self._recheck.compare(experience, step, clock)
         if is_first:
             self._check_replay(experience)
@@ -194,7 +194,7 @@ class Trainer:
         source.policy_updated(step)
         clock.announce("records")
         more = {**of_decode, **of_source}
-        return updates, self._recorder.step(step, experience, updates, clock, more)
+        return updates, self._recorder.step(step, prepared, updates, clock, more)
 
     def _learn_targets(
         self, source: TargetSource, step: int, clock: PhaseClock

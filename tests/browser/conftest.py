@@ -22,7 +22,7 @@ from glm_grpo.gallery import write_gallery
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.tiny.world import draw_sign, signs_of_words
-from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.recorder import Recorder, encode
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
@@ -202,7 +202,8 @@ def _record(path: Path, configs_dir: Path) -> RunFolder:
     for step in (0, *STEPS, DAMAGED_STEP):
         recorder.record_step(step, _metrics(step))
     for step in (*STEPS, DAMAGED_STEP):
-        recorder.record_rollout(_experience(step), step)
+        experience = _experience(step)
+        recorder.record_rollout(experience, encode(experience.images), step)
     for step in EVALUATIONS:
         recorder.record_evaluation(_evaluation(step))
     damaged = folder.rollout_path(DAMAGED_STEP)

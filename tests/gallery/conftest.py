@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.recorder import Recorder, encode
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
@@ -84,7 +84,7 @@ class StoredRun:
                 torch.tensor([[-0.7, 0.7], [0.0, 0.0]]), is_flat=torch.tensor([False, True])
             ),
         )
-        self.recorder.record_rollout(experience, step)
+        self.recorder.record_rollout(experience, encode(experience.images), step)
         self.recorder.record_step(step, {"reward/mean": step / 7, **metrics})
 
     def record_evaluation(self, step: int, *, totals: Tensor | None = None) -> None:

@@ -17,7 +17,7 @@ from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.rescoring.rescore import rescore
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import read_table
-from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.training.recording.recorder import Recorder, encode
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine, is_flat
 from rewards.types import Prompt, RewardTable
@@ -79,7 +79,7 @@ def store_run(path: Path, config: Config, *steps: Experience) -> RunFolder:
     write_atomically(folder.config_path, to_yaml(config).encode())
     recorder = Recorder(folder, trackers=(), config={}, combine=config.reward.combine)
     for step, experience in enumerate(steps, start=1):
-        recorder.record_rollout(experience, step)
+        recorder.record_rollout(experience, encode(experience.images), step)
     return folder
 
 

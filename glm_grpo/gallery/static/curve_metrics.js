@@ -46,7 +46,7 @@
     ["Skipped updates", ["optim/skipped_updates"]],
   ];
   const COST = [
-    ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update", "time/proximal", "time/recheck", "time/evaluation"], "s"],
+    ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update", "time/proximal", "time/recheck", "time/records", "time/evaluation"], "s"],
     ["Images per second", ["throughput/images_per_second"]],
     ["Tokens per second", ["throughput/tokens_per_second"]],
     ["Age of the policy that sampled, updates", ["async/policy_age"]],

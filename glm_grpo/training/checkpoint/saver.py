@@ -41,6 +41,7 @@ class CheckpointSaver:
         learner: What is saved; its state has the last finished step.
         processes: Of the run. What one of several fails at alone cannot be saved: that takes all.
         keep: Newest checkpoints kept; the best by evaluation is kept besides.
+        finish_records: Called before one begins: a checkpoint says that its steps are recorded.
         announce: Told when one begins.
     """
 
@@ -51,6 +52,7 @@ class CheckpointSaver:
         *,
         processes: Processes,
         keep: int,
+        finish_records: Callable[[], object],
         announce: Callable[[str], None],
     ) -> None:
         self._folder = folder
@@ -58,6 +60,7 @@ class CheckpointSaver:
         self._state = learner.state
         self._processes = processes
         self._keep = keep
+        self._finish_records = finish_records
         self._announce = announce
         self._updates = learner.learning_rate.updates
         self._is_writing = False
@@ -65,6 +68,7 @@ class CheckpointSaver:
 
     def save(self) -> None:
         """Write a checkpoint of the last finished step; remove those no longer kept."""
+        self._finish_records()
         self._announce("checkpoint")
         state = self._state
         moments, values = optimizer_to_tensors(self._learner.optimizer)
@@ -105,7 +109,7 @@ class CheckpointSaver:
             self.save()
 
     def finish_step(self, step: int) -> None:
-        """All updates of a step are done and recorded: the weights are those of a finished step."""
+        """All updates of a step are done, and its records taken in: the weights are its own."""
         self._state.step = step
         self._updates = self._learner.learning_rate.updates
         self._is_writing = False

@@ -85,7 +85,7 @@ class HackingMonitor:
             StorageError: The folder cannot be written.
         """
         values = {
-            **_measures(evaluation.prompts, evaluation.images),
+            **measure_pictures(evaluation.prompts, evaluation.images),
             _ENTROPY: evaluation.entropy.double(),
             **_scores(evaluation.rewards, self._watch),
             **_scores(evaluation.rewards, self._evaluated),
@@ -125,10 +125,16 @@ class HackingMonitor:
             )
         self._bands = bands
 
-    def measure(self, experience: Experience) -> Watched:
-        """Measures the pictures of a step; says so when a canary leaves its band or comes back."""
+    def measure(
+        self, experience: Experience, pictures: Mapping[str, Float64[Tensor, " P"]]
+    ) -> Watched:
+        """Judges a step; says so when a canary leaves its band or comes back.
+
+        Args:
+            pictures: What `measure_pictures` gives for those of the experience.
+        """
         values = {
-            **_measures(experience.prompts.prompts, experience.images),
+            **pictures,
             _ENTROPY: -experience.rollout.log_probs.double().mean(dim=(1, 2)).cpu(),
             **_scores(experience.rewards, self._watch),
         }
@@ -174,8 +180,13 @@ def _means(values: Mapping[str, Float64[Tensor, " P"]]) -> dict[str, float]:
     return {f"canary/{name}": column.nanmean().item() for name, column in values.items()}
 
 
-def _measures(prompts: Sequence[Prompt], images: ImageBatch) -> dict[str, Float64[Tensor, " P"]]:
-    """Of the pictures; how many are copies where prompts have sources."""
+def measure_pictures(
+    prompts: Sequence[Prompt], images: ImageBatch
+) -> dict[str, Float64[Tensor, " P"]]:
+    """Canaries that are measures of the pictures; how many are copies where prompts have sources.
+
+    Each prompt's values depend on its own pictures alone.
+    """
     measures = measure_groups(images.pixels)
     if any(prompt.sources for prompt in prompts):
         measures[SOURCE_COPIES] = source_copies(prompts, images.pixels)

@@ -10,6 +10,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ from rewards.reweigh import Mode
 from rewards.types import Prompt, RewardTable
 
 _PNG_COMPRESSION = 1
-"""Pictures are written while the accelerator waits: the fastest level, lossless as any other."""
+"""The fastest level, lossless as any other."""
+_ENCODERS = 8
+"""Threads that encode pictures: a picture of 1024 x 1024 pixels takes one of them 0.1 s."""
 
 
 class Recorder:
@@ -74,6 +77,9 @@ class Recorder:
             StorageError: The disk is full, read-only or otherwise refuses; earlier lines stay.
         """
         append_line(self._folder.metrics_path, json.dumps({"step": step, **_finite(metrics)}))
+
+    def track_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Forward metrics to the trackers, in the main thread: MLflow's run belongs to one."""
         self._trackers.log(step, metrics)
 
     def amend_step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -91,18 +97,21 @@ class Recorder:
         rows[-1] |= _finite(metrics)
         lines = [json.dumps(row) for row in rows]
         write_atomically(self._folder.metrics_path, "".join(f"{line}\n" for line in lines).encode())
-        self._trackers.log(step, metrics)
 
-    def record_rollout(self, experience: Experience, step: int) -> None:
+    def record_rollout(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
         """Store all that was sampled, scored and trained on in `step`, one row an image.
 
         Target pictures are stored if not yet there.
+
+        Args:
+            experience: Its pixels are not read.
+            pictures: Its images as PNG files, see `encode`.
 
         Raises:
             StorageError: The disk is full, read-only or otherwise refuses.
         """
         prompts = experience.prompts.prompts
-        images = self._write_images(self._folder.image_dir(step), prompts, experience.images)
+        images = self._write_images(self._folder.image_dir(step), prompts, pictures)
         size = experience.prompts.group_size
         tokens = experience.rollout.token_ids.flatten(0, 1).cpu().numpy()
         log_probs = experience.rollout.log_probs.flatten(0, 1).cpu().numpy()
@@ -136,7 +145,7 @@ class Recorder:
         """
         prompts, size = evaluation.prompts, evaluation.totals.shape[1]
         image_dir = self._folder.evaluation_image_dir(evaluation.step)
-        images = self._write_images(image_dir, prompts, evaluation.images)
+        images = self._write_images(image_dir, prompts, encode(evaluation.images))
         columns = _identity_columns(evaluation.step, prompts, evaluation.images.decode_seeds, size)
         targets = self._write_targets(self._folder.targets_dir, prompts)
         columns["target"] = _string_column(targets, size)
@@ -180,17 +189,19 @@ class Recorder:
         self._trackers.close()
 
     def _write_images(
-        self, directory: Path, prompts: tuple[Prompt, ...], images: ImageBatch
+        self, directory: Path, prompts: tuple[Prompt, ...], pictures: Sequence[bytes]
     ) -> list[str]:
         """Write a folder of pictures; their paths relative to the run folder, prompt by prompt."""
-        paths = []
+        size = len(pictures) // len(prompts)
+        names = [
+            f"{safe_name(prompt.prompt_id)}-{sample}.png"
+            for prompt in prompts
+            for sample in range(size)
+        ]
         with atomic_directory(directory) as temporary:
-            for prompt, group in zip(prompts, images.pixels.cpu(), strict=True):
-                for sample, pixels in enumerate(group):
-                    name = f"{safe_name(prompt.prompt_id)}-{sample}.png"
-                    (temporary / name).write_bytes(_png(pixels))
-                    paths.append(self._relative(directory / name))
-        return paths
+            for name, content in zip(names, pictures, strict=True):
+                (temporary / name).write_bytes(content)
+        return [self._relative(directory / name) for name in names]
 
     def _write_targets(self, directory: Path, prompts: tuple[Prompt, ...]) -> list[str | None]:
         """Write the targets that are not there yet; their paths, None for prompts without one."""
@@ -234,6 +245,13 @@ class Recorder:
         content = io.BytesIO()
         pyarrow.parquet.write_table(table, content)
         write_atomically(path, content.getvalue())
+
+
+def encode(images: ImageBatch) -> list[bytes]:
+    """The pictures as PNG files, prompt by prompt."""
+    # Compression leaves the interpreter to other threads.
+    with ThreadPoolExecutor(_ENCODERS) as encoders:
+        return list(encoders.map(_png, images.pixels.cpu().flatten(0, 1)))
 
 
 def store_failure(folder: RunFolder, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:

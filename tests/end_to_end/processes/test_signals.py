@@ -70,7 +70,8 @@ def test_second_signal_ends_the_run_at_once(
     record_of: Any,
     run_dir: Path,
 ) -> None:
-    at = whole_run.number_of(STEP_1)
+    # Of the main thread: sent by another, the second could come before the first is heard.
+    at = whole_run.number_of("mkdir checkpoints/.step-000001")
 
     run = train_server.start(run_dir, signals={at: INTERRUPT, at + 1: INTERRUPT})
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from glm_grpo.errors import MemoryLimitError, PeerError
+from glm_grpo.errors import MemoryLimitError, PeerError, StorageError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.terminal import explain
 from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
@@ -32,13 +32,16 @@ class OneWeight(AccelerateStrategy):
         return dict(tensors)
 
 
-def make_saver(folder, state, weight, optimizer, learning_rate, *, processes=ALONE):
+def make_saver(
+    folder, state, weight, optimizer, learning_rate, *, processes=ALONE, finish_records=lambda: None
+):
     """Saves a policy of one weight."""
     return CheckpointSaver(
         folder,
         Learner(optimizer, learning_rate, OneWeight(weight), state),
         processes=processes,
         keep=100,
+        finish_records=finish_records,
         announce=lambda _: None,
     )
 
@@ -110,6 +113,18 @@ def test_the_newest_checkpoint_is_named_where_the_finished_step_cannot_be_saved(
     run.optimizer.step()
     message = _fail_in(run, 8)
     assert message.endswith(f"go on with train.resume={run.folder.path}: step-000005")
+
+
+def test_no_checkpoint_is_made_of_a_step_whose_records_are_not_stored(run):
+    def fail():
+        raise StorageError("disk full")
+
+    saver = make_saver(
+        *(run.folder, run.at, run.weight, run.optimizer, run.learning_rate), finish_records=fail
+    )
+    with pytest.raises(StorageError, match="disk full"):
+        saver.save()
+    assert newest_checkpoint(run.folder) is None
 
 
 def test_a_finished_step_that_is_saved_is_not_written_again(run):

@@ -9,7 +9,7 @@ import torch
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.monitors.hacking import HackingMonitor, Watched
+from glm_grpo.training.monitors.hacking import HackingMonitor, Watched, measure_pictures
 from glm_grpo.types import (
     Advantages,
     Evaluation,
@@ -78,12 +78,16 @@ def hacking_monitor(tmp_path):
     return made
 
 
+def measure(monitor, step):
+    return monitor.measure(step, measure_pictures(step.prompts.prompts, step.images))
+
+
 def names(watched):
     return {departure.name for departure in watched.departures}
 
 
 def test_sentinel_is_quiet_on_what_the_untrained_model_draws(hacking_monitor):
-    watched = hacking_monitor.measure(experience(UNTRAINED, table(SCORES)))
+    watched = measure(hacking_monitor, experience(UNTRAINED, table(SCORES)))
 
     assert watched.departures == ()
     assert watched.metrics["canary/departures"] == 0.0
@@ -103,7 +107,7 @@ def test_sentinel_is_quiet_on_what_the_untrained_model_draws(hacking_monitor):
     ],
 )
 def test_sentinel_names_the_canary_that_left_its_band(hacking_monitor, changed, name):
-    watched = hacking_monitor.measure(changed)
+    watched = measure(hacking_monitor, changed)
 
     assert names(watched) == {name}
     assert watched.metrics["canary/departures"] == 1.0
@@ -123,16 +127,16 @@ def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
     monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=edited))
     step = experience(drawn, table(SCORES))
 
-    def measure(prompts):
-        return monitor.measure(replace(step, prompts=replace(step.prompts, prompts=prompts)))
+    def of(prompts):
+        return measure(monitor, replace(step, prompts=replace(step.prompts, prompts=prompts)))
 
-    assert measure(edited).metrics["canary/source_copies"] == 0.0
-    assert names(measure(edited)) == set()
-    assert measure(copied).metrics["canary/source_copies"] == 1.0
-    assert names(measure(copied)) == {"source_copies"}
+    assert of(edited).metrics["canary/source_copies"] == 0.0
+    assert names(of(edited)) == set()
+    assert of(copied).metrics["canary/source_copies"] == 1.0
+    assert names(of(copied)) == {"source_copies"}
     # The untrained model copied: to copy less is no departure.
     monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=copied))
-    assert names(measure(edited)) == set()
+    assert names(of(edited)) == set()
     restored = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0)
     restored.restore()
     assert restored._bands == monitor._bands
@@ -141,9 +145,9 @@ def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
 def test_sentinel_warns_when_a_canary_leaves_and_when_it_comes_back(hacking_monitor, caplog):
     bright = experience(grey(250, 250, 250, 250), table(SCORES))
     with caplog.at_level(logging.WARNING):
-        hacking_monitor.measure(bright)
-        hacking_monitor.measure(bright)
-        hacking_monitor.measure(experience(UNTRAINED, table(SCORES)))
+        measure(hacking_monitor, bright)
+        measure(hacking_monitor, bright)
+        measure(hacking_monitor, experience(UNTRAINED, table(SCORES)))
 
     left, back = caplog.messages
     assert "bright_fraction" in left
@@ -155,7 +159,7 @@ def test_sentinel_leaves_out_prompts_to_which_a_watched_term_does_not_apply(hack
     # Where the term does not apply a table holds 0, which would pull the mean down.
     scores = table([0.5, 0.5, 0.0, 0.0], applies=(True, True, False, False))
 
-    watched = hacking_monitor.measure(experience(UNTRAINED, scores))
+    watched = measure(hacking_monitor, experience(UNTRAINED, scores))
 
     assert watched.metrics["canary/seen"] == pytest.approx(0.5)
     assert watched.departures == ()
@@ -168,7 +172,7 @@ def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_p
     with caplog.at_level(logging.WARNING):
         hacking_monitor.learn(evaluation(single, nowhere))
 
-    watched = hacking_monitor.measure(experience(UNTRAINED, table([9.0] * 4)))
+    watched = measure(hacking_monitor, experience(UNTRAINED, table([9.0] * 4)))
 
     assert {message.split()[1] for message in caplog.messages} == {"pixel_diversity", "seen"}
     assert watched.departures == ()
@@ -181,7 +185,7 @@ def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
     resumed = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0)
     resumed.restore()
 
-    assert resumed.measure(changed) == hacking_monitor.measure(changed)
+    assert measure(resumed, changed) == measure(hacking_monitor, changed)
 
 
 def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(tmp_path, caplog):
@@ -200,7 +204,7 @@ def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(tmp_path, capl
     with caplog.at_level(logging.WARNING):
         (departure,) = judge(0.26, 0.26, 0.26, 0.26).departures
         # A step says nothing about it, and nothing of it is forgotten there.
-        of_step = monitor.measure(experience(UNTRAINED, table([0.0] * 4)))
+        of_step = measure(monitor, experience(UNTRAINED, table([0.0] * 4)))
         judge(0.25, 0.25, 0.25, 0.25)
         judge(*SCORES)
     assert (departure.name, departure.high) == ("seen", math.inf)

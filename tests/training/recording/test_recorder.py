@@ -21,7 +21,7 @@ from glm_grpo.run.tables import (
     read_table,
     read_weighing,
 )
-from glm_grpo.training.recording.recorder import Recorder, store_failure
+from glm_grpo.training.recording.recorder import Recorder, encode, store_failure
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
@@ -31,6 +31,10 @@ HOSTILE = '<script>alert("x")</script>/../ 🙂'
 
 def make_recorder(path: Path) -> Recorder:
     return Recorder(RunFolder(path), trackers=(), config={}, combine="weighted_sum")
+
+
+def record_rollout(recorder: Recorder, experience: Experience, step: int) -> None:
+    recorder.record_rollout(experience, encode(experience.images), step)
 
 
 def make_prompts() -> tuple[Prompt, ...]:
@@ -102,7 +106,7 @@ def test_record_step_writes_one_json_object_a_line(tmp_path: Path) -> None:
 
 
 def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> None:
-    make_recorder(tmp_path).record_rollout(make_experience(), 10)
+    record_rollout(make_recorder(tmp_path), make_experience(), 10)
     table = read_table(RunFolder(tmp_path).rollout_path(10))
     types = {field.name: str(field.type) for field in table.schema}
     assert types["decode_seed"] == "int64"
@@ -133,7 +137,7 @@ def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> No
 
 def test_record_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:
     experience = make_experience()
-    make_recorder(tmp_path).record_rollout(experience, 10)
+    record_rollout(make_recorder(tmp_path), experience, 10)
     paths = read_table(RunFolder(tmp_path).rollout_path(10))["image"].to_pylist()
     for path, pixels in zip(paths, experience.images.pixels.flatten(0, 1), strict=True):
         stored = np.asarray(Image.open(tmp_path / path))
@@ -142,7 +146,7 @@ def test_record_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:
 
 
 def test_record_rollout_stores_how_totals_were_weighted(tmp_path: Path) -> None:
-    make_recorder(tmp_path).record_rollout(make_experience(), 10)
+    record_rollout(make_recorder(tmp_path), make_experience(), 10)
     assert read_weighing(RunFolder(tmp_path).rollout_path(10)) == Weighing(
         weights={"lpips": 0.5, "aesthetic": 0.25},
         std_floors={"lpips": 0.125, "aesthetic": 0.0625},
@@ -158,7 +162,7 @@ def test_record_rollout_leaves_no_table_when_the_disk_is_full(
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(StorageError, match="No space left on device"):
-        make_recorder(tmp_path).record_rollout(make_experience(), 10)
+        record_rollout(make_recorder(tmp_path), make_experience(), 10)
     assert all_files(tmp_path) == []
 
 
@@ -181,7 +185,7 @@ def test_record_evaluation_stores_scores_texts_and_targets(tmp_path: Path) -> No
 def test_targets_of_training_and_of_evaluation_may_share_an_id(tmp_path: Path) -> None:
     recorder = make_recorder(tmp_path)
     experience = make_experience()
-    recorder.record_rollout(experience, 1)
+    record_rollout(recorder, experience, 1)
     other = replace(experience.prompts.prompts[0], target=torch.zeros(3, 4, 4, dtype=torch.uint8))
     evaluation = make_evaluation(1)
     recorder.record_evaluation(replace(evaluation, prompts=(other, evaluation.prompts[1])))
@@ -201,7 +205,7 @@ def test_a_metrics_file_that_changes_under_a_run_is_an_error(tmp_path: Path) -> 
 def record_steps(recorder: Recorder, first: int, last: int) -> None:
     for step in range(first, last + 1):
         recorder.record_step(step, {"reward/mean": step / 7, "loss/total": math.nan})
-        recorder.record_rollout(make_experience(), step)
+        record_rollout(recorder, make_experience(), step)
         recorder.record_evaluation(make_evaluation(step))
 
 

@@ -468,6 +468,7 @@ def test_a_failing_tracker_warns_once_and_stops_nothing(
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
             recorder.record_step(step, {"reward/mean": 0.5})
+            recorder.track_step(step, {"reward/mean": 0.5})
         recorder.close()
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1
