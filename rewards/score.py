@@ -330,6 +330,10 @@ class _Worker:
     A daemon, so that a term that hangs does not keep the process from ending: Python waits for the
     threads of a ThreadPoolExecutor. It waits for work for good: one that is woken to end while
     Python itself ends can abort the process.
+
+    On CUDA it works on a stream of its own: what it waits for there is its own work, not the
+    decoder's. A job waits for what its giver's stream had to do when it was handed in, such as
+    moving weights, and is done when the device is.
     """
 
     def __init__(self, name: str) -> None:
@@ -338,19 +342,31 @@ class _Worker:
 
     def submit(self, job: Callable[[], Scores]) -> Future[Scores]:
         future: Future[Scores] = Future()
-        self._jobs.put((future, job))
+        # Only where the device is in use already: that takes memory.
+        is_on_device = torch.cuda.is_initialized()
+        ready = torch.cuda.current_stream().record_event() if is_on_device else None
+        self._jobs.put((future, job, ready))
         return future
 
 
-_Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores]]]
-"""What a worker is to do."""
+_Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores], torch.cuda.Event | None]]
+"""What a worker is to do, and after what on the device."""
 
 
 def _work(jobs: _Jobs) -> None:
+    stream: torch.cuda.Stream | None = None
     while True:
-        future, job = jobs.get()
+        future, job, ready = jobs.get()
         try:
-            future.set_result(job())
+            if ready is not None:
+                if stream is None:
+                    stream = torch.cuda.Stream(ready.device)
+                    torch.cuda.set_stream(stream)
+                stream.wait_event(ready)
+            scores = job()
+            if stream is not None:
+                stream.synchronize()
+            future.set_result(scores)
         # Handed to the thread that waits for the group.
         except Exception as error:
             future.set_exception(error)

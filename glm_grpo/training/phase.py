@@ -109,6 +109,8 @@ class NoDisplay:
 class PhaseClock:
     """Adds up wall-clock seconds by phase; waits for the accelerator before reading the time.
 
+    For the current stream alone: reward terms work on streams of their own meanwhile.
+
     Args:
         display: Told of every phase as it begins; None: nobody is.
     """
@@ -125,7 +127,7 @@ class PhaseClock:
         started = time.perf_counter()
         yield
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
 
     def announce(self, name: str) -> None:
