@@ -1,15 +1,8 @@
-"""Pictures: the one place that opens a file as one, and their form in messages, PNG.
-
-Decoders trust what a file says of itself. So sizes are counted before a decoder takes memory for
-them, and whatever a decoder raises is a `PictureError`.
-"""
+"""Pictures: the one place that opens a file as one, and their form in messages, PNG."""
 
 from __future__ import annotations
 
 import io
-import re
-import stat
-import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 PictureSource = Path | bytes
@@ -27,39 +20,6 @@ PictureSource = Path | bytes
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """Pillow opens more, some of them by running other programs (EPS): data files may not."""
-
-MOST_PIXELS = 8192 * 8192
-"""A file of a few kilobytes can claim any number. At 16 bytes a pixel, which is what its decoding
-takes at most, a picture needs no more than 1 GiB."""
-
-LONGEST_SIDE = 65_535
-LARGEST_FILE = 256 * 2**20
-"""Bytes. More than the largest picture has without compression; some decoders read files whole."""
-
-MOST_SCANS = 200
-"""A progressive JPEG has about ten scans. One of a megabyte can have ten thousands, each of which
-goes over all pixels."""
-
-JPEG_MARKER = b"\xff\xd8"
-SCAN_MARKER = b"\xda"
-EXIF_MARKER, EXIF_START = b"\xe1", b"Exif\0\0"
-JPEG_SEGMENT = re.compile(rb"\xff(?:\xd9|([\xc0-\xcf\xda-\xfe])(..))", re.DOTALL)
-"""The end of the image, or a marker with the length of what it heads. Other markers head nothing,
-or are passed over by decoders. Source: ITU-T T.81, annex B."""
-
-BLOCK = 2**20
-"""Bytes that are searched at a time."""
-
-PNG_MARKER = b"\x89PNG\r\n\x1a\n"
-TIFF_MARKERS = (b"II", b"MM")
-MOST_EXIF_BYTES = 2**16
-MOST_TAGS = 2**16
-TEXT_TAGS = (1, 2, 7)
-"""Types of TIFF tags that stay bytes; numbers of other types become objects."""
-
-MOST_STRIPS = 2**17
-MOST_LAYERS = 8
-"""How often the strips of a TIFF may cover its pixels: each channel can have strips of its own."""
 
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 DEEP_GREY_LARGEST = 65_535
@@ -74,19 +34,7 @@ WHITE_IS_ZERO, SEPARATE_PLANES = 0, 2
 PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK"}
 """By the colour space of a profile: the mode of the pixels that it describes."""
 
-UPRIGHT_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""By the orientation that a camera writes: where the first row and column of the file lie."""
-
 _FAST = 1  # of zlib's levels: pictures are read once, and time counts more than size
-_DEPTH_BYTE = 24  # after signature, chunk length, IHDR, width and height
 
 
 class PictureError(ValueError):
@@ -109,7 +57,7 @@ def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Imag
             colour profile cannot be used.
     """
     with _opened(source, formats) as picture:
-        return _to_rgb(_turn_upright(picture))
+        return _to_rgb(ImageOps.exif_transpose(picture))
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
@@ -121,7 +69,7 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     """
     with _refusals(FORMATS):
         _check_depth(picture)
-        return _to_rgb(_turn_upright(picture))
+        return _to_rgb(ImageOps.exif_transpose(picture))
 
 
 def to_pixels(picture: Image.Image) -> UInt8[Tensor, "3 H W"]:
@@ -150,27 +98,21 @@ def decode_png(data: bytes) -> UInt8[Tensor, "3 H W"]:
     """Read a picture.
 
     Raises:
-        PictureError: It is no whole PNG, too large, or not an RGB one with 8 bits a channel.
+        PictureError: It is no whole PNG, too large, or not an RGB one.
     """
     with _opened(data, ("PNG",)) as picture:
-        # Pillow calls 16 bits a channel RGB too, and drops the lower ones.
-        depth = data[_DEPTH_BYTE]
-        if (picture.mode, depth) != ("RGB", 8):
-            raise ValueError(
-                f"of mode {picture.mode} with {depth} bits a channel, not RGB with 8 bits"
-            )
+        if picture.mode != "RGB":
+            raise ValueError(f"of mode {picture.mode}, not RGB")
         return to_pixels(picture)
 
 
 @contextmanager
 def _opened(source: PictureSource, formats: Sequence[str]) -> Iterator[Image.Image]:
-    with _refusals(formats), warnings.catch_warnings(), _open_file(source) as file:
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    with _refusals(formats), warnings.catch_warnings():
+        # Pillow warns above `Image.MAX_IMAGE_PIXELS` and refuses twice as many.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        _check_header(file)
-        file.seek(0)
         with Image.open(file, formats=tuple(formats)) as picture:
-            _check_size(*picture.size)
-            _check_work(picture)
             _check_depth(picture)
             picture.load()
             yield picture
@@ -192,78 +134,9 @@ def _refusals(formats: Sequence[str]) -> Iterator[None]:
         elif isinstance(error, OSError) and error.strerror:
             reason = error.strerror
         raise PictureError(
-            f"cannot be used ({reason}); give a whole {kinds} file with at most {MOST_PIXELS} "
-            "pixels"
+            f"cannot be used ({reason}); give a whole {kinds} file with at most "
+            f"{Image.MAX_IMAGE_PIXELS} pixels"
         ) from error
-
-
-def _open_file(source: PictureSource) -> io.BytesIO | io.BufferedReader:
-    if isinstance(source, bytes):
-        return io.BytesIO(source)
-    status = source.stat()
-    # A pipe would be waited for, without an end.
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("a folder, a pipe or a device")
-    if status.st_size > LARGEST_FILE:
-        raise ValueError(f"{status.st_size} bytes, more than {LARGEST_FILE}")
-    return source.open("rb")
-
-
-def _check_header(file: io.BufferedIOBase) -> None:
-    """Refuse what Pillow would take memory for while it opens a file."""
-    start = file.read(len(PNG_MARKER))
-    if start == PNG_MARKER:
-        size = _read_png_size(file)
-        if size is not None:
-            _check_size(*size)
-    elif start.startswith(JPEG_MARKER):
-        file.seek(len(JPEG_MARKER))
-        _check_segments(file)
-    elif start.startswith(TIFF_MARKERS):
-        _check_tags(file)
-
-
-def _read_png_size(file: io.BufferedIOBase) -> tuple[int, int] | None:
-    """Width and height before the pixels; None where the file ends earlier.
-
-    Pillow lets a second header stand, and draws the background of an animation as it opens it.
-    """
-    size = None
-    file.seek(len(PNG_MARKER))
-    while len(head := file.read(8)) == 8:
-        length, kind = struct.unpack(">I4s", head)
-        if (kind == b"IHDR") != (size is None):
-            raise ValueError("its header is not the first chunk, or stands there twice")
-        if size is None:
-            numbers = file.read(8)
-            if len(numbers) < 8:
-                return None
-            width, height = struct.unpack(">II", numbers)
-            size, length = (width, height), length - 8
-        if kind == b"IDAT":
-            break
-        file.seek(length + 4, io.SEEK_CUR)
-    return size
-
-
-def _check_size(width: int, height: int) -> None:
-    if width * height > MOST_PIXELS or max(width, height) > LONGEST_SIDE:
-        raise ValueError(
-            f"{width} x {height}, more than {MOST_PIXELS} pixels or longer than {LONGEST_SIDE}"
-        )
-
-
-def _check_work(picture: Image.Image) -> None:
-    """Refuse what would take far more memory or time than the pixels do."""
-    # A directory of EXIF may say of each of its fields that it is all the rest.
-    for key in ("exif", "Raw profile type exif"):
-        if len(picture.info.get(key, b"")) > MOST_EXIF_BYTES:
-            raise ValueError(f"more than {MOST_EXIF_BYTES} bytes of EXIF")
-    strips = getattr(picture, "tile", [])
-    areas = (max(0, x1 - x0) * max(0, y1 - y0) for _, (x0, y0, x1, y1), *_ in strips)
-    most = MOST_LAYERS * picture.width * picture.height
-    if len(strips) > MOST_STRIPS or sum(areas) > most:
-        raise ValueError(f"{len(strips)} strips, more than its pixels need")
 
 
 def _check_depth(picture: Image.Image) -> None:
@@ -283,71 +156,6 @@ def _check_depth(picture: Image.Image) -> None:
         raise ValueError(
             "a transparent colour where channels have not 8 bits; save it with an alpha channel"
         )
-
-
-def _check_segments(file: io.BufferedIOBase) -> None:
-    """Count the scans of a JPEG behind its first marker, as far as they matter, and its EXIF.
-
-    What stands behind the end of the image (phones put films there) and inside other segments
-    (previews) is not counted. Pillow joins several EXIF segments to a long one.
-    """
-    scans, exifs, place, data = 0, 0, 0, b""
-    while block := file.read(BLOCK):
-        data, place = data[place:] + block, max(0, place - len(data))
-        # The last bytes may be a marker whose length and first bytes come with the next block.
-        known = len(data) - len(EXIF_START) if len(block) == BLOCK else len(data)
-        while (found := JPEG_SEGMENT.search(data, place)) and found.end() <= known:
-            if found[1] is None:
-                return
-            scans += found[1] == SCAN_MARKER
-            exifs += found[1] == EXIF_MARKER and data.startswith(EXIF_START, found.end())
-            if scans > MOST_SCANS:
-                raise ValueError(f"more than {MOST_SCANS} scans")
-            if exifs > 1:
-                raise ValueError("more than one EXIF segment")
-            # Its length counts itself, and may lie.
-            place = found.start(2) + max(2, int.from_bytes(found[2], "big"))
-        place = max(place, found.start() if found else len(data) - 3)
-
-
-def _check_tags(file: io.BufferedIOBase) -> None:
-    """Refuse a TIFF by the tags of its first picture.
-
-    They may all lead to one place, and Pillow makes a copy of it for each, and an object of each
-    number. Source: TIFF 6.0, section 2, and BigTIFF.
-    """
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    start = file.read(16)
-    order = "<" if start.startswith(b"II") else ">"
-    is_big = start[2:3] == b"+"  # 43
-    number, entry = (f"{order}Q", f"{order}HHQ8x") if is_big else (f"{order}H", f"{order}HHL4x")
-    try:
-        (place,) = struct.unpack_from(f"{order}Q" if is_big else f"{order}4xL", start, 8 * is_big)
-        file.seek(place)
-        (count,) = struct.unpack(number, file.read(struct.calcsize(number)))
-        if count > MOST_TAGS:
-            raise ValueError(f"{count} tags, more than {MOST_TAGS}")
-        claimed = 0
-        for tag, kind, values in struct.iter_unpack(
-            entry, file.read(count * struct.calcsize(entry))
-        ):
-            is_text = kind in TEXT_TAGS
-            claimed += values if is_text else 8 * values
-            if (values > MOST_STRIPS and not is_text) or claimed > 4 * size + BLOCK:
-                raise ValueError(f"tag {tag} has {values} values, more than a picture needs")
-    except struct.error as error:
-        raise ValueError("its directory of tags is torn") from error
-
-
-def _turn_upright(picture: Image.Image) -> Image.Image:
-    """As `ImageOps.exif_transpose`, which also writes the other fields, torn ones too, once more.
-
-    Source: EXIF 2.32, tag 0x0112.
-    """
-    orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)
-    turn = UPRIGHT_TURNS.get(orientation)
-    return picture if turn is None else picture.transpose(turn)
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

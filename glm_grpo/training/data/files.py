@@ -9,25 +9,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import datasets
 import pyarrow
 import pyarrow.parquet
-from datasets.exceptions import DatasetsError
 
 from glm_grpo.errors import DataError
 from glm_grpo.training.data.places import FILE_SUFFIXES, describe_missing, may_be_hub_id
 
-LONGEST_LINE = 4 * 2**20
-"""Bytes. A file without line breaks is refused before it fills the memory."""
-
-MOST_ROWS = 10_000_000
-"""A table of a few kilobytes can claim more rows than any memory holds."""
+if TYPE_CHECKING:
+    import datasets
 
 PARQUET_BATCH = 64
 """Rows that are in memory at once before they are checked; they may hold pictures."""
 
-BOM = b"\xef\xbb\xbf"
 OTHER_SEPARATORS = (";", "\t", "|")
 """Of tables that are not separated by commas; spreadsheets of many countries write semicolons."""
 
@@ -88,11 +83,8 @@ def read_jsonl(path: Path) -> Iterator[Row]:
                 f"{origin}, column {error.colno}: not valid JSON ({error.msg}); write one object "
                 "a line"
             ) from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{origin}: not usable JSON ({error}); write a plain object that names every key "
-                "once"
-            ) from error
+        except ValueError as error:
+            raise DataError(f"{origin}: {error}; write every key once") from error
         if not isinstance(fields, dict):
             raise DataError(
                 f"{origin}: {shorten(line.strip())} is not an object; write "
@@ -158,60 +150,33 @@ def _check_header(header: list[str], origin: str) -> list[str]:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    number = 0
-    for batch in _read_batches(path):
-        for fields in batch:
-            number += 1
-            yield Row(f"{path}, row {number}", fields, path.parent)
-
-
-def _read_batches(path: Path) -> Iterator[list[dict[str, object]]]:
-    """Of columns that are not read, the names alone: they may be of any size and type."""
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
             header = _check_header(table.schema_arrow.names, str(path))
-            if table.metadata.num_rows > MOST_ROWS:
-                raise DataError(f"{path}: more than {MOST_ROWS} rows; split it")
+            # Other columns may be of any size: their names are enough.
             columns = [name for name in header if name in READ_FIELDS]
             others = dict.fromkeys(name for name in header if name not in READ_FIELDS)
+            number = 0
             for batch in table.iter_batches(PARQUET_BATCH, columns=columns):
-                yield [fields | others for fields in batch.to_pylist()]
-    except DataError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path}, row {number}", fields | others, path.parent)
+    except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a readable parquet file ({error}); write it again") from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1; line by line, so that a bad byte is found on its line."""
     with path.open("rb") as stream:
-        lines = iter(partial(stream.readline, LONGEST_LINE + 1), b"")
-        for number, line in enumerate(lines, start=1):
-            origin = f"{path}, line {number}"
-            if len(line) > LONGEST_LINE:
+        for number, line in enumerate(stream, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{origin}: longer than {LONGEST_LINE} bytes; end every row with a line break"
-                )
-            yield number, _decode_line(line.removeprefix(BOM) if number == 1 else line, origin)
-
-
-def _decode_line(line: bytes, origin: str) -> str:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{origin}: byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8; "
-            "save the file as UTF-8"
-        ) from error
-    text = text.removesuffix("\n").removesuffix("\r")
-    if "\0" in text:
-        raise DataError(f"{origin}: holds a null character; save the file as UTF-8 text")
-    if "\r" in text:
-        raise DataError(
-            f"{origin}: holds a carriage return that ends no line; save the file with the line "
-            "ends of Unix or Windows"
-        )
-    return text
+                    f"{path}, line {number}: byte 0x{line[error.start]:02x} at column "
+                    f"{error.start + 1} is not UTF-8; save the file as UTF-8"
+                ) from error
+            yield number, text.rstrip("\r\n")
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = dict(
@@ -221,9 +186,6 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = dict(
 
 
 HUB_SPLIT = "train"
-SAVED_DATASET = ("state.json", "dataset_dict.json")
-"""Of a data set, or of its splits, that Hugging Face datasets saved."""
-
 TARGET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -234,27 +196,24 @@ def read_rows(path: str) -> Iterator[Row]:
     - `.jsonl`: one object a line; `.csv` with a header; `.parquet`;
     - a folder with `metadata.jsonl` (image folder of Hugging Face datasets);
     - a folder with `prompts.txt` and `target_images/0.png`, `1.png`, ...: a picture a line;
+    - a folder that `Dataset.save_to_disk` wrote;
     - anything else of the form `owner/name`: the `train` split of a hub data set.
-
-    Text is UTF-8. A line may have `LONGEST_LINE` bytes, a cell of a `.csv` 131072 characters.
 
     Raises:
         DataError: There is no such thing, it cannot be parsed (the message names the line), or it
-            holds no rows, or more than `MOST_ROWS`.
+            holds no rows.
     """
-    count = 0
+    is_empty = True
     try:
         for row in _find_reader(path)():
-            count += 1
-            if count > MOST_ROWS:
-                raise DataError(f"{path}: more than {MOST_ROWS} rows; split it")
+            is_empty = False
             yield row
     except OSError as error:
         raise DataError(
             f"{shorten(path)} cannot be read ({error.strerror or error}); check the path, the disk "
             "and the permissions"
         ) from error
-    if count == 0:
+    if is_empty:
         raise DataError(f"{path}: holds no prompts; it needs at least one")
 
 
@@ -267,11 +226,6 @@ def _find_reader(path: str) -> Callable[[], Iterator[Row]]:
         return partial(reader, place)
     if place.is_file():
         raise DataError(f"{path}: unknown kind of prompts file; use one of {', '.join(READERS)}")
-    if place.exists():
-        raise DataError(
-            f"{path}: neither a file nor a folder but a pipe, a socket or a device; save the "
-            "prompts to a file"
-        )
     if may_be_hub_id(path):
         return partial(_read_hub, path)
     raise DataError(describe_missing(path))
@@ -285,10 +239,14 @@ def _read_folder(folder: Path) -> Iterator[Row]:
         return read_jsonl(metadata)
     if prompts.is_file():
         return _pair_with_pictures(prompts, folder / "target_images")
-    if any((folder / name).is_file() for name in SAVED_DATASET):
+    if (folder / "state.json").is_file():
+        return _read_saved(folder)
+    splits = folder / "dataset_dict.json"
+    if splits.is_file():
+        (first, *_) = json.loads(splits.read_text())["splits"]
         raise DataError(
-            f"{folder}: a data set written by save_to_disk; write it as a file, by "
-            'dataset.to_parquet("prompts.parquet"), and name that (of several splits, one for each)'
+            f"{folder}: a data set of several splits; name the folder of one, such as "
+            f"{folder / first}"
         )
     raise DataError(
         f"{folder}: holds neither metadata.jsonl nor prompts.txt with target_images/; add one, or "
@@ -339,11 +297,16 @@ def _number_pictures(folder: Path) -> dict[int, Path]:
     return by_number
 
 
-def _is_list_of_pictures(feature: object) -> bool:
-    return isinstance(feature, datasets.List) and isinstance(feature.feature, datasets.Image)
+def _read_saved(folder: Path) -> Iterator[Row]:
+    import datasets  # noqa: PLC0415 (slow to import)
+
+    return _read_table(datasets.load_from_disk(folder), str(folder))
 
 
 def _read_hub(name: str) -> Iterator[Row]:
+    import datasets  # noqa: PLC0415 (slow to import)
+    from datasets.exceptions import DatasetsError  # noqa: PLC0415
+
     try:
         table = datasets.load_dataset(name, split=HUB_SPLIT)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
@@ -351,11 +314,18 @@ def _read_hub(name: str) -> Iterator[Row]:
             f"{name}: neither a file or folder here nor a hub data set that can be loaded with "
             f"split {HUB_SPLIT!r} ({error}); check the name and the network, or download it first"
         ) from error
+    return _read_table(table, name)
+
+
+def _read_table(table: datasets.Dataset, name: str) -> Iterator[Row]:
+    """Pictures as files or bytes; they are decoded like all others, later."""
+    import datasets  # noqa: PLC0415 (slow to import)
+
+    undecoded = datasets.Image(decode=False)
     for column, feature in table.features.items():
         if isinstance(feature, datasets.Image):
-            table = table.cast_column(column, datasets.Image(decode=False))
-        elif _is_list_of_pictures(feature):
-            undecoded = datasets.List(datasets.Image(decode=False))
             table = table.cast_column(column, undecoded)
+        elif isinstance(getattr(feature, "feature", None), datasets.Image):
+            table = table.cast_column(column, datasets.List(undecoded))
     for number, fields in enumerate(table, start=1):
         yield Row(f"{name}, row {number}", dict(fields), None)

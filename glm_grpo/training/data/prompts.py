@@ -137,18 +137,16 @@ def load_prompts(
     Fields of a row (others are left alone; one that is nearly called like a field which is not
     there is warned of):
 
-    - `prompt`: required, not blank, at most `prompt_entries.LONGEST_TEXT` characters, without
-      tokens that the model reserves;
-    - `target`, `target_image` or `file_name`: path of the picture to be matched, which must not
-      climb out of the folder of the file, while links in that folder are followed; in tables with
-      embedded pictures also `image`;
+    - `prompt`: required, not blank, without tokens that the model reserves;
+    - `target`, `target_image` or `file_name`: path of the picture to be matched, relative to the
+      folder of the file; in tables with embedded pictures also `image`;
     - `source` or `sources`: path of the picture to be edited, or a list of them, as for `target`;
     - `text`: what the picture should say, a text or a list of texts. Without the field, or with
       null, it is what the prompt quotes (`find_quoted_texts`); blank says that there is none;
     - `id`: names the prompt in tables and files; without it the row's position, such as `00012`.
 
     Args:
-        path: A file, a folder or a hub data set, as in `prompt_files.read_rows`.
+        path: A file, a folder or a hub data set, as in `read_rows`.
         height: Pixels of the rollout, which pictures are brought to.
         width: Pixels.
         reserved: What the model's tokenizers read as a token of its own, which no prompt may hold;

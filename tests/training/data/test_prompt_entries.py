@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import datasets
-import huggingface_hub.constants
 import pytest
 from PIL import Image
 
 from glm_grpo.errors import DataError
-from glm_grpo.training.data.entries import PromptEntry, make_entry
-from glm_grpo.training.data.files import Row
+from glm_grpo.training.data.entries import PromptEntry
 from rewards.texts import is_blank
 from tests.training.data.prompt_files import lines, load, written
 
@@ -74,13 +71,13 @@ def test_the_id_names_the_prompt(folder: Path, given: object, expected: str) -> 
 
 @pytest.mark.parametrize("field", ["target", "target_image", "file_name", "image"])
 def test_a_target_is_found_in_the_folder_of_the_file(folder: Path, field: str) -> None:
-    assert entry_of(folder, {field: "pictures/../red.png"}).target == folder / "red.png"
+    assert entry_of(folder, {field: "red.png"}).target == folder / "red.png"
 
 
-@pytest.mark.parametrize(
-    "value", ["../data/red.png", "ABSOLUTE", {"bytes": None, "path": "red.png"}], ids=str
-)
-def test_a_path_that_stays_in_the_folder_is_read(folder: Path, value: object) -> None:
+@pytest.mark.parametrize("value", ["ABSOLUTE", {"bytes": None, "path": "red.png"}], ids=str)
+def test_a_target_may_be_an_absolute_path_or_a_picture_of_datasets(
+    folder: Path, value: object
+) -> None:
     value = str(folder / "red.png") if value == "ABSOLUTE" else value
     assert entry_of(folder, {"target": value}).target == folder / "red.png"
 
@@ -91,23 +88,6 @@ def test_a_path_beside_the_file_is_found_from_another_folder(
     monkeypatch.chdir(folder)
     written(folder / "a.jsonl", lines({"prompt": "x", "target": "red.png"}))
     assert load("a.jsonl").entries[0].target == folder / "red.png"
-
-
-def test_links_of_the_folders_owner_are_followed(folder: Path) -> None:
-    # Paths come with the file, from whoever wrote it; links are made by who owns the disk, and
-    # large pictures, and the cache of the hub, are commonly kept behind them.
-    (folder / "link.png").symlink_to(folder.parent / "blue.png")
-    assert entry_of(folder, {"target": "link.png"}).target == folder / "link.png"
-
-
-def test_pictures_that_were_fetched_from_the_hub_are_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    for path in (tmp_path / "hub" / "a.png", tmp_path / "datasets" / "b" / "a.png"):
-        row = Row("owner/name, row 1", {"prompt": "x", "image": {"path": str(path)}}, None)
-        assert make_entry(row, 0).target == path
 
 
 def test_an_image_column_of_addresses_is_no_target(folder: Path) -> None:
@@ -131,14 +111,11 @@ PICTURE = "must be the path of a picture"
         ({"prompt": "x", "id": ".hidden"}, "names files of the run"),
         ({"prompt": "x", "id": "i" * 101}, "names files of the run"),
         ({"prompt": "x", "id": "first"}, "id 'first' is that of .*line 1; ids must be unique"),
-        ({"prompt": "x", "target": "../blue.png"}, "'target' is '../blue.png', outside .*/data"),
-        ({"prompt": "x", "file_name": "/etc/passwd"}, "'file_name' is .*, outside .*/data"),
-        ({"prompt": "x", "target": "../data-2/a.png"}, "outside .*/data"),
         ({"prompt": "x", "target": "red.png", "file_name": "red.png"}, "target and file_name both"),
         ({"prompt": "x", "target": 3}, f"'target' is 3; it {PICTURE}"),
         ({"prompt": "x", "image": {"bytes": None, "path": None}}, PICTURE),
         ({"prompt": "x", "target": "no.png"}, "no.png does not exist; paths are relative to"),
-        ({"prompt": "x", "target": "."}, "a folder, a pipe or a device"),
+        ({"prompt": "x", "target": "."}, "Is a directory"),
         ({"prompt": "x", "target": "torn.png"}, "torn.png cannot be used"),
     ],
     ids=ascii,
