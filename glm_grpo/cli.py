@@ -18,13 +18,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
 from glm_grpo.commands import arguments as types
-from glm_grpo.output import guard_output
 from glm_grpo.plan.devices import DEVICES
 
 if TYPE_CHECKING:
@@ -43,28 +43,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[:1] == ["train"] and not {"-h", "--help"}.intersection(words):
         _train(words[1:])
         return
-    guard_output(is_run=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
     # It warns of kernels that only CPUs would use.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    try:
-        parser = _parser()
-        commands = parser.get_default(_CHOICES)
-        chosen = commands.get(words[0]) if words else None
-        nearest = difflib.get_close_matches(words[0], commands, n=1) if words else []
-        if chosen is None and nearest:
-            parser.error(f"there is no command {words[0]!r}: did you mean {nearest[0]}?")
-        # Intermixed: key=value may stand before options, and behind them.
-        options = chosen.parse_intermixed_args(words[1:]) if chosen else parser.parse_args(words)
-        from glm_grpo.terminal import errors_explained, refuse_stripped_docstrings
+    parser = _parser()
+    commands = parser.get_default(_CHOICES)
+    chosen = commands.get(words[0]) if words else None
+    nearest = difflib.get_close_matches(words[0], commands, n=1) if words else []
+    if chosen is None and nearest:
+        parser.error(f"there is no command {words[0]!r}: did you mean {nearest[0]}?")
+    # Intermixed: key=value may stand before options, and behind them.
+    options = chosen.parse_intermixed_args(words[1:]) if chosen else parser.parse_args(words)
+    from glm_grpo.terminal import errors_explained
 
-        with errors_explained(f"glm-grpo {words[0]}"):
-            refuse_stripped_docstrings()
-            options.command(options)
-    finally:
-        # Here, where it may still end the command; at the end of Python it is too late.
-        sys.stdout.flush()
+    with errors_explained(f"glm-grpo {words[0]}"):
+        options.command(options)
 
 
 def _train(words: Sequence[str]) -> None:
@@ -111,18 +105,16 @@ def _add_command(
 def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config-name",
-        type=types.name,
         help="of the config (`config` in a folder of yours that has one, else tiny)",
     )
     command.add_argument(
         "--config-dir",
-        type=types.path,
+        type=Path,
         metavar="DIR",
         help="folder of your own configs, which may build on those of the package",
     )
     command.add_argument(
         "overrides",
-        type=types.word,
         nargs="*",
         metavar="key=value",
         help="any key of the config; ocr=0.5 is the weight of a term",
@@ -157,7 +149,6 @@ def _add_init(commands: _Commands) -> None:
     )
     command.add_argument(
         "--config-name",
-        type=types.name,
         default="tiny",
         help="the config of the package it builds on (tiny: the embedded model, for a CPU)",
     )
@@ -237,7 +228,6 @@ def _add_plan(commands: _Commands) -> None:
     )
     command.add_argument(
         "--sharding",
-        type=types.name,
         choices=("none", "fsdp2"),
         default="none",
         help="none: each process holds the policy (DDP); fsdp2: it is cut over them, as by "
@@ -246,7 +236,6 @@ def _add_plan(commands: _Commands) -> None:
     place = command.add_mutually_exclusive_group()
     place.add_argument(
         "--device",
-        type=types.name,
         choices=sorted(DEVICES),
         default="h100",
         help="whose published figures the least time of a step follows from (h100)",
@@ -301,7 +290,6 @@ def _add_probe(commands: _Commands) -> None:
     )
     command.add_argument(
         "--share",
-        type=types.word,
         nargs="+",
         default=[],
         metavar="TERM=SHARE",
@@ -350,12 +338,9 @@ def _add_eval(commands: _Commands) -> None:
         "glm-grpo eval outputs/DATE/TIME",
         "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",
     )
-    command.add_argument(
-        "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
-    )
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint in it")
     command.add_argument(
         "overrides",
-        type=types.word,
         nargs="*",
         metavar="key=value",
         help="another sampler or decoding: rollout.temperature, .top_p, .top_k, .min_p, "
@@ -381,13 +366,11 @@ def _add_gallery(commands: _Commands) -> None:
         "glm-grpo gallery outputs/DATE/TIME --zip for-others.zip",
         "glm-grpo gallery outputs/mine --beside outputs/other outputs/third",
     )
-    command.add_argument(
-        "run", type=types.path, metavar="RUN", help="run folder, also of a crashed run"
-    )
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder, also of a crashed run")
     command.add_argument(
         "--beside",
         nargs="*",
-        type=types.path,
+        type=Path,
         metavar="OTHER",
         help="also show the held-out pictures of other runs' newest evaluations, same prompts and "
         "same seeds; they stay, as of now, until --beside names others, or none",
@@ -418,7 +401,6 @@ def _add_gallery(commands: _Commands) -> None:
     )
     command.add_argument(
         "--prompt",
-        type=types.word,
         metavar="ID",
         help="for --film; held out or trained (the first held out)",
     )
@@ -451,10 +433,9 @@ def _add_rescore(commands: _Commands) -> None:
         "glm-grpo rescore outputs/DATE/TIME ocr=0.5",
         "glm-grpo rescore outputs/DATE/TIME ocr=0.5 reward.combine=normalize_then_sum",
     )
-    command.add_argument("run", type=types.path, metavar="RUN")
+    command.add_argument("run", type=Path, metavar="RUN")
     command.add_argument(
         "overrides",
-        type=types.word,
         nargs="*",
         metavar="key=value",
         help="the weight of a term, such as ocr=0.5; reward.terms.<name>.std_floor, "
@@ -481,14 +462,13 @@ def _add_compare(commands: _Commands) -> None:
     )
     command.add_argument(
         "runs",
-        type=types.path,
+        type=Path,
         nargs="+",
         metavar="RUN",
         help="run folders, or a folder of runs; and weights, such as ocr=0.5",
     )
     command.add_argument(
         "--weights",
-        type=types.word,
         nargs="+",
         metavar="TERM=WEIGHT",
         help="of the total all runs are judged by (the weights of the first run)",
@@ -526,11 +506,9 @@ def _add_serve_reward(commands: _Commands) -> None:
         "serve a term over HTTP, for `remote` terms of runs elsewhere",
         "glm-grpo serve-reward ocr --config-dir my-run --port 8700",
     )
-    command.add_argument("name", type=types.name, metavar="NAME", help="a term of the config")
+    command.add_argument("name", metavar="NAME", help="a term of the config")
     _add_config(command)
-    command.add_argument(
-        "--host", type=types.host, default="127.0.0.1", help="address to listen at (127.0.0.1)"
-    )
+    command.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
     command.add_argument("--port", type=_PORT, default=8700, help="0: any that is free (8700)")
     command.set_defaults(command=_serve_reward)
 
@@ -550,15 +528,12 @@ def _add_export(commands: _Commands) -> None:
         "glm-grpo export outputs/DATE/TIME my-adapter",
         "glm-grpo export outputs/DATE/TIME my-model --format pipeline",
     )
-    command.add_argument(
-        "run", type=types.path, metavar="RUN", help="run folder, or a checkpoint in it"
-    )
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint in it")
     command.add_argument(
         "directory", type=types.output_folder, metavar="DIR", help="new or empty folder"
     )
     command.add_argument(
         "--format",
-        type=types.name,
         choices=("adapter", "pipeline"),
         help="adapter: a folder that peft loads (default where adapters were trained); pipeline: "
         "merged, a folder that GlmImagePipeline.from_pretrained loads",

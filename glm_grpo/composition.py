@@ -18,10 +18,6 @@ from yaml import YAMLError
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 """What Hydra raises over a file or an override that it cannot make a config of."""
 
-UNNAMED_COMPOSITION_ERRORS = (ValueError, OSError, RecursionError)
-"""What it raises besides, while it composes: over a number for a group's name, a key longer than a
-file name, and brackets nested by the hundred."""
-
 _HYDRAS_OWN_FOLDER = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 """`hydra.run.dir` where no file and no override sets it."""
 

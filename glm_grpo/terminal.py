@@ -6,7 +6,6 @@ seconds to import is imported where there is an error: the first line of a run d
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import shlex
@@ -21,10 +20,9 @@ from contextlib import contextmanager
 from hydra.core.utils import env_override
 from omegaconf import DictConfig, OmegaConf
 
-from glm_grpo.composition import COMPOSITION_ERRORS, UNNAMED_COMPOSITION_ERRORS, is_sweep
+from glm_grpo.composition import COMPOSITION_ERRORS, is_sweep
 from glm_grpo.errors import ConfigError, GlmGrpoError
-from glm_grpo.output import guard_output, printable
-from rewards.options import path_problem
+from glm_grpo.output import printable
 
 logger = logging.getLogger(__name__)
 
@@ -118,31 +116,13 @@ def _explain_defect(error: Exception, doing: str) -> str:
     )
 
 
-def refuse_stripped_docstrings() -> None:
-    """Refuse `python -OO`.
-
-    Raises:
-        ConfigError: Python was started with it.
-    """
-    if sys.flags.optimize > 1:
-        raise ConfigError(
-            f"Python was started with -OO (or PYTHONOPTIMIZE={sys.flags.optimize}), which strips "
-            "the docstrings that transformers reads when it is imported; start it without, or "
-            "with -O"
-        )
-
-
 def _refuse_folder() -> None:
-    """Refuse to work in a folder that is gone, or whose name no file of a run can hold."""
     try:
-        folder = os.getcwd()
+        os.getcwd()
     except FileNotFoundError:
         raise ConfigError(
             "the current folder does not exist any more; change to another one"
         ) from None
-    rule = path_problem(folder)
-    if rule is not None:
-        raise ConfigError(f"the current folder is {folder!r}, whose path {rule}")
 
 
 def announce_loading(composed: DictConfig) -> None:
@@ -214,18 +194,7 @@ def run_hydra_application(application: Callable[[], None]) -> None:
     Raises:
         SystemExit: As `errors_explained`.
     """
-    guard_output(is_run=True)
     # Hydra's own report ends every error alike with exit code 1 and a shortened traceback; this
     # switch makes it hand the exception on.
     with errors_explained("glm-grpo train"), env_override({_FULL_ERROR: "1"}):
-        refuse_stripped_docstrings()
-        try:
-            application()
-        except UNNAMED_COMPOSITION_ERRORS as error:
-            if is_expected(error):
-                raise
-            # Once the application has begun, such an error is a defect.
-            begun = inspect.unwrap(application).__code__
-            if any(frame.f_code is begun for frame, _ in traceback.walk_tb(error.__traceback__)):
-                raise
-            raise _named(error) from None
+        application()

@@ -13,7 +13,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -26,17 +25,8 @@ RELATION = "relation"
 LARGEST_INT = 2**63 - 1
 """Whole numbers go into tables and to torch, which have 64 bits for them."""
 
-LARGEST_FLOAT, LEAST_FLOAT = 1e12, 1e-30
-"""Sizes of numbers: float32 has room for their squares and for sums of those (3e38), and takes none
-of them for 0."""
-
 LONGEST_WAIT = 1e6
 """Seconds, eleven days; sockets can wait for 24 at most."""
-
-_LONGEST_TEXT = 100_000
-"""Characters."""
-_LONGEST_PATH, _LONGEST_NAME = 4095, 255
-"""Bytes that Linux takes."""
 
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
 
@@ -54,31 +44,6 @@ class Options(BaseModel):
         protected_namespaces=(),
     )
 
-    @model_validator(mode="after")
-    def _refuse_unusable(self) -> Options:
-        """Refuses values that no computation, table or file can hold."""
-        for name, value in self:
-            for each in value if isinstance(value, tuple) else (value,):
-                found = _unusable(each)
-                if found is not None:
-                    keys = (type(self).model_fields[name].alias or name,)
-                    raise problem_at(keys, value, *found)
-        return self
-
-
-def _unusable(value: object) -> tuple[str, str] | None:
-    """The rule that a number or a text breaks, and the remedy."""
-    if isinstance(value, int) and abs(value) > LARGEST_INT:
-        return "must be a whole number of 64 bits", f"set it to {LARGEST_INT} or less"
-    if isinstance(value, float) and value and not LEAST_FLOAT <= abs(value) <= LARGEST_FLOAT:
-        rule = f"must be 0, or {LEAST_FLOAT:g} to {LARGEST_FLOAT:g} in size: float32 holds no other"
-        return rule, "set it to a number in this range"
-    if isinstance(value, str) and "\0" in value:
-        return "must not hold a null character", "remove it"
-    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
-        return f"must have at most {_LONGEST_TEXT} characters", "shorten it"
-    return None
-
 
 def problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> ValidationError:
     """An error about the key that `keys` lead to, to be raised by a validator.
@@ -89,15 +54,9 @@ def problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> 
         rule: What the value must be.
         remedy: What to write instead.
     """
-    context = {"rule": _encodable(rule), "remedy": _encodable(remedy)}
-    error = PydanticCustomError(RELATION, "{rule}; {remedy}", context)
-    details = InitErrorDetails(type=error, loc=tuple(map(_encodable, keys)), input=value)
+    error = PydanticCustomError(RELATION, "{rule}; {remedy}", {"rule": rule, "remedy": remedy})
+    details = InitErrorDetails(type=error, loc=keys, input=value)
     return ValidationError.from_exception_data("reward", [details])
-
-
-def _encodable(text: str) -> str:
-    """With halves of surrogate pairs spelt out, which pydantic cannot hold."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _check_variable(name: str) -> str:
@@ -118,31 +77,8 @@ def _check_url(url: str) -> str:
     return url
 
 
-def path_problem(path: str) -> str | None:
-    """The rule that a path breaks which no file system takes, or that cannot be written down."""
-    try:
-        content = path.encode()
-    except UnicodeEncodeError:
-        return "must be UTF-8, for it is stored in files that are; rename the folder or file"
-    if b"\0" in content:
-        return "must not hold a null character"
-    if len(content) > _LONGEST_PATH:
-        return f"must have at most {_LONGEST_PATH} bytes"
-    if max(map(len, content.split(b"/"))) > _LONGEST_NAME:
-        return f"must have at most {_LONGEST_NAME} bytes between two slashes"
-    return None
-
-
-def _check_path(path: str) -> str:
-    # A shell leaves the tilde behind a dotted key alone, and so does YAML.
-    path = os.path.expanduser(path)
-    rule = path_problem(path)
-    if rule is not None:
-        raise problem_at((), path, rule, "name another folder or file")
-    return path
-
-
-PathText = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
+# A shell leaves the tilde behind a dotted key alone, and so does YAML.
+PathText = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
 """Path of a file or folder, or a name that may be one, such as a hub id."""
 
 Variable = Annotated[str, AfterValidator(_check_variable)]

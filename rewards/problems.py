@@ -37,7 +37,6 @@ _TYPE_RULES = {
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "string_type": "must be text",
-    "string_unicode": "must be text that UTF-8 can hold",
     "bool_type": "must be true or false",
     "tuple_type": "must be a list",
     "list_type": "must be a list",
@@ -93,10 +92,7 @@ def _show(problem: Problem) -> str:
     # `api_key=...`: what belongs in the environment is not repeated.
     if isinstance(value, str) and re.search("key|token|secret|password", problem.key):
         value = HIDDEN
-    try:
-        text = repr(value)
-    except ValueError:
-        return "(a number of thousands of digits)"
+    text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
@@ -241,7 +237,7 @@ def _choices(details: ErrorDetails) -> list[str]:
 
 
 def _nearest(value: object, choices: Sequence[str]) -> list[str]:
-    # No number is near a word, and of some not even the digits can be had.
+    # No number is near a word.
     return difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
 
 

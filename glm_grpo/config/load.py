@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import re
 import shlex
@@ -23,12 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from glm_grpo.composition import (
-    COMPOSITION_ERRORS,
-    UNNAMED_COMPOSITION_ERRORS,
-    folder_named_to_hydra,
-    is_sweep,
-)
+from glm_grpo.composition import COMPOSITION_ERRORS, folder_named_to_hydra, is_sweep
 from glm_grpo.config.removed import removed_problem, without_removed
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
@@ -84,9 +78,6 @@ _MAY_CHANGE_ON_RESUME = frozenset(
     }
 )
 
-_LONGEST_MESSAGE = 4_000
-"""Characters of an error of Hydra's."""
-
 
 def resolve_config(composed: DictConfig) -> Config:
     """Resolve and validate what Hydra composed.
@@ -105,10 +96,6 @@ def resolve_config(composed: DictConfig) -> Config:
         values = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"The config cannot be resolved: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(
-            "The config cannot be resolved: a value is nested too deeply; take out brackets"
-        ) from error
     if missing:
         problems = [
             Problem(key, NOT_GIVEN, "is needed, and has no usual value", f"write {key}=...")
@@ -205,7 +192,7 @@ def compose_config(
     try:
         with initialize_config_dir(str(folder), version_base=None):
             composed = compose(name, overrides=overrides, return_hydra_config=True)
-    except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS) as error:
+    except COMPOSITION_ERRORS as error:
         raise composition_error(error) from error
     with _hydra_settings(composed):
         return resolve_config(composed)
@@ -236,7 +223,7 @@ def _terms_of(config_dir: Path | None, name: str | None, overrides: Sequence[str
     try:
         with initialize_config_dir(str(folder), version_base=None):
             return set(compose(name, overrides=list(overrides)).reward.terms)
-    except (*COMPOSITION_ERRORS, *UNNAMED_COMPOSITION_ERRORS):
+    except COMPOSITION_ERRORS:
         return set()
 
 
@@ -323,19 +310,15 @@ def override_error(error: Exception) -> ConfigError:
     """Say what Hydra refused: for an unknown key with the one that was probably meant.
 
     Args:
-        error: One of `COMPOSITION_ERRORS` or `UNNAMED_COMPOSITION_ERRORS`.
+        error: One of `COMPOSITION_ERRORS`.
     """
     unknown = re.search(r"use \+([^=\s]+)=(.*)", str(error))
     if unknown is not None:
         return ConfigError(describe_problems([_absent_key_problem(unknown[1], unknown[2])]))
     message, _, places = str(error).partition("Config search path:")
     message = message.strip()
-    if not isinstance(error, COMPOSITION_ERRORS):
-        message = _describe_unnamed(error)
-    elif isinstance(error, OverrideParseException):
+    if isinstance(error, OverrideParseException):
         message = _describe_unread(error.override, message)
-        if error.override.encode(errors="replace").decode() != error.override:
-            message = f"{error.override!r} is not UTF-8; write it so, or rename the folder or file"
     elif several := re.match("Ambiguous value for argument '(.*)'", message):
         written = shell_override(*several[1].split("=", 1))
         message = re.sub("(quote the value: ).*", lambda found: found[1] + written, message)
@@ -346,7 +329,7 @@ def override_error(error: Exception) -> ConfigError:
         message = f"{message.partition(' Check that')[0]} {_choose_config(error, folders)}"
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f"\n{error.__cause__}"
-    return ConfigError(f"The config cannot be composed: {_shortened(message)}")
+    return ConfigError(f"The config cannot be composed: {message}")
 
 
 def _describe_unread(override: str, message: str) -> str:
@@ -358,15 +341,6 @@ def _describe_unread(override: str, message: str) -> str:
     is_text = _read_override(*shlex.split(written)) == value
     remedy = f". As a text it is quoted, for Hydra and for the shell: {written}" if is_text else ""
     return f"{override!r} is not of the form key=value{why}{remedy}"
-
-
-def _shortened(message: str) -> str:
-    """Without the middle of a very long one: Hydra quotes an override several times."""
-    left_out = len(message) - _LONGEST_MESSAGE
-    if left_out <= 0:
-        return message
-    half = _LONGEST_MESSAGE // 2
-    return f"{message[:half]} ... ({left_out} characters) ... {message[-half:]}"
 
 
 def _choose_config(error: MissingConfigException, folders: Sequence[Path]) -> str:
@@ -389,17 +363,6 @@ def _choose(given: str, choices: Collection[str]) -> str:
     meant = f"Did you mean {nearest[0]}? " if nearest else ""
     verb = "is" if len(choices) == 1 else "are"
     return f"{meant}There {verb} {', '.join(sorted(choices))}"
-
-
-def _describe_unnamed(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "a value is nested too deeply; take out brackets"
-    if isinstance(error, OSError):
-        if error.errno == errno.ENAMETOOLONG:
-            return f"{error.strerror}; shorten the key or the name"
-        # Hydra makes the folder that hydra.run.dir or hydra.sweep.dir names.
-        return f"{error.filename}: {error.strerror}; name a folder that can be written to"
-    return f"{error}; write the name of a file of the group, such as tiny, or a key and its value"
 
 
 def _absent_key_problem(key: str, value: str) -> Problem:

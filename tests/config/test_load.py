@@ -72,13 +72,11 @@ def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Pa
         ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?"),
         ("reward.terms.ocr.at_least=0.9", r"at_least = '0.9'\n(.|\n)*was removed"),
         ("model=tony", "Available options in 'model'"),
-        ("model=3", "group override must be .* int; write the name of a file"),
         ("train=[1]", r"train=\[1\](.|\n)*Cannot merge DictConfig with ListConfig"),
         ("train.steps=[", r"'train.steps=\[' is not of the form key=value"),
         ("train.steps=1,2", "Ambiguous value"),
         ("train.steps=${nowhere}", "nowhere"),
         ("data=prompts", r"data.eval_path \(not given\)(.|\n)*data.path \(not given\)"),
-        ("run_dir=caf\udce9", r"'run_dir=caf\\udce9' is not UTF-8"),
     ],
     ids=ascii,
 )
