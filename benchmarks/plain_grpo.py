@@ -18,7 +18,7 @@ from transformers import GlmImageForConditionalGeneration
 
 from benchmarks.scorers import one_by_one, plain_rewards
 from glm_grpo.config import Config
-from glm_grpo.grpo.losses import ClippedLoss
+from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts
 from glm_grpo.models.glm_image.token_grid import (
     generated_positions,

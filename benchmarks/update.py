@@ -32,7 +32,8 @@ from torch import Tensor, nn
 
 from benchmarks.peaks import reset_peak, status_bytes
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
-from glm_grpo.grpo.losses import ClippedLoss, LossInputs, grpo_loss
+from glm_grpo.config.losses import ClippedLoss
+from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.update import UpdateSettings, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from glm_grpo.grpo.advantages import AdvantageSettings
-from glm_grpo.grpo.losses import ClippedLoss
+from glm_grpo.config.losses import ClippedLoss
+from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import Decoder, Policy
 from glm_grpo.types import PromptBatch
@@ -42,9 +42,9 @@ def changed(settings: UpdateSettings, **changes: Any) -> UpdateSettings:
     return replace(settings, loss=settings.loss.model_copy(update=of_loss), **changes)
 
 
-def advantage_settings(**changes: Any) -> AdvantageSettings:
+def advantage_settings(**changes: Any) -> AdvantageSection:
     """GRPO's, without a limit."""
-    return AdvantageSettings(**{"normalization": "group_std", "std_floor": 0.01} | changes)
+    return AdvantageSection(**{"normalization": "group_std", "std_floor": 0.01} | changes)
 
 
 class NoPolicy(Policy):

@@ -13,8 +13,8 @@ from diffusers import GlmImagePipeline
 from torch import nn
 
 from glm_grpo.config import TINY, Config
+from glm_grpo.config.losses import CustomLoss
 from glm_grpo.errors import CheckpointError, ConfigError
-from glm_grpo.grpo.losses import CustomLoss
 from glm_grpo.models.base import DTYPES, Quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline

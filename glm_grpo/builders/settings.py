@@ -41,5 +41,6 @@ def loop_settings(config: Config) -> LoopSettings:
         update=update_settings(config),
         anchor=config.anchor,
         is_stopping_on_hacking=config.reward.on_hacking == "stop",
+        reference_mix=config.loss.reference_mix,
         reference_sync_every=config.loss.reference_sync_every if config.needs_reference else None,
     )

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.config.root import Config
-from glm_grpo.grpo.losses import ClippedLoss
 
 _FIELDS: Mapping[str, str] = {"async": "asynchronous"}
 """Names of sections in Python, where they differ from the key."""

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from glm_grpo.config.losses import LOSSES, AnyLoss, LossSettings
 from glm_grpo.config.sections import (
+    AdvantageSection,
     AnchorSection,
     AsyncSection,
     DataSection,
@@ -21,8 +23,6 @@ from glm_grpo.config.sections import (
     RunSection,
     TrainSection,
 )
-from glm_grpo.grpo.advantages import AdvantageSettings
-from glm_grpo.grpo.losses import LOSSES, AnyLoss, LossSettings
 from rewards.config import RewardConfig
 from rewards.options import RELATION, Options, PathText, problem_at
 from rewards.problems import Problem
@@ -65,7 +65,7 @@ class Config(Options):
     """How the frozen decoder turns tokens into pixels."""
     reward: RewardConfig
     """Which terms score an image, and how they are weighted."""
-    advantage: AdvantageSettings
+    advantage: AdvantageSection
     """How rewards become advantages."""
     loss: AnyLoss
     """What is minimised; `kind` says which."""
@@ -174,7 +174,7 @@ def _size_problems(config: Config) -> list[Problem]:
     return []
 
 
-def _advantage_problems(advantage: AdvantageSettings) -> list[Problem]:
+def _advantage_problems(advantage: AdvantageSection) -> list[Problem]:
     if advantage.normalization == "mean_only" or advantage.std_floor > 0.0:
         return []
     rule = (

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
+from glm_grpo.grpo.advantages import Normalization
 from glm_grpo.output import printable
 from rewards.options import LARGEST_INT, Options, PathText, problem_at
 
@@ -130,6 +131,19 @@ class DecodeSection(Options):
     quantization: Literal["float8"] | None = None
     """Hold the diffusion transformer's weights in 8 bits (e4m3) and compute in `model.dtype`;
     absent: hold them in `model.dtype`."""
+
+
+class AdvantageSection(Options):
+    """How rewards become advantages."""
+
+    normalization: Normalization
+    """After the group's mean is taken off: divide by the group's standard deviation (GRPO), by
+    nothing (Dr. GRPO), or by the standard deviation of what is left over the batch, groups that
+    `rollout.refill_rounds` replaced included."""
+    std_floor: float = Field(ge=0.0)
+    """Smallest divisor, in units of the reward, so that nearly flat groups are not blown up."""
+    clip: float | None = Field(default=None, gt=0.0)
+    """Largest absolute advantage; absent: not limited."""
 
 
 class OptimSection(Options):

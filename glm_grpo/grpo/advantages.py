@@ -6,27 +6,12 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float32, Float64
-from pydantic import Field
 from torch import Tensor
 
 from glm_grpo.types import Advantages
-from rewards.options import Options
 from rewards.reweigh import is_flat as is_flat_group
 
 Normalization = Literal["group_std", "mean_only", "batch_std"]
-
-
-class AdvantageSettings(Options):
-    """How rewards become advantages."""
-
-    normalization: Normalization
-    """After the group's mean is taken off: divide by the group's standard deviation (GRPO), by
-    nothing (Dr. GRPO), or by the standard deviation of what is left over the batch, groups that
-    `rollout.refill_rounds` replaced included."""
-    std_floor: float = Field(ge=0.0)
-    """Smallest divisor, in units of the reward, so that nearly flat groups are not blown up."""
-    clip: float | None = Field(default=None, gt=0.0)
-    """Largest absolute advantage; absent: not limited."""
 
 
 def group_advantages(

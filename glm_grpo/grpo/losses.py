@@ -7,28 +7,16 @@ padding mask, and a mean over tokens is the mean of the sequences' means.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, assert_never, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, assert_never, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Shaped
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from glm_grpo.errors import ConfigError
-from glm_grpo.grpo.surrogates import (
-    Surrogate,
-    cispo_surrogate,
-    clipped_surrogate,
-    gmpo_surrogate,
-    sapo_surrogate,
-    sequence_surrogate,
-)
+from glm_grpo.grpo.surrogates import Surrogate
 from glm_grpo.types import OffPolicyCorrection
-from rewards.options import Options, problem_at
-from rewards.terms.custom import load_function
-from rewards.types import RewardError
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -87,285 +75,79 @@ class LossOutput:
     metrics: Mapping[str, Shaped[Tensor, "..."]]
 
 
-class LossSettings(Options):
-    """Options that all kinds of loss share: KL and entropy regularisation."""
-
-    kl_coef: float = Field(ge=0.0)
-    """Weight of the KL divergence to the reference policy; 0: the reference is never run."""
-    kl_estimator: LossKlEstimator
-    """Estimator of that divergence per token; null: k3_corrected in the loss (k3 times the
-    probability ratio: unbiased in later updates of a rollout too), k1 in the reward."""
-    kl_placement: Literal["loss", "reward"]
-    """Add the divergence to the loss, or subtract it, summed over an image's tokens, from its
-    reward before advantages are made. The coefficient means the same in both; a reward's standard
-    deviation, where advantages are divided by it, divides it too."""
-    kl_behaviour_coef: float = Field(ge=0.0)
-    """Weight of the KL divergence to the policy that sampled; 0: not part of the loss."""
-    reference_sync_every: int | None = Field(default=None, ge=1)
-    """Training steps after which the reference follows the policy; absent: it stays the untrained
-    policy, and the KL is to that one."""
-    reference_mix: float = Field(default=0.6, gt=0.0, le=1.0)
-    """The reference becomes reference_mix * policy + (1 - reference_mix) * reference."""
-    entropy_coef: float = Field(default=0.0, ge=0.0)
-    """Weight of the mean entropy of a token, nats, which is then raised; 0: not part of the loss.
-    Takes the memory of one more hidden state a token in the update."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _choose_estimator(cls, values: object) -> object:
-        # Chosen here, so that what a run stores says what it computes.
-        if isinstance(values, Mapping) and values.get("kl_estimator") is None:
-            is_in_reward = values.get("kl_placement") == "reward"
-            return {**values, "kl_estimator": "k1" if is_in_reward else "k3_corrected"}
-        return values
+@runtime_checkable
+class Loss(Protocol):
+    """What is minimised: a policy loss, and the weights of KL and entropy beside it."""
 
     @property
     def kl_coef_in_loss(self) -> float:
-        """Weight of the KL to the reference in the loss; 0 where the reward has it."""
-        return 0.0 if self.kl_placement == "reward" else self.kl_coef
+        """Weight of the KL to the reference, >= 0."""
+        ...
 
     @property
-    def kl_coef_in_reward(self) -> float:
-        """Weight of the KL to the reference in the reward; 0 where the loss has it."""
-        return self.kl_coef if self.kl_placement == "reward" else 0.0
+    def kl_estimator(self) -> LossKlEstimator:
+        """Of that KL."""
+        ...
+
+    @property
+    def kl_behaviour_coef(self) -> float:
+        """Weight of the KL to the policy that sampled, >= 0."""
+        ...
+
+    @property
+    def entropy_coef(self) -> float:
+        """Weight of the mean entropy, which is raised, >= 0."""
+        ...
 
     @property
     def weighs_advantages_alone(self) -> bool:
         """Whether a sequence of advantage 0 has no gradient."""
-        is_kl_weighted = self.kl_coef_in_loss != 0 or self.kl_behaviour_coef != 0
-        return self.weighs_no_more_than_kl and not is_kl_weighted
+        ...
 
     @property
     def weighs_no_more_than_kl(self) -> bool:
         """Whether a sequence of advantage 0 has the gradient of KL terms, or none."""
-        return self.entropy_coef == 0
+        ...
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The part that raises the probability of what was rewarded, without the KL terms."""
-        raise NotImplementedError
+        """The part that raises the probability of what was rewarded."""
+        ...
 
 
-class TokenLoss(LossSettings):
-    """What the kinds share that are made of a surrogate for each token."""
+def mean_surrogate(
+    surrogate: Surrogate, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
+) -> LossOutput:
+    """The mean over all tokens, each weighted by the correction.
 
-    top_entropy_quantile: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Only this part of an image's tokens, those of highest entropy, has a policy loss; the mean
-    is still over all tokens. Absent: all of them."""
+    The clip sees ratios to the policy that the updates begin with, and so does
+    `ratio/sequence_std`. `ratio/mean` and the effective sample size are of the importance weights
+    to the policy that sampled: those ratios times the correction's weights.
 
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """The loss of each token, weighted."""
-        raise NotImplementedError
-
-    def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The mean surrogate.
-
-        The clip sees ratios to the policy that the updates begin with, and so does
-        `ratio/sequence_std`. `ratio/mean` and the effective sample size are of the importance
-        weights to the policy that sampled: those ratios times the correction's weights.
-        """
-        token_weights = self.token_weights(inputs)
-        surrogate = self.surrogate(inputs, token_weights)
-        loss, importance = surrogate.loss, surrogate.ratio.double()
-        if inputs.correction is not None:
-            loss = loss * inputs.correction.weights
-            importance = importance * inputs.correction.weights
-        log_ratio = (inputs.log_probs - inputs.proximal_log_probs).detach().double()
-        if token_weights is not None:
-            log_ratio = log_ratio * token_weights
-        sequence_log = log_ratio.mean(dim=1)
-        metrics = {
-            "ratio/mean": importance,
-            "ratio/mean_square": importance.square(),
-            "ratio/sequence_log": sequence_log,
-            "ratio/sequence_log_square": sequence_log.square(),
-        }
-        if surrogate.is_clipped is not None:
-            metrics["ratio/clip_fraction"] = surrogate.is_clipped
-        return LossOutput(loss.mean(), metrics)
-
-    def token_weights(self, inputs: LossInputs) -> Float32[Tensor, "N T"] | None:
-        """What each token counts in the policy loss; None where all count alike."""
-        if self.top_entropy_quantile is None or self.top_entropy_quantile == 1.0:
-            return None
-        return _top_entropy(inputs, self.top_entropy_quantile)
+    Args:
+        surrogate: Of each token, weighted by `token_weights`.
+        inputs: Of the same sequences.
+        token_weights: What each token counts; None where all count alike.
+    """
+    loss, importance = surrogate.loss, surrogate.ratio.double()
+    if inputs.correction is not None:
+        loss = loss * inputs.correction.weights
+        importance = importance * inputs.correction.weights
+    log_ratio = (inputs.log_probs - inputs.proximal_log_probs).detach().double()
+    if token_weights is not None:
+        log_ratio = log_ratio * token_weights
+    sequence_log = log_ratio.mean(dim=1)
+    metrics = {
+        "ratio/mean": importance,
+        "ratio/mean_square": importance.square(),
+        "ratio/sequence_log": sequence_log,
+        "ratio/sequence_log_square": sequence_log.square(),
+    }
+    if surrogate.is_clipped is not None:
+        metrics["ratio/clip_fraction"] = surrogate.is_clipped
+    return LossOutput(loss.mean(), metrics)
 
 
-class ClippedLoss(TokenLoss):
-    """The clipped surrogate of PPO: see `clipped_surrogate` and `sequence_surrogate`."""
-
-    kind: Literal["clipped"] = "clipped"
-    """Which loss."""
-    clip_low: float = Field(default=0.2, gt=0.0, lt=1.0)
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: float = Field(default=0.2, gt=0.0)
-    """The probability ratio is clipped above 1 + clip_high."""
-    ratio_cap: float | None = Field(default=None, gt=1.0)
-    """For images worse than their group, tokens whose ratio rose above this have no gradient
-    (two-sided clip); above 1 + clip_high. Absent: their gradient grows with the ratio."""
-    ratio_level: Literal["token", "sequence"] = "token"
-    """Ratio of each token, or their geometric mean over the image (GSPO); of the latter 0.02 to
-    0.03 is the scale of clip_low and clip_high."""
-
-    @model_validator(mode="after")
-    def _check_cap(self) -> ClippedLoss:
-        if self.ratio_cap is not None and self.ratio_cap <= 1.0 + self.clip_high:
-            rule = f"must be above 1 + clip_high = {1.0 + self.clip_high:g}, where the clip acts"
-            remedy = "set loss.ratio_cap=4, or leave it out"
-            raise problem_at(("ratio_cap",), self.ratio_cap, rule, remedy)
-        return self
-
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """Clipped, at the level of tokens or of the sequence."""
-        args = (inputs.log_probs, inputs.proximal_log_probs, inputs.advantages)
-        if self.ratio_level == "sequence":
-            return sequence_surrogate(
-                *args,
-                clip_low=self.clip_low,
-                clip_high=self.clip_high,
-                ratio_cap=self.ratio_cap,
-                token_weights=token_weights,
-            )
-        surrogate = clipped_surrogate(
-            *args, clip_low=self.clip_low, clip_high=self.clip_high, ratio_cap=self.ratio_cap
-        )
-        return _weighted(surrogate, token_weights)
-
-
-class CispoLoss(TokenLoss):
-    """The policy gradient with capped importance weights: see `cispo_surrogate`."""
-
-    kind: Literal["cispo"]
-    """Which loss."""
-    ratio_cap: float = Field(default=5.0, ge=1.0)
-    """Largest importance weight of a token: of the ratio itself, not of its distance to 1."""
-
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """Log-probs weighted by capped ratios; only the gradient is meaningful, not the value."""
-        surrogate = cispo_surrogate(
-            inputs.log_probs,
-            inputs.proximal_log_probs,
-            inputs.advantages,
-            ratio_cap=self.ratio_cap,
-        )
-        return _weighted(surrogate, token_weights)
-
-
-class SapoLoss(TokenLoss):
-    """A soft gate in the place of the clip: see `sapo_surrogate`."""
-
-    kind: Literal["sapo"]
-    """Which loss."""
-    tau_positive: float = Field(default=1.0, gt=0.0)
-    """Steepness of the gate for images better than their group."""
-    tau_negative: float = Field(default=1.05, gt=0.0)
-    """Steepness of the gate for the others."""
-
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """Gated."""
-        surrogate = sapo_surrogate(
-            inputs.log_probs,
-            inputs.proximal_log_probs,
-            inputs.advantages,
-            tau_positive=self.tau_positive,
-            tau_negative=self.tau_negative,
-        )
-        return _weighted(surrogate, token_weights)
-
-
-class GmpoLoss(TokenLoss):
-    """The geometric mean of clipped token ratios: see `gmpo_surrogate`."""
-
-    kind: Literal["gmpo"]
-    """Which loss."""
-    log_clip: float = Field(default=0.4, gt=0.0)
-    """Bound of a token's |log ratio|."""
-
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """The mean is inside, and so are the weights of tokens."""
-        return gmpo_surrogate(
-            inputs.log_probs,
-            inputs.proximal_log_probs,
-            inputs.advantages,
-            log_clip=self.log_clip,
-            token_weights=token_weights,
-        )
-
-
-class CustomLoss(LossSettings):
-    """A function of the user's own: `LossInputs` -> `LossOutput`, without the KL terms."""
-
-    kind: Literal["custom"]
-    """Which loss."""
-    function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """`module:function`, importable from the folder the run starts in."""
-
-    @property
-    def weighs_no_more_than_kl(self) -> bool:
-        """Unknown, so no."""
-        return False
-
-    def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """What the function returns.
-
-        Raises:
-            ConfigError: The function cannot be imported, or returns no loss.
-        """
-        found = self.load()(inputs)
-        is_loss = isinstance(found, LossOutput) and isinstance(found.total, Tensor)
-        if not is_loss or found.total.ndim != 0 or not found.total.requires_grad:
-            raise ConfigError(
-                f"loss.function = {self.function}: returned {_described(found)}; it must return "
-                "glm_grpo.grpo.losses.LossOutput(total, metrics) whose total is one number with "
-                "the gradient of inputs.log_probs"
-            )
-        for name, value in found.metrics.items():
-            if not isinstance(value, Tensor):
-                raise ConfigError(
-                    f"loss.function = {self.function}: metric {name!r} is a "
-                    f"{type(value).__name__}; it must be a tensor, a scalar or one value a token"
-                )
-        return found
-
-    def load(self) -> Callable[[LossInputs], LossOutput]:
-        """The function.
-
-        Raises:
-            ConfigError: It cannot be imported.
-        """
-        try:
-            return cast("Callable[[LossInputs], LossOutput]", load_function(self.function))
-        except RewardError as error:
-            raise ConfigError(f"loss.function = {self.function}: {error}") from error
-
-
-LOSSES: Mapping[str, type[LossSettings]] = {
-    "clipped": ClippedLoss,
-    "cispo": CispoLoss,
-    "sapo": SapoLoss,
-    "gmpo": GmpoLoss,
-    "custom": CustomLoss,
-}
-"""Kinds of loss by the value of `loss.kind`."""
-
-AnyLoss = ClippedLoss | CispoLoss | SapoLoss | GmpoLoss | CustomLoss
-"""One of them."""
-
-
-def _weighted(surrogate: Surrogate, weights: Float32[Tensor, "N T"] | None) -> Surrogate:
-    return surrogate if weights is None else replace(surrogate, loss=surrogate.loss * weights)
-
-
-def _top_entropy(inputs: LossInputs, part: float) -> Float32[Tensor, "N T"]:
+def top_entropy_weights(inputs: LossInputs, part: float) -> Float32[Tensor, "N T"]:
     """1 at the tokens of highest entropy of each sequence, at least one, and 0 at the others.
 
     Of each sequence and not of the batch, so that micro-batches and processes do not matter.
@@ -376,13 +158,6 @@ def _top_entropy(inputs: LossInputs, part: float) -> Float32[Tensor, "N T"]:
     entropy = inputs.entropy.detach()
     highest = entropy.topk(max(1, math.ceil(part * entropy.shape[1])), dim=1).indices
     return torch.zeros_like(entropy).scatter(1, highest, 1.0)
-
-
-def _described(found: object) -> str:
-    if not isinstance(found, LossOutput):
-        return f"a {type(found).__name__}"
-    shape = tuple(getattr(found.total, "shape", ()))
-    return f"a total of shape {shape}" if shape else "a total without gradient"
 
 
 def kl_estimate(
@@ -464,7 +239,7 @@ def corrected_kl_estimate(
     return ratio * kl_estimate(log_probs, reference_log_probs, estimator="k3")
 
 
-def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
+def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
     """The policy loss, plus KL to the reference and to the sampling policy, less entropy.
 
     total = policy loss + kl_coef * mean(KL(policy || reference))
@@ -490,7 +265,7 @@ def grpo_loss(inputs: LossInputs, settings: LossSettings) -> LossOutput:
 
     Args:
         inputs: `reference_log_probs` is None only where the loss weighs no KL to the reference.
-        settings: Of one kind.
+        settings: Which policy loss, and the weights of the other terms.
 
     Returns:
         The total with its gradient; `loss/total`, `loss/policy`, `loss/kl`, `kl/reference`,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.grpo.losses import LossInputs, LossSettings, effective_sample_size, grpo_loss
+from glm_grpo.grpo.losses import Loss, LossInputs, effective_sample_size, grpo_loss
 from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
 from glm_grpo.types import (
     Count,
@@ -87,7 +87,7 @@ class UpdateSettings:
             them.
     """
 
-    loss: LossSettings
+    loss: Loss
     max_grad_norm: float | None
     micro_batch_size: int
     updates_per_rollout: int
@@ -322,7 +322,7 @@ def _clip_gradient(policy: PolicyForUpdate, settings: UpdateSettings, strategy: 
 def _is_noise_alone(
     experience: Experience,
     micro_batches: Sequence[_MicroBatch],
-    loss: LossSettings,
+    loss: Loss,
     strategy: Strategy,
 ) -> bool:
     """Whether rounding is all there is in the gradient of a policy that has not moved.
@@ -482,7 +482,7 @@ def _micro_batch(
     policy: PolicyForUpdate,
     experience: Experience,
     rows: Int64[Tensor, " N"],
-    loss: LossSettings,
+    loss: Loss,
     *,
     share: float,
     replayed_share: float,
@@ -535,7 +535,7 @@ def _score(
     policy: PolicyForUpdate,
     experience: Experience,
     micro_batch: _MicroBatch,
-    settings: LossSettings,
+    settings: Loss,
     strategy: Strategy,
 ) -> dict[str, float]:
     """Replay, take the loss, accumulate its gradient; drop the graph before the next one.

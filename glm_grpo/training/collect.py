@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from glm_grpo.grpo.advantages import AdvantageSettings, group_advantages
-from glm_grpo.grpo.losses import LossSettings, reference_penalty
+from glm_grpo.config.losses import LossSettings
+from glm_grpo.config.sections import AdvantageSection
+from glm_grpo.grpo.advantages import group_advantages
+from glm_grpo.grpo.losses import reference_penalty
 from glm_grpo.training.data.prompts import SparePrompts
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import (
@@ -40,7 +42,7 @@ class CollectSettings:
     """
 
     combine: Mode
-    advantage: AdvantageSettings
+    advantage: AdvantageSection
     loss: LossSettings
     micro_batch_size: int
     decode_steps: int
@@ -261,7 +263,7 @@ def decode_and_score(
 
 
 def batch_advantages(
-    rewards: Float32[Tensor, "P G"], settings: AdvantageSettings, processes: Processes
+    rewards: Float32[Tensor, "P G"], settings: AdvantageSection, processes: Processes
 ) -> Advantages:
     """Advantages of this process's groups; standard deviations over a batch cover all processes."""
     parts = processes.gather(rewards)

@@ -61,6 +61,7 @@ class LoopSettings:
         checkpoint_every: Steps between checkpoints.
         update: Trains the policy on an experience.
         anchor: Target pictures as examples.
+        reference_mix: Part of the policy in the reference, where it follows.
         reference_sync_every: Steps after which the reference follows the policy; None: never.
         is_stopping_on_hacking: Whether a canary that leaves its band ends the run.
     """
@@ -71,6 +72,7 @@ class LoopSettings:
     update: UpdateSettings
     anchor: AnchorSection
     is_stopping_on_hacking: bool
+    reference_mix: float = 1.0
     reference_sync_every: int | None = None
 
 
@@ -268,7 +270,7 @@ class Trainer:
     def _follow_with_reference(self, step: int) -> None:
         every = self._settings.reference_sync_every
         if every is not None and step % every == 0:
-            self._models.policy.mix_reference(self._settings.update.loss.reference_mix)
+            self._models.policy.mix_reference(self._settings.reference_mix)
 
     def _begin(self) -> None:
         """Evaluates the untrained policy, or resumes the run."""

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from glm_grpo.config.losses import CustomLoss
 from glm_grpo.errors import ConfigError
-from glm_grpo.grpo.losses import CustomLoss, LossInputs, grpo_loss
+from glm_grpo.grpo.losses import LossInputs, grpo_loss
 
 MODULE = """
 from glm_grpo.grpo.losses import LossOutput

@@ -10,16 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_grpo.grpo.losses import (
-    LOSSES,
-    CispoLoss,
-    ClippedLoss,
-    GmpoLoss,
-    LossInputs,
-    SapoLoss,
-    TokenLoss,
-    grpo_loss,
-)
+from glm_grpo.config.losses import LOSSES, CispoLoss, ClippedLoss, GmpoLoss, SapoLoss, TokenLoss
+from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.surrogates import (
     cispo_surrogate,
     clipped_surrogate,

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_grpo.grpo.losses import AnyLoss, CispoLoss, ClippedLoss, LossInputs, SapoLoss, grpo_loss
+from glm_grpo.config.losses import AnyLoss, CispoLoss, ClippedLoss, SapoLoss
+from glm_grpo.grpo.losses import LossInputs, grpo_loss
 
 grpo_trainer = pytest.importorskip(
     "trl.trainer.grpo_trainer", reason="TRL is not installed: pip install 'glm-grpo[trl]'"

@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from glm_grpo.cli import _parser
 from glm_grpo.config import Config, compose_config
 from glm_grpo.config.load import flatten
-from glm_grpo.grpo.losses import LOSSES, LossSettings
+from glm_grpo.config.losses import LOSSES, LossSettings
 from rewards.base import TermConfig
 from rewards.config import RewardConfig
 from rewards.terms import KINDS

@@ -15,8 +15,8 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import nn
 
+from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.errors import ConfigError, PeerError
-from glm_grpo.grpo.losses import ClippedLoss
 from glm_grpo.grpo.strategy import SINGLE_PROCESS
 from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
 from glm_grpo.training.data.prompts import part_of_batch
