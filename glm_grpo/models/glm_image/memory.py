@@ -623,6 +623,9 @@ class GlmImagePlanner:
         read = module_bytes(policy.modules())
         read -= module_bytes([held.model.language_model.embed_tokens])
         read -= (len(head) - drawn) * head.shape[1] * model.dtype.itemsize
+        if model.adapter_rank is not None:
+            # A step reads them in the model's type, to which they are cast once a rollout.
+            read -= gradient_bytes(policy) * (_FLOAT32 - model.dtype.itemsize) // _FLOAT32
         return LanguageWork(
             # Layers are alike.
             layer_entries=configs.num_layers

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from diffusers import GlmImagePipeline
 from jaxtyping import Float32, Int64, UInt8
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
@@ -23,6 +23,7 @@ from torch.nn.functional import interpolate
 from glm_grpo.errors import CheckpointError
 from glm_grpo.grpo.update import Replay
 from glm_grpo.models.base import Preview
+from glm_grpo.models.glm_image.adapters import adapt
 from glm_grpo.models.glm_image.fast.stock_step import ChosenStep
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
@@ -34,12 +35,6 @@ from glm_grpo.models.glm_image.token_grid import (
     token_layout,
 )
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
-
-ADAPTED_MODULES = (
-    r"model\.language_model\.layers\.\d+\."
-    r"(self_attn\.(q|k|v|o)_proj|mlp\.(gate_up|down)_proj)"
-)
-"""Linear layers that adapters go on, by path: the vision tower has modules of similar names."""
 
 
 class GlmImagePolicy:
@@ -90,7 +85,7 @@ class GlmImagePolicy:
         self.network.has_entropy_gradient = has_entropy_gradient
         self._wrapped: nn.Module = self.network
         if adapter_rank is not None:
-            self._adapted = _adapt(self.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
+            self._adapted = adapt(self.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
         else:
             if needs_reference:
                 self._reference = copy.deepcopy(self.network)
@@ -421,15 +416,3 @@ class GlmImagePolicy:
             token_ids=token_ids.to(self.device),
             sampling_mask=sampling_mask,
         )
-
-
-def _adapt(model: nn.Module, *, rank: int, alpha: float, seed: int) -> PeftModel:
-    """Puts LoRA on the language model; the adapters start as no change at all."""
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=ADAPTED_MODULES)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        with warnings.catch_warnings():
-            # peft asks by a name that transformers gives up.
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-            adapted = get_peft_model(model, config)
-    return adapted.eval()

@@ -12,6 +12,7 @@ from transformers import GlmImageTextModel
 from transformers.cache_utils import DynamicCache
 from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
 
+from glm_grpo.models.glm_image.adapters import AdaptedLinear
 from glm_grpo.models.glm_image.fast import stock_step, token_step
 from glm_grpo.models.glm_image.fast.recorded_step import FixedShapesStep, RecordedStep
 from glm_grpo.models.glm_image.fast.stock_step import ChosenStep, StockStep, choose_step
@@ -103,6 +104,7 @@ def test_token_step_equals_the_forward_pass_over_whole_rows(
 
 def adapt(model: GlmImageTextModel, config: LoraConfig) -> PeftModel:
     """Puts on adapters that change what the model gives."""
+    config._register_custom_module({torch.nn.Linear: AdaptedLinear})
     adapted = get_peft_model(model, config).eval()
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
@@ -113,22 +115,28 @@ def adapt(model: GlmImageTextModel, config: LoraConfig) -> PeftModel:
 @pytest.mark.parametrize(("dtype", "use_dora"), [(torch.float32, True), (torch.bfloat16, False)])
 @torch.no_grad()
 def test_adapted_maps_give_what_their_modules_give(dtype: torch.dtype, use_dora: bool) -> None:
-    config = LoraConfig(
-        r=4, lora_alpha=6, target_modules=["q_proj", "down_proj"], use_dora=use_dora
-    )
+    names = ["q_proj", "k_proj", "v_proj", "down_proj"]
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=names, use_dora=use_dora)
     model = adapt(make_model(2, 1.0).to(dtype), config)
     layer = model.base_model.model.layers[0]
+    attention = layer.self_attn
+    modules = [attention.q_proj, attention.k_proj, attention.v_proj]
     states = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     wide = torch.randn(3, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
 
-    fast = token_step._projections(layer)
-    assert torch.equal(fast["q_proj"](states), layer.self_attn.q_proj(states))
+    fast = token_step._projections(layer, dtype)
     assert torch.equal(fast["down_proj"](wide), layer.mlp.down_proj(wide))
-    assert torch.equal(fast["k_proj"](states), layer.self_attn.k_proj(states))
-    plain = layer.self_attn.q_proj.base_layer(states)
-    assert not torch.equal(fast["q_proj"](states), plain)
+    assert torch.equal(fast["o_proj"](states), attention.o_proj(states))
+    together = token_step._side_by_side(modules, dtype)(states)
+    plain = [module.base_layer(states) for module in modules]
+    for given, module, unadapted in zip(together, modules, plain, strict=True):
+        assert torch.equal(given, module(states))
+        assert not torch.equal(given, unadapted)
     with model.disable_adapter():
-        assert torch.equal(token_step._projections(layer)["q_proj"](states), plain)
+        for given, unadapted in zip(
+            token_step._side_by_side(modules, dtype)(states), plain, strict=True
+        ):
+            assert torch.equal(given, unadapted)
 
 
 def prefilled(model: GlmImageTextModel, inputs: PromptInputs) -> DynamicCache:

@@ -8,24 +8,25 @@ all samples of its group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int64
-from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
 
+from glm_grpo.models.glm_image.adapters import AdaptedLinear, add_adapter, half_factors
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 
 _LARGEST_GROWTH = 64
 """Tokens by which keys and values grow in CPU memory. All that there is room for is read at a step:
 with gaps between the rows that are read it took twice as long.
 """
+_QKV = ("q_proj", "k_proj", "v_proj")
 _NORMS = (
     "input_layernorm",
     "post_self_attn_layernorm",
@@ -43,6 +44,7 @@ class _Layer:
     """
 
     module: Any
+    project_qkv: Callable[[Tensor], list[Tensor]]
     project: Mapping[str, Callable[[Tensor], Tensor]]
     norm: Mapping[str, Callable[[Tensor], Tensor]]
     prompt_keys: Float[Tensor, "PK d L"]
@@ -121,7 +123,8 @@ class TokenStep:
         self._layers = tuple(
             _Layer(
                 module=module,
-                project=_projections(module),
+                project_qkv=_side_by_side(_parts(module.self_attn, _QKV), like.dtype),
+                project=_projections(module, like.dtype),
                 norm={name: _norm(getattr(module, name)) for name in _NORMS},
                 prompt_keys=layer.keys.flatten(0, 1).transpose(1, 2),
                 prompt_values=layer.values.flatten(0, 1),
@@ -175,11 +178,11 @@ class TokenStep:
     def _attend(
         self, layer: _Layer, hidden: Float[Tensor, "N D"], place: Place
     ) -> Float[Tensor, "N D"]:
-        attention, project = layer.module.self_attn, layer.project
+        attention = layer.module.self_attn
         rows, heads, size = len(hidden), self._heads, attention.head_dim
-        unrotated = torch.cat([project["q_proj"](hidden), project["k_proj"](hidden)], dim=-1)
-        rotated = _rotate(unrotated.view(rows, -1, size), *place.turn)
-        values = project["v_proj"](hidden).view(rows, -1, size)
+        *unrotated, values = layer.project_qkv(hidden)
+        rotated = _rotate(torch.cat(unrotated, dim=-1).view(rows, -1, size), *place.turn)
+        values = values.view(rows, -1, size)
         layer.write(place.at, keys=rotated[:, -heads:], values=values)
         queries = rotated[:, :-heads].reshape(rows * heads, -1, size)
         to_prompt = torch.baddbmm(
@@ -201,7 +204,7 @@ class TokenStep:
         on_prompt, on_generated = weights.tensor_split([to_prompt.shape[-1]], dim=-1)
         mixed = torch.bmm(on_generated, layer.values[:, : place.width])
         mixed += self._by_sample(torch.bmm(self._by_prompt(on_prompt), layer.prompt_values))
-        return project["o_proj"](mixed.view(rows, -1))
+        return layer.project["o_proj"](mixed.view(rows, -1))
 
     def _by_prompt(self, states: Float[Tensor, "NK R s"]) -> Float[Tensor, "PK GR s"]:
         """Samples of a prompt side by side, so that its keys and values are read once."""
@@ -227,39 +230,88 @@ def _rotate(
     return turned if kept is None else torch.cat([turned, kept], dim=-1)
 
 
-def _projections(layer: Any) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The linear maps of a decoder layer by name."""
-    parts = (
-        (layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")),
-        (layer.mlp, ("gate_up_proj", "down_proj")),
-    )
-    return {
-        name: _without_machinery(getattr(part, name)) for part, names in parts for name in names
+def _parts(owner: Any, names: Sequence[str]) -> list[nn.Module]:
+    return [getattr(owner, name) for name in names]
+
+
+def _projections(layer: Any, dtype: torch.dtype) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The linear maps of a decoder layer by name, but those that `_side_by_side` has."""
+    modules = {
+        "o_proj": layer.self_attn.o_proj,
+        "gate_up_proj": layer.mlp.gate_up_proj,
+        "down_proj": layer.mlp.down_proj,
     }
+    return {name: _without_machinery(module, dtype) for name, module in modules.items()}
 
 
-def _without_machinery(module: Any) -> Callable[[Tensor], Tensor]:
+def _side_by_side(
+    modules: Sequence[nn.Module], dtype: torch.dtype
+) -> Callable[[Tensor], list[Tensor]]:
+    """Linear maps of the same states; the first products of their adapters are one."""
+    factors = [each for module in modules if (each := half_factors(module, dtype)) is not None]
+    if len(factors) < len(modules):
+        maps = [_without_machinery(module, dtype) for module in modules]
+        return lambda states: [each(states) for each in maps]
+    downs, ups = zip(*factors, strict=True)
+    bases = [_without_machinery(cast("Any", each).base_layer, dtype) for each in modules]
+    return partial(
+        _adapted_together,
+        bases=bases,
+        down=torch.cat(downs),
+        ranks=[len(down) for down in downs],
+        ups=ups,
+    )
+
+
+def _adapted_together(
+    states: Tensor,
+    *,
+    bases: Sequence[Callable[[Tensor], Tensor]],
+    down: Tensor,
+    ranks: list[int],
+    ups: Sequence[Tensor],
+) -> list[Tensor]:
+    reduced = nn.functional.linear(states, down).split(ranks, dim=-1)
+    return [
+        add_adapter(base(states), some, up)
+        for base, some, up in zip(bases, reduced, ups, strict=True)
+    ]
+
+
+def _without_machinery(module: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """The same operations without that of modules, which takes as long as a product of few rows.
 
     Quantised weights have a forward of their own.
+
+    Args:
+        dtype: Of the states that it reads.
     """
     if type(module) is nn.Linear:
         return partial(nn.functional.linear, weight=module.weight, bias=module.bias)
-    is_plain_adapter = type(module) is LoraLinear and not (module.merged or module.lora_variant)
-    if not is_plain_adapter or len(module.active_adapters) != 1:
+    if not isinstance(module, AdaptedLinear) or not module.is_plain:
         return cast("Callable[[Tensor], Tensor]", module)
-    base = _without_machinery(module.base_layer)
+    base = _without_machinery(module.base_layer, dtype)
     if module.disable_adapters:
         return base
+    factors = half_factors(module, dtype)
+    if factors is not None:
+        down, up = factors
+        return partial(_adapted_in_half, base=base, down=down, up=up)
     (name,) = module.active_adapters
     return partial(
         _adapted,
         base=base,
-        down=_without_machinery(module.lora_A[name]),
-        up=_without_machinery(module.lora_B[name]),
+        down=_without_machinery(module.lora_A[name], dtype),
+        up=_without_machinery(module.lora_B[name], dtype),
         dtype=module.lora_A[name].weight.dtype,
         scaling=module.scaling[name],
     )
+
+
+def _adapted_in_half(
+    states: Tensor, *, base: Callable[[Tensor], Tensor], down: Tensor, up: Tensor
+) -> Tensor:
+    return add_adapter(base(states), nn.functional.linear(states, down), up)
 
 
 def _adapted(
