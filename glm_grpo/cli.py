@@ -204,6 +204,7 @@ def _add_plan(commands: _Commands) -> None:
         "will it fit? memory and least time by phase, no model is loaded",
         "glm-grpo plan --config-name glm_image_80gb --memory 80GB data.path=a data.eval_path=b",
         "glm-grpo plan --config-dir my-run --processes 4",
+        "glm-grpo plan --measured outputs/DATE/TIME --device h200",
     )
     _add_config(command)
     command.add_argument(
@@ -243,11 +244,30 @@ def _add_plan(commands: _Commands) -> None:
     place.add_argument(
         "--cpu", action="store_true", help="of a run without an accelerator, all in CPU memory"
     )
+    command.add_argument(
+        "--measured",
+        type=types.path,
+        metavar="RUN",
+        help="plan this run's own config, and show what its steps took beside the floors",
+    )
     command.set_defaults(command=_plan)
 
 
 def _plan(options: argparse.Namespace) -> None:
-    config = _compose(options)
+    from glm_grpo.errors import ConfigError
+    from glm_grpo.run.config import read_config
+    from glm_grpo.run.folder import RunFolder
+
+    measured = None if options.measured is None else RunFolder(options.measured)
+    if measured is None:
+        config = _compose(options)
+    elif options.cpu or options.config_name or options.config_dir or options.overrides:
+        raise ConfigError(
+            "--measured: the config is the run's own, and its seconds are held against the floors "
+            "of a device; leave --config-name, --config-dir, key=value and --cpu out"
+        )
+    else:
+        config = read_config(measured)
     from glm_grpo.models.planning import Parallelism
     from glm_grpo.plan.command import plan_config
 
@@ -258,6 +278,7 @@ def _plan(options: argparse.Namespace) -> None:
         prompt_tokens=options.prompt_tokens,
         device=None if options.cpu else DEVICES[options.device],
         processes=Parallelism(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
+        measured=measured,
     ):
         if isinstance(part, str):
             _print(part)

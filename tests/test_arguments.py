@@ -96,7 +96,7 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
     assert re.search(told, refusal_of(words, capsys))
 
 
-PLAN = {"memory": None, "prompt_tokens": 256, "device": DEVICES["h100"]}
+PLAN = {"memory": None, "prompt_tokens": 256, "device": DEVICES["h100"], "measured": None}
 ALONE = Parallelism(1, is_sharded=False, is_mixed=False)
 SHARDED = Parallelism(4, is_sharded=True, is_mixed=True)
 PICTURES = {
@@ -116,7 +116,13 @@ SERVED = {"announce": cli._announce}
         (
             "plan --memory 24GB --prompt-tokens 64 --cpu",
             "plan.command.plan_config",
-            {"memory": 24 * 10**9, "prompt_tokens": 64, "device": None, "processes": ALONE},
+            {
+                **PLAN,
+                "memory": 24 * 10**9,
+                "prompt_tokens": 64,
+                "device": None,
+                "processes": ALONE,
+            },
         ),
         (
             "plan --processes 4 --sharding fsdp2 --device a100",

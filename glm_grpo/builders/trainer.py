@@ -35,6 +35,7 @@ from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shard
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.loop import Trainer
+from glm_grpo.training.metrics import StepWork
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
 from glm_grpo.training.moving_average import MovingAverage
@@ -53,11 +54,13 @@ class Launch:
     Attributes:
         processes: What they agree through.
         cluster: In which collectors run; None where this process collects.
+        work: What the models do on its devices; None where the devices' peaks are not known.
     """
 
     accelerator: Accelerator
     processes: Processes
     cluster: RayCluster | None = None
+    work: StepWork | None = None
 
 
 def build_trainer(
@@ -79,6 +82,7 @@ def build_trainer(
         processes,
         lambda: _open_files(config, folder, state),
         combine=config.reward.combine,
+        work=launch.work,
     )
     progress = Progress(
         total=config.train.steps,

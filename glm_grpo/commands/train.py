@@ -36,6 +36,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
+from glm_grpo.plan.floors import work_of_run
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
 from glm_grpo.training.checkpoint.resume import OpenedRun, open_run, pin_start
@@ -83,7 +84,10 @@ def run_training(config: Config) -> RunFolder:
         prompts = build_prompts(config)
         sources = (prompts.training, prompts.held_out)
         # Before there is a run folder: a config that cannot fit leaves nothing behind.
-        check_fit(config, find_planner(config.model.path), sources, device, parallelism)
+        planner = find_planner(config.model.path)
+        check_fit(config, planner, sources, device, parallelism)
+        work = work_of_run(config, planner, prompts.training, device, processes.count)
+        launch = replace(launch, work=work)
     if processes.is_main:
         for line in (*hint_at_size(config), *hint_at_prompts(config, prompts)):
             logger.warning("%s", line)

@@ -13,7 +13,9 @@ from glm_grpo.models.planning import MemoryPlan, Parallelism
 from glm_grpo.output import describe_bytes
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.fit import ConfigPlanner
-from glm_grpo.plan.floors import step_floors
+from glm_grpo.plan.floors import PhaseFloor, step_floors
+from glm_grpo.plan.measured import describe_seconds, measured_table
+from glm_grpo.run.folder import RunFolder
 
 
 def memory_table(plan: MemoryPlan, *, title: str) -> Table:
@@ -51,32 +53,26 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
 
 
 def floor_lines(
-    floors: Mapping[str, float], *, device: str, collectors: int | None = None
+    floors: Mapping[str, PhaseFloor], *, device: str, collectors: int | None = None
 ) -> list[str]:
     """The least time a step takes, and what that figure is.
 
     Args:
-        floors: Seconds by phase.
+        floors: By phase.
         device: Its name.
         collectors: That make batches while others are learned; None: the phases follow each other.
     """
-    phases = ", ".join(f"{name} {describe_seconds(seconds)}" for name, seconds in floors.items())
-    least, order = sum(floors.values()), "its phases one after the other"
+    seconds = {name: floor.seconds for name, floor in floors.items()}
+    phases = ", ".join(f"{name} {describe_seconds(each)}" for name, each in seconds.items())
+    least, order = sum(seconds.values()), "its phases one after the other"
     if collectors is not None:
-        collecting = floors["rollout"] + floors["decode"]
+        collecting = seconds["rollout"] + seconds["decode"]
         least = max(least - collecting, collecting / collectors)
         order = f"{collectors} collectors beside the learner, each on such a device"
     return [
         f"a step takes at least {describe_seconds(least)} on {device}, {order}: {phases}",
         "(floors, no predictions: published peak figures, nothing lost, reward terms not counted)",
     ]
-
-
-def describe_seconds(number: float) -> str:
-    """With three digits, in ms below a second."""
-    if number < 1:
-        return f"{number * 1000:.3g} ms"
-    return f"{number:.3g} s" if number < 1000 else f"{number:.0f} s"
 
 
 def _cell(number: int) -> str:
@@ -90,6 +86,7 @@ def plan_config(
     prompt_tokens: int,
     device: DeviceSpeed | None,
     processes: Parallelism,
+    measured: RunFolder | None = None,
 ) -> Iterator[Table | str]:
     """What a run would take, by phase; yields what is to be printed.
 
@@ -98,8 +95,10 @@ def plan_config(
         memory: Bytes there are; None: it is not asked whether they suffice.
         device: None: there is no accelerator, and everything is in CPU memory.
         processes: That train together; figures are of the one with the largest part.
+        measured: A run of this config, whose seconds are shown beside the floors.
 
     Raises:
+        StorageError: What `measured` recorded cannot be read, or is too little.
         ModelError: It does not fit, or the model's configs are not at hand.
         ConfigError: So many processes cannot run it.
     """
@@ -127,6 +126,8 @@ def plan_config(
         is_asynchronous = config.train.mode == "async"
         collectors = config.asynchronous.collectors if is_asynchronous else None
         yield from floor_lines(floors, device=device.name, collectors=collectors)
+        if measured is not None:
+            yield measured_table(measured, floors, device, is_asynchronous=is_asynchronous)
     if memory is None:
         return
     if plan.peak <= memory:

@@ -35,3 +35,18 @@ Source: nvidia.com/en-us/data-center/ a100, h100, h200 and l40s; RTX 4090: NVIDI
 Architecture, appendix A (images.nvidia.com/aem-dam/Solutions/geforce/ada/
 nvidia-ada-gpu-architecture.pdf).
 """
+
+_OTHER_FORMS = ("pcie", "nvl", "laptop")
+"""Of the same name in the driver, with other figures."""
+
+
+def find_device(name: str) -> DeviceSpeed | None:
+    """Published figures by the driver's name, such as `NVIDIA H200`; None where they are not known.
+
+    Args:
+        name: As `torch.cuda.get_device_name` returns it.
+    """
+    written = name.replace(" ", "").lower()
+    if any(form in written for form in _OTHER_FORMS):
+        return None
+    return next((speed for key, speed in DEVICES.items() if key in written), None)

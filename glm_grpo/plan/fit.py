@@ -85,7 +85,7 @@ logger = logging.getLogger(__name__)
 UNCERTAINTY = 0.1
 """Part of a plan by which measured peaks differ from it, at most."""
 
-_PROMPT_TOKENS = 256
+PROMPT_TOKENS = 256
 """Of the longest prompt where the model's tokenizer is not at hand, as `glm-grpo plan` takes it."""
 
 _MEMINFO = Path("/proc/meminfo")
@@ -387,7 +387,7 @@ def check_fit(
     tokens = planner.longest_prompt_tokens(captions, height=height, width=width)
     of_configs = ConfigPlanner(
         planner,
-        prompt_tokens=_PROMPT_TOKENS if tokens is None else tokens,
+        prompt_tokens=PROMPT_TOKENS if tokens is None else tokens,
         is_on_accelerator=is_on_accelerator,
         processes=processes,
     )

@@ -7,12 +7,17 @@ kernels, reward networks) only adds to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
 
 from glm_grpo.config import Config
-from glm_grpo.models.planning import LanguageWork, MemoryPlan, Planner
-from glm_grpo.plan.devices import DeviceSpeed
-from glm_grpo.plan.fit import batch_sizes, model_settings
+from glm_grpo.models.planning import BatchSizes, LanguageWork, MemoryPlan, Planner
+from glm_grpo.plan.devices import DeviceSpeed, find_device
+from glm_grpo.plan.fit import PROMPT_TOKENS, batch_sizes, model_settings
+from glm_grpo.training.data.prompts import PromptSource
+from glm_grpo.training.metrics import StepWork
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,18 @@ class SequenceSizes:
         return self.prompts * self.group_size
 
 
+@dataclass(frozen=True)
+class PhaseFloor:
+    """What a phase takes at least.
+
+    Attributes:
+        flops: Operations of the models on one device; 0 where nothing is computed.
+    """
+
+    seconds: float
+    flops: float = 0.0
+
+
 def step_floors(
     config: Config,
     planner: Planner,
@@ -44,8 +61,8 @@ def step_floors(
     plan: MemoryPlan,
     device: DeviceSpeed,
     processes: int = 1,
-) -> dict[str, float]:
-    """Seconds by phase; reward terms have no floor, since what they do is their own.
+) -> dict[str, PhaseFloor]:
+    """By phase; reward terms have no floor, since what they do is their own.
 
     Args:
         prompt_tokens: Of the longest prompt; all are taken to be as long.
@@ -55,18 +72,56 @@ def step_floors(
             counted.
     """
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
-    language = planner.language_work(model_settings(config, is_on_accelerator=True))
-    read, generated = planner.sequence_tokens(sizes)
-    sequences = SequenceSizes(
-        prompts=sizes.prompts, group_size=sizes.group_size, prompt_tokens=read, tokens=generated
+    language, sequences = _language(config, planner, sizes)
+    work = _work(config, planner, language, sequences, device.flops)
+    rollout, decode, update = (
+        sizes.images * flops for flops in (work.rollout, work.decode, work.update)
     )
-    decoding = decode_flops(
-        *planner.decoder_flops(sizes.height, sizes.width),
-        images=sizes.images,
-        steps=config.decode.rollout_steps or config.decode.steps,
-        guidance_scale=config.decode.guidance_scale,
-    )
-    learning = update_flops(
+    floors = {
+        "rollout": PhaseFloor(rollout_floor(language, sequences, device), rollout),
+        "decode": PhaseFloor(decode / device.flops, decode),
+        "update": PhaseFloor(update / device.flops, update),
+    }
+    if config.train.method == "sft":
+        floors = {"update": floors["update"]}
+    if plan.moved_in:
+        floors["offload"] = PhaseFloor((plan.moved_in + plan.moved_out) / device.link)
+    return floors
+
+
+def step_work(
+    config: Config,
+    planner: Planner,
+    *,
+    prompt_tokens: int,
+    device: DeviceSpeed,
+    processes: int = 1,
+) -> StepWork:
+    """Operations of an image in each phase, beside what the devices of a run can do.
+
+    Args:
+        prompt_tokens: Of a prompt; all are taken to be as long.
+        device: Where each process runs.
+        processes: That share the prompts.
+    """
+    sizes = batch_sizes(config, prompt_tokens=prompt_tokens)
+    return _work(config, planner, *_language(config, planner, sizes), device.flops * processes)
+
+
+def _work(
+    config: Config,
+    planner: Planner,
+    language: LanguageWork,
+    sequences: SequenceSizes,
+    peak_flops: float,
+) -> StepWork:
+    transformer, vae = planner.decoder_flops(config.rollout.height, config.rollout.width)
+
+    def drawn(steps: int) -> float:
+        scale = config.decode.guidance_scale
+        return float(decode_flops(transformer, vae, images=1, steps=steps, guidance_scale=scale))
+
+    learned = update_flops(
         language,
         sequences,
         updates=config.train.updates_per_rollout,
@@ -74,16 +129,62 @@ def step_floors(
         is_checkpointing=config.model.gradient_checkpointing,
         needs_reference=config.needs_reference,
     )
-    seconds = {
-        "rollout": rollout_floor(language, sequences, device),
-        "decode": decoding / device.flops,
-        "update": learning / device.flops,
-    }
-    if config.train.method == "sft":
-        seconds = {"update": seconds["update"]}
-    if plan.moved_in:
-        seconds["offload"] = (plan.moved_in + plan.moved_out) / device.link
-    return seconds
+    return StepWork(
+        rollout=rollout_flops(language, sequences) / sequences.images,
+        decode=drawn(config.decode.rollout_steps or config.decode.steps),
+        full_decode=drawn(config.decode.steps),
+        update=learned / sequences.images,
+        peak_flops=peak_flops,
+        is_skipping_flat=config.train.skip_flat and config.loss.weighs_advantages_alone,
+    )
+
+
+def work_of_run(
+    config: Config,
+    planner: Planner | None,
+    prompts: PromptSource,
+    device: torch.device,
+    processes: int,
+) -> StepWork | None:
+    """What a run's metrics count as done on its devices; prompts as long as the one of median size.
+
+    Of an asynchronous run the update alone: collectors may work on other devices.
+
+    Args:
+        planner: Of the model; None where its sizes are not known.
+        prompts: That are trained on.
+        device: Of each process.
+        processes: That train together.
+
+    Returns:
+        None where the peak of the device or the sizes of the model are not known.
+    """
+    speed = find_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if planner is None or speed is None:
+        return None
+    captions = sorted(prompts.captions(), key=len)
+    tokens = planner.longest_prompt_tokens(
+        [captions[len(captions) // 2]], height=config.rollout.height, width=config.rollout.width
+    )
+    work = step_work(
+        config,
+        planner,
+        prompt_tokens=PROMPT_TOKENS if tokens is None else tokens,
+        device=speed,
+        processes=processes,
+    )
+    if config.train.mode == "async":
+        return replace(work, rollout=0.0, decode=0.0, full_decode=0.0)
+    return work
+
+
+def _language(
+    config: Config, planner: Planner, sizes: BatchSizes
+) -> tuple[LanguageWork, SequenceSizes]:
+    read, generated = planner.sequence_tokens(sizes)
+    return planner.language_work(model_settings(config, is_on_accelerator=True)), SequenceSizes(
+        prompts=sizes.prompts, group_size=sizes.group_size, prompt_tokens=read, tokens=generated
+    )
 
 
 def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed) -> float:
@@ -91,20 +192,27 @@ def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed)
 
     A prompt's keys and values are read once for its group.
     """
-    seconds = max(
-        work.read_bytes / device.bandwidth,
-        sizes.prompts * _forward_flops(work, sizes.prompt_tokens, scored=1) / device.flops,
+    return sum(
+        max(read / device.bandwidth, flops / device.flops)
+        for read, flops in _token_steps(work, sizes)
     )
+
+
+def rollout_flops(work: LanguageWork, sizes: SequenceSizes) -> int:
+    """Operations of reading the prompts and drawing all tokens."""
+    return sum(flops for _, flops in _token_steps(work, sizes))
+
+
+def _token_steps(work: LanguageWork, sizes: SequenceSizes) -> Iterator[tuple[int, int]]:
+    """Bytes read and operations done: of the prompts, then of each token of every sample."""
+    reading = _forward_flops(work, sizes.prompt_tokens, scored=1)
+    yield work.read_bytes, sizes.prompts * reading
     # The last token is drawn, and nothing follows from it.
     for generated in range(1, sizes.tokens):
         cached = sizes.prompts * sizes.prompt_tokens + sizes.images * generated
         attention = _attention_flops(work, sizes.prompt_tokens + generated)
-        flops = sizes.images * (2 * (work.layer_entries + work.head_entries) + attention)
-        seconds += max(
-            (work.read_bytes + cached * work.cache_bytes) / device.bandwidth,
-            flops / device.flops,
-        )
-    return seconds
+        flops = 2 * (work.layer_entries + work.head_entries) + attention
+        yield work.read_bytes + cached * work.cache_bytes, sizes.images * flops
 
 
 def update_flops(

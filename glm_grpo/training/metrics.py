@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from glm_grpo.grpo.update import UpdateReport
@@ -14,6 +15,27 @@ from rewards.reweigh import Mode, contributions
 from rewards.types import RewardTable
 
 _OCR_TERM = "ocr"
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """Operations that the models of a run do for one image; 0 where a phase is not counted.
+
+    Attributes:
+        rollout: Sampling its tokens, with its share of reading the prompt.
+        decode: Drawing it as rollouts are drawn.
+        full_decode: Drawing it with all denoising steps.
+        update: Learning from it: all updates of a step, and the reference.
+        peak_flops: Operations a second of all devices of the run together, as published.
+        is_skipping_flat: Images of advantage 0 are not learned from.
+    """
+
+    rollout: float
+    decode: float
+    full_decode: float
+    update: float
+    peak_flops: float
+    is_skipping_flat: bool
 
 
 def step_metrics(
@@ -73,6 +95,48 @@ def supervised_metrics(
         **{f"time/{phase}": seconds for phase, seconds in times.items()},
         "throughput/images_per_second": images / times["step"],
         "memory/peak_bytes": float(peak_memory_bytes),
+    }
+
+
+def sampled_utilisation(
+    work: StepWork, experience: Experience, times: Mapping[str, float], *, is_decode_cheap: bool
+) -> dict[str, float]:
+    """Model FLOPs utilisation by phase, `perf/mfu/<phase>`: operations over what the peak allows.
+
+    Source: Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B; here with the operations of
+    checkpointing, as `glm-grpo plan` counts them.
+
+    Args:
+        experience: All that was sampled, of all processes.
+        times: Seconds by phase.
+        is_decode_cheap: It was drawn with the denoising steps of rollouts.
+    """
+    sampled = experience.totals.numel()
+    advantages = experience.advantages.values[experience.trained_rows()]
+    learned = advantages.count_nonzero() if work.is_skipping_flat else advantages.numel()
+    decode = work.decode if is_decode_cheap else work.full_decode
+    flops = {
+        "rollout": sampled * work.rollout,
+        "decode": sampled * decode,
+        "update": int(learned) * work.update,
+    }
+    return _utilisation(flops, times, work.peak_flops)
+
+
+def supervised_utilisation(
+    work: StepWork, images: int, times: Mapping[str, float]
+) -> dict[str, float]:
+    """As `sampled_utilisation`, of a step that learned target pictures alone."""
+    return _utilisation({"update": images * work.update}, times, work.peak_flops)
+
+
+def _utilisation(
+    flops: Mapping[str, float], times: Mapping[str, float], peak_flops: float
+) -> dict[str, float]:
+    return {
+        f"perf/mfu/{phase}": count / (times[phase] * peak_flops)
+        for phase, count in flops.items()
+        if count > 0
     }
 
 

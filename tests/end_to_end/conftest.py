@@ -76,11 +76,18 @@ def make_trainer(tmp_path, small):
     """Builds a run on the embedded model from tiny.yaml and overrides, with a small preview.
 
     `term` replaces the reward; `change_stage` and `change_batch` stand between building and
-    running; `held_out` is the number of held-out prompts that are kept.
+    running; `held_out` is the number of held-out prompts that are kept; `work` is what the models
+    count as done.
     """
 
     def build(
-        *overrides, folder="run", term=None, change_stage=None, change_batch=None, held_out=2
+        *overrides,
+        folder="run",
+        term=None,
+        change_stage=None,
+        change_batch=None,
+        held_out=2,
+        work=None,
     ):
         run_dir = tmp_path / folder
         terms = () if term is None else ONE_TERM
@@ -97,7 +104,7 @@ def make_trainer(tmp_path, small):
             models = pay_for(term)(models)
         if change_stage is not None:
             models = change_stage(models)
-        launch = Launch(Accelerator(), Processes())
+        launch = Launch(Accelerator(), Processes(), work=work)
         trainer = build_trainer(config, models, prompts, opened, launch, Console(quiet=True))
         if change_batch is not None:
             trainer.source.batch_for_step = change_batch(trainer.source.batch_for_step)

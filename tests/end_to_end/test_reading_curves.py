@@ -7,8 +7,12 @@ from pathlib import Path
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.metrics import StepWork
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reading_curves.md"
+WORK = StepWork(1.0, 1.0, 1.0, 1.0, peak_flops=1.0, is_skipping_flat=False)
+"""As of a card whose peak is known."""
+
 TERMS = ("lpips", "ssim", "ocr", "aesthetic", "psnr")
 
 
@@ -39,10 +43,16 @@ def test_reading_curves_names_every_metric_of_a_run_and_no_other(make_trainer) -
         "anchor.weight=0.1",
         "rollout.refill_rounds=1",
         held_out=2,
+        work=WORK,
     )
     trainer.run()
     supervised, _, supervised_dir = make_trainer(
-        "train.steps=1", "train.method=sft", "rollout.prompts_per_step=1", folder="sft", held_out=2
+        "train.steps=1",
+        "train.method=sft",
+        "rollout.prompts_per_step=1",
+        folder="sft",
+        held_out=2,
+        work=WORK,
     )
     supervised.run()
 

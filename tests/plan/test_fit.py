@@ -9,7 +9,7 @@ import torch
 
 from glm_grpo.builders.models import build_planner, model_path
 from glm_grpo.cli import main
-from glm_grpo.config import compose_config
+from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.models.glm_image.meta import MetaMemory
 from glm_grpo.output import describe_bytes
 from glm_grpo.plan.command import describe_seconds, floor_lines
@@ -242,7 +242,9 @@ def test_a_kind_of_term_is_one_file_and_a_line_in_the_registry(monkeypatch):
     assert scorer_sizes(config.terms.values()).movable == 123
 
 
-def test_plan_command_prints_phases_and_floors_of_a_step(capsys, shallow_folder, monkeypatch):
+def test_plan_command_prints_phases_and_floors_of_a_step(
+    capsys, shallow_folder, monkeypatch, tmp_path
+):
     # What it measured for one command serves the next.
     of_model = build_planner(str(shallow_folder))
     monkeypatch.setattr("glm_grpo.plan.command.build_planner", lambda _: of_model)
@@ -252,10 +254,26 @@ def test_plan_command_prints_phases_and_floors_of_a_step(capsys, shallow_folder,
     assert "it fits" in printed
     assert "a step takes at least" in printed
     assert "on H200 SXM, its phases one after the other: rollout" in printed
+    floor = _floor_of_decode(printed)
     main([*arguments, "train.method=sft", "rollout.width=96"])
     printed = capsys.readouterr().out
     assert re.search("its phases one after the other: update [^,]*$", printed, re.MULTILINE)
     assert "the model was trained on pictures of 128 x 128 and more" in printed
+    # A run of 8 images instead of the 64 of the config at hand.
+    sizes = ["rollout.prompts_per_step=2", "rollout.group_size=4"]
+    config = compose_config(CONFIGS, "tiny", sizes)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    times = {f"time/{name}": 1.0 for name in ("rollout", "decode", "update")}
+    rows = [json.dumps({"step": step, "time/step": 4.0, **times}) for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    main(["plan", "--measured", str(tmp_path), "--device", "h200"])
+    printed = capsys.readouterr().out
+    assert re.search(r"decode +│ +[\d.]+ ms │ +1 s │", printed)
+    assert 8 * _floor_of_decode(printed) == pytest.approx(floor, rel=0.01)
+
+
+def _floor_of_decode(printed):
+    return float(re.search(r"decode ([\d.]+) ms", printed)[1])
 
 
 def test_plan_command_refuses_what_does_not_fit(capsys, monkeypatch):

@@ -3,8 +3,14 @@ from dataclasses import replace
 import pytest
 
 from glm_grpo.models.planning import LanguageWork
-from glm_grpo.plan.devices import DEVICES, DeviceSpeed
-from glm_grpo.plan.floors import SequenceSizes, decode_flops, rollout_floor, update_flops
+from glm_grpo.plan.devices import DEVICES, DeviceSpeed, find_device
+from glm_grpo.plan.floors import (
+    SequenceSizes,
+    decode_flops,
+    rollout_floor,
+    rollout_flops,
+    update_flops,
+)
 
 WORK = LanguageWork(
     layer_entries=100, head_entries=10, attention_width=2, read_bytes=1000, cache_bytes=8
@@ -33,6 +39,25 @@ def test_rollout_floor_is_that_of_operations_where_they_take_longer():
     # Prompts: 2 x (2 x (100 x 2 + 10) + 4 x 2 x 3 pairs) = 888. Two tokens of 6 samples:
     # 6 x (2 x 110 + 4 x 2 x 3 keys) = 1464, and with 4 keys 1512.
     assert rollout_floor(WORK, SEQUENCES, compute_bound) == 888 + 1464 + 1512
+    # Whichever of the two is slower.
+    assert rollout_flops(WORK, SEQUENCES) == 888 + 1464 + 1512
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        # Slower than those of the same name.
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA L40", None),
+    ],
+)
+def test_find_device_knows_the_form_whose_figures_it_has(name, key):
+    assert find_device(name) == (None if key is None else DEVICES[key])
 
 
 @pytest.mark.parametrize(

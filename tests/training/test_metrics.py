@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from glm_grpo.grpo.update import UpdateReport
-from glm_grpo.training.metrics import evaluation_metrics, outside_codebook_note, step_metrics
+from glm_grpo.training.metrics import (
+    StepWork,
+    evaluation_metrics,
+    outside_codebook_note,
+    sampled_utilisation,
+    step_metrics,
+    supervised_utilisation,
+)
 from glm_grpo.types import (
     Advantages,
     Evaluation,
@@ -119,6 +126,47 @@ def test_step_metrics_of_time_and_throughput() -> None:
     assert metrics["throughput/images_per_second"] == 0.5
     assert metrics["throughput/tokens_per_second"] == 10
     assert metrics["memory/peak_bytes"] == 4096
+
+
+WORK = StepWork(
+    rollout=10.0,
+    decode=20.0,
+    full_decode=40.0,
+    update=100.0,
+    peak_flops=200.0,
+    is_skipping_flat=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_decode_cheap", "expected"),
+    [
+        # 4 images: 40 operations in 2 s, 80 in 1 s, 400 in 4 s, of 200 a second.
+        ({}, True, {"rollout": 0.1, "decode": 0.4, "update": 0.5}),
+        ({}, False, {"rollout": 0.1, "decode": 0.8, "update": 0.5}),
+        # Half of the images have an advantage.
+        ({"is_skipping_flat": True}, True, {"rollout": 0.1, "decode": 0.4, "update": 0.25}),
+        # An asynchronous run: collectors work elsewhere.
+        ({"rollout": 0.0, "decode": 0.0}, True, {"update": 0.5}),
+    ],
+    ids=["cheap decode", "full decode", "flat groups skipped", "collectors"],
+)
+def test_utilisation_is_the_share_of_the_peak(changes, is_decode_cheap, expected) -> None:
+    found = sampled_utilisation(
+        replace(WORK, **changes), make_experience(), TIMES, is_decode_cheap=is_decode_cheap
+    )
+    assert found == pytest.approx({f"perf/mfu/{phase}": part for phase, part in expected.items()})
+
+
+def test_utilisation_counts_discarded_groups_as_sampled_alone() -> None:
+    experience = replace(make_experience(), trained=torch.tensor([1]))
+    found = sampled_utilisation(WORK, experience, TIMES, is_decode_cheap=True)
+    assert found["perf/mfu/decode"] == pytest.approx(0.4)
+    assert found["perf/mfu/update"] == pytest.approx(0.25)
+
+
+def test_utilisation_of_supervised_steps_is_that_of_the_update() -> None:
+    assert supervised_utilisation(WORK, 2, TIMES) == pytest.approx({"perf/mfu/update": 0.25})
 
 
 def test_step_metrics_averages_the_updates_of_a_step() -> None:

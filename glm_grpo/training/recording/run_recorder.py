@@ -35,7 +35,14 @@ from glm_grpo.run.tables import read_metrics, read_untrained
 from glm_grpo.training.collect import join_experiences, to_be_recorded
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import weigh_evaluation
-from glm_grpo.training.metrics import evaluation_metrics, step_metrics, supervised_metrics
+from glm_grpo.training.metrics import (
+    StepWork,
+    evaluation_metrics,
+    sampled_utilisation,
+    step_metrics,
+    supervised_metrics,
+    supervised_utilisation,
+)
 from glm_grpo.training.monitors.hacking import HackingMonitor, measure_pictures
 from glm_grpo.training.phase import (
     PhaseClock,
@@ -98,6 +105,7 @@ class RunRecorder:
         open_files: Called in the main process: what writes, and what watches for a policy that
             games its reward.
         combine: How the terms are combined into totals.
+        work: What the models do on the devices of the run; None: utilisation is not recorded.
     """
 
     def __init__(
@@ -107,8 +115,10 @@ class RunRecorder:
         open_files: Callable[[], tuple[Recorder, HackingMonitor]],
         *,
         combine: Mode,
+        work: StepWork | None = None,
     ) -> None:
         self.folder = folder
+        self._work = work
         self._processes = processes
         self._combine = combine
         self._untrained: RewardTable | None = None
@@ -211,6 +221,9 @@ class RunRecorder:
             }
             watched = self._monitor.measure(whole, measures)
             metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
+            if self._work is not None:
+                is_cheap = more.get("decode/is_cheap", 1.0) == 1.0
+                metrics |= sampled_utilisation(self._work, whole, seconds, is_decode_cheap=is_cheap)
             metrics |= {**watched.metrics, **more, **waited, **held}
             pictures = [picture for each in parts for picture in each.pictures]
             self._files.track_step(step, metrics)
@@ -241,6 +254,8 @@ class RunRecorder:
         def take() -> StepRecord:
             self._wait()
             metrics = supervised_metrics(images, updates, seconds, peak)
+            if self._work is not None:
+                metrics |= supervised_utilisation(self._work, images, seconds)
             metrics |= {"memory/process_bytes": held}
             self._files.track_step(step, metrics)
             self._write_later(lambda: self._files.record_step(step, metrics))
