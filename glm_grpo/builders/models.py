@@ -160,6 +160,7 @@ def build_models(
         quantization=Quantization(
             language=config.model.quantization, decoder=config.decode.quantization
         ),
+        quantize_on=device,
     )
     logger.info(
         "loaded policy (%s parameters) and decoder (%s) of %s in %.1f s",

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from diffusers import GlmImageTransformer2DModel
+from torch import nn
 from transformers import BitsAndBytesConfig
 from transformers.utils import is_bitsandbytes_available
 
 from glm_grpo.errors import ModelError
+from glm_grpo.models.offload import scales
 
 KEPT_MODULES = ("lm_head", "model.visual", "model.vqmodel")
 """Not quantised: the head is scored with as it is, and the vision tower is small. The
@@ -25,11 +27,13 @@ STORED_IN_8_BITS = torch.float8_e4m3fn
 """4 bits of exponent, 3 of mantissa."""
 
 
-def options_for_4_bits(dtype: torch.dtype) -> dict[str, Any]:
-    """How the language model is loaded, so that it is quantised while it is read, on the CPU.
+def options_for_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """How the language model is loaded, so that each matrix is quantised as it is read.
 
     Args:
         dtype: Of what is kept, and of the products.
+        device: That quantises, and holds the whole model then. One device for all, so that
+            accelerate puts no hooks on the modules, which would move them by themselves.
 
     Raises:
         ModelError: bitsandbytes is not installed.
@@ -41,8 +45,7 @@ def options_for_4_bits(dtype: torch.dtype) -> dict[str, Any]:
             "model.quantization out"
         )
     return {
-        # Else it would go to the accelerator, the vision tower included.
-        "device_map": "cpu",
+        "device_map": {"": device},
         "quantization_config": BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -51,6 +54,14 @@ def options_for_4_bits(dtype: torch.dtype) -> dict[str, Any]:
             llm_int8_skip_modules=[*KEPT_MODULES],
         ),
     }
+
+
+def move_to_cpu(model: nn.Module) -> None:
+    """Moves weights, those of 4 bits with their scales, and buffers to CPU memory."""
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [tensor for weight in model.parameters() for tensor in scales(weight)]
+    for tensor in tensors:
+        tensor.data = tensor.data.cpu()
 
 
 def hold_in_8_bits(transformer: GlmImageTransformer2DModel) -> None:
