@@ -1,24 +1,42 @@
-"""Sizes of the full-size benchmark: of the published model, or of the embedded one."""
+"""Sizes of the sections: of the published model, or of the embedded one for a dry run."""
 
 from __future__ import annotations
 
+import gc
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
+from diffusers import GlmImagePipeline
 
+from benchmarks.full_size.models import pipeline_of, random_decoder_part, random_language_part
 from glm_grpo.builders.models import model_path
 from glm_grpo.config import TINY, Config, compose_config
+from glm_grpo.models.glm_image.memory import GlmImagePlanner
 from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
-from glm_grpo.models.planning import ModelSettings
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.devices import DeviceSpeed
-from glm_grpo.plan.fit import model_settings
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
-CAPTION = 'A hand-painted shop sign with the words "OPEN DAILY" above a door of blue wood.'
+WORDS = ("OPEN", "OPEN DAILY", "OPEN DAILY FROM NINE TO FIVE")
+"""Glyph embeddings of three lengths."""
+
+Rows: TypeAlias = Iterator[tuple[str, Callable[[], dict[str, Any]]]]
+"""Of a section: names, with what measures each."""
+
+
+class _Planner(GlmImagePlanner):
+    """Counts once: that takes seconds, in which the card would wait."""
+
+    language_work = cache(GlmImagePlanner.language_work)
+    decoder_flops = cache(GlmImagePlanner.decoder_flops)
 
 
 @dataclass(frozen=True)
@@ -28,35 +46,44 @@ class Scale:
     Attributes:
         path: Of the model whose sizes are taken.
         dtype: Name of the type of weights.
-        token_side: Pixels of the grids that are drawn to time a token step.
-        batches: Samples that draw at once.
-        stock_side: Pixels of the grids that stock `generate` draws as well.
-        stock_batch: Samples of it.
-        repeats: Of what draws tokens; the fastest counts.
-        decoded: Sides in pixels with the images that are drawn at once.
-        decode_steps: Of denoising where decoding is timed.
-        cards: Gigabytes that whole training steps may take, and whose configs they are.
-        steps: Sides in pixels with the prompts of a whole training step.
-        overrides: Of the configs of whole steps.
+        side: Pixels a side, of everything but the row of the shipped settings.
+        prompts: P of a rollout.
+        group_size: G.
+        learned_prompts: P of what an update learns from.
+        micro_batches: Sequences of a forward and backward pass.
+        timed_steps: Denoising steps, few and many, whose difference is timed.
+        vae_batches: Pictures that go through the VAE at once.
+        attention: Backends of diffusers.
+        flat_side: Pixels a side where the reward is constant.
+        shipped: Overrides of the row of the shipped settings.
+        overrides: Of all configs.
+        tests: Pattern of files whose tests marked `gpu` are run.
     """
 
     path: str
     dtype: str
-    token_side: int
-    batches: tuple[int, ...]
-    stock_side: int
-    stock_batch: int
-    repeats: int
-    decoded: tuple[tuple[int, int], ...]
-    decode_steps: int
-    cards: tuple[int, ...]
-    steps: tuple[tuple[int, int], ...]
+    side: int
+    prompts: int
+    group_size: int
+    learned_prompts: int
+    micro_batches: tuple[int, ...]
+    timed_steps: tuple[int, int]
+    vae_batches: tuple[int, ...]
+    attention: tuple[str, ...]
+    flat_side: int
+    shipped: tuple[str, ...]
     overrides: tuple[str, ...]
+    tests: str
 
     @property
     def configs(self) -> PartConfigs:
         """Sizes of the parts."""
         return read_part_configs(model_path(self.path))
+
+    @cached_property
+    def planner(self) -> GlmImagePlanner:
+        """Counts bytes and operations of the model."""
+        return _Planner(self.configs)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -64,45 +91,51 @@ class Scale:
         return torch.float32 if self.dtype == "float32" else torch.bfloat16
 
 
-SCALES = {
-    "full": Scale(
-        path=PUBLISHED_ID,
-        dtype="bfloat16",
-        token_side=256,
-        batches=(1, 8, 32),
-        stock_side=128,
-        stock_batch=8,
-        # The first run is slower: kernels are chosen, memory is taken.
-        repeats=2,
-        decoded=((1024, 2), (1024, 8)),
-        decode_steps=8,
-        cards=(24, 80),
-        steps=((1024, 4),),
-        # How often the decoder runs changes its time, which is measured by itself, not its memory.
-        overrides=("decode.steps=4", "decode.rollout_steps=null"),
+FULL = Scale(
+    path=PUBLISHED_ID,
+    dtype="bfloat16",
+    side=512,
+    prompts=8,
+    group_size=8,
+    learned_prompts=4,
+    micro_batches=(16, 8, 2),
+    timed_steps=(1, 5),
+    vae_batches=(1, 4, 8),
+    attention=("_native_cudnn", "_native_flash"),
+    flat_side=256,
+    shipped=(),
+    overrides=(),
+    tests="test_*.py",
+)
+
+SMALL = Scale(
+    path=TINY,
+    dtype="float32",
+    side=64,
+    prompts=2,
+    group_size=2,
+    learned_prompts=2,
+    micro_batches=(2,),
+    timed_steps=(1, 2),
+    vae_batches=(1, 2),
+    attention=("_native_math",),
+    flat_side=32,
+    shipped=(
+        "rollout.height=64",
+        "rollout.width=64",
+        "rollout.prompts_per_step=1",
+        "rollout.group_size=2",
+        "decode.steps=2",
+        "decode.rollout_steps=1",
     ),
-    "small": Scale(
-        path=TINY,
-        dtype="float32",
-        token_side=64,
-        batches=(1, 8),
-        stock_side=64,
-        stock_batch=2,
-        repeats=1,
-        decoded=((64, 2), (128, 2)),
-        decode_steps=2,
-        cards=(24,),
-        steps=((64, 1), (128, 1)),
-        overrides=(
-            f"model.path={TINY}",
-            "model.dtype=float32",
-            "decode.steps=1",
-            "decode.rollout_steps=null",
-            "rollout.group_size=2",
-            "train.micro_batch_size=2",
-        ),
+    overrides=(
+        f"model.path={TINY}",
+        "model.dtype=float32",
+        "model.adapter={rank: 4, alpha: 8.0}",
+        "train.micro_batch_size=2",
     ),
-}
+    tests="test_offload.py",
+)
 
 
 @dataclass(frozen=True)
@@ -111,50 +144,119 @@ class Bench:
 
     Attributes:
         device: Where it runs.
+        ends: When no row begins any more, by `time.monotonic`.
     """
 
     scale: Scale
     device: torch.device
     speed: DeviceSpeed
+    ends: float
 
     @property
     def is_on_accelerator(self) -> bool:
         """Else everything is in CPU memory."""
         return self.device.type != "cpu"
 
-    def config(self, gigabytes: int, side: int, prompts: int) -> Config:
-        """Of a card, for pictures of a side, with the terms that need no download."""
-        sizes = (f"rollout.height={side}", f"rollout.width={side}")
+    @property
+    def seconds_left(self) -> float:
+        """Until `ends`."""
+        return self.ends - time.monotonic()
+
+    def config(self, *overrides: str, name: str = "glm_image_80gb") -> Config:
+        """Of a card, at the sizes of the scale; without prompts.
+
+        Args:
+            overrides: Win over the scale's.
+            name: Of the config.
+        """
+        scale = self.scale
         return compose_config(
             CONFIGS,
-            f"glm_image_{gigabytes}gb",
+            name,
             [
                 "data.path=none",
                 "data.eval_path=none",
-                *(f"reward.terms.{name}=null" for name in ("lpips", "ocr", "aesthetic")),
-                *sizes,
-                f"rollout.prompts_per_step={prompts}",
-                *self.scale.overrides,
+                "trackers=[]",
+                f"rollout.height={scale.side}",
+                f"rollout.width={scale.side}",
+                f"rollout.prompts_per_step={scale.prompts}",
+                f"rollout.group_size={scale.group_size}",
+                *scale.overrides,
+                *overrides,
             ],
         )
 
-    @property
-    def card_config(self) -> Config:
-        """Of the 24 GB card: says which adapters the policy has."""
-        return self.config(24, *self.scale.steps[0])
+    def language_part(self) -> dict[str, Any]:
+        """A language model with random weights."""
+        return random_language_part(self.scale.configs, self.scale.torch_dtype, self.device)
 
-    def settings(self, config: Config) -> ModelSettings:
-        """How a config holds the policy here."""
-        return model_settings(config, is_on_accelerator=self.is_on_accelerator)
+    def decoder_part(self) -> dict[str, Any]:
+        """A decoder with random weights."""
+        return random_decoder_part(self.scale.configs, self.scale.torch_dtype, self.device)
+
+    def policy(self, *, is_compiling: bool, is_checkpointing: bool = True) -> GlmImagePolicy:
+        """A new policy with the adapters of the config; what was compiled of others is dropped."""
+        torch.compiler.reset()
+        self.free()
+        config = self.config()
+        adapter = config.model.adapter
+        assert adapter is not None
+        return GlmImagePolicy(
+            pipeline_of(self.language_part()),
+            temperature=config.rollout.temperature,
+            adapter_rank=adapter.rank,
+            adapter_alpha=adapter.alpha,
+            is_checkpointing=is_checkpointing,
+            needs_reference=config.needs_reference,
+            seed=0,
+            is_compiling=is_compiling,
+        )
+
+    def pipeline(self, *, reads_sources: bool = False) -> GlmImagePipeline:
+        """All parts."""
+        self.free()
+        language = self.language_part()
+        if not reads_sources:
+            # Neither is used for text to image.
+            inner = language["vision_language_encoder"].model
+            inner.visual.to("cpu")
+            inner.vqmodel.to("cpu")
+        return pipeline_of(language, self.decoder_part())
+
+    def free(self) -> None:
+        """Gives back what nothing holds any more; modules with adapters refer to themselves."""
+        gc.collect()
+        if self.is_on_accelerator:
+            torch.cuda.empty_cache()
+
+    def peak_bytes(self) -> dict[str, int]:
+        """Most bytes of tensors on the accelerator since the row began."""
+        return {"peak_bytes": torch.cuda.max_memory_allocated()} if self.is_on_accelerator else {}
 
 
-def make_batch(side: int, *, prompts: int, group_size: int) -> PromptBatch:
-    """One caption for all prompts, so that nothing is padded, and grey pictures as targets."""
-    target = torch.full((3, side, side), 127, dtype=torch.uint8)
+def make_batch(
+    side: int, *, prompts: int, group_size: int, num_sources: int = 0, first: int = 0
+) -> PromptBatch:
+    """Captions of different lengths, with grey pictures as targets and sources.
+
+    Args:
+        side: Pixels.
+        prompts: P.
+        group_size: G.
+        num_sources: Pictures to be edited, of each prompt.
+        first: Place of the first prompt.
+    """
+    picture = torch.full((3, side, side), 127, dtype=torch.uint8)
     return PromptBatch(
         prompts=tuple(
-            Prompt(f"sign-{index}", CAPTION, texts=("OPEN DAILY",), target=target)
-            for index in range(prompts)
+            Prompt(
+                f"sign-{place}",
+                caption(place),
+                texts=(WORDS[place % len(WORDS)],),
+                target=picture,
+                sources=(picture,) * num_sources,
+            )
+            for place in range(first, first + prompts)
         ),
         group_size=group_size,
         height=side,
@@ -162,3 +264,9 @@ def make_batch(side: int, *, prompts: int, group_size: int) -> PromptBatch:
         seed=0,
         decode_seeds=tuple(range(prompts)),
     )
+
+
+def caption(place: int) -> str:
+    """A prompt of its own length for each of a few places."""
+    more = "above a door of blue wood " * (1 + 3 * (place % 4))
+    return f'A hand-painted shop sign with the words "{WORDS[place % len(WORDS)]}" {more}'.strip()

@@ -1,89 +1,98 @@
-"""Sections: a token step against its floor, and a rollout against stock `generate`."""
+"""Section: a token step against its floor, and sampled against replayed log-probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
 from benchmarks.full_size.measuring import seconds_of
-from benchmarks.full_size.models import pipeline_of, random_language_part
-from benchmarks.full_size.scale import Bench, make_batch
-from glm_grpo.builders.models import build_policy
-from glm_grpo.models.glm_image.memory import GlmImagePlanner
+from benchmarks.full_size.scale import Bench, Rows, make_batch
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.plan.fit import model_settings
 from glm_grpo.plan.floors import SequenceSizes, rollout_floor
 from glm_grpo.types import PromptBatch
 
-STEP_BOUND, BOUND_AT = 1.6, 8
-"""Of a token step over its floor on an accelerator, and for so many samples."""
+_ADAPTERS = "glm_grpo.models.glm_image.adapters.half_factors"
+_OF_STEP = "glm_grpo.models.glm_image.fast.token_step.half_factors"
+"""Where adapters are brought to the states' type; without it they are multiplied in fp32."""
 
-STOCK_BOUND = 5.0
-"""Of our tokens a second over those of stock `generate`, on an accelerator."""
+_MOVED = 0.01
+"""Standard deviation of the adapters' second factors, which begin at zero."""
 
-
-def token_step(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Seconds of a token of every sample, prefill included, by number of samples."""
-    scale = bench.scale
-    language = random_language_part(scale.configs, scale.torch_dtype, bench.device)
-    policy = build_policy(bench.card_config, pipeline_of(language), needs_reference=False)
-    work = GlmImagePlanner(scale.configs).language_work(bench.settings(bench.card_config))
-    for samples in scale.batches:
-        batch = make_batch(scale.token_side, prompts=1, group_size=samples)
-        tokens = token_layout(batch.height, batch.width).num_tokens
-        seconds = seconds_of(partial(_sample, policy, batch), bench.device, repeats=scale.repeats)
-        sizes = SequenceSizes(
-            prompts=1,
-            group_size=samples,
-            prompt_tokens=policy.encode(batch).input_ids.shape[1],
-            tokens=tokens,
-        )
-        floor = rollout_floor(work, sizes, bench.speed)
-        row: dict[str, Any] = {
-            "samples": samples,
-            "tokens": tokens,
-            "step_seconds": seconds / tokens,
-            "floor_seconds": floor / tokens,
-            "ratio": seconds / floor,
-            "tokens_per_second": samples * tokens / seconds,
-        }
-        if samples == BOUND_AT and bench.is_on_accelerator:
-            row |= {"at_most": STEP_BOUND, "is_held": row["ratio"] <= STEP_BOUND}
-        yield row
+_REPLAYED = 8
+"""Samples, spread over the prompts."""
 
 
-def generate(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Tokens a second against stock `generate`, full grids of the same number of samples."""
+def token_step(bench: Bench) -> Rows:
+    """Seconds of a token of every sample, prefill included."""
+    yield "compiled", partial(_measure, bench, is_compiling=True)
+    yield "bf16 adapters", partial(_measure, bench, is_compiling=False)
+    yield (
+        "fp32 adapters",
+        partial(_measure, bench, is_compiling=False, patched=(_ADAPTERS, _OF_STEP)),
+    )
+
+
+def _measure(bench: Bench, *, is_compiling: bool, patched: tuple[str, ...] = ()) -> dict[str, Any]:
     scale, device = bench.scale, bench.device
-    pipeline = pipeline_of(random_language_part(scale.configs, scale.torch_dtype, device))
-    batch = make_batch(scale.stock_side, prompts=1, group_size=scale.stock_batch)
-    captions = [batch.prompts[0].prompt] * scale.stock_batch
-    tokens = token_layout(batch.height, batch.width).num_tokens
-
-    def stock() -> None:
-        with torch.no_grad():
-            pipeline.generate_prior_tokens(captions, batch.height, batch.width, device=device)
-
-    # Before adapters are put on: the published model has none.
-    stock_seconds = seconds_of(stock, device, repeats=scale.repeats)
-    policy = build_policy(bench.card_config, pipeline, needs_reference=False)
-    seconds = seconds_of(partial(_sample, policy, batch), device, repeats=scale.repeats)
-    drawn = scale.stock_batch * tokens
-    ratio = stock_seconds / seconds
-    row: dict[str, Any] = {
-        "samples": scale.stock_batch,
+    policy = bench.policy(is_compiling=is_compiling)
+    with ExitStack() as stack:
+        for name in patched:
+            stack.enter_context(mock.patch(name, return_value=None))
+        _move_adapters(policy)
+        batch = make_batch(scale.side, prompts=scale.prompts, group_size=scale.group_size)
+        first = seconds_of(partial(policy.sample, batch, policy_step=0), device)
+        seconds = seconds_of(partial(policy.sample, batch, policy_step=0), device)
+        gap = _replay_gap(policy, batch)
+    read = policy.encode(batch).attention_mask.sum(dim=1).float().mean()
+    tokens = policy.tokens_per_image(scale.side, scale.side)
+    sizes = SequenceSizes(
+        prompts=scale.prompts,
+        group_size=scale.group_size,
+        prompt_tokens=int(read),
+        tokens=tokens,
+    )
+    settings = model_settings(bench.config(), is_on_accelerator=bench.is_on_accelerator)
+    floor = rollout_floor(scale.planner.language_work(settings), sizes, bench.speed)
+    return {
+        "samples": sizes.images,
         "tokens": tokens,
-        "tokens_per_second": drawn / seconds,
-        "stock_tokens_per_second": drawn / stock_seconds,
-        "ratio": ratio,
+        "first_seconds": first,
+        "step_seconds": seconds / tokens,
+        "floor_seconds": floor / tokens,
+        "ratio": seconds / floor,
+        **gap,
+        **bench.peak_bytes(),
     }
-    if bench.is_on_accelerator:
-        row |= {"at_least": STOCK_BOUND, "is_held": ratio >= STOCK_BOUND}
-    yield row
 
 
-def _sample(policy: GlmImagePolicy, batch: PromptBatch) -> None:
-    policy.sample(batch, policy_step=0)
+@torch.no_grad()
+def _move_adapters(policy: GlmImagePolicy) -> None:
+    torch.manual_seed(0)
+    for name, weight in policy.model.named_parameters():
+        if "lora_B" in name:
+            weight.normal_(std=_MOVED)
+
+
+@torch.no_grad()
+def _replay_gap(policy: GlmImagePolicy, batch: PromptBatch) -> dict[str, float]:
+    """Sampled minus replayed log-probabilities, and the mean ratio of the two."""
+    rollout = policy.sample(batch, policy_step=0)
+    sampled = rollout.log_probs.flatten(0, 1)
+    rows = torch.arange(0, len(sampled), max(1, len(sampled) // _REPLAYED))
+    gaps = torch.cat(
+        [
+            sampled[part] - policy.replay(batch, rollout, part).log_probs.cpu()
+            for part in rows.split(2)
+        ]
+    )
+    return {
+        "gap_mean": float(gaps.mean()),
+        "gap_std": float(gaps.std()),
+        "gap_most": float(gaps.abs().max()),
+        "mean_ratio": float((-gaps).exp().mean()),
+    }

@@ -1,158 +1,304 @@
-"""Section: whole training steps by the configs of the cards, within the memory of the cards."""
+"""Sections: whole training steps, with reward networks, records and checkpoints."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from diffusers import GlmImagePipeline
+from accelerate import Accelerator
+from jaxtyping import Float32, UInt8
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
 
-from benchmarks.full_size.measuring import DeviceMeter, PeakClock, ProcessMeter
-from benchmarks.full_size.models import pipeline_of, random_decoder_part, random_language_part
-from benchmarks.full_size.scale import Bench, make_batch
+from benchmarks.full_size.learning import make_optimizer
+from benchmarks.full_size.scale import Bench, Rows, caption, make_batch
 from glm_grpo.builders.models import place_models
+from glm_grpo.builders.prompts import Prompts
 from glm_grpo.builders.settings import collect_settings, update_settings
+from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.config import Config
-from glm_grpo.errors import MemoryLimitError
 from glm_grpo.grpo.update import update_policy
-from glm_grpo.models.glm_image.memory import GlmImagePlanner
-from glm_grpo.models.glm_image.prompt_inputs import tokenize_prompts
-from glm_grpo.models.planning import OVERHEAD_BYTES, MemoryPlan, ScorerSizes
-from glm_grpo.plan.fit import batch_sizes
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.planning import MemoryPlan
+from glm_grpo.plan.floors import step_floors, step_work
+from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.checkpoint.resume import open_run
 from glm_grpo.training.collect import collect
-from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.phase import Models
+from glm_grpo.training.data.prompts import load_prompts
+from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.sources import SynchronousSource
 from glm_grpo.types import PromptBatch
+from rewards.types import Prompt
+
+_PACKAGES = {"lpips": "lpips", "ocr": "rapidocr", "clip_image": "open_clip"}
+"""By term: one whose package is not installed is left out, and the row says which were there."""
+
+_PROMPT_TOKENS = 64
+"""About those of the captions."""
+
+_NOTHING_MOVED = MemoryPlan(
+    (), (), is_on_accelerator=True, overhead=0, cpu_at_start=0, moved_in=0, moved_out=0
+)
+"""All models stay on the card. Planning takes seconds, and `glm-grpo plan` does it anywhere."""
+
+_TINY_CLIP = "pkg://glm_grpo/tiny/weights/quality_clip/config.json"
 
 
-def step(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Seconds and peaks of memory by phase, beside the plan's, by card and side of the pictures."""
-    meter = DeviceMeter() if bench.is_on_accelerator else ProcessMeter()
-    for gigabytes in bench.scale.cards:
-        config = bench.config(gigabytes, *bench.scale.steps[0])
-        pipeline = _random_pipeline(bench, config)
-        models = place_models(
-            config,
-            pipeline,
-            bench.device,
-            needs_reference=config.loss.kl_coef > 0,
+def whole_steps(bench: Bench) -> Rows:
+    """Two steps as a run takes them: records, gallery and a checkpoint after each."""
+    yield "two steps of a run", partial(_run, bench)
+
+
+def large_steps(bench: Bench) -> Rows:
+    """One step with the shipped settings, and one on edits."""
+    yield "shipped settings", partial(_shipped_step, bench)
+    yield "edits", partial(_edit_step, bench)
+
+
+def flat_rewards(bench: Bench) -> Rows:
+    """A constant reward teaches nothing: weights stay as they are, to the bit."""
+    yield "constant reward", partial(_constant_reward, bench)
+
+
+def constant_score(
+    prompts: list[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+) -> Float32[Tensor, " N"]:
+    """A term that finds all pictures equal."""
+    del prompts
+    return torch.full((len(pixels),), 0.25)
+
+
+def _run(bench: Bench) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        config = bench.config(
+            *_reward(bench),
+            # Half of the config's 20, as its rollouts have, without what compares the two.
+            "decode.steps=10",
+            "decode.rollout_steps=null",
+            "train.steps=2",
+            "train.checkpoint_every=1",
+            "train.eval_every=1000",
+            "optim.warmup_steps=0",
+            f"run_dir={place / 'run'}",
         )
-        run = _Run(models, config)
-        with _capped(bench, gigabytes):
-            for side, prompts in bench.scale.steps:
-                sized = bench.config(gigabytes, side, prompts)
-                batch = make_batch(side, prompts=prompts, group_size=sized.rollout.group_size)
-                clock = PeakClock(meter)
-                failed = run.step(batch, clock)
-                seconds = clock.seconds()
-                plan = _plan(bench, sized, _prompt_tokens(pipeline, batch))
-                yield {
-                    "card_gigabytes": gigabytes,
-                    "is_capped": bench.is_on_accelerator,
-                    "side": side,
-                    "images": prompts * sized.rollout.group_size,
-                    "is_complete": failed is None,
-                    "out_of_memory_in": failed,
-                    "seconds": seconds,
-                    "phases": _beside_plan(clock, plan),
-                }
-        # Modules with adapters refer to themselves.
-        del models, run, pipeline
-        gc.collect()
+        models = _place(bench, config)
+        processes = Processes()
+        trainer = build_trainer(
+            config,
+            models,
+            _prompts(bench, place),
+            open_run(config, processes),
+            Launch(
+                Accelerator(cpu=not bench.is_on_accelerator),
+                processes,
+                work=step_work(
+                    config, bench.scale.planner, prompt_tokens=_PROMPT_TOKENS, device=bench.speed
+                ),
+            ),
+            Console(quiet=True),
+        )
+        source, begun = trainer.source, []
+        assert isinstance(source, SynchronousSource)
+        batch_for_step = source.batch_for_step
+
+        def noted(step: int) -> PromptBatch:
+            begun.append(time.perf_counter())
+            return batch_for_step(step)
+
+        source.batch_for_step = noted
+        trainer.run()
+        rows = read_metrics(trainer._recorder.folder)
+        begun.append(time.perf_counter() - float(rows[-1]["time/evaluation"] or 0))
+    walls = [end - start for start, end in pairwise(begun)]
+    steps = [_of_step(row, wall) for row, wall in zip(rows[1:], walls, strict=True)]
+    return {
+        "images": config.rollout.prompts_per_step * config.rollout.group_size,
+        "side": config.rollout.height,
+        "denoising_steps": collect_settings(config).decode_steps,
+        "terms": [*config.reward.terms],
+        "floors": _floors(bench, config),
+        "steps": steps,
+    }
 
 
-def _prompt_tokens(pipeline: GlmImagePipeline, batch: PromptBatch) -> int:
-    """Of its longest prompt."""
-    inputs = tokenize_prompts(
-        pipeline.processor,
-        [prompt.prompt for prompt in batch.prompts],
-        height=batch.height,
-        width=batch.width,
+def _of_step(row: Any, wall: float) -> dict[str, Any]:
+    """Seconds by phase, and how much of the wall clock is between the phases."""
+    times = {
+        name.removeprefix("time/"): value
+        for name, value in row.items()
+        if name.startswith("time/") and name not in ("time/step", "time/evaluation")
+    }
+    return {
+        **{f"{name}_seconds": value for name, value in times.items()},
+        **{name: value for name, value in row.items() if name.startswith("perf/mfu/")},
+        "wall_seconds": wall,
+        "idle_share": 1 - sum(times.values()) / wall,
+        "peak_bytes": row["memory/peak_bytes"],
+    }
+
+
+def _shipped_step(bench: Bench) -> dict[str, Any]:
+    shipped = bench.scale.shipped or (
+        "rollout.height=1024",
+        "rollout.width=1024",
+        "rollout.prompts_per_step=4",
     )
-    return int(inputs["input_ids"].shape[1])
+    config = bench.config(*_reward(bench), *shipped)
+    return _one_step(bench, config)
 
 
-class _Run:
+def _edit_step(bench: Bench) -> dict[str, Any]:
+    overrides = bench.scale.shipped or (
+        "rollout.height=1024",
+        "rollout.width=1024",
+        "rollout.prompts_per_step=1",
+        "decode.rollout_steps=2",
+    )
+    config = bench.config(*_reward(bench), *overrides, name="glm_image_edit_80gb")
+    return _one_step(bench, config)
+
+
+def _one_step(bench: Bench, config: Config) -> dict[str, Any]:
+    """Collects and learns once, without records."""
+    models = _place(bench, config)
+    stepper = _Stepper(models, config)
+    rollout = config.rollout
+    batch = make_batch(
+        rollout.height,
+        prompts=rollout.prompts_per_step,
+        group_size=rollout.group_size,
+        num_sources=config.data.sources,
+    )
+    clock = PhaseClock()
+    stepper.step(batch, clock)
+    return {
+        "images": rollout.prompts_per_step * rollout.group_size,
+        "side": rollout.height,
+        "denoising_steps": collect_settings(config).decode_steps,
+        "terms": [*config.reward.terms],
+        **{f"{name}_seconds": seconds for name, seconds in clock.seconds().items()},
+        "floors": _floors(bench, config),
+        **bench.peak_bytes(),
+    }
+
+
+def _constant_reward(bench: Bench) -> dict[str, Any]:
+    side, prompts = bench.scale.flat_side, 2 * bench.scale.prompts
+    nulls = [f"reward.terms.{name}=null" for name in ("lpips", "ssim", "ocr", "aesthetic")]
+    term = f"{{kind: custom, weight: 1.0, function: '{__name__}:constant_score'}}"
+    config = bench.config(
+        *nulls,
+        f"+reward.terms.constant={term}",
+        "reward.allow_untied=true",
+        f"rollout.height={side}",
+        f"rollout.width={side}",
+        f"rollout.prompts_per_step={prompts}",
+        "rollout.group_size=2",
+        "decode.steps=1",
+        "decode.rollout_steps=null",
+        "train.minibatches_per_rollout=2",
+        # Prompts of other lengths share blocks in minibatches than in the reference.
+        f"train.micro_batch_size={2 * prompts}",
+        "loss.kl_coef=0.1",
+        "optim.weight_decay=0.1",
+    )
+    models = _place(bench, config)
+    before = {name: each.clone() for name, each in models.policy.state_tensors().items()}
+    stepper = _Stepper(models, config)
+    for step in range(2):
+        batch = make_batch(side, prompts=prompts, group_size=2, first=prompts * step)
+        stepper.step(batch, PhaseClock())
+    after = models.policy.state_tensors()
+    moved = sum(int((after[name] != each).sum()) for name, each in before.items())
+    return {"moved_weights": moved, "is_held": moved == 0}
+
+
+class _Stepper:
     """Steps with the same models, as the training loop takes them."""
 
     def __init__(self, models: Models, config: Config) -> None:
-        self._models = models
+        assert isinstance(models.policy, GlmImagePolicy)
+        self._models, self._policy = models, models.policy
         self._collect = collect_settings(config)
         self._update = update_settings(config)
-        self._optimizer = torch.optim.AdamW(
-            models.policy.trainable_parameters(), lr=config.optim.learning_rate
-        )
-        self._rate = LearningRate(
-            self._optimizer,
-            peak=config.optim.learning_rate,
-            schedule="constant",
-            warmup_updates=0,
-            total_updates=1,
-        )
+        self._optimizer, self._rate = make_optimizer(self._policy)
 
-    def step(self, batch: PromptBatch, clock: PeakClock) -> str | None:
-        """Takes one step; the phase in which memory ran out, None where it sufficed."""
-        try:
-            experience = collect(self._models, batch, self._collect, policy_step=0, clock=clock)
-            with self._models.offload.phase("update"), clock.phase("update"):
-                update_policy(
-                    self._models.policy, self._optimizer, self._rate, experience, self._update
-                )
-        except (torch.OutOfMemoryError, MemoryLimitError):
-            return clock.begun
-        return None
+    def step(self, batch: PromptBatch, clock: PhaseClock) -> None:
+        """Takes one."""
+        experience = collect(self._models, batch, self._collect, policy_step=0, clock=clock)
+        with self._models.phase("update", "a step", clock):
+            update_policy(self._policy, self._optimizer, self._rate, experience, self._update)
 
 
-def _random_pipeline(bench: Bench, config: Config) -> GlmImagePipeline:
-    """Made on the device part by part, and moved to CPU memory where the config has it wait."""
-    scale, device = bench.scale, bench.device
-    is_waiting = config.offload != "none"
-    language = random_language_part(scale.configs, scale.torch_dtype, device)
-    if is_waiting:
-        language["vision_language_encoder"].to("cpu")
-    decoder = random_decoder_part(scale.configs, scale.torch_dtype, device)
-    if is_waiting:
-        for name in ("transformer", "vae", "text_encoder"):
-            decoder[name].to("cpu")
-    # Neither is used for text to image.
-    inner = language["vision_language_encoder"].model
-    inner.visual.to("cpu")
-    inner.vqmodel.to("cpu")
-    return pipeline_of(language, decoder)
+def _place(bench: Bench, config: Config) -> Models:
+    pipeline = bench.pipeline(reads_sources=config.data.sources > 0)
+    with _random_clip(bench.device):
+        return place_models(config, pipeline, bench.device, needs_reference=config.needs_reference)
+
+
+def _reward(bench: Bench) -> Sequence[str]:
+    """The terms whose packages are there, with networks of their size and no download."""
+    clip = "ViT-L-14-quickgelu" if bench.is_on_accelerator else _TINY_CLIP
+    options = {
+        "lpips": "{kind: lpips, weight: 0.4, pretrained: false}",
+        "ssim": "{kind: ssim, weight: 0.2}",
+        "ocr": "{kind: ocr, weight: 0.3, engine: rapidocr}",
+        "clip_image": f"{{kind: clip_image, weight: 0.1, clip_model: '{clip}'}}",
+    }
+    missing = [term for term, package in _PACKAGES.items() if find_spec(package) is None]
+    kept = [f"{name}: {each}" for name, each in options.items() if name not in missing]
+    return ["~reward.terms", f"+reward.terms={{{', '.join(kept)}}}"]
 
 
 @contextmanager
-def _capped(bench: Bench, gigabytes: int) -> Iterator[None]:
-    """The process may take no more than the card has; the driver's share is taken off."""
-    if not bench.is_on_accelerator:
+def _random_clip(device: torch.device) -> Iterator[None]:
+    """CLIP gets random weights, made on the device."""
+
+    def load(architecture: str, clip_weights: str, *, key: str) -> Any:
+        import open_clip  # noqa: PLC0415
+
+        del clip_weights, key
+        with device:
+            clip = open_clip.create_model(architecture, load_weights=False)
+        return clip.eval().requires_grad_(False)
+
+    with mock.patch("rewards.terms.clip.load_clip", load):
         yield
-        return
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(bench.device).total_memory
-    fraction = min(1.0, (gigabytes * 10**9 - OVERHEAD_BYTES) / total)
-    torch.cuda.set_per_process_memory_fraction(fraction)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _plan(bench: Bench, config: Config, prompt_tokens: int) -> MemoryPlan:
-    return GlmImagePlanner(bench.scale.configs).plan(
-        bench.settings(config),
-        batch_sizes(config, prompt_tokens=prompt_tokens),
-        ScorerSizes(),
-        config.offload,
+def _prompts(bench: Bench, folder: Path) -> Prompts:
+    """Files of prompts with a target picture, as many as a step takes."""
+    side = bench.scale.side
+    Image.new("RGB", (side, side), "grey").save(folder / "target.png")
+    sets = []
+    for name, count in (("training", bench.scale.prompts), ("held_out", 2)):
+        path = folder / f"{name}.jsonl"
+        rows = [{"prompt": caption(place), "target": "target.png"} for place in range(count)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sets.append(load_prompts(str(path), height=side, width=side))
+    return Prompts(*sets)
+
+
+def _floors(bench: Bench, config: Config) -> dict[str, float]:
+    """Seconds by phase."""
+    floors = step_floors(
+        config,
+        bench.scale.planner,
+        prompt_tokens=_PROMPT_TOKENS,
+        plan=_NOTHING_MOVED,
+        device=bench.speed,
     )
-
-
-def _beside_plan(clock: PeakClock, plan: MemoryPlan) -> dict[str, dict[str, float]]:
-    """Bytes by phase; the driver's share is in neither figure."""
-    planned = {phase: plan.total(phase) - plan.overhead for phase in clock.peaks}
-    return {
-        phase: {"peak": peak, "planned": planned[phase], "ratio": peak / planned[phase]}
-        for phase, peak in clock.peaks.items()
-    }
+    return {name: floor.seconds for name, floor in floors.items()}

@@ -1,0 +1,177 @@
+"""A card in one call: each phase against its floor at the published sizes, then the tests for GPUs.
+
+python -m benchmarks.gpu_card [--seconds 560] [--json FILE] [--only SECTION ...] [--dry-run]
+
+Random weights are made on the device, nothing is downloaded; it takes a card with 80 GB. What says
+most comes first. Every row is printed, and appended to FILE as a line of JSON, as soon as it is
+measured; what fails is recorded with its error, and the next row begins. No row begins once the
+seconds are over, nor once its section and those before it have used up their share of them.
+
+Sections: `ceilings`, `decoder`, `token_step`, `update`, `whole_steps`, `large_steps` (1024 x 1024
+with the shipped settings, and edits), `flat_rewards` (a constant reward moves no weight), `tests`
+(those marked `gpu`). --dry-run takes the embedded model's sizes, the CPU, and a compiler that only
+traces: every section in about a minute.
+
+On a machine without a network, packages that it lacks can be brought as wheels:
+
+pip download -d wheels -c constraints.txt PACKAGE ...
+pip install --no-index --find-links wheels PACKAGE ...
+
+Reward terms are left out where lpips, open_clip_torch or rapidocr (with onnxruntime) is missing;
+the tests need pytest and pytest-timeout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.full_size.learning import update
+from benchmarks.full_size.measuring import ceilings, speed_of
+from benchmarks.full_size.pictures import decoder
+from benchmarks.full_size.scale import FULL, SMALL, Bench, Rows
+from benchmarks.full_size.tokens import token_step
+from benchmarks.full_size.training_step import flat_rewards, large_steps, whole_steps
+from benchmarks.timing import ROOT, machine
+
+_LONGEST_ERROR = 500
+"""Characters of an error that are kept."""
+
+_LONGEST_OUTPUT = 2000
+"""Characters of the tests' output, from its end."""
+
+
+def tests(bench: Bench) -> Rows:
+    """What is marked `gpu`, in a process of its own."""
+    yield "marked gpu", partial(_run_tests, bench)
+
+
+def _run_tests(bench: Bench) -> dict[str, Any]:
+    found = sorted((ROOT / "tests").rglob(bench.scale.tests))
+    # Collecting all others takes half a minute.
+    files = [str(path) for path in found if "pytest.mark.gpu" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *files]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=max(1.0, bench.seconds_left)
+        )
+    except subprocess.TimeoutExpired as cut:
+        output = cut.stdout or b""
+        text = output if isinstance(output, str) else output.decode(errors="replace")
+        return {"is_complete": False, "output": text[-_LONGEST_OUTPUT:]}
+    return {
+        "is_complete": True,
+        "exit_code": done.returncode,
+        "output": (done.stdout + done.stderr)[-_LONGEST_OUTPUT:],
+    }
+
+
+SECTIONS: Mapping[str, tuple[Callable[[Bench], Rows], float]] = {
+    "ceilings": (ceilings, 10),
+    "decoder": (decoder, 140),
+    "token_step": (token_step, 110),
+    "update": (update, 110),
+    "whole_steps": (whole_steps, 90),
+    "large_steps": (large_steps, 65),
+    "flat_rewards": (flat_rewards, 15),
+    "tests": (tests, 20),
+}
+"""With the seconds that each may take of 560; what one leaves, the next ones have."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=560, help="no row begins after them")
+    parser.add_argument("--json", type=Path, help="file that gets a line for every row")
+    parser.add_argument("--only", nargs="+", choices=[*SECTIONS], default=[*SECTIONS])
+    parser.add_argument("--dry-run", action="store_true", help="small sizes on the CPU")
+    options = parser.parse_args(arguments)
+    device = torch.device("cpu" if options.dry_run else "cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        # Not measured is no failure of the other benchmarks.
+        print("no accelerator: nothing measured; --dry-run tries the script")
+        return
+    begun = time.monotonic()
+    speed = speed_of(device)
+    bench = Bench(SMALL if options.dry_run else FULL, device, speed, begun + options.seconds)
+    report = partial(_report, options.json)
+    report("machine", "", {**machine(), **asdict(speed), "seconds": options.seconds})
+    shares = [SECTIONS[name][1] for name in options.only]
+    with _tracing_alone() if options.dry_run else nullcontext():
+        for place, name in enumerate(options.only):
+            part = sum(shares[: place + 1]) / sum(shares)
+            own = replace(bench, ends=begun + part * options.seconds)
+            for row, result in _measured(SECTIONS[name][0], own):
+                report(name, row, result)
+            torch.compiler.reset()
+
+
+def _measured(
+    section: Callable[[Bench], Rows], bench: Bench
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Names and figures of rows, or their errors; ends when the time of the section is over."""
+    rows, row = section(bench), ""
+    while bench.seconds_left > 0:
+        started = time.monotonic()
+        try:
+            row, measure = next(rows, ("", None))
+            if measure is None:
+                return
+            if bench.is_on_accelerator:
+                torch.cuda.reset_peak_memory_stats()
+            result = measure()
+        # Whatever fails, the others are still worth their time.
+        except Exception as error:
+            # What the failed frames hold is on the card.
+            traceback.clear_frames(error.__traceback__)
+            bench.free()
+            text = f"{type(error).__name__}: {error}"
+            result = {"error": text[:_LONGEST_ERROR], "at": _place_of(error)}
+        yield row, {**result, "took_seconds": time.monotonic() - started}
+    yield "", {"left_out": "what follows, if anything: the time of the section is over"}
+
+
+def _place_of(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}"
+
+
+def _report(path: Path | None, section: str, row: str, result: Mapping[str, Any]) -> None:
+    line = json.dumps({"section": section, "row": row, **result}, default=str)
+    print(line, flush=True)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"{line}\n")
+
+
+@contextmanager
+def _tracing_alone() -> Iterator[None]:
+    """`torch.compile` traces, and runs what it traced: Inductor would take a minute for each."""
+    compiling = torch.compile
+
+    def tracing(function: Any = None, **options: Any) -> Any:
+        for name in ("backend", "mode", "options"):
+            options.pop(name, None)
+        return compiling(function, backend="eager", **options)
+
+    with mock.patch.object(torch, "compile", tracing):
+        yield
+
+
+if __name__ == "__main__":
+    main()
