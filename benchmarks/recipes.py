@@ -45,10 +45,10 @@ from rich.table import Table
 
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.summaries import Interval, paired_bootstrap
 from glm_grpo.run.tables import read_evaluation, read_metrics
 from glm_grpo.tiny import world
 from glm_grpo.tiny.prompts import tiny_prompts
-from glm_grpo.training.recording.summaries import Interval, paired_bootstrap
 from rewards.pictures import encode_png
 
 matplotlib.use("svg")

@@ -17,19 +17,19 @@ from glm_grpo.commands.evaluate import evaluate_run
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import StorageError
-from glm_grpo.gallery.data import SummaryRow
-from glm_grpo.rescoring.rescore import Rescoring
-from glm_grpo.rescoring.rescore import rescore as rescore_folder
+from glm_grpo.report.rescoring.rescore import Rescoring
+from glm_grpo.report.rescoring.rescore import rescore as rescore_folder
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, read_picture
+from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import (
+    SummaryRow,
     evaluation_steps,
     read_evaluation,
     read_metrics,
     read_table,
     stored_steps,
 )
-from glm_grpo.training.recording.summaries import summarise
 
 
 @dataclass(frozen=True)

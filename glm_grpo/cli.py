@@ -130,7 +130,7 @@ def _compose(options: argparse.Namespace) -> Config:
 def _compose_with_prompts(options: argparse.Namespace) -> Config:
     """As `_compose`, for commands that read the prompts: they are there."""
     config = _compose(options)
-    from glm_grpo.training.data.places import check_prompt_places
+    from glm_grpo.data.places import check_prompt_places
 
     check_prompt_places(config, options.config_dir)
     return config
@@ -246,7 +246,7 @@ def _add_plan(commands: _Commands) -> None:
     )
     command.add_argument(
         "--measured",
-        type=types.path,
+        type=Path,
         metavar="RUN",
         help="plan this run's own config, and show what its steps took beside the floors",
     )
@@ -328,7 +328,7 @@ def _add_probe(commands: _Commands) -> None:
 def _probe(options: argparse.Namespace) -> None:
     shares = types.parse_weights(options.share, option="--share")
     config = _compose_with_prompts(options)
-    from glm_grpo.probe.command import probe_config
+    from glm_grpo.report.probe.command import probe_config
 
     probe = probe_config(
         config,
@@ -466,7 +466,7 @@ def _add_rescore(commands: _Commands) -> None:
 
 
 def _rescore(options: argparse.Namespace) -> None:
-    from glm_grpo.rescoring.command import rescore_run
+    from glm_grpo.report.rescoring.command import rescore_run
 
     sheet = rescore_run(options.run, options.overrides)
     if sheet is not None:
@@ -512,8 +512,8 @@ def _compare(options: argparse.Namespace) -> None:
     runs = [run for run in options.runs if str(run) not in short]
     words = [*(options.weights or ()), *short]
     weights = types.parse_weights(words, option="--weights") if words else None
-    from glm_grpo.compare.comparison import compare
-    from glm_grpo.compare.page import comparison_tables, write_comparison
+    from glm_grpo.report.compare.comparison import compare
+    from glm_grpo.report.compare.page import comparison_tables, write_comparison
 
     comparison = compare(runs, weights)
     _print_tables(comparison_tables(comparison))

@@ -18,7 +18,7 @@ from tests.programs import Programs
 
 # Before anything imports the packages: only modules that are loaded afterwards are checked. The
 # others hardly know tensors, and to check them takes a third of the time that imports take.
-CHECKED = ("grpo", "models", "tiny", "training", "types")
+CHECKED = ("collectors", "data", "grpo", "models", "tiny", "training", "types")
 install_import_hook([*(f"glm_grpo.{name}" for name in CHECKED), "rewards"], "beartype.beartype")
 
 # A busy machine makes no example wrong.
@@ -105,7 +105,7 @@ def small_preview(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glm_grpo.models.glm_image.token_grid._PREVIEW_SIDE", 2)
 
 
-LONGEST = ("tests/end_to_end/", "tests/browser/", "tests/training/asynchronous/")
+LONGEST = ("tests/end_to_end/", "tests/browser/", "tests/collectors/")
 """Begun first, so that no worker waits for another at the end."""
 
 

@@ -16,7 +16,7 @@ from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.devices import DEVICES
-from glm_grpo.probe.command import WrittenProbe
+from glm_grpo.report.probe.command import WrittenProbe
 
 COMMANDS = (
     *("init", "train", "check", "plan", "probe", "eval", "gallery", "rescore", "compare"),
@@ -177,7 +177,7 @@ def test_probe_prints_the_command_that_uses_the_proposed_weights(
         given.update(options)
         return WrittenProbe([], ("ocr=0.057", "aesthetic=0.943"), tmp_path / "index.html")
 
-    monkeypatch.setattr("glm_grpo.probe.command.probe_config", probe)
+    monkeypatch.setattr("glm_grpo.report.probe.command.probe_config", probe)
     sizes = ("--prompts", "3", "--noises", "5", "--output", str(tmp_path / "p"))
     config = ("--config-name", "tiny", "train.steps=3", "run.name=a b")
     cli.main(["probe", *config, *sizes, "--share", "ocr=0.7", "aesthetic=0.3"])

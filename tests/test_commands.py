@@ -23,6 +23,7 @@ from glm_grpo.builders.prompts import build_prompts, hint_at_prompts, list_texts
 from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
+from glm_grpo.data.prompts import PromptSource
 from glm_grpo.errors import MemoryLimitError, ModelError
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
@@ -30,7 +31,6 @@ from glm_grpo.models.planning import Planner
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.tiny.world import CAPTION_FORM
-from glm_grpo.training.data.prompts import PromptSource
 from glm_grpo.training.loop import Trainer
 
 LEAST = (

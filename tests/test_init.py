@@ -8,10 +8,10 @@ import pytest
 
 from glm_grpo.commands.init import init_folder
 from glm_grpo.config import compose_config
+from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.tiny import world
-from glm_grpo.training.data.prompts import load_prompts
 
 
 @pytest.mark.parametrize(("name", "sources"), [("tiny", 0), ("glm_image_edit_80gb", 1)])

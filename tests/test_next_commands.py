@@ -10,8 +10,8 @@ from rich.console import Console
 
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.commands.train import _SUMMARY, _next_commands
-from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import SummaryRow
 
 
 def made(run: Path) -> Path:

@@ -28,16 +28,16 @@ from glm_grpo.builders.prompts import Prompts
 from glm_grpo.builders.settings import collect_settings, update_settings
 from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.config import Config
+from glm_grpo.data.prompts import load_prompts
 from glm_grpo.grpo.update import update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.planning import MemoryPlan
 from glm_grpo.plan.floors import step_floors, step_work
 from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.checkpoint.resume import open_run
 from glm_grpo.training.collect import collect
-from glm_grpo.training.data.prompts import load_prompts
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.resume import open_run
 from glm_grpo.training.sources import SynchronousSource
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt

@@ -10,11 +10,11 @@ import torch
 from accelerate import Accelerator
 
 from glm_grpo.builders.models import begin_with, find_start, load_models
+from glm_grpo.collectors.ledger import Steps
+from glm_grpo.collectors.ray_cluster import Needs, RayCluster
+from glm_grpo.collectors.ray_collector import CollectorSettings
+from glm_grpo.collectors.source import AsynchronousSource, Recipe, StaleSettings
 from glm_grpo.config import Config
-from glm_grpo.training.asynchronous.ledger import Steps
-from glm_grpo.training.asynchronous.ray_cluster import Needs, RayCluster
-from glm_grpo.training.asynchronous.ray_collector import CollectorSettings
-from glm_grpo.training.asynchronous.source import AsynchronousSource, Recipe, StaleSettings
 from glm_grpo.training.monitors.recheck import Recheck
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
@@ -63,7 +63,7 @@ def build_asynchronous_source(
         first_step: The next to be learned, from 1.
     """
     # Ray need not be installed for anything else, and the cluster has set it up by now.
-    from glm_grpo.training.asynchronous.ray_pool import RayPool  # noqa: PLC0415
+    from glm_grpo.collectors.ray_pool import RayPool  # noqa: PLC0415
 
     settings = CollectorSettings(
         make_models=partial(build_collector_models, config),

@@ -25,8 +25,8 @@ from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload
 from glm_grpo.models.planning import Planner
 from glm_grpo.seeds import derive_seed
-from glm_grpo.training.checkpoint.resume import FoundCheckpoint, find_checkpoint
 from glm_grpo.training.phase import Models, out_of_memory_explained
+from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint
 from rewards.build import build_scorer
 from rewards.problems import Problem, describe_problems
 

@@ -8,15 +8,9 @@ from itertools import islice
 
 from glm_grpo.builders.models import model_path
 from glm_grpo.config import TINY, Config
-from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import ReservedTokens
-from glm_grpo.models.glm_image.loading import check_model, check_source_size, check_target_size
-from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
-from glm_grpo.output import printable
-from glm_grpo.tiny.prompts import is_known, known_form, tiny_prompts
-from glm_grpo.training.data.files import shorten
-from glm_grpo.training.data.places import EMBEDDED
-from glm_grpo.training.data.prompts import (
+from glm_grpo.data.files import shorten
+from glm_grpo.data.places import EMBEDDED
+from glm_grpo.data.prompts import (
     PromptSource,
     SparePrompts,
     batch_for_step,
@@ -26,6 +20,12 @@ from glm_grpo.training.data.prompts import (
     load_prompts,
     spares_for_step,
 )
+from glm_grpo.errors import ConfigError
+from glm_grpo.models.base import ReservedTokens
+from glm_grpo.models.glm_image.loading import check_model, check_source_size, check_target_size
+from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
+from glm_grpo.output import printable
+from glm_grpo.tiny.prompts import is_known, known_form, tiny_prompts
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch

@@ -13,23 +13,22 @@ from torch.optim import AdamW, Optimizer
 from glm_grpo.builders.asynchronous import build_asynchronous_source
 from glm_grpo.builders.prompts import Prompts, build_batch, build_evaluation_batches, build_spares
 from glm_grpo.builders.settings import collect_settings, loop_settings
+from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.config import Config
+from glm_grpo.data.prompts import PromptSource
 from glm_grpo.models.base import Policy
 from glm_grpo.models.offload import OptimizerPart
-from glm_grpo.run.config import read_config
-from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.asynchronous.ray_cluster import RayCluster
-from glm_grpo.training.checkpoint.files import (
+from glm_grpo.run.checkpoints import (
     Checkpoint,
     forget_checkpoints_after,
     prune_checkpoints,
 )
-from glm_grpo.training.checkpoint.optimizer_state import load_optimizer
-from glm_grpo.training.checkpoint.resume import OpenedRun, start_step
-from glm_grpo.training.checkpoint.run_state import RunState
-from glm_grpo.training.checkpoint.saver import CheckpointSaver
-from glm_grpo.training.data.prompts import PromptSource
+from glm_grpo.run.config import read_config
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.optimizer_state import load_optimizer
+from glm_grpo.run.recorder import Recorder
+from glm_grpo.run.run_state import RunState
+from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards
 from glm_grpo.training.learner import Learner
@@ -40,9 +39,10 @@ from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
 from glm_grpo.training.moving_average import MovingAverage
 from glm_grpo.training.phase import Models
-from glm_grpo.training.recording.progress import Progress
-from glm_grpo.training.recording.recorder import Recorder
-from glm_grpo.training.recording.run_recorder import RunRecorder
+from glm_grpo.training.progress import Progress
+from glm_grpo.training.records import RunRecorder
+from glm_grpo.training.resume import OpenedRun, start_step
+from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.sources import ExperienceSource, SynchronousSource
 from glm_grpo.training.targets import TargetSource
 

@@ -20,18 +20,18 @@ from glm_grpo.builders.prompts import (
     list_texts,
 )
 from glm_grpo.builders.settings import collect_settings
+from glm_grpo.collectors.ray_cluster import require_ray
 from glm_grpo.config import Config, effective_config
+from glm_grpo.data.prompts import evaluation_batches
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
-from glm_grpo.training.asynchronous.ray_cluster import require_ray
+from glm_grpo.run.trackers import check_trackers
 from glm_grpo.training.collect import collect
-from glm_grpo.training.data.prompts import evaluation_batches
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
-from glm_grpo.training.recording.trackers import check_trackers
 from glm_grpo.training.replay_check import check_replay
 from glm_grpo.types import Evaluation
 from rewards.types import RewardTable

@@ -11,12 +11,12 @@ from glm_grpo.builders.models import begin_with, find_start, load_models
 from glm_grpo.builders.prompts import build_evaluation_batches, build_held_out
 from glm_grpo.config import Config, parse_override, set_key, validate_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.training.checkpoint.resume import find_checkpoint, pin_start
+from glm_grpo.run.summaries import compare_evaluations
+from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
-from glm_grpo.training.recording.summaries import compare_evaluations
+from glm_grpo.training.resume import find_checkpoint, pin_start
 from rewards.problems import Problem, describe_problems
 
 _CHANGEABLE = (

@@ -11,8 +11,8 @@ from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.checkpoint.resume import FoundCheckpoint, find_checkpoint, read_config_at
 from glm_grpo.training.metrics import outside_codebook_note
+from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, read_config_at
 
 
 def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline"] | None) -> str:

@@ -6,16 +6,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from glm_grpo.compare.beside import match_runs
 from glm_grpo.errors import CheckpointError, StorageError
 from glm_grpo.gallery import write_beside, write_gallery
 from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.contact_sheet import write_contact_sheet
-from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.film import write_film
 from glm_grpo.output import printable
+from glm_grpo.report.compare.beside import match_runs
 from glm_grpo.run.folder import RunFolder, is_read_only
-from glm_grpo.training.recording.summaries import summarise
+from glm_grpo.run.summaries import summarise
+from glm_grpo.run.tables import SummaryRow
 
 _SHEET_COLUMNS = 8
 

@@ -36,7 +36,7 @@ def train(composed: DictConfig) -> None:
         from glm_grpo.config import resolve_config  # noqa: PLC0415
 
         config = resolve_config(composed)
-        from glm_grpo.training.data.places import check_prompt_places  # noqa: PLC0415
+        from glm_grpo.data.places import check_prompt_places  # noqa: PLC0415
 
         check_prompt_places(config, Path(primary_folder()))
         from glm_grpo.commands.train import run_training  # noqa: PLC0415

@@ -7,10 +7,10 @@ from importlib.metadata import version
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
-from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.output import without_folders
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.recording.summaries import summarise_until
+from glm_grpo.run.summaries import summarise_until
+from glm_grpo.run.tables import SummaryRow
 
 
 def describe_training(folder: RunFolder, config: Config, *, step: int) -> str:

@@ -24,8 +24,8 @@ class CompareRuns(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the tables, or why there are none."""
         # Libraries take seconds: the first line of a run does not wait for them.
-        from glm_grpo.compare.comparison import compare  # noqa: PLC0415
-        from glm_grpo.compare.page import comparison_tables  # noqa: PLC0415
+        from glm_grpo.report.compare.comparison import compare  # noqa: PLC0415
+        from glm_grpo.report.compare.page import comparison_tables  # noqa: PLC0415
         from rewards.types import RewardError  # noqa: PLC0415
 
         folder = Path(config.hydra.sweep.dir)

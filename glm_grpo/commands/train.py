@@ -29,6 +29,7 @@ from glm_grpo.builders.prompts import (
     list_texts,
 )
 from glm_grpo.builders.trainer import Launch, build_trainer
+from glm_grpo.collectors.ray_cluster import RayCluster, require_ray
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
 from glm_grpo.config import Config, effective_config, shell_override
@@ -38,13 +39,12 @@ from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import check_fit, refuse_for_processes
 from glm_grpo.plan.floors import work_of_run
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.asynchronous.ray_cluster import RayCluster, require_ray
-from glm_grpo.training.checkpoint.resume import OpenedRun, open_run, pin_start
+from glm_grpo.run.trackers import check_trackers
 from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
-from glm_grpo.training.recording.trackers import check_trackers
+from glm_grpo.training.resume import OpenedRun, open_run, pin_start
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,21 @@ from urllib.parse import quote, urlencode
 
 from glm_grpo.config import TINY, Config
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
-from glm_grpo.gallery.data import SummaryRow, describe, list_readers
+from glm_grpo.gallery.data import describe, list_readers
 from glm_grpo.gallery.pages import render_page
 from glm_grpo.gallery.readings import Mark, read_letters
 from glm_grpo.output import without_folders
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder, write_atomically
-from glm_grpo.run.tables import NOTE, RAW, SOURCES, evaluation_steps, picture_name, read_evaluation
+from glm_grpo.run.tables import (
+    NOTE,
+    RAW,
+    SOURCES,
+    SummaryRow,
+    evaluation_steps,
+    picture_name,
+    read_evaluation,
+)
 from rewards.base import ComparingConfig, TermConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.lpips import LpipsConfig

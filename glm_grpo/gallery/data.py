@@ -26,6 +26,7 @@ from glm_grpo.run.tables import (
     RAW,
     SOURCES,
     MetricsRow,
+    SummaryRow,
     Weighing,
     evaluation_steps,
     picture_name,
@@ -45,27 +46,6 @@ Problem = dict[str, str]
 def describe(error: GlmGrpoError, folder: RunFolder) -> str:
     """The text of an error, paths relative to the run: a gallery that is sent names no machine."""
     return str(error).replace(f"{folder.path}/", "")
-
-
-@dataclass(frozen=True)
-class SummaryRow:
-    """One term, or the total, before and after training on the held-out prompts.
-
-    Attributes:
-        name: Of the term, or `total`.
-        before: Mean of the first evaluation.
-        after: Mean of the last evaluation.
-        difference: Mean of after - before, paired by prompt.
-        low: Lower end of the 95 % interval of the difference.
-        high: Upper end of the 95 % interval of the difference.
-    """
-
-    name: str
-    before: float
-    after: float
-    difference: float
-    low: float
-    high: float
 
 
 _OCR = "ocr"

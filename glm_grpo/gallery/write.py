@@ -14,7 +14,6 @@ from glm_grpo.gallery.before_after import write_before_after
 from glm_grpo.gallery.beside import OtherRun, keep_beside
 from glm_grpo.gallery.data import (
     Records,
-    SummaryRow,
     chunk_key,
     evaluation_data,
     evaluation_key,
@@ -26,6 +25,7 @@ from glm_grpo.gallery.data import (
 from glm_grpo.gallery.pages import render_page
 from glm_grpo.gallery.thumbnails import make_thumbnails
 from glm_grpo.run.folder import RunFolder, remove, step_of, write_atomically
+from glm_grpo.run.tables import SummaryRow
 
 _UNSAFE = re.compile("[<\u2028\u2029\ud800-\udfff]")
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from glm_grpo.builders.models import refuse_without_accelerator
 from glm_grpo.config import Config, effective_config
+from glm_grpo.data.prompts import PromptSource, evaluated_at_once
 from glm_grpo.errors import ConfigError, MemoryLimitError
 from glm_grpo.models.base import DTYPES, Quantization
 from glm_grpo.models.planning import (
@@ -27,7 +28,6 @@ from glm_grpo.models.planning import (
 )
 from glm_grpo.output import describe_bytes
 from glm_grpo.plan.scorers import scorer_sizes
-from glm_grpo.training.data.prompts import PromptSource, evaluated_at_once
 
 
 def model_settings(config: Config, *, is_on_accelerator: bool) -> ModelSettings:

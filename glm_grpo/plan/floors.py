@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from glm_grpo.config import Config
+from glm_grpo.data.prompts import PromptSource
 from glm_grpo.models.planning import BatchSizes, LanguageWork, MemoryPlan, Planner
 from glm_grpo.plan.devices import DeviceSpeed, find_device
 from glm_grpo.plan.fit import PROMPT_TOKENS, batch_sizes, model_settings
-from glm_grpo.training.data.prompts import PromptSource
 from glm_grpo.training.metrics import StepWork
 
 

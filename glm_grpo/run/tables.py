@@ -1,9 +1,9 @@
 """The one reader of what a run stored: metrics, tables, bands of canaries, names of trackers' runs.
 
 Each kind of file has one schema here. What does not fit it is a `StorageError` that names the file
-and the field. `glm_grpo.training.recording.recorder` writes the files; reports and commands read
+and the field. `glm_grpo.run.recorder` writes the files; reports and commands read
 them here, without a model. `config.yaml` is read by `glm_grpo.run.config`, a checkpoint by
-`glm_grpo.training.checkpoint.files`.
+`glm_grpo.run.checkpoints`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,27 @@ _IMAGES = "images"
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 Schema = TypeVar("Schema")
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One term, or the total, before and after training on the held-out prompts.
+
+    Attributes:
+        name: Of the term, or `total`.
+        before: Mean of the first evaluation.
+        after: Mean of the last evaluation.
+        difference: Mean of after - before, paired by prompt.
+        low: Lower end of the 95 % interval of the difference.
+        high: Upper end of the 95 % interval of the difference.
+    """
+
+    name: str
+    before: float
+    after: float
+    difference: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from glm_grpo.config.losses import LossSettings
 from glm_grpo.config.sections import AdvantageSection
+from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.losses import reference_penalty
-from glm_grpo.training.data.prompts import SparePrompts
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import (
     Models,

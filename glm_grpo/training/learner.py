@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.run.run_state import RunState
 from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.moving_average import MovingAverage

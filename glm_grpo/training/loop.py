@@ -21,25 +21,25 @@ import torch
 
 from glm_grpo.config import shell_override
 from glm_grpo.config.sections import AnchorSection
+from glm_grpo.data.prompts import prompts_at
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
-from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.grpo.update import (
     UpdateReport,
     UpdateSettings,
     update_on_examples,
     update_policy,
 )
-from glm_grpo.training.checkpoint.saver import CheckpointSaver
-from glm_grpo.training.data.prompts import prompts_at
+from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.monitors.recheck import Recheck
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
-from glm_grpo.training.recording.progress import Progress
-from glm_grpo.training.recording.run_recorder import RunRecorder, StepRecord
+from glm_grpo.training.progress import Progress
+from glm_grpo.training.records import RunRecorder, StepRecord
 from glm_grpo.training.replay_check import check_replay
+from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.sources import ExperienceSource
 from glm_grpo.training.targets import TargetSource, anchor_weight, examples_of
 from glm_grpo.types import EvaluationPart, Examples, Experience, PromptBatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
+from glm_grpo.data.prompts import SparePrompts, part_of_batch
 from glm_grpo.training.collect import CollectSettings, collect
-from glm_grpo.training.data.prompts import SparePrompts, part_of_batch
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.phase import Models, PhaseClock

@@ -23,8 +23,8 @@ from benchmarks.recipes import (
     write_careless_prompts,
 )
 from glm_grpo.config import compose_config
+from glm_grpo.data.prompts import load_prompts
 from glm_grpo.tiny.prompts import tiny_prompts
-from glm_grpo.training.data.prompts import load_prompts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FIGURES = {"total": 0.9, "ocr": 0.8, "lpips": 0.7, "ssim": 0.6}

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from glm_grpo.compare.beside import match_runs
 from glm_grpo.gallery import write_beside, write_gallery
-from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.readings import asked_letters, read_letters
+from glm_grpo.report.compare.beside import match_runs
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import SummaryRow
 from rewards.audit.canaries import Band
 from tests.browser.conftest import (
     HOSTILE,

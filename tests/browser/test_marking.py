@@ -11,9 +11,9 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
+from glm_grpo.data.prompts import load_prompts
 from glm_grpo.gallery.server import GalleryServer
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.data.prompts import load_prompts
 from tests.browser.conftest import NOT_FOUND, SIDE, TIMEOUT, OpenGallery, copy_run
 
 

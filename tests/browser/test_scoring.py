@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Error, Page
 from torch import Tensor
 
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.rescoring.rescore import kendall_taus, winner_changes
+from glm_grpo.report.rescoring.rescore import kendall_taus, winner_changes
 from rewards.audit.shares import weights_for_shares
 from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
 from rewards.types import RewardTable

@@ -18,8 +18,8 @@ from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image import loading
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.checkpoint.resume import open_run, pin_start
 from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.resume import open_run, pin_start
 from tests.end_to_end.runs import Brightness, pay_for
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"

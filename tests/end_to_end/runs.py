@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from glm_grpo.run.checkpoints import load_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
-from glm_grpo.training.checkpoint.files import load_checkpoint
 from glm_grpo.types import PromptBatch
 from rewards.base import Reward
 from rewards.score import Scorer, Term

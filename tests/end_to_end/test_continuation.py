@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from glm_grpo.errors import CheckpointError, StorageError
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from tests.end_to_end.runs import Brightness, read_record, signal_at
 
 # Whatever a run keeps from step to step: moments of the optimizer, a reference that follows, an

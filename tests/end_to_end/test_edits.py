@@ -16,20 +16,20 @@ from glm_grpo.builders.models import build_models
 from glm_grpo.builders.prompts import build_batch, build_prompts
 from glm_grpo.builders.settings import collect_settings
 from glm_grpo.builders.trainer import Launch, build_trainer
-from glm_grpo.compare.comparison import compare
-from glm_grpo.compare.page import write_comparison
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.probe.findings import list_findings
-from glm_grpo.probe.page import write_probe
-from glm_grpo.probe.probe import probed_prompts, report_probe, sample_probe
+from glm_grpo.report.compare.comparison import compare
+from glm_grpo.report.compare.page import write_comparison
+from glm_grpo.report.probe.findings import list_findings
+from glm_grpo.report.probe.page import write_probe
+from glm_grpo.report.probe.probe import probed_prompts, report_probe, sample_probe
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.tiny import world
-from glm_grpo.training.checkpoint.resume import open_run
 from glm_grpo.training.collect import encode_sources, sample
 from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.resume import open_run
 from rewards.reweigh import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
 

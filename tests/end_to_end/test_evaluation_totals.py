@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 import torch
 
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from rewards.score import Scorer, Term
 
 RUN = (

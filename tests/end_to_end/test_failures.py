@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.tables import evaluation_steps, read_metrics
 from glm_grpo.terminal import explain
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
-from glm_grpo.training.recording.recorder import Recorder
 from rewards.types import RewardError
 from tests.end_to_end.runs import Brightness, comparable_metrics, pay_for
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from glm_grpo.errors import HackingError
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import evaluation_steps, read_metrics
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from tests.end_to_end.runs import Brightness
 
 GAMING = (

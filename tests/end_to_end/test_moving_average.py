@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from glm_grpo.run.checkpoints import load_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.checkpoint.files import load_checkpoint
-from glm_grpo.training.checkpoint.resume import find_checkpoint
 from glm_grpo.training.evaluate import evaluate
+from glm_grpo.training.resume import find_checkpoint
 from tests.end_to_end.runs import Brightness
 
 RUN = (

@@ -9,9 +9,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from glm_grpo.errors import DecoderError, NonFiniteError
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.terminal import explain
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from rewards.types import RewardError
 from tests.end_to_end.runs import Brightness
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from glm_grpo.errors import MemoryLimitError
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.terminal import explain
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from tests.end_to_end.runs import Brightness
 
 RUN = (

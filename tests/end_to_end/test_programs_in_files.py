@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from glm_grpo.errors import CheckpointError, ModelError
 from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.run.checkpoints import load_checkpoint, save_checkpoint
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.checkpoint.files import load_checkpoint, save_checkpoint
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.terms.aesthetic import load_head

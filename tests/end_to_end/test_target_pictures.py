@@ -13,10 +13,10 @@ from glm_grpo.builders.prompts import build_prompts, check_prompt_sets
 from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
-from glm_grpo.training.checkpoint.resume import find_checkpoint
+from glm_grpo.training.resume import find_checkpoint
 from tests.end_to_end.runs import Brightness, signal_at
 
 RUN = (

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.recording.recorder import Recorder, encode
+from glm_grpo.run.recorder import Recorder, encode
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable

@@ -13,9 +13,8 @@ from PIL import Image
 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.gallery.before_after import choose_cases, write_before_after
-from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.run.folder import RunFolder, write_atomically
-from glm_grpo.run.tables import Weighing, weighing_metadata
+from glm_grpo.run.tables import SummaryRow, Weighing, weighing_metadata
 
 ReadPage = Callable[[Path], Any]
 HOSTILE = '"><script>alert(1)</script>\' onerror="x" {{ 7 * 7 }} & שלום 🙂 ' + "w" * 5000

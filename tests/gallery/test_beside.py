@@ -14,10 +14,10 @@ import torch
 import yaml
 
 from glm_grpo import cli
-from glm_grpo.compare.beside import match_runs
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.gallery import update_gallery, write_beside, write_gallery
-from glm_grpo.training.recording.recorder import Recorder
+from glm_grpo.report.compare.beside import match_runs
+from glm_grpo.run.recorder import Recorder
 from rewards.reweigh import combine
 
 MakeRun = Callable[..., Any]

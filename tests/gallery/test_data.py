@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from glm_grpo.gallery import write_gallery
-from glm_grpo.gallery.data import SummaryRow
 from glm_grpo.gallery.marks import MarkChange, change_mark
+from glm_grpo.run.tables import SummaryRow
 from rewards.types import Prompt
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")

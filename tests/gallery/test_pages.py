@@ -5,8 +5,8 @@ import re
 import jinja2
 import pytest
 
-from glm_grpo.compare.comparison import ComparedRun, Comparison, Gain
 from glm_grpo.gallery.pages import render_page
+from glm_grpo.report.compare.comparison import ComparedRun, Comparison, Gain
 
 RUN = ComparedRun("a", {}, (0, 1), (0.0, 1.0), Gain(1.0, 1.0, 1.0), None, {"ocr": 1.0})
 VALUES = {

@@ -14,6 +14,7 @@ from glm_grpo.models.glm_image.meta import MetaMemory
 from glm_grpo.output import describe_bytes
 from glm_grpo.plan.command import describe_seconds, floor_lines
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
+from glm_grpo.plan.floors import PhaseFloor
 from glm_grpo.plan.scorers import scorer_sizes
 from rewards.base import TermConfig
 from rewards.build import build_scorer
@@ -288,7 +289,8 @@ def test_plan_command_refuses_what_does_not_fit(capsys, monkeypatch):
 
 def test_floor_of_a_step_whose_collectors_work_beside_the_learner():
     # Two collectors share 5 s of collecting; the learner takes 2 s.
-    floors = {"rollout": 4.0, "decode": 1.0, "update": 2.0}
+    seconds = {"rollout": 4.0, "decode": 1.0, "update": 2.0}
+    floors = {phase: PhaseFloor(each) for phase, each in seconds.items()}
     line, _ = floor_lines(floors, device="H200", collectors=2)
     assert line.startswith("a step takes at least 2.5 s on H200, 2 collectors beside the learner")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from glm_grpo.run.checkpoints import newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.checkpoint.files import newest_checkpoint
 from tests.end_to_end.processes.conftest import write_prompts
 from tests.end_to_end.runs import read_record
 from tests.programs import Programs

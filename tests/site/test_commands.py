@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from glm_grpo.cli import _parser
 from glm_grpo.config import Config, compose_config, validate_config
-from glm_grpo.training.data.files import READ_FIELDS
+from glm_grpo.data.files import READ_FIELDS
 from tests.site.pages import PAGES, ROOT, Command, blocks, shell
 
 FOREIGN = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from glm_grpo.training.recording.summaries import paired_bootstrap
+from glm_grpo.run.summaries import paired_bootstrap
 
 
 def test_paired_bootstrap_of_a_constant_gain_has_no_width() -> None:

@@ -1,6 +1,6 @@
 /* The same images under two rewards: which win, and how much their order changes.
 
-   Pure functions, no DOM. They follow glm_grpo/rescoring/group_order.py and rescore.py, and round to
+   Pure functions, no DOM. They follow glm_grpo/report/rescoring/group_order.py and rescore.py, and round to
    float32 wherever those do, so that images that are tied there are tied here. */
 (function () {
   "use strict";

@@ -12,9 +12,9 @@ from jaxtyping import Float32, Float64
 from scipy.stats import rankdata
 from torch import Tensor
 
-from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.data.prompts import part_of_batch
+from glm_grpo.run.run_state import RunState
 from glm_grpo.training.collect import CollectSettings, decode_and_score, join_tables
-from glm_grpo.training.data.prompts import part_of_batch
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from glm_grpo.data.prompts import batch_for_step, load_prompts
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
-from glm_grpo.training.data.prompts import batch_for_step, load_prompts
 from tests.end_to_end.distributed.conftest import metrics_of
 
 pytestmark = [pytest.mark.timeout(900)]

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.checkpoint.files import load_checkpoint, newest_checkpoint
 from tests.end_to_end.distributed.conftest import assert_same_metrics, metrics_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from glm_grpo.training.checkpoint.files import load_checkpoint
+from glm_grpo.run.checkpoints import load_checkpoint
 from tests.end_to_end.distributed.conftest import (
     SHARDS,
     Launcher,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from glm_grpo.run.checkpoints import load_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
-from glm_grpo.training.checkpoint.files import load_checkpoint
 
 MEBIBYTE = 2**20
 

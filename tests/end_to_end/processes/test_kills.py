@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from glm_grpo.run.checkpoints import load_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.checkpoint.files import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 KILL = int(signal.SIGKILL)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glm_grpo.data.prompts import batch_for_step, part_of_batch
 from glm_grpo.errors import PeerError
-from glm_grpo.training.data.prompts import batch_for_step, part_of_batch
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import out_of_memory_explained
 from rewards.types import Prompt, RewardError

@@ -16,10 +16,10 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from glm_grpo.config.losses import ClippedLoss
+from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.errors import ConfigError, PeerError
 from glm_grpo.grpo.strategy import SINGLE_PROCESS
 from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
-from glm_grpo.training.data.prompts import part_of_batch
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout

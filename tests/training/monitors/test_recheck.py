@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.checkpoint.run_state import RunState
+from glm_grpo.run.run_state import RunState
 from glm_grpo.training.collect import CollectSettings, decode_and_score
 from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
 from glm_grpo.training.phase import Models, PhaseClock

@@ -1,0 +1,112 @@
+"""A collector: policy, decoder and scorers in a process of their own, kept by Ray as an actor."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import diffusers
+import torch
+import transformers
+from torch import Tensor
+
+from glm_grpo.collectors.collector_pool import Collected, Order, Outcome
+from glm_grpo.errors import ConfigError, GlmGrpoError
+from glm_grpo.training.collect import collect
+from glm_grpo.training.phase import Models, PhaseClock
+from rewards.types import RewardError
+
+_WHOLE_STEP = "step"
+"""What a clock calls all the time since it was made."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a collector runs.
+
+    Attributes:
+        host: Name of the machine.
+        process_id: On it.
+    """
+
+    host: str
+    process_id: int
+
+
+@dataclass(frozen=True)
+class CollectorSettings:
+    """How a collector sets itself up.
+
+    Attributes:
+        make_models: Loads its models; called in its process.
+        threads: Of torch on the CPU.
+        folder: The current one, for paths and modules that the config names.
+    """
+
+    make_models: Callable[[], Models]
+    threads: int
+    folder: str
+
+
+class Collector:
+    """Makes experience to order. Expected errors are returned: they keep their type and pictures.
+
+    Args:
+        settings: How it sets itself up.
+    """
+
+    def __init__(self, settings: CollectorSettings) -> None:
+        self._settings = settings
+
+    def place(self) -> Place:
+        """Where it runs."""
+        return Place(socket.gethostname(), os.getpid())
+
+    def prepare(self) -> RewardError | GlmGrpoError | None:
+        """Loads the models; the error where that fails."""
+        settings = self._settings
+        # Their bars redraw a line with control characters; what a collector prints is a log.
+        diffusers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()
+        torch.set_num_threads(settings.threads)
+        try:
+            os.chdir(settings.folder)
+            self._models = settings.make_models()
+        except OSError as error:
+            return error if isinstance(error, GlmGrpoError) else _no_folder(settings.folder, error)
+        except (RewardError, GlmGrpoError) as error:
+            return error
+        return None
+
+    def collect(self, order: Order, weights: Mapping[str, Tensor]) -> Outcome:
+        """Makes the experience of one batch.
+
+        Args:
+            order: Which.
+            weights: What training changes, as of `order.policy_step` updates.
+        """
+        clock = PhaseClock()
+        try:
+            self._models.policy.load_state_tensors(weights)
+            experience = collect(
+                self._models,
+                order.batch,
+                order.settings,
+                policy_step=order.policy_step,
+                clock=clock,
+            )
+        except (RewardError, GlmGrpoError) as error:
+            return error
+        images = replace(experience.images, pixels=experience.images.pixels.cpu())
+        seconds = clock.seconds()
+        del seconds[_WHOLE_STEP]
+        return Collected(replace(experience, images=images), seconds)
+
+
+def _no_folder(folder: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{folder} cannot be entered on {socket.gethostname()} ({error.strerror}): collectors work "
+        "in the folder the run was started in; start it in one that all machines share"
+    )

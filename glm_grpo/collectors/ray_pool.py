@@ -1,0 +1,154 @@
+"""Collectors as Ray actors; imported only where Ray is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+from torch import Tensor
+
+from glm_grpo.collectors.collector_pool import (
+    Collected,
+    Died,
+    Event,
+    Finished,
+    Order,
+    Ready,
+    Unusable,
+)
+from glm_grpo.collectors.ray_cluster import Needs, RayCluster
+from glm_grpo.collectors.ray_collector import Collector, CollectorSettings, Place
+from glm_grpo.errors import CollectorError, GlmGrpoError
+from rewards.types import RewardError
+
+_DEATHS = (
+    RayActorError,
+    WorkerCrashedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+)
+"""What Ray raises over a process or a machine that is gone."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Something asked of a collector; `number` is None for its preparation."""
+
+    collector: int
+    number: int | None
+
+
+class RayPool:
+    """Actors that collect.
+
+    Args:
+        cluster: Where they run; closed with the pool.
+        needs: How many, and what each takes.
+        settings: How they set themselves up.
+    """
+
+    def __init__(self, cluster: RayCluster, needs: Needs, settings: CollectorSettings) -> None:
+        self._cluster = cluster
+        actor_class = ray.remote(Collector)
+        # A dead actor is replaced by the source, which knows what it was doing.
+        self._make = actor_class.options(
+            num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0
+        ).remote
+        self._settings = ray.put(settings)
+        self._weights: dict[int, Any] = {}
+        self._jobs: dict[Any, _Job] = {}
+        self._places: dict[int, Any] = {}
+        self._actors = [self._start(index) for index in range(needs.collectors)]
+
+    def push(self, policy_step: int, weights: Mapping[str, Tensor]) -> None:
+        """Puts weights into the object store."""
+        self._weights[policy_step] = ray.put(dict(weights))
+
+    def forget_before(self, policy_step: int) -> None:
+        """Lets the object store drop weights with fewer updates."""
+        for old in [step for step in self._weights if step < policy_step]:
+            del self._weights[old]
+
+    def submit(self, collector: int, order: Order) -> None:
+        """Gives an order to a collector."""
+        weights = self._weights[order.policy_step]
+        reference = self._actors[collector].collect.remote(order, weights)
+        self._jobs[reference] = _Job(collector, order.number)
+
+    def wait(self, seconds: float) -> Sequence[Event]:
+        """What happened since the last call."""
+        asked = list(self._jobs)
+        if not asked:
+            time.sleep(seconds)
+            return []
+        done, _ = ray.wait(asked, num_returns=1, timeout=seconds)
+        return [self._event(reference, self._jobs.pop(reference)) for reference in done]
+
+    def replace(self, collector: int) -> None:
+        """Starts another actor; what is left of the old one is ended."""
+        ray.kill(self._actors[collector], no_restart=True)
+        self._actors[collector] = self._start(collector)
+
+    def close(self) -> None:
+        """Leaves the cluster, which ends the actors."""
+        self._cluster.close()
+
+    def _start(self, collector: int) -> Any:
+        actor = self._make(self._settings)
+        self._places[collector] = actor.place.remote()
+        self._jobs[actor.prepare.remote()] = _Job(collector, None)
+        return actor
+
+    def _event(self, reference: Any, job: _Job) -> Event:
+        try:
+            result = ray.get(reference)
+        except RayTaskError as error:
+            # A defect: its traceback is all that tells where.
+            result = CollectorError(f"it failed\n{error}")
+        except ActorDiedError as error:
+            if error.actor_init_failed:
+                # No machine would do it better: a package that is missing there, most likely.
+                failure = CollectorError(f"a collector could not be begun\n{error}")
+                return Unusable(job.collector, failure)
+            return self._death(job.collector, error)
+        except _DEATHS as error:
+            return self._death(job.collector, error)
+        if job.number is not None:
+            return Finished(job.collector, job.number, self._named(job.collector, result))
+        if result is None:
+            return Ready(job.collector)
+        return Unusable(job.collector, self._named(job.collector, result))
+
+    def _death(self, collector: int, error: RayError) -> Died:
+        reason = str(error).strip().partition("\n")[0]
+        return Died(collector, f"{self._describe(collector)} died ({reason})")
+
+    def _named(self, collector: int, result: Any) -> Any:
+        """An error with the collector's name in front; those of terms name what they are about."""
+        if isinstance(result, Collected | RewardError):
+            return result
+        error: GlmGrpoError = result
+        return type(error)(f"{self._describe(collector)}: {error}")
+
+    def _describe(self, collector: int) -> str:
+        name = f"collector {collector}"
+        with contextlib.suppress(*_DEATHS, GetTimeoutError):
+            place: Place = ray.get(self._places[collector], timeout=1.0)
+            name += f" (process {place.process_id} on {place.host})"
+        return name

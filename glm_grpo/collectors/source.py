@@ -1,0 +1,321 @@
+"""Experience from collectors that work while the learner learns, and its off-policy correction."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from glm_grpo.collectors.collector_pool import (
+    Collected,
+    CollectorPool,
+    Died,
+    Event,
+    Finished,
+    Order,
+    Outcome,
+    Ready,
+    Unusable,
+)
+from glm_grpo.collectors.ledger import Assignment, Ledger, Steps
+from glm_grpo.errors import CollectorError
+from glm_grpo.grpo.losses import StaleTreatment, importance_weights
+from glm_grpo.training.collect import CollectSettings
+from glm_grpo.training.phase import Models, PhaseClock, replay_size
+from glm_grpo.types import Experience, OffPolicyCorrection, PromptBatch
+
+
+@dataclass(frozen=True)
+class StaleSettings:
+    """How stale experience counts.
+
+    Attributes:
+        treatment: Of tokens that have become much more likely since they were sampled.
+        max_importance_ratio: From which ratio on a token is such a one, >= 1.
+        min_importance_ratio: Below which `mask` leaves a token out, too, in [0, 1].
+        micro_batch_size: Sequences scored at once.
+    """
+
+    treatment: StaleTreatment
+    max_importance_ratio: float
+    min_importance_ratio: float
+    micro_batch_size: int
+
+
+@torch.no_grad()
+def correct_stale(
+    models: Models, experience: Experience, settings: StaleSettings, clock: PhaseClock
+) -> tuple[Experience, dict[str, float]]:
+    """Weighs the tokens of an older policy, by one more forward pass of the present one.
+
+    Args:
+        models: Their policy has the weights that are about to learn.
+        experience: Sampled by older ones.
+        settings: Plain values.
+        clock: Gets the time of the forward pass, as phase `proximal`.
+
+    Returns:
+        The experience with its correction, and figures of it: `async/importance_ratio`, the mean
+        over tokens, and `async/truncated_fraction`, the share of those outside the limits.
+
+    Raises:
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    old_log_probs = experience.rollout.log_probs
+    shape = old_log_probs.shape[:2]
+    size = replay_size(experience.prompts, models.policy, settings.micro_batch_size)
+    with models.phase("update", size, clock, timed_as="proximal"):
+        rows = torch.arange(shape.numel()).split(settings.micro_batch_size)
+        parts = []
+        for done, part in enumerate(rows, start=1):
+            replay = models.policy.replay(experience.prompts, experience.rollout, part)
+            parts.append(replay.log_probs.cpu())
+            clock.count(done, len(rows))
+    log_probs = torch.cat(parts).unflatten(0, shape)
+    weights = importance_weights(
+        log_probs,
+        old_log_probs,
+        largest=settings.max_importance_ratio,
+        treatment=settings.treatment,
+        smallest=settings.min_importance_ratio,
+    )
+    ratios = (log_probs - old_log_probs).exp()
+    is_above = ratios > settings.max_importance_ratio
+    is_outside = is_above | (ratios < settings.min_importance_ratio)
+    return replace(experience, correction=OffPolicyCorrection(log_probs, weights)), {
+        "async/importance_ratio": ratios.mean().item(),
+        "async/truncated_fraction": is_outside.float().mean().item(),
+    }
+
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS_IN_A_ROW = 3
+"""Collectors that may die one after another, with no batch made in between, before a run stops."""
+
+_POLL_SECONDS = 0.1
+"""After which the thread looks for orders that were given meanwhile."""
+
+PATIENCE_SECONDS = 120.0
+"""After which a learner that waits says that there is no collector yet."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is collected.
+
+    Attributes:
+        batch_for_step: The prompts of a step, from 0, a pure function of its number.
+        settings_for_step: How the experience of a step, from 1, is made; the answer may change
+            until the updates of the step before it are done.
+        steps: Which, and how old their experience may be.
+        push_every: Updates from one push of weights to the next, >= 1.
+        stale: How experience of an older policy counts.
+    """
+
+    batch_for_step: Callable[[int], PromptBatch]
+    settings_for_step: Callable[[int], CollectSettings]
+    steps: Steps
+    push_every: int
+    stale: StaleSettings
+
+
+@dataclass
+class _Counts:
+    """Since the last step was taken."""
+
+    dropped: int = 0
+    restarts: int = 0
+    idle_seconds: float = 0.0
+
+
+class AsynchronousSource:
+    """Takes experience from a pool of collectors.
+
+    Args:
+        pool: Starts to work at once; closed with the source.
+        recipe: What is collected.
+        models: The learner's; their policy weighs stale experience, and its weights are pushed.
+        now: Seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        pool: CollectorPool,
+        recipe: Recipe,
+        models: Models,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._pool, self._recipe, self._models, self._now = pool, recipe, models, now
+        updates = (recipe.steps.first - 1) * recipe.steps.updates_each
+        self._ledger: Ledger[Outcome] = Ledger(recipe.steps, updates, recipe.settings_for_step)
+        self._pushed = updates
+        self._busy: dict[int, Assignment] = {}
+        self._idle_since: dict[int, float] = {}
+        self._counts = _Counts()
+        self._is_anyone_ready = self._is_warned = False
+        self._deaths_in_a_row = 0
+        self._failure: Exception | None = None
+        self._is_closing = threading.Event()
+        # Held while any of the above is read or changed; notified when there is something to take.
+        self._changed = threading.Condition()
+        pool.push(updates, self._weights())
+        self._thread = threading.Thread(target=self._work, daemon=True, name="collectors")
+        self._thread.start()
+
+    def next_experience(
+        self, step: int, clock: PhaseClock
+    ) -> tuple[Experience, Mapping[str, float]]:
+        """Waits for the experience of a step, weighs it where it is stale.
+
+        Raises:
+            RewardError: A term failed in a collector; names term, prompt and image.
+            GlmGrpoError: A collector failed otherwise, or collectors died again and again.
+        """
+        clock.announce("waiting")
+        started = self._now()
+        with self._changed:
+            while (entry := self._ledger.take(step)) is None:
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait()
+                self._warn_where_nobody_comes(self._now() - started)
+            waited = self._now() - started
+            metrics = self._metrics(waited)
+            assignment, outcome = entry
+            age = self._ledger.age(assignment)
+        if not isinstance(outcome, Collected):
+            raise outcome
+        for phase, seconds in outcome.seconds.items():
+            clock.add(phase, seconds)
+        experience = outcome.experience
+        figures = {"async/importance_ratio": 1.0, "async/truncated_fraction": 0.0}
+        if age > 0:
+            experience, figures = correct_stale(self._models, experience, self._recipe.stale, clock)
+        return experience, {"async/policy_age": float(age), **metrics, **figures}
+
+    def policy_updated(self, step: int) -> None:
+        """Pushes the weights where that is due; has outdated batches collected again."""
+        steps = self._recipe.steps
+        if step == steps.last:
+            return
+        updates = step * steps.updates_each
+        if updates - self._pushed >= self._recipe.push_every:
+            self._pool.push(updates, self._weights())
+            self._pushed = updates
+        with self._changed:
+            self._ledger.push(self._pushed)
+            self._counts.dropped += self._ledger.withdraw_outdated()
+            self._pool.forget_before(self._ledger.oldest)
+            self._give_out()
+
+    def close(self) -> None:
+        """Ends the collectors; what they were making is lost."""
+        self._is_closing.set()
+        self._thread.join()
+        self._pool.close()
+
+    def _work(self) -> None:
+        """Of the thread: hears what the collectors say, and gives them their next orders."""
+        try:
+            while not self._is_closing.is_set():
+                events = self._pool.wait(_POLL_SECONDS)
+                with self._changed:
+                    for event in events:
+                        self._handle(event)
+                    self._give_out()
+                    self._changed.notify_all()
+        # Handed to the thread that takes: this thread's end alone would leave the learner waiting.
+        except Exception as error:
+            self._fail(error)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Ready):
+            self._is_anyone_ready = True
+            self._idle_since[event.collector] = self._now()
+        elif isinstance(event, Finished):
+            del self._busy[event.collector]
+            self._ledger.finish(event.number, event.outcome)
+            self._idle_since[event.collector] = self._now()
+            self._deaths_in_a_row = 0
+        elif isinstance(event, Unusable):
+            self._fail(event.error)
+        else:
+            self._replace(event)
+
+    def _replace(self, death: Died) -> None:
+        self._idle_since.pop(death.collector, None)
+        assignment = self._busy.pop(death.collector, None)
+        if assignment is not None:
+            self._ledger.lose(assignment.number)
+        self._deaths_in_a_row += 1
+        self._counts.restarts += 1
+        if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
+            self._fail(
+                CollectorError(
+                    f"{MAX_DEATHS_IN_A_ROW} collectors died in a row, and none made a batch in "
+                    f"between; the last was {death.reason}. A machine's memory may be too small "
+                    "for async.collectors"
+                )
+            )
+            return
+        batch = "" if assignment is None else f"; the batch of step {assignment.step} is made again"
+        logger.warning("%s: another one takes its place%s", death.reason, batch)
+        self._pool.replace(death.collector)
+
+    def _give_out(self) -> None:
+        for collector in sorted(self._idle_since):
+            if self._failure is not None or (assignment := self._ledger.give_out()) is None:
+                return
+            self._counts.idle_seconds += self._now() - self._idle_since.pop(collector)
+            self._busy[collector] = assignment
+            self._pool.submit(
+                collector,
+                Order(
+                    number=assignment.number,
+                    batch=self._recipe.batch_for_step(assignment.step - 1),
+                    settings=assignment.settings,
+                    policy_step=assignment.policy_step,
+                ),
+            )
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _warn_where_nobody_comes(self, waited: float) -> None:
+        """Ray lets a collector that finds no place wait without a word."""
+        if self._is_anyone_ready or self._is_warned or waited < PATIENCE_SECONDS:
+            return
+        self._is_warned = True
+        logger.warning(
+            "no collector is ready after %.0f s: they load their models, or no machine of the "
+            "cluster has free what async.cpus_per_collector and async.gpus_per_collector ask for "
+            "(`ray status` tells)",
+            waited,
+        )
+
+    def _metrics(self, waited: float) -> dict[str, float]:
+        """Of the time since the last step was taken, up to now."""
+        now = self._now()
+        for collector, since in self._idle_since.items():
+            self._counts.idle_seconds += now - since
+            self._idle_since[collector] = now
+        counts, self._counts = self._counts, _Counts()
+        return {
+            "async/queue_length": float(self._ledger.waiting),
+            "async/wait_learner_seconds": waited,
+            "async/wait_collectors_seconds": counts.idle_seconds,
+            "async/dropped": float(counts.dropped),
+            "async/restarts": float(counts.restarts),
+        }
+
+    def _weights(self) -> Mapping[str, Tensor]:
+        return {name: x.cpu() for name, x in self._models.policy.state_tensors().items()}

@@ -1,0 +1,304 @@
+"""Rows of a prompt file -> prompts: texts, targets, and what is refused."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from glm_grpo.data.files import (
+    SOURCE_FIELDS,
+    TARGET_FIELDS,
+    Row,
+    shorten,
+)
+from glm_grpo.errors import DataError
+from glm_grpo.models.base import ReservedTokens
+from rewards.pictures import PictureError, PictureSource, fit_pixels, open_rgb
+from rewards.texts import find_quoted_texts, is_blank
+
+
+def verify_picture(source: PictureSource, origin: str) -> None:
+    """Decode a picture fully, as a header alone does not tell a torn file.
+
+    Args:
+        source: The picture.
+        origin: The file and line that name it, for the error.
+
+    Raises:
+        DataError: It is missing, no picture, torn, too large or of an unknown range of values.
+    """
+    _open(source, origin)
+
+
+def verify_source(source: PictureSource, origin: str) -> None:
+    """As `verify_picture`, and refuse a picture so long that most of it would be cut.
+
+    Raises:
+        DataError: As `verify_picture`, or its sides differ by more than a factor of 4.
+    """
+    width, height = _open(source, origin).size
+    if max(width, height) > LARGEST_ASPECT * min(width, height):
+        name = "the embedded source" if isinstance(source, bytes) else f"source {source}"
+        raise DataError(
+            f"{origin}: {name} is {width} x {height}; the longer side must be at most "
+            f"{LARGEST_ASPECT} times the shorter: crop it"
+        )
+
+
+def load_picture(
+    source: PictureSource, origin: str, *, height: int, width: int
+) -> UInt8[Tensor, "3 H W"]:
+    """Load a picture at a size.
+
+    See `rewards.pictures.fit_pixels` for what is cut, `open_rgb` for transparency, orientation,
+    colour profile and depth.
+
+    Args:
+        source: The picture.
+        origin: The file and line that name it, for the error.
+        height: Pixels.
+        width: Pixels.
+
+    Returns:
+        RGB, 0..255.
+
+    Raises:
+        DataError: As `verify_picture`.
+    """
+    return fit_pixels(_open(source, origin), height=height, width=width)
+
+
+def _open(source: PictureSource, origin: str) -> Image.Image:
+    try:
+        return open_rgb(source)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{origin}: picture {source!s} does not exist; paths are relative to the folder of the "
+            "file that names them"
+        ) from error
+    except PictureError as error:
+        name = "the embedded picture" if isinstance(source, bytes) else f"picture {source}"
+        raise DataError(f"{origin}: {name} {error}") from error
+
+
+LARGEST_ASPECT = 4
+"""Of a source picture. Source: `smart_resize` of GLM-Image's image processor (transformers)."""
+
+LONGEST_ID = 100
+USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
+
+UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
+"""Null, and halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntry:
+    """One checked prompt whose picture is not in memory yet.
+
+    Attributes:
+        origin: File and line, for errors.
+        prompt_id: As in `Prompt`.
+        prompt: As in `Prompt`.
+        texts: As in `Prompt`.
+        target: The picture to be matched, or None.
+        sources: The pictures to be edited.
+    """
+
+    origin: str
+    prompt_id: str
+    prompt: str
+    texts: tuple[str, ...]
+    target: PictureSource | None
+    sources: tuple[PictureSource, ...] = ()
+
+
+class ReservedTexts:
+    """Refuses prompts that hold what a tokenizer reads as a token of its own.
+
+    Such a token would start an image, or announce one that is not there, in the middle of a prompt.
+    What the glyph encoder reserves is refused only in the parts of a prompt that it reads. The
+    `text` field reaches no tokenizer of the model.
+    """
+
+    def __init__(self, tokens: ReservedTokens) -> None:
+        self._in_prompt = _any_of(tokens.language)
+        self._in_glyphs = _any_of(tokens.glyphs)
+        self._find_glyph_texts = tokens.find_glyph_texts
+
+    def check(self, entry: PromptEntry) -> None:
+        """Looks for one.
+
+        Raises:
+            DataError: The prompt holds one; the message names file, line and token.
+        """
+        found = self._in_prompt.search(entry.prompt)
+        place = "'prompt'"
+        if found is None:
+            quoted = "\n".join(self._find_glyph_texts(entry.prompt))
+            found, place = self._in_glyphs.search(quoted), "'prompt' in quotation marks"
+        if found is not None:
+            raise DataError(
+                f"{entry.origin}: {place} holds {found[0]!r}, which the model's tokenizer reads as "
+                "a token of its own, not as text; remove it or write it differently"
+            )
+
+
+def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
+    # Without any, what matches nothing. The longest first: one may begin with another.
+    ordered = sorted((text for text in texts if text.strip()), key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+
+def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
+    """Check one row.
+
+    Args:
+        position: Of the row in its file, from 0; its name where it has no `id`.
+        sources: Source pictures that every prompt has; at 0 their fields are not read, since a
+            column of that name may hold anything.
+
+    Raises:
+        DataError: A field cannot be used; the message names file, line, rule and remedy.
+    """
+    prompt = _read_string(row, "prompt")
+    if prompt is None or is_blank(prompt):
+        raise DataError(
+            f"{row.origin}: 'prompt' is missing or blank; every row needs one{_near_prompt(row)}"
+        )
+    return PromptEntry(
+        origin=row.origin,
+        prompt_id=_read_id(row, position),
+        prompt=prompt.strip(),
+        texts=_read_texts(row, prompt),
+        target=_read_target(row),
+        sources=_read_sources(row, sources),
+    )
+
+
+def _near_prompt(row: Row) -> str:
+    """What else may be the prompt of a row that has none."""
+    others = [str(name) for name in row.fields if name != "prompt"]
+    nearest = difflib.get_close_matches("prompt", others, n=1)
+    return f" (did you mean 'prompt' by {shorten(nearest[0])}?)" if nearest else ""
+
+
+def _read_string(row: Row, field: str) -> str | None:
+    value = row.fields.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise DataError(f"{row.origin}: {field!r} is {shorten(value)}; it must be text")
+    if UNUSABLE_CHARACTERS.search(value):
+        raise DataError(
+            f"{row.origin}: {field!r} holds a null character or half a surrogate pair; remove it, "
+            "or save the file as UTF-8"
+        )
+    return value
+
+
+_LIST_OF_TEXTS = re.compile(r'\s*\[\s*["\]]')
+"""In a cell; `[SALE]` is a text with brackets."""
+
+
+def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
+    value = row.fields.get("text")
+    if row.has_cells and isinstance(value, str) and _LIST_OF_TEXTS.match(value):
+        value = _read_list(row, "text", value)
+    if not isinstance(value, list | tuple):
+        text = _read_string(row, "text")
+        if text is None:
+            return find_quoted_texts(prompt)
+        return () if is_blank(text) else (text.strip(),)
+    for text in value:
+        if not isinstance(text, str) or is_blank(text) or UNUSABLE_CHARACTERS.search(text):
+            raise DataError(
+                f"{row.origin}: 'text' holds {shorten(text)}; every text of a list must be text "
+                "that is not blank, without null characters or halves of surrogate pairs; remove it"
+            )
+    return tuple(text.strip() for text in value)
+
+
+def _read_id(row: Row, position: int) -> str:
+    value = row.fields.get("id")
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    else:
+        value = (_read_string(row, "id") or "").strip()
+    if not value:
+        return f"{position:05d}"
+    if not value.isprintable() or not USABLE_ID.fullmatch(value):
+        raise DataError(
+            f"{row.origin}: id {shorten(value)} names files of the run; use at most "
+            f"{LONGEST_ID} printable characters, no slash, no dot in front"
+        )
+    return value
+
+
+def _read_target(row: Row) -> PictureSource | None:
+    named = {field: row.fields.get(field) for field in TARGET_FIELDS}
+    image = named["image"]
+    if isinstance(image, str) and (row.folder is None or "://" in image):
+        # Data sets have columns of addresses and names under it.
+        named["image"] = None
+    given = [field for field, value in named.items() if value is not None and value != ""]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise DataError(f"{row.origin}: {' and '.join(given)} both name a picture; keep one")
+    (field,) = given
+    return _read_picture(row, field, named[field])
+
+
+def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
+    if count == 0:
+        return ()
+    given = [name for name in SOURCE_FIELDS if row.fields.get(name) not in (None, "", [])]
+    if len(given) > 1:
+        raise DataError(f"{row.origin}: {' and '.join(given)} both name pictures; keep one")
+    found: tuple[PictureSource, ...] = ()
+    for field in given:
+        value = row.fields[field]
+        if field == "sources":
+            value = _read_list(row, field, value)
+        values = value if isinstance(value, list | tuple) else [value]
+        found = tuple(_read_picture(row, field, each) for each in values)
+    if len(found) != count:
+        raise DataError(
+            f"{row.origin}: {len(found)} source pictures, and data.sources is {count}, the number "
+            "that every prompt of both files has; correct 'source' or 'sources' of this row, or "
+            "data.sources"
+        )
+    return found
+
+
+def _read_list(row: Row, field: str, value: object) -> object:
+    """A cell of a table of text holds a list as JSON."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise DataError(
+            f"{row.origin}: {field!r} is {shorten(value)}, no list ({error}); write "
+            '["a", "b"], in a .csv "[""a"", ""b""]"'
+        ) from error
+
+
+def _read_picture(row: Row, field: str, value: object) -> PictureSource:
+    # The form in which Hugging Face datasets stores a picture: its content, or else its path.
+    if isinstance(value, dict):
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise DataError(
+            f"{row.origin}: {field!r} is {shorten(value)}; it must be the path of a picture"
+        )
+    return Path(value) if row.folder is None else row.folder.absolute() / value

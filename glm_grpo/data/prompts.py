@@ -1,0 +1,387 @@
+"""Prompts: checked once, then dealt out as a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from glm_grpo.data.entries import (
+    PromptEntry,
+    ReservedTexts,
+    load_picture,
+    make_entry,
+    verify_picture,
+    verify_source,
+)
+from glm_grpo.data.files import (
+    LONGEST_SHOWN,
+    PROMPT_FIELDS,
+    READ_FIELDS,
+    SOURCE_FIELDS,
+    TARGET_FIELDS,
+    Row,
+    read_rows,
+    shorten,
+)
+from glm_grpo.errors import DataError
+from glm_grpo.models.base import ReservedTokens
+from glm_grpo.seeds import derive_seed
+from glm_grpo.types import PromptBatch
+from rewards.pictures import PictureSource
+from rewards.types import Prompt
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class PromptSource(Protocol):
+    """Prompts in a fixed order, from a file or made up; what batches are dealt from."""
+
+    @property
+    def path(self) -> str:
+        """What the user named it by."""
+        ...
+
+    @property
+    def height(self) -> int:
+        """Of the target pictures, pixels."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Of the target pictures, pixels."""
+        ...
+
+    def captions(self) -> list[str]:
+        """What every prompt says, without loading its picture."""
+        ...
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """The texts that every prompt asks for, without loading its picture."""
+        ...
+
+    def identities(self) -> list[Hashable]:
+        """What prompts that ask for the same have in common, without loading a picture."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Prompt: ...
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Checked prompts in the order of their file; pictures are loaded when an item is taken.
+
+    Attributes:
+        path: Where they come from, for errors.
+        entries: One a prompt.
+        height: Pixels of the pictures, those of the rollout.
+        width: Pixels.
+    """
+
+    path: str
+    entries: tuple[PromptEntry, ...]
+    height: int
+    width: int
+
+    def captions(self) -> list[str]:
+        """What every prompt says, without loading its picture."""
+        return [entry.prompt for entry in self.entries]
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """The texts that every prompt asks for, without loading its picture."""
+        return [entry.texts for entry in self.entries]
+
+    def identities(self) -> list[Hashable]:
+        """Text and sources; a source under two paths counts as two."""
+        return [(entry.prompt, entry.sources) for entry in self.entries]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> Prompt:
+        entry = self.entries[index]
+
+        def load(picture: PictureSource) -> UInt8[Tensor, "3 H W"]:
+            return load_picture(picture, entry.origin, height=self.height, width=self.width)
+
+        return Prompt(
+            entry.prompt_id,
+            entry.prompt,
+            texts=entry.texts,
+            target=None if entry.target is None else load(entry.target),
+            sources=tuple(map(load, entry.sources)),
+        )
+
+
+def load_prompts(
+    path: str,
+    *,
+    height: int,
+    width: int,
+    reserved: ReservedTokens | None = None,
+    sources: int = 0,
+) -> PromptSet:
+    """Read and check every prompt, decoding every picture once.
+
+    Fields of a row (others are left alone; one that is nearly called like a field which is not
+    there is warned of):
+
+    - `prompt`: required, not blank, without tokens that the model reserves;
+    - `target`, `target_image` or `file_name`: path of the picture to be matched, relative to the
+      folder of the file; in tables with embedded pictures also `image`;
+    - `source` or `sources`: path of the picture to be edited, or a list of them, as for `target`;
+    - `text`: what the picture should say, a text or a list of texts. Without the field, or with
+      null, it is what the prompt quotes (`find_quoted_texts`); blank says that there is none;
+    - `id`: names the prompt in tables and files; without it the row's position, such as `00012`.
+
+    Args:
+        path: A file, a folder or a hub data set, as in `read_rows`.
+        height: Pixels of the rollout, which pictures are brought to.
+        width: Pixels.
+        reserved: What the model's tokenizers read as a token of its own, which no prompt may hold;
+            None for a model without any.
+        sources: Source pictures of every prompt; 0 for text-to-image.
+
+    Raises:
+        DataError: Something cannot be used; the message names file, line, rule and remedy.
+    """
+    entries: list[PromptEntry] = []
+    origins: dict[str, str] = {}
+    verified: set[Path] = set()
+    misspelt: dict[str, str] = {}
+    refused = ReservedTexts(reserved or ReservedTokens())
+    for position, row in enumerate(read_rows(path)):
+        entry = make_entry(row, position, sources=sources)
+        refused.check(entry)
+        misspelt |= _misspelt_fields(row, sources=sources)
+        if entry.prompt_id in origins:
+            raise DataError(
+                f"{row.origin}: id {entry.prompt_id!r} is that of {origins[entry.prompt_id]}; ids "
+                "must be unique, and rows without one are named by their position"
+            )
+        origins[entry.prompt_id] = row.origin
+        if isinstance(entry.target, bytes):
+            verify_picture(entry.target, row.origin)
+        elif entry.target is not None and entry.target not in verified:
+            verify_picture(entry.target, row.origin)
+            verified.add(entry.target)
+        for source in entry.sources:
+            verify_source(source, row.origin)
+        entries.append(entry)
+    for meant, name in misspelt.items():
+        shown = shorten(name)
+        logger.warning("%s: field %s is not read; did you mean '%s'?", path, shown, meant)
+    return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
+
+
+def _misspelt_fields(row: Row, *, sources: int) -> dict[str, str]:
+    """Fields that are probably meant, of which the row has none -> names that are not read."""
+    meant = {_nearest_field(name): name for name in row.fields.keys() - READ_FIELDS}
+    kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) if sources else ()))
+    missing = [kind for kind in kinds if row.fields.keys().isdisjoint(kind)]
+    return {field: meant[field] for kind in missing for field in kind if field in meant}
+
+
+# Rows name the same fields again and again.
+@lru_cache(maxsize=1024)
+def _nearest_field(name: str) -> str | None:
+    # `image` is left out: a column of that name may hold anything.
+    known = (*PROMPT_FIELDS, *TARGET_FIELDS, *SOURCE_FIELDS)
+    nearest = difflib.get_close_matches(name[:LONGEST_SHOWN].lower(), known, n=1, cutoff=0.82)
+    return nearest[0] if nearest else None
+
+
+def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) -> None:
+    """Looks whether a batch can be dealt.
+
+    Raises:
+        DataError: The set holds fewer prompts than a step takes.
+    """
+    if prompts_per_step > len(prompt_set):
+        raise DataError(
+            f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} holds only "
+            f"{len(prompt_set)} prompts, and those of a step must differ; lower it or add prompts"
+        )
+
+
+def batch_for_step(
+    prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
+) -> PromptBatch:
+    """The batch of a step, a pure function of its arguments: resuming needs no sampler state.
+
+    Every epoch deals each prompt once, in an order of its own. Where an epoch does not divide into
+    batches, the batch that is left open is filled from the next epoch, with prompts it does not
+    hold yet: within a batch all prompts differ.
+
+    Args:
+        prompt_set: P <= its length.
+        step: From 0.
+        prompts_per_step: P.
+        group_size: G.
+
+    Raises:
+        DataError: The set holds fewer than P prompts.
+    """
+    check_prompts_suffice(prompt_set, prompts_per_step=prompts_per_step)
+    rows = _rows_of_step(len(prompt_set), step=step, seed=seed, prompts_per_step=prompts_per_step)
+    return _batch_of_rows(prompt_set, rows, step=step, seed=seed, group_size=group_size)
+
+
+@dataclass(frozen=True)
+class SparePrompts:
+    """The prompts that a step's batch does not hold, in an order that (seed, step) decides.
+
+    Attributes:
+        prompt_set: Of the run.
+        rows: Into it.
+        step: From 0.
+        seed: Of the run.
+        group_size: G.
+    """
+
+    prompt_set: PromptSource
+    rows: tuple[int, ...]
+    step: int
+    seed: int
+    group_size: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, places: range) -> PromptBatch:
+        """Some of them, with the seeds that they have in this step."""
+        return _batch_of_rows(
+            self.prompt_set,
+            self.rows[places.start : places.stop],
+            step=self.step,
+            seed=self.seed,
+            group_size=self.group_size,
+        )
+
+
+def spares_for_step(
+    prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
+) -> SparePrompts:
+    """What can take the place of prompts of a step; arguments as of `batch_for_step`."""
+    count = len(prompt_set)
+    held = {*_rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)}
+    generator = torch.Generator().manual_seed(derive_seed(seed, "spare prompts", step))
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    rows = tuple(row for row in order if row not in held)
+    return SparePrompts(prompt_set, rows, step=step, seed=seed, group_size=group_size)
+
+
+def _rows_of_step(count: int, *, step: int, seed: int, prompts_per_step: int) -> list[int]:
+    start = step * prompts_per_step
+    last = start + prompts_per_step - 1
+    orders = {
+        epoch: _epoch_order(count, epoch=epoch, seed=seed, prompts_per_step=prompts_per_step)
+        for epoch in {start // count, last // count}
+    }
+    return [orders[place // count][place % count] for place in range(start, last + 1)]
+
+
+def _batch_of_rows(
+    prompt_set: PromptSource, rows: Sequence[int], *, step: int, seed: int, group_size: int
+) -> PromptBatch:
+    prompts = tuple(prompt_set[row] for row in rows)
+    return PromptBatch(
+        prompts=prompts,
+        group_size=group_size,
+        height=prompt_set.height,
+        width=prompt_set.width,
+        seed=derive_seed(seed, "sampling", step),
+        decode_seeds=tuple(
+            derive_seed(seed, "decoding", step, prompt.prompt_id) for prompt in prompts
+        ),
+    )
+
+
+def part_of_batch(batch: PromptBatch, rows: range) -> PromptBatch:
+    """Some prompts of a batch, with the samples and noise they have in the whole."""
+    return prompts_at(batch, torch.arange(rows.start, rows.stop))
+
+
+def prompts_at(batch: PromptBatch, rows: Int64[Tensor, " K"]) -> PromptBatch:
+    """As `part_of_batch`, for rows in any order."""
+    ids, places = batch.source_token_ids, rows.tolist()
+    return replace(
+        batch,
+        prompts=tuple(batch.prompts[row] for row in places),
+        decode_seeds=tuple(batch.decode_seeds[row] for row in places),
+        source_token_ids=None if ids is None else ids[rows],
+    )
+
+
+def evaluated_at_once(images: int, samples_per_prompt: int) -> int:
+    """Prompts of an evaluation's batch: with as many images as a training step, or one prompt's."""
+    return max(1, images // samples_per_prompt)
+
+
+def evaluation_batches(
+    prompt_set: PromptSource,
+    rows: range,
+    *,
+    prompts_per_batch: int,
+    samples_per_prompt: int,
+    seed: int,
+) -> list[PromptBatch]:
+    """Held-out prompts in their order, with the same seeds at every evaluation of a run.
+
+    Seeds depend on nothing but `seed` and the prompt, so that before and after differ by the
+    policy alone, however the prompts are batched.
+
+    Args:
+        prompt_set: The held-out prompts.
+        rows: Of those that are evaluated here.
+        prompts_per_batch: P of all batches but the last, which may be smaller.
+        samples_per_prompt: G.
+    """
+    batches = []
+    for start in range(0, len(rows), prompts_per_batch):
+        prompts = tuple(prompt_set[row] for row in rows[start : start + prompts_per_batch])
+        batches.append(
+            PromptBatch(
+                prompts=prompts,
+                group_size=samples_per_prompt,
+                height=prompt_set.height,
+                width=prompt_set.width,
+                seed=derive_seed(seed, "evaluation sampling"),
+                decode_seeds=tuple(
+                    derive_seed(seed, "evaluation decoding", prompt.prompt_id) for prompt in prompts
+                ),
+            )
+        )
+    return batches
+
+
+def _epoch_order(count: int, *, epoch: int, seed: int, prompts_per_step: int) -> list[int]:
+    """The order of an epoch, whose first prompts do not repeat those of a batch left open.
+
+    What is left open depends on the epoch before, back to the last epoch that began with a batch:
+    at most `prompts_per_step` epochs.
+    """
+    first = epoch
+    while first * count % prompts_per_step:
+        first -= 1
+    order: list[int] = []
+    for current in range(first, epoch + 1):
+        generator = torch.Generator().manual_seed(derive_seed(seed, "order", current))
+        drawn = torch.randperm(count, generator=generator).tolist()
+        is_taken = set(order[count - current * count % prompts_per_step :])
+        head_size = -current * count % prompts_per_step
+        head = [row for row in drawn if row not in is_taken][:head_size]
+        is_head = set(head)
+        order = head + [row for row in drawn if row not in is_head]
+    return order

@@ -1,0 +1,1 @@
+"""Reports on runs: rescored, compared, probed before they begin."""

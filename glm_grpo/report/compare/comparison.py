@@ -1,0 +1,657 @@
+"""Compare runs on the held-out evaluations that they stored, by the same weights."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64
+from torch import Tensor
+
+from glm_grpo.config import Config, flatten
+from glm_grpo.errors import CheckpointError, ConfigError
+from glm_grpo.run.config import read_config
+from glm_grpo.run.folder import RunFolder, read_picture
+from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
+from glm_grpo.run.summaries import paired_bootstrap
+from rewards.problems import NOT_GIVEN
+from rewards.reweigh import Mode, combine
+
+_NO_DIFFERENCE = frozenset({"run_dir", "train.resume", "run.name", "run.notes", "run.tags"})
+"""Keys that say where a run lies and what is said about it, not what it is."""
+
+
+def list_settings(config: Config) -> dict[str, str]:
+    """All values of a config as JSON, by dotted key; a section that is absent has none."""
+    flat = flatten(config.model_dump(mode="json"))
+    return {key: json.dumps(value, ensure_ascii=False) for key, value in flat.items()}
+
+
+def differing_settings(configs: Sequence[Config]) -> list[dict[str, str]]:
+    """For each config the keys, with values as JSON, in which not all of them agree.
+
+    A config without a key of another has "(not given)" there. Where a run lies is no difference.
+    """
+    flat = [list_settings(config) for config in configs]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    differing = [
+        key
+        for key in keys
+        if key not in _NO_DIFFERENCE
+        and len({settings.get(key, NOT_GIVEN) for settings in flat}) > 1
+    ]
+    return [{key: settings.get(key, NOT_GIVEN) for key in differing} for settings in flat]
+
+
+SAME_PICTURES = ("eval.seed", "rollout.height", "rollout.width")
+"""Keys that must agree: with others, noise or sizes of the pictures differ."""
+_SAME_EVALUATION = (
+    *SAME_PICTURES,
+    "model.path",
+    "eval.samples_per_prompt",
+    "data.sources",
+)
+"""Keys that must agree where figures are compared."""
+_NOT_OF_THE_SCORE = frozenset(
+    {
+        *("weight", "when", "std_floor"),
+        *("timeout_seconds", "run_in", "threads", "url"),
+        *("retries", "requests_at_once", "request_timeout_seconds"),
+        *("api_key_variable", "token_variable"),
+    }
+)
+"""Options of a term that leave its raw scores as they are."""
+
+
+def check_same_evaluation(
+    names: Sequence[str], configs: Sequence[Config], keys: Sequence[str] = _SAME_EVALUATION
+) -> None:
+    """Refuse runs whose held-out pictures were made in different ways.
+
+    Args:
+        names: Of the runs, for the error.
+        keys: Of the config, in which all must agree: of model, seed, number and size of the
+            pictures, unless given.
+
+    Raises:
+        ConfigError: They differ in one.
+    """
+    for key in keys:
+        values = [list_settings(config)[key] for config in configs]
+        if len(set(values)) > 1:
+            listed = ", ".join(
+                f"{value} in {name}" for value, name in zip(values, names, strict=True)
+            )
+            raise ConfigError(
+                f"{key} is {listed}: only runs whose held-out pictures were made in the same way "
+                "can be compared; leave some out, or train them again with one value"
+            )
+
+
+def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Sequence[str]) -> None:
+    """Refuse a run whose evaluations are of other prompts than those of the first run.
+
+    Target and source pictures are compared as far as both runs still have them.
+
+    Args:
+        first: The run that others are held against.
+        run: Any run, the first one too.
+        comparable: Terms that must apply to the same prompts in both.
+
+    Raises:
+        ConfigError: Prompts, their order, their texts or their pictures differ.
+        StorageError: A picture cannot be read.
+    """
+    expected = first.evaluations[0]
+    for evaluation in run.evaluations:
+        path = run.folder.evaluation_path(evaluation.step)
+        if _identities(evaluation) != _identities(expected):
+            raise ConfigError(
+                f"{path} holds other held-out prompts (id, prompt or texts, in their order) than "
+                f"the first evaluation of {first.name}; compare runs with the same data.eval_path"
+            )
+        for name in comparable:
+            if not torch.equal(evaluation.applies(name), expected.applies(name)):
+                raise ConfigError(
+                    f"{path}: {name} was scored for other prompts than in {first.name}, so some "
+                    "have no target there; compare runs with the same data.eval_path"
+                )
+    _check_same_pictures(first, run, "target")
+    _check_same_pictures(first, run, "source")
+
+
+def sort_terms(configs: Sequence[Config]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Terms that every run scored in the same way, and all others."""
+    scorings = [
+        {name: _scoring(config, name) for name in config.reward.terms} for config in configs
+    ]
+    names = dict.fromkeys(name for scoring in scorings for name in scoring)
+    comparable = tuple(
+        name
+        for name in names
+        if all(name in scoring and scoring[name] == scorings[0].get(name) for scoring in scorings)
+    )
+    return comparable, tuple(name for name in names if name not in comparable)
+
+
+def check_weights(
+    runs: Sequence[EvaluatedRun], weights: Mapping[str, float], comparable: Sequence[str]
+) -> None:
+    """Refuse weights that do not measure all runs alike.
+
+    Args:
+        runs: All that are compared.
+        weights: By name of the term, none of them 0.
+        comparable: Terms that every run scored in the same way, see `sort_terms`.
+
+    Raises:
+        ConfigError: It has no term, or one that a run did not score or scored in another way.
+    """
+    if not weights:
+        raise ConfigError(
+            "no weight is other than 0, so every run has total 0; give a term one, "
+            "such as --weights ocr=1"
+        )
+    for name in weights:
+        for run in runs:
+            if name not in run.config.reward.terms:
+                raise ConfigError(
+                    f"term {name!r}: {run.name} did not score it (it scored "
+                    f"{', '.join(run.config.reward.terms)}); judge by terms that all runs scored "
+                    f"({', '.join(comparable) or 'there is none'}), such as --weights "
+                    f"{comparable[0] if comparable else 'ocr'}=1, or score it with weight 0 when "
+                    "training"
+                )
+        if name not in comparable:
+            raise ConfigError(
+                f"term {name!r} was scored in different ways: "
+                f"{_list_options(runs, name)}, so its scores are no common measure; judge by "
+                f"terms that all runs scored alike ({', '.join(comparable) or 'there is none'})"
+            )
+
+
+def check_every_prompt_has_a_total(
+    evaluation: StoredEvaluation, weights: Mapping[str, float]
+) -> None:
+    """Refuse weights under which a prompt has no total.
+
+    Raises:
+        ConfigError: None of its terms applies to a prompt; names the first such prompt.
+    """
+    has_total = torch.stack([evaluation.applies(name) for name in weights]).any(dim=0)
+    for row in (~has_total).nonzero().flatten()[:1].tolist():
+        raise ConfigError(
+            f"weights of {', '.join(weights)}: none of its terms applies to held-out prompt "
+            f"{evaluation.groups.prompt_ids[row]}; add a term that applies to every prompt"
+        )
+
+
+def _check_same_pictures(
+    first: EvaluatedRun, run: EvaluatedRun, name: Literal["target", "source"]
+) -> None:
+    pairs = zip(_given(run, name), _given(first, name), strict=True)
+    for picture, other in pairs:
+        if picture is None or other is None:
+            continue
+        ours, theirs = run.folder.picture(picture), first.folder.picture(other)
+        if not (os.path.isfile(ours) and os.path.isfile(theirs)):
+            continue
+        if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
+            raise ConfigError(
+                f"{ours} is another {name} picture than {theirs}; compare runs with the same "
+                "data.eval_path"
+            )
+
+
+def _given(run: EvaluatedRun, name: Literal["target", "source"]) -> list[str | None]:
+    """Paths of the pictures that prompts came with; runs have as many sources each."""
+    evaluation = run.evaluations[0]
+    if name == "target":
+        return [*evaluation.targets]
+    return [path for paths in evaluation.sources for path in paths]
+
+
+def _identities(evaluation: StoredEvaluation) -> list[tuple[str, str, tuple[str, ...]]]:
+    groups = evaluation.groups
+    return list(zip(groups.prompt_ids, groups.prompts, evaluation.texts, strict=True))
+
+
+def _scoring(config: Config, name: str) -> dict[str, Any]:
+    options = config.reward.terms[name].model_dump()
+    return {key: value for key, value in options.items() if key not in _NOT_OF_THE_SCORE}
+
+
+def _list_options(runs: Sequence[EvaluatedRun], name: str) -> str:
+    """The options of a term in which runs differ, with the value of each run."""
+    scorings = [_scoring(run.config, name) for run in runs]
+    keys = dict.fromkeys(key for scoring in scorings for key in scoring)
+    differing = [key for key in keys if any(s.get(key) != scorings[0].get(key) for s in scorings)]
+    return "; ".join(
+        f"{key} {scoring.get(key)!r} in {run.name}"
+        for key in differing
+        for run, scoring in zip(runs, scorings, strict=True)
+    )
+
+
+_MOST_TRADE_OFFS = 6
+"""Pairs of terms that are drawn: all of up to four terms."""
+
+
+def pareto_optimal(points: Float64[Tensor, "N D"]) -> Bool[Tensor, " N"]:
+    """Which points no other point is at least as high as in all, and higher than in one."""
+    others, own = points[None, :, :], points[:, None, :]
+    is_beaten = (others >= own).all(dim=-1) & (others > own).any(dim=-1)
+    return ~is_beaten.any(dim=1)
+
+
+def find_trade_offs(
+    runs: Sequence[ComparedRun], untrained: Mapping[str, float], weights: Mapping[str, float]
+) -> tuple[TradeOff, ...]:
+    """Hold two terms against each other: which runs are Pareto-optimal after training.
+
+    Args:
+        runs: After training.
+        untrained: Mean raw score by term; its order gives the order of the pairs, of which the
+            first six are taken.
+        weights: By name of the term; one of negative weight is better where it is lower.
+    """
+    pairs = itertools.islice(itertools.combinations(untrained, 2), _MOST_TRADE_OFFS)
+    found = []
+    for pair in pairs:
+        signs = [-1.0 if weights.get(name, 0.0) < 0 else 1.0 for name in pair]
+        points = torch.tensor(
+            [
+                [sign * terms[name] for sign, name in zip(signs, pair, strict=True)]
+                for terms in (untrained, *(run.terms for run in runs))
+            ],
+            dtype=torch.float64,
+        )
+        is_optimal = pareto_optimal(points)[1:].tolist()
+        found.append(TradeOff(*pair, is_optimal=tuple(is_optimal)))
+    return tuple(found)
+
+
+_LONGEST_LABEL = 44
+"""Characters that fit into the legend of a picture."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A mean difference, paired by prompt, with its 95 % interval.
+
+    Attributes:
+        difference: Mean over the prompts.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
+
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run on the held-out prompts.
+
+    Attributes:
+        name: The shortest end of its path that no other run's path has.
+        settings: What of its config differs between the runs, by dotted key, as text.
+        steps: Policy steps of its evaluations, in order, at least two.
+        totals: Mean total at each of `steps`.
+        gain: Of the total, from the first evaluation to the last.
+        over_first: The last total less that of the first run; None for the first run itself.
+        terms: Mean raw score of each term at the last evaluation.
+        title: Its `run.name`; None where it was given none.
+    """
+
+    name: str
+    settings: Mapping[str, str]
+    steps: tuple[int, ...]
+    totals: tuple[float, ...]
+    gain: Gain
+    over_first: Gain | None
+    terms: Mapping[str, float]
+    title: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Title and folder, or the folder alone."""
+        return self.name if self.title is None else f"{self.title} ({self.name})"
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """Two terms against each other.
+
+    Attributes:
+        x: Name of one term.
+        y: Name of the other.
+        is_optimal: For each run, whether neither another run nor the untrained model is at least
+            as good in both terms and better in one (Pareto).
+    """
+
+    x: str
+    y: str
+    is_optimal: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class ComparedPicture:
+    """One picture of a run, or of the untrained model.
+
+    Attributes:
+        path: Of the file, which may be gone.
+        scores: Raw score by term; None where the term does not apply.
+    """
+
+    path: Path
+    total: float
+    scores: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class ComparedPrompt:
+    """One held-out prompt with the pictures that all runs made of it.
+
+    Attributes:
+        prompt: The caption.
+        texts: The texts that should appear.
+        target: File of the target picture, which may be gone; None for a prompt without one.
+        samples: One for each sample, drawn with the same seeds: the picture of the untrained
+            model, then that of each run at its last evaluation.
+        sources: Files of the source pictures, which may be gone.
+    """
+
+    prompt_id: str
+    prompt: str
+    texts: tuple[str, ...]
+    target: Path | None
+    samples: tuple[tuple[ComparedPicture, ...], ...]
+    sources: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs judged by one reward on the same held-out prompts.
+
+    Attributes:
+        weights: By name of the term.
+        prompts: Number of held-out prompts.
+        samples_per_prompt: Images of each.
+        runs: In the order they were named.
+        untrained: Mean raw score of each term at the first evaluation of the first run.
+        trade_offs: Pairs of terms; empty with a single term.
+        left_out: Terms that not every run scored in the same way.
+        side_by_side: Every held-out prompt with the pictures of all runs.
+        combine: Whether totals are weighted sums of raw scores, or of scores in units of the
+            spread of the first evaluation of the first run.
+    """
+
+    weights: Mapping[str, float]
+    prompts: int
+    samples_per_prompt: int
+    runs: tuple[ComparedRun, ...]
+    untrained: Mapping[str, float]
+    trade_offs: tuple[TradeOff, ...]
+    left_out: tuple[str, ...]
+    side_by_side: tuple[ComparedPrompt, ...]
+    combine: Mode = "weighted_sum"
+
+    def labels(self) -> tuple[str, ...]:
+        """A short name for each run.
+
+        The title where all have one of their own, else what differs, else the folder: the first of
+        these that is short.
+        """
+        titles = [run.title or "" for run in self.runs]
+        settings = [_short_settings(run.settings) for run in self.runs]
+        texts = [run.name for run in self.runs]
+        for others in (settings, titles):
+            is_short = all(0 < len(text) <= _LONGEST_LABEL for text in others)
+            if is_short and len(set(others)) == len(others):
+                texts = others
+        return tuple(f"{number}: {text}" for number, text in enumerate(texts, start=1))
+
+
+def _short_settings(settings: Mapping[str, str]) -> str:
+    """`ocr.weight=0.3` for reward.terms.ocr.weight."""
+    return ", ".join(f"{'.'.join(key.split('.')[-2:])}={value}" for key, value in settings.items())
+
+
+_BOOTSTRAP_SEED = 0
+_SWEEP_FILE = "multirun.yaml"
+"""Hydra's, beside the runs of a sweep."""
+
+
+def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Comparison:
+    """Judge runs by one total, at every evaluation they stored.
+
+    Args:
+        run_dirs: At least two runs; the others are held against the first. A folder of runs,
+            such as that of a sweep, stands for its runs, and a sweep's multirun.yaml, which a
+            shell's star names too, for nothing.
+        weights: By name of the term, of a weighted sum of raw scores; None for the reward
+            that the first run was trained with, under `normalize_then_sum` in units of the spread
+            of its first evaluation.
+
+    Raises:
+        ConfigError: The runs cannot be compared: other prompts, seeds, sizes or models, a term of
+            those weighted that was not scored, or was scored in another way.
+        CheckpointError: A folder holds no run.
+        StorageError: A run has fewer than two evaluations, or a table is damaged.
+    """
+    runs = _read_runs(run_dirs)
+    reward = runs[0].config.reward
+    given = reward.weights() if weights is None else weights
+    chosen = {name: weight for name, weight in given.items() if weight != 0}
+    comparable, left_out = sort_terms([run.config for run in runs])
+    check_weights(runs, chosen, comparable)
+    first = runs[0].evaluations[0]
+    for run in runs:
+        check_same_prompts(runs[0], run, comparable)
+    check_every_prompt_has_a_total(first, chosen)
+    # Those weighted first; one that applies to no held-out prompt has no mean.
+    names = [name for name in (*chosen, *comparable) if first.applies(name).any()]
+    terms = tuple(dict.fromkeys(names))
+    untrained = first.term_means(terms)
+    common = CommonReward(
+        chosen,
+        {name: reward.terms[name].std_floor for name in chosen},
+        reward.combine if weights is None else "weighted_sum",
+        first,
+    )
+    differing = differing_settings([run.config for run in runs])
+    reference = _prompt_totals(runs[0].evaluations[-1], common)
+    compared = tuple(
+        _compare_run(run, settings, common, terms, None if run is runs[0] else reference)
+        for run, settings in zip(runs, differing, strict=True)
+    )
+    return Comparison(
+        weights=chosen,
+        prompts=len(first.groups.prompt_ids),
+        samples_per_prompt=runs[0].config.eval.samples_per_prompt,
+        runs=compared,
+        untrained=untrained,
+        trade_offs=find_trade_offs(compared, untrained, chosen),
+        left_out=left_out,
+        side_by_side=place_side_by_side(runs, common, terms),
+        combine=common.combine,
+    )
+
+
+def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
+    paths = [path.resolve() for each in run_dirs for path in _runs_at(each)]
+    if len(paths) < 2 or len(set(paths)) < len(paths):
+        raise ConfigError(
+            f"runs {', '.join(map(str, run_dirs)) or '(none)'}: a comparison needs at least two, "
+            "each named once"
+        )
+    folders = [RunFolder(path) for path in paths]
+    names = short_names(paths)
+    configs = [read_config(folder) for folder in folders]
+    check_same_evaluation(names, configs)
+    return [
+        read_evaluated_run(folder, config, name=name)
+        for folder, name, config in zip(folders, names, configs, strict=True)
+    ]
+
+
+def _runs_at(path: Path) -> list[Path]:
+    """The runs of a folder of runs, such as a sweep's, by name; of any other path, itself."""
+    if path.name == _SWEEP_FILE and path.is_file():
+        return []
+    is_sweep = (path / _SWEEP_FILE).is_file()
+    if not is_sweep and (path / "config.yaml").is_file():
+        return [path]
+    runs = [config.parent for config in path.glob("*/config.yaml")]
+    if is_sweep and not runs:
+        raise CheckpointError(f"{path} is the folder of a sweep of which no run is there")
+    if not is_sweep:
+        # Beside runs there may be folders of configs, such as `glm-grpo init` writes.
+        runs = [run for run in runs if RunFolder(run).evaluations_dir.is_dir()] or [path]
+    return sorted(runs, key=_natural_order)
+
+
+def _natural_order(path: Path) -> list[int | str]:
+    """9 before 10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    length = 1
+    while True:
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+        length += 1
+
+
+def _compare_run(
+    run: EvaluatedRun,
+    settings: Mapping[str, str],
+    reward: CommonReward,
+    terms: Sequence[str],
+    reference: Float32[Tensor, " P"] | None,
+) -> ComparedRun:
+    totals = [_prompt_totals(evaluation, reward) for evaluation in run.evaluations]
+    return ComparedRun(
+        name=run.name,
+        settings=settings,
+        steps=tuple(evaluation.step for evaluation in run.evaluations),
+        totals=tuple(values.mean().item() for values in totals),
+        gain=_gain(totals[0], totals[-1]),
+        over_first=None if reference is None else _gain(reference, totals[-1]),
+        terms=run.evaluations[-1].term_means(terms),
+        title=run.config.run.name,
+    )
+
+
+def _gain(before: Float32[Tensor, " P"], after: Float32[Tensor, " P"]) -> Gain:
+    interval = paired_bootstrap(before, after, seed=_BOOTSTRAP_SEED)
+    return Gain(interval.mean_difference, interval.low, interval.high)
+
+
+def _prompt_totals(evaluation: StoredEvaluation, reward: CommonReward) -> Float32[Tensor, " P"]:
+    """The total of each prompt, mean over its samples."""
+    return reward.totals(evaluation).mean(dim=1)
+
+
+@dataclass(frozen=True)
+class CommonReward:
+    """What all runs are judged by.
+
+    Attributes:
+        weights: By term, none of them 0; at least one term applies to each prompt.
+        std_floors: For the same terms, see `RewardTable`; `weighted_sum` reads none.
+        combine: How the weighted terms are combined.
+        untrained: The evaluation whose spread is the unit under `normalize_then_sum`.
+    """
+
+    weights: Mapping[str, float]
+    std_floors: Mapping[str, float]
+    combine: Mode
+    untrained: StoredEvaluation
+
+    def totals(self, evaluation: StoredEvaluation) -> Float32[Tensor, "P G"]:
+        """The total of each picture."""
+        table, untrained = (
+            each.groups.weigh(self.weights, self.std_floors)
+            for each in (evaluation, self.untrained)
+        )
+        return combine(table, mode=self.combine, untrained=untrained)
+
+
+def place_side_by_side(
+    runs: Sequence[EvaluatedRun], reward: CommonReward, terms: Sequence[str]
+) -> tuple[ComparedPrompt, ...]:
+    """Each held-out prompt with the pictures of the untrained model and of every run.
+
+    Args:
+        runs: Of the same prompts in the same order, sampled with the same seeds; the untrained
+            model's pictures are those of the first.
+        reward: Makes the totals.
+        terms: Whose scores are given.
+
+    Returns:
+        In stored order.
+    """
+    first = runs[0].evaluations[0]
+    ends = [run.evaluations[-1] for run in runs]
+    folders = [runs[0].folder, *(run.folder for run in runs)]
+    columns = [
+        _pictures(evaluation, folder, reward, terms)
+        for evaluation, folder in zip((first, *ends), folders, strict=True)
+    ]
+    groups, (rows, samples) = first.groups, first.groups.raw.shape[:2]
+    return tuple(
+        ComparedPrompt(
+            prompt_id=groups.prompt_ids[row],
+            prompt=groups.prompts[row],
+            texts=first.texts[row],
+            target=None
+            if (target := first.targets[row]) is None
+            else runs[0].folder.picture(target),
+            sources=tuple(map(runs[0].folder.picture, first.sources[row])),
+            samples=tuple(
+                tuple(column[row * samples + sample] for column in columns)
+                for sample in range(samples)
+            ),
+        )
+        for row in range(rows)
+    )
+
+
+def _pictures(
+    evaluation: StoredEvaluation,
+    folder: RunFolder,
+    reward: CommonReward,
+    terms: Sequence[str],
+) -> list[ComparedPicture]:
+    """All pictures of an evaluation, in stored order."""
+    groups = evaluation.groups
+    totals = reward.totals(evaluation).flatten().tolist()
+    samples = groups.raw.shape[1]
+    scores = {name: groups.raw[:, :, groups.names.index(name)].flatten().tolist() for name in terms}
+    applies = {name: evaluation.applies(name).tolist() for name in terms}
+    return [
+        ComparedPicture(
+            path=folder.picture(image),
+            total=total,
+            scores={
+                name: scores[name][index] if applies[name][index // samples] else None
+                for name in terms
+            },
+        )
+        for index, (image, total) in enumerate(zip(groups.images, totals, strict=True))
+    ]

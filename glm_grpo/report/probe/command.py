@@ -1,0 +1,117 @@
+"""`glm-grpo probe`: sample the untrained model and report on each reward term."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from glm_grpo.builders.models import begin_with, find_start, load_models
+from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.settings import collect_settings
+from glm_grpo.config import Config, effective_config
+from glm_grpo.data.prompts import PromptSource, part_of_batch
+from glm_grpo.errors import ConfigError
+from glm_grpo.models.quiet import quiet_libraries
+from glm_grpo.report.probe.page import probe_tables, proposed_overrides, write_probe
+from glm_grpo.report.probe.probe import probed_prompts, report_probe, sample_probe
+from glm_grpo.training.distributed.strategy import make_accelerator
+from glm_grpo.types import PromptBatch
+from rewards.config import RewardConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenProbe:
+    """What a probe has for the terminal.
+
+    Attributes:
+        tables: Figures and findings.
+        proposed: Overrides that set the proposed weights; empty where none were asked for.
+        page: Path of the page.
+    """
+
+    tables: list[Table]
+    proposed: tuple[str, ...]
+    page: Path
+
+
+def probe_config(
+    config: Config,
+    *,
+    num_prompts: int,
+    noises: int,
+    shares: Mapping[str, float],
+    directory: Path,
+) -> WrittenProbe:
+    """Samples the untrained model and says what each reward term measures there.
+
+    Args:
+        config: Of the run to come; its training prompts are used, a step's worth at a time.
+        num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
+        noises: Noises one sample of each prompt is decoded under besides, >= 2.
+        shares: Of the advantage, by term, if weights are to be proposed; empty for none.
+
+    Raises:
+        ConfigError: A number is out of range, or no weights give the shares.
+        GlmGrpoError, RewardError: As in a run.
+    """
+    _check_shares(shares, config.reward)
+    quiet_libraries()
+    config = effective_config(config).config
+    prompts = build_prompts(config)
+    batches = _probed_batches(config, prompts.training, num_prompts)
+    start = find_start(config)
+    models = load_models(config, make_accelerator().device, needs_reference=False)
+    begin_with(models, start)
+    training = (prompts.training[index] for index in range(len(prompts.training)))
+    for line in models.scorer.check_prompts(training, of="training prompts", is_training=True):
+        logger.warning("%s", line)
+    settings = collect_settings(config)
+    samples = sample_probe(models, batches, settings, noises=noises)
+    try:
+        report = report_probe(
+            samples,
+            mode=config.reward.combine,
+            shares=shares or None,
+            min_rank_correlation=config.decode.min_rank_correlation,
+            unscored={
+                name for name, term in config.reward.terms.items() if term.when == "evaluation"
+            },
+        )
+    except ValueError as error:
+        raise ConfigError(f"--share: {error}") from error
+    pictures = probed_prompts(samples, mode=config.reward.combine)
+    page = write_probe(report, pictures, directory)
+    return WrittenProbe(probe_tables(report), proposed_overrides(report), page)
+
+
+def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:
+    """The first steps' prompts as training would sample them, without those that are too many."""
+    at_once = config.rollout.prompts_per_step
+    if num_prompts > len(prompts):
+        logger.info("--prompts %d: there are %d, and all are sampled", num_prompts, len(prompts))
+        num_prompts = len(prompts)
+    batches = [
+        build_batch(config, prompts, step) for step in range(math.ceil(num_prompts / at_once))
+    ]
+    rest = num_prompts - at_once * (len(batches) - 1)
+    return [*batches[:-1], part_of_batch(batches[-1], range(rest))]
+
+
+def _check_shares(shares: Mapping[str, float], reward: RewardConfig) -> None:
+    """Before anything is sampled: `weights_for_shares` would find out at the end."""
+    names = tuple(reward.terms)
+    unknown = sorted(shares.keys() - set(names))
+    if unknown:
+        raise ConfigError(
+            f"--share names {', '.join(unknown)}; the config has the terms {', '.join(names)}"
+        )
+    total = sum(shares.values())
+    if shares and (min(shares.values()) < 0 or not math.isclose(total, 1.0, abs_tol=1e-6)):
+        raise ConfigError(f"--share adds up to {total:g}; shares are 0 or more and add up to 1")

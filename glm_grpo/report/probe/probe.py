@@ -1,0 +1,351 @@
+"""Sample the untrained model and report what each reward term measures there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from torch import Tensor
+
+from glm_grpo.data.prompts import part_of_batch, prompts_at
+from glm_grpo.report.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
+from glm_grpo.report.probe.page import ProbedPrompt
+from glm_grpo.seeds import derive_seed
+from glm_grpo.training.collect import (
+    CollectSettings,
+    decode_and_score,
+    encode_sources,
+    join_tables,
+    sample,
+)
+from glm_grpo.training.monitors.recheck import compare_ranks
+from glm_grpo.training.phase import (
+    Models,
+    PhaseClock,
+    decoding_size,
+    out_of_memory_explained,
+    sampling_size,
+)
+from glm_grpo.types import ImageBatch, PromptBatch
+from rewards.audit.audit import audit_table, decoder_fractions, find_conflicts
+from rewards.audit.shares import weights_for_shares
+from rewards.reweigh import Mode, combine
+from rewards.types import Prompt, RewardTable
+
+
+@dataclass(frozen=True)
+class FullDecode:
+    """Samples of rollouts, decoded once more with all denoising steps.
+
+    Attributes:
+        rewards: Their raw scores.
+        steps: Denoising steps.
+        cheap_steps: Of the rollouts, fewer.
+        timed_images: So many were drawn both ways with nothing else to do.
+        cheap_seconds: For the same with the steps of the rollouts.
+    """
+
+    rewards: RewardTable
+    steps: int
+    cheap_steps: int
+    timed_images: int
+    seconds: float
+    cheap_seconds: float
+
+
+def decode_in_full(
+    models: Models, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"], *, cheap_steps: int
+) -> FullDecode:
+    """Decodes and scores with all steps; times the first group alone, both ways.
+
+    Args:
+        models: Their decoder is the full one.
+        batch: Prompts and seeds.
+        token_ids: Sampled for it.
+        cheap_steps: Denoising steps of rollouts.
+
+    Raises:
+        RewardError: A term failed.
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    _, table = decode_and_score(models, batch, token_ids)
+    single = part_of_batch(batch, range(1))
+    # Both are warm, and no term is scoring meanwhile.
+    clock = PhaseClock()
+    with models.phase("decode", decoding_size(single)):
+        for steps in (cheap_steps, models.decoder.steps):
+            with clock.phase(str(steps)):
+                models.decoder.with_steps(steps).decode(single, token_ids[:1])
+    seconds = clock.seconds()
+    return FullDecode(
+        rewards=table,
+        steps=models.decoder.steps,
+        cheap_steps=cheap_steps,
+        timed_images=token_ids.shape[1],
+        seconds=seconds[str(models.decoder.steps)],
+        cheap_seconds=seconds[str(cheap_steps)],
+    )
+
+
+def join_decodes(parts: Sequence[FullDecode]) -> FullDecode:
+    """Decodes with the same steps, prompts after prompts; at least one."""
+    return replace(
+        parts[0],
+        rewards=join_tables([part.rewards for part in parts]),
+        timed_images=sum(part.timed_images for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        cheap_seconds=sum(part.cheap_seconds for part in parts),
+    )
+
+
+def report_decode(
+    full: FullDecode, cheap: RewardTable, *, mode: Mode, min_rank_correlation: float
+) -> ProbedDecode:
+    """Turns two decodes of the same samples into figures.
+
+    Args:
+        cheap: Raw scores of the samples as rollouts decode them.
+        mode: How terms are combined.
+        min_rank_correlation: Below which a run would fall back to the full decode.
+    """
+    agreement = compare_ranks(cheap, full.rewards, mode=mode)
+    return ProbedDecode(
+        steps=full.cheap_steps,
+        full_steps=full.steps,
+        rank_correlations=tuple(agreement.terms.values()),
+        total_rank_correlation=agreement.total,
+        min_rank_correlation=min_rank_correlation,
+        images_per_second=full.timed_images / full.cheap_seconds,
+        full_images_per_second=full.timed_images / full.seconds,
+    )
+
+
+@dataclass(frozen=True)
+class ProbeSamples:
+    """What the untrained model makes of N prompts.
+
+    Attributes:
+        prompts: The N prompts.
+        images: G samples of each.
+        rewards: Their raw scores.
+        totals: Under the weights of the config.
+        redrawn: Raw scores of the first sample's tokens decoded under K other noises.
+        reconstruction: Raw scores of the decoded tokens of the target picture; NaN where a prompt
+            has no target or a term does not apply.
+        reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
+        copy_totals: Of the first source picture as it is, under the weights of the config; NaN
+            where a prompt has none, and where totals are relative to a group.
+        full: The samples in the full decode; None where rollouts are decoded in full anyway.
+    """
+
+    prompts: tuple[Prompt, ...]
+    images: ImageBatch
+    rewards: RewardTable
+    totals: Float32[Tensor, "N G"]
+    redrawn: Float32[Tensor, "N K R"]
+    reconstruction: Float32[Tensor, "N R"]
+    reconstructed_pixels: UInt8[Tensor, "M 3 H W"]
+    copy_totals: Float32[Tensor, " N"]
+    full: FullDecode | None
+
+
+def sample_probe(
+    models: Models,
+    batches: Iterable[PromptBatch],
+    settings: CollectSettings,
+    *,
+    noises: int,
+) -> ProbeSamples:
+    """Samples, decodes and scores; nothing is trained.
+
+    Args:
+        models: Models.
+        batches: Prompts and seeds, as training would use them.
+        settings: Combination and decode are used.
+        noises: K, further noises the first sample of each prompt is decoded under, >= 2.
+
+    Raises:
+        RewardError: A term failed.
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    parts = [_probe_batch(models, batch, settings, noises) for batch in batches]
+    table = join_tables([part.rewards for part in parts])
+    decodes = [part.full for part in parts if part.full is not None]
+    return ProbeSamples(
+        prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        images=ImageBatch(
+            pixels=torch.cat([part.images.pixels for part in parts]),
+            decode_seeds=tuple(seed for part in parts for seed in part.images.decode_seeds),
+        ),
+        rewards=table,
+        totals=combine(table, mode=settings.combine),
+        redrawn=torch.cat([part.redrawn for part in parts]),
+        reconstruction=torch.cat([part.reconstruction for part in parts]),
+        reconstructed_pixels=torch.cat([part.reconstructed_pixels for part in parts]),
+        copy_totals=torch.cat([part.copy_totals for part in parts]),
+        full=join_decodes(decodes) if decodes else None,
+    )
+
+
+def _probe_batch(
+    models: Models,
+    batch: PromptBatch,
+    settings: CollectSettings,
+    noises: int,
+) -> ProbeSamples:
+    batch = encode_sources(models, batch)
+    rollout = sample(models, batch, policy_step=0)
+    full, cheap_steps = None, settings.decode_steps
+    if cheap_steps != models.decoder.steps:
+        full = decode_in_full(models, batch, rollout.token_ids, cheap_steps=cheap_steps)
+    models = models.with_decode_steps(cheap_steps)
+    images, table = _draw(models, batch, rollout.token_ids)
+    single = replace(batch, group_size=1)
+    redrawn = [
+        _draw(models, _under_noise(single, number), rollout.token_ids[:, :1])[1].raw
+        for number in range(noises)
+    ]
+    reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
+    return ProbeSamples(
+        prompts=batch.prompts,
+        images=images,
+        rewards=table,
+        totals=combine(table, mode=settings.combine),
+        redrawn=torch.cat(redrawn, dim=1),
+        reconstruction=reconstruction,
+        reconstructed_pixels=reconstructed_pixels,
+        copy_totals=_score_copies(models, batch, settings.combine),
+        full=full,
+    )
+
+
+def _draw(
+    models: Models, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
+) -> tuple[ImageBatch, RewardTable]:
+    return decode_and_score(models, batch, token_ids)
+
+
+def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
+    seeds = tuple(derive_seed(seed, "probe", number) for seed in batch.decode_seeds)
+    return replace(batch, decode_seeds=seeds)
+
+
+def _decode_targets(
+    models: Models, batch: PromptBatch, num_terms: int
+) -> tuple[Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
+    """Scores and pictures of the target pictures' own tokens."""
+    scores = torch.full((len(batch.prompts), num_terms), torch.nan)
+    rows = [row for row, prompt in enumerate(batch.prompts) if prompt.target is not None]
+    if not rows:
+        return scores, torch.zeros(0, 3, batch.height, batch.width, dtype=torch.uint8)
+    targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
+    with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
+        token_ids = models.policy.tokenize_pictures(
+            torch.stack(targets), has_preview=batch.num_sources == 0
+        )
+    some = prompts_at(batch, torch.tensor(rows))
+    images, table = _draw(models, some, token_ids.unsqueeze(1))
+    scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)
+    return scores, images.pixels[:, 0]
+
+
+def _score_copies(models: Models, batch: PromptBatch, mode: Mode) -> Float32[Tensor, " P"]:
+    """Totals of the source pictures as they are."""
+    if batch.num_sources == 0 or mode != "weighted_sum":
+        return torch.full((len(batch.prompts),), torch.nan)
+    sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
+    with models.phase("reward", decoding_size(batch)):
+        table = models.scorer.score(batch.prompts, sources[:, None])
+    return combine(table, mode=mode)[:, 0]
+
+
+def report_probe(
+    samples: ProbeSamples,
+    *,
+    mode: Mode,
+    shares: Mapping[str, float] | None,
+    min_rank_correlation: float,
+    unscored: Set[str] = frozenset(),
+) -> ProbeReport:
+    """Turns samples into figures.
+
+    Args:
+        mode: How terms are combined.
+        shares: Of the advantage, by term, if weights are to be proposed that give them.
+        min_rank_correlation: Between cheap and full decode, where a run would fall back.
+        unscored: Terms that only evaluations score.
+
+    Raises:
+        ValueError: No weights give these shares; names the nearest.
+    """
+    table = samples.rewards
+    audit = audit_table(table, mode=mode)
+    weights = table.weights.tolist()
+    proposed: list[float | None] = [None] * len(weights)
+    if shares is not None:
+        proposed = [*weights_for_shares(table, mode, shares).tolist()]
+    terms = zip(
+        audit.terms,
+        weights,
+        samples.reconstruction.nanmean(dim=0).tolist(),
+        (samples.reconstruction - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
+        decoder_fractions(samples.redrawn, table).tolist(),
+        proposed,
+        [name in unscored for name in table.names],
+        strict=True,
+    )
+    decode = None
+    if samples.full is not None:
+        decode = report_decode(
+            samples.full, table, mode=mode, min_rank_correlation=min_rank_correlation
+        )
+    return ProbeReport(
+        terms=tuple(ProbedTerm(*figures) for figures in terms),
+        audit=audit,
+        conflicts=find_conflicts(audit, table.weights),
+        prompts=len(samples.prompts),
+        group_size=samples.totals.shape[1],
+        decode=decode,
+        mean_total=samples.totals.mean().item(),
+        copy_total=samples.copy_totals.nanmean().item(),
+    )
+
+
+def probed_prompts(samples: ProbeSamples, *, mode: Mode) -> list[ProbedPrompt]:
+    """The pictures of each prompt with their totals.
+
+    Args:
+        mode: How terms are combined. Under `normalize_then_sum` totals are relative to a group, and
+            a picture outside it has none.
+    """
+    reconstructed_pixels = iter(samples.reconstructed_pixels)
+    prompts = []
+    for row, prompt in enumerate(samples.prompts):
+        own, total = None, math.nan
+        if prompt.target is not None:
+            own = next(reconstructed_pixels)
+            if mode == "weighted_sum":
+                total = _reconstruction_total(samples, row)
+        prompts.append(
+            ProbedPrompt(
+                prompt=prompt,
+                pixels=samples.images.pixels[row],
+                totals=samples.totals[row],
+                reconstructed_pixels=own,
+                reconstruction_total=total,
+            )
+        )
+    return prompts
+
+
+def _reconstruction_total(samples: ProbeSamples, row: int) -> float:
+    table = samples.rewards
+    single = replace(
+        table,
+        raw=samples.reconstruction[row].nan_to_num()[None, None],
+        is_applicable=table.is_applicable[row : row + 1],
+    )
+    return combine(single, mode="weighted_sum").item()

@@ -1,0 +1,33 @@
+"""`glm-grpo rescore`: print and draw what other weights would have made of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from glm_grpo.errors import ConfigError
+from glm_grpo.report.rescoring.page import print_rescoring, write_rescoring_sheet
+from glm_grpo.report.rescoring.rescore import rescore
+from glm_grpo.run.folder import RunFolder
+
+
+def rescore_run(run: Path, overrides: Sequence[str]) -> Path | None:
+    """Prints the change; returns a contact sheet of the images whose rank changed, if any did.
+
+    Raises:
+        ConfigError: An override cannot be used, or changes nothing.
+        GlmGrpoError: The run cannot be read.
+    """
+    folder = RunFolder(run)
+    rescoring = rescore(folder, overrides)
+    if not rescoring.changes:
+        weights = " ".join(f"{term.name}={term.weight_before:g}" for term in rescoring.terms)
+        raise ConfigError(
+            f"{' '.join(overrides) or 'no key=value'}: the run was weighted like that, so "
+            f"nothing would change; write other values ({weights} is what it had, "
+            f"reward.combine and advantage.* can be changed too)"
+        )
+    print_rescoring(Console(), folder, rescoring)
+    return write_rescoring_sheet(folder, rescoring)

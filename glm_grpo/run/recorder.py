@@ -1,0 +1,324 @@
+"""Write what a run did into its folder: metrics, rollouts, evaluations and pictures.
+
+`glm_grpo.run.tables` reads it back. One process of a run records; every write is whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from glm_grpo.config import RunSection
+from glm_grpo.errors import StorageError
+from glm_grpo.run.folder import (
+    RunFolder,
+    append_line,
+    atomic_directory,
+    remove,
+    remove_leftovers,
+    safe_name,
+    step_of,
+    write_atomically,
+)
+from glm_grpo.run.tables import Weighing, read_metrics, weighing_metadata
+from glm_grpo.run.trackers import NOTHING_SAID, Trackers
+from glm_grpo.types import Evaluation, Experience, ImageBatch
+from rewards.reweigh import Mode
+from rewards.types import Prompt, RewardTable
+
+_PNG_COMPRESSION = 1
+"""The fastest level, lossless as any other."""
+_ENCODERS = 8
+"""Threads that encode pictures: a picture of 1024 x 1024 pixels takes one of them 0.1 s."""
+
+
+class Recorder:
+    """Writes a run folder and forwards metrics to the trackers."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        trackers: tuple[str, ...],
+        config: Mapping[str, Any],
+        about: RunSection = NOTHING_SAID,
+        combine: Mode,
+    ) -> None:
+        """Nothing is written before the first record.
+
+        Args:
+            folder: The run.
+            trackers: Names that accelerate knows, for instance `tensorboard` or `wandb`.
+            config: The resolved configuration, for the trackers.
+            about: What is said about the run, for them too.
+            combine: How the terms are combined into totals; stored in the tables beside the
+                weights, so that the totals can be computed again.
+        """
+        self._folder = folder
+        self._trackers = Trackers(trackers, folder, config, about)
+        self._combine = combine
+
+    def record_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line to `metrics.jsonl`; a value that is not finite is stored as null.
+
+        Raises:
+            StorageError: The disk is full, read-only or otherwise refuses; earlier lines stay.
+        """
+        append_line(self._folder.metrics_path, json.dumps({"step": step, **_finite(metrics)}))
+
+    def track_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Forward metrics to the trackers, in the main thread: MLflow's run belongs to one."""
+        self._trackers.log(step, metrics)
+
+    def amend_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the line of the last step recorded, which must be `step`.
+
+        Raises:
+            StorageError: As `record_step`; the line stays as it was.
+        """
+        rows = read_metrics(self._folder)
+        if not rows or rows[-1]["step"] != step:
+            raise StorageError(
+                f"{self._folder.metrics_path} does not end with step {step}, as it was left: "
+                "something else changed it; restore it from a copy, then resume the run"
+            )
+        rows[-1] |= _finite(metrics)
+        lines = [json.dumps(row) for row in rows]
+        write_atomically(self._folder.metrics_path, "".join(f"{line}\n" for line in lines).encode())
+
+    def record_rollout(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
+        """Store all that was sampled, scored and trained on in `step`, one row an image.
+
+        Target pictures are stored if not yet there.
+
+        Args:
+            experience: Its pixels are not read.
+            pictures: Its images as PNG files, see `encode`.
+
+        Raises:
+            StorageError: The disk is full, read-only or otherwise refuses.
+        """
+        prompts = experience.prompts.prompts
+        images = self._write_images(self._folder.image_dir(step), prompts, pictures)
+        size = experience.prompts.group_size
+        tokens = experience.rollout.token_ids.flatten(0, 1).cpu().numpy()
+        log_probs = experience.rollout.log_probs.flatten(0, 1).cpu().numpy()
+        columns = _identity_columns(step, prompts, experience.images.decode_seeds, size)
+        targets = self._write_targets(self._folder.train_targets_dir, prompts)
+        columns["target"] = _string_column(targets, size)
+        columns |= self._source_columns(self._folder.train_sources_dir, prompts, size)
+        ids = experience.prompts.source_token_ids
+        if ids is not None:
+            rows = _repeat(ids.flatten(1).tolist(), size)
+            columns["source_token_ids"] = pyarrow.array(rows, pyarrow.list_(pyarrow.int32()))
+        columns["token_ids"] = pyarrow.array(list(tokens), pyarrow.list_(pyarrow.int32()))
+        columns["log_probs"] = pyarrow.array(list(log_probs), pyarrow.list_(pyarrow.float32()))
+        columns |= _score_columns(experience.rewards)
+        columns["total"] = _float_column(experience.totals)
+        columns["penalty"] = _float_column(experience.penalties)
+        columns["advantage"] = _float_column(experience.advantages.values)
+        is_flat = experience.advantages.is_flat.tolist()
+        columns["is_flat"] = pyarrow.array(_repeat(is_flat, size), pyarrow.bool_())
+        if experience.trained is not None:
+            discarded = experience.is_discarded().tolist()
+            columns["is_discarded"] = pyarrow.array(_repeat(discarded, size), pyarrow.bool_())
+        columns["image"] = pyarrow.array(images, pyarrow.string())
+        self._write_table(self._folder.rollout_path(step), columns, experience.rewards)
+
+    def record_evaluation(self, evaluation: Evaluation) -> None:
+        """Store an evaluation, one row an image, and the target pictures if not yet stored.
+
+        Raises:
+            StorageError: The disk is full, read-only or otherwise refuses.
+        """
+        prompts, size = evaluation.prompts, evaluation.totals.shape[1]
+        image_dir = self._folder.evaluation_image_dir(evaluation.step)
+        images = self._write_images(image_dir, prompts, encode(evaluation.images))
+        columns = _identity_columns(evaluation.step, prompts, evaluation.images.decode_seeds, size)
+        targets = self._write_targets(self._folder.targets_dir, prompts)
+        columns["target"] = _string_column(targets, size)
+        columns |= self._source_columns(self._folder.sources_dir, prompts, size)
+        columns |= _score_columns(evaluation.rewards)
+        columns["total"] = _float_column(evaluation.totals)
+        columns["image"] = pyarrow.array(images, pyarrow.string())
+        path = self._folder.evaluation_path(evaluation.step)
+        self._write_table(path, columns, evaluation.rewards)
+        self._trackers.log_evaluation(evaluation)
+
+    def truncate_after(self, step: int) -> None:
+        """Forget all that was recorded after `step`, before a run resumes from there.
+
+        A metrics line torn by a kill goes too, so that the resumed run ends with the same
+        `metrics.jsonl` as one that was never interrupted. Checkpoints are not touched.
+
+        Raises:
+            StorageError: The file system refuses, or `metrics.jsonl` is damaged.
+        """
+        folder = self._folder
+        rows = [row for row in read_metrics(folder) if int(row["step"] or 0) <= step]
+        self._trackers.go_on_after(step)
+        # Not below it: trackers have folders of their own there.
+        remove_leftovers(folder.path)
+        for parent in (folder.gallery_path.parent, folder.failures_dir):
+            remove_leftovers(parent, below=True)
+        for parent in (folder.rollouts_dir, folder.evaluations_dir, folder.images_dir):
+            remove_leftovers(parent, below=True)
+            for path in sorted(parent.glob("*")):
+                recorded_at = step_of(path)
+                if recorded_at is not None and recorded_at > step:
+                    remove(path)
+        # Last: tables without a line are taken for those of a run that lost its metrics.
+        if folder.metrics_path.exists():
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            write_atomically(folder.metrics_path, lines.encode())
+
+    def close(self) -> None:
+        """Let the trackers finish."""
+        self._trackers.close()
+
+    def _write_images(
+        self, directory: Path, prompts: tuple[Prompt, ...], pictures: Sequence[bytes]
+    ) -> list[str]:
+        """Write a folder of pictures; their paths relative to the run folder, prompt by prompt."""
+        size = len(pictures) // len(prompts)
+        names = [
+            f"{safe_name(prompt.prompt_id)}-{sample}.png"
+            for prompt in prompts
+            for sample in range(size)
+        ]
+        with atomic_directory(directory) as temporary:
+            for name, content in zip(names, pictures, strict=True):
+                (temporary / name).write_bytes(content)
+        return [self._relative(directory / name) for name in names]
+
+    def _write_targets(self, directory: Path, prompts: tuple[Prompt, ...]) -> list[str | None]:
+        """Write the targets that are not there yet; their paths, None for prompts without one."""
+        paths: list[str | None] = []
+        for prompt in prompts:
+            path = directory / f"{safe_name(prompt.prompt_id)}.png"
+            if prompt.target is not None and not path.exists():
+                write_atomically(path, _png(prompt.target))
+            paths.append(None if prompt.target is None else self._relative(path))
+        return paths
+
+    def _source_columns(
+        self, directory: Path, prompts: tuple[Prompt, ...], size: int
+    ) -> dict[str, pyarrow.Array]:
+        """Write the source pictures that are not there yet; a column of their paths, if any."""
+        if not prompts[0].sources:
+            return {}
+        rows: list[list[str]] = []
+        for prompt in prompts:
+            rows.append([])
+            for number, source in enumerate(prompt.sources):
+                path = directory / f"{safe_name(prompt.prompt_id)}-{number}.png"
+                if not path.exists():
+                    write_atomically(path, _png(source))
+                rows[-1].append(self._relative(path))
+        paths = pyarrow.array(_repeat(rows, size), pyarrow.list_(pyarrow.string()))
+        return {"sources": paths}
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self._folder.path).as_posix()
+
+    def _write_table(
+        self, path: Path, columns: Mapping[str, pyarrow.Array], rewards: RewardTable
+    ) -> None:
+        weighing = Weighing(
+            weights=dict(zip(rewards.names, rewards.weights.tolist(), strict=True)),
+            std_floors=dict(zip(rewards.names, rewards.std_floors.tolist(), strict=True)),
+            combine=self._combine,
+        )
+        table = pyarrow.table(dict(columns)).replace_schema_metadata(weighing_metadata(weighing))
+        content = io.BytesIO()
+        pyarrow.parquet.write_table(table, content)
+        write_atomically(path, content.getvalue())
+
+
+def encode(images: ImageBatch) -> list[bytes]:
+    """The pictures as PNG files, prompt by prompt."""
+    # Compression leaves the interpreter to other threads.
+    with ThreadPoolExecutor(_ENCODERS) as encoders:
+        return list(encoders.map(_png, images.pixels.cpu().flatten(0, 1)))
+
+
+def store_failure(folder: RunFolder, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
+    """Store pictures that could not be scored; returns their folder.
+
+    Raises:
+        StorageError: The disk is full, read-only or otherwise refuses.
+    """
+    directory = folder.failure_dir(step)
+    for sample, pixels in enumerate(pictures.cpu()):
+        write_atomically(directory / f"{sample}.png", _png(pixels))
+    return directory
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Metrics as JSON has them, which knows neither NaN nor infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _identity_columns(
+    step: int, prompts: tuple[Prompt, ...], decode_seeds: tuple[int, ...], size: int
+) -> dict[str, pyarrow.Array]:
+    count = len(prompts) * size
+    texts = _repeat([list(prompt.texts) for prompt in prompts], size)
+    return {
+        "step": pyarrow.array([step] * count, pyarrow.int32()),
+        "prompt_id": _string_column([prompt.prompt_id for prompt in prompts], size),
+        "prompt": _string_column([prompt.prompt for prompt in prompts], size),
+        "texts": pyarrow.array(texts, pyarrow.list_(pyarrow.string())),
+        "sample": pyarrow.array(list(range(size)) * len(prompts), pyarrow.int32()),
+        "decode_seed": pyarrow.array(_repeat(decode_seeds, size), pyarrow.int64()),
+    }
+
+
+def _score_columns(rewards: RewardTable) -> dict[str, pyarrow.Array]:
+    """One column a term, and one for its notes; null where the term does not apply."""
+    columns = {}
+    for index, name in enumerate(rewards.names):
+        scores = rewards.raw[:, :, index].tolist()
+        applies = rewards.is_applicable[:, index].tolist()
+        values = [
+            score if is_applicable else None
+            for group, is_applicable in zip(scores, applies, strict=True)
+            for score in group
+        ]
+        columns[f"raw/{name}"] = pyarrow.array(values, pyarrow.float32())
+    size = rewards.raw.shape[1]
+    for name, groups in rewards.notes.items():
+        notes = [note for group in groups for note in group or (None,) * size]
+        columns[f"note/{name}"] = pyarrow.array(notes, pyarrow.string())
+    return columns
+
+
+def _repeat(values: Any, size: int) -> list[Any]:
+    return [value for value in values for _ in range(size)]
+
+
+def _string_column(values: Sequence[str | None], size: int) -> pyarrow.Array:
+    return pyarrow.array(_repeat(values, size), pyarrow.string())
+
+
+def _float_column(values: Tensor) -> pyarrow.Array:
+    return pyarrow.array(values.flatten().tolist(), pyarrow.float32())
+
+
+def _png(pixels: UInt8[Tensor, "3 H W"]) -> bytes:
+    content = io.BytesIO()
+    image = Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
+    image.save(content, format="PNG", compress_level=_PNG_COMPRESSION)
+    return content.getvalue()

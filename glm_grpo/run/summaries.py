@@ -1,0 +1,209 @@
+"""Before against after on the held-out prompts, with paired bootstrap intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy
+import numpy as np
+import pandas
+import pyarrow
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from glm_grpo.errors import StorageError
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import RAW, SummaryRow, evaluation_steps, read_evaluation
+from glm_grpo.types import Evaluation
+
+RESAMPLES_AT_ONCE = 1_000
+"""Bounds the memory of the resampling: this many rows of N indices."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean difference with its confidence interval.
+
+    Attributes:
+        mean_difference: Mean of after - before.
+        low: Lower end.
+        high: Upper end.
+    """
+
+    mean_difference: float
+    low: float
+    high: float
+
+
+def paired_bootstrap(
+    before: Float32[Tensor, " N"],
+    after: Float32[Tensor, " N"],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int,
+) -> Interval:
+    """Percentile bootstrap interval of the mean difference, resampling prompts in pairs.
+
+    The unit that is drawn again is the prompt: pairing removes how much harder one prompt is than
+    another, and several images of one prompt belong averaged into one value, for they are not
+    independent evidence.
+
+    Source: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), sections 8.3 and 13.3.
+
+    Args:
+        before: One score a prompt, finite.
+        after: One score for the same prompts in the same order.
+        confidence: Probability that the interval is to cover, in (0, 1).
+        resamples: Number of resampled means, >= 1.
+
+    Returns:
+        The mean difference and its interval; a single prompt gives an interval of no width.
+
+    Raises:
+        ValueError: No prompts, a value that is not finite, or an argument out of range.
+    """
+    _check_arguments(before, after, confidence=confidence, resamples=resamples)
+    differences = (after.double() - before.double()).cpu().numpy()
+    generator = np.random.default_rng(seed)
+    means = []
+    for start in range(0, resamples, RESAMPLES_AT_ONCE):
+        rows = min(RESAMPLES_AT_ONCE, resamples - start)
+        drawn = generator.integers(len(differences), size=(rows, len(differences)))
+        means.append(differences[drawn].mean(axis=1))
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(np.concatenate(means), [tail, 1.0 - tail])
+    return Interval(mean_difference=float(differences.mean()), low=float(low), high=float(high))
+
+
+def _check_arguments(
+    before: Float32[Tensor, " N"],
+    after: Float32[Tensor, " N"],
+    *,
+    confidence: float,
+    resamples: int,
+) -> None:
+    if len(before) != len(after) or len(before) == 0:
+        raise ValueError(
+            f"{len(before)} scores before and {len(after)} after: pass one score a prompt, for "
+            "the same prompts, at least one"
+        )
+    for name, scores in (("before", before), ("after", after)):
+        for (row,) in (~torch.isfinite(scores)).nonzero().tolist():
+            raise ValueError(f"{name}[{row}] is {scores[row].item()}: scores must be finite")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence {confidence}: must be between 0 and 1, for instance 0.95")
+    if resamples < 1:
+        raise ValueError(f"resamples {resamples}: must be 1 or more; 10000 is usual")
+
+
+_BOOTSTRAP_SEED = 0
+_COLUMNS = ("step", "prompt_id", RAW, "total")
+
+
+def summarise(folder: RunFolder) -> list[SummaryRow]:
+    """Every term and the total before and after, with a paired 95 % interval over prompts.
+
+    Reads the first and the last stored evaluation, so it works for a run that was interrupted. A
+    prompt's value is the mean over its samples; a term counts the prompts it applies to.
+    `ocr_exact` is the share of images whose text was read without a mistake. Empty without two
+    evaluations.
+
+    Raises:
+        StorageError: An evaluation cannot be read, or the two have other terms.
+    """
+    summary = summarise_until(folder, None)
+    return [] if summary is None else summary.rows
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Before against after.
+
+    Attributes:
+        rows: Terms in the order of the R axis, the total last.
+        step: Of the later evaluation.
+        prompts: Number of held-out prompts.
+    """
+
+    rows: list[SummaryRow]
+    step: int
+    prompts: int
+
+
+def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
+    """As `summarise`, of the first evaluation and the last one up to a step.
+
+    Args:
+        last_step: None: up to the last.
+
+    Returns:
+        None without two evaluations.
+
+    Raises:
+        StorageError: As `summarise`.
+    """
+    steps = [each for each in evaluation_steps(folder) if last_step is None or each <= last_step]
+    if len(steps) < 2:
+        return None
+    ends = (read_evaluation(folder, step, _COLUMNS) for step in (steps[0], steps[-1]))
+    before, after = map(_stored_means, ends)
+    odd = sorted({*before.columns} ^ {*after.columns})
+    if odd:
+        raise StorageError(
+            f"{folder.evaluation_path(steps[0])} and {folder.evaluation_path(steps[-1])} do not "
+            f"have scores of the same terms ({', '.join(odd)} in one of them); restore the run's "
+            "own from a copy"
+        )
+    return Summary(_compare(before, after), step=steps[-1], prompts=len(before))
+
+
+def compare_evaluations(before: Evaluation, after: Evaluation) -> list[SummaryRow]:
+    """As `summarise`, of two evaluations of the same prompts with the same seeds."""
+    return _compare(_means(before), _means(after))
+
+
+def _compare(before: pandas.DataFrame, after: pandas.DataFrame) -> list[SummaryRow]:
+    rows = []
+    for name in after.columns:
+        pairs = pandas.concat([before[name], after[name]], axis=1).dropna().to_numpy(numpy.float32)
+        if len(pairs) > 0:
+            rows.append(_row(name, torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])))
+    return rows
+
+
+def _means(evaluation: Evaluation) -> pandas.DataFrame:
+    table = evaluation.rewards
+    raw = table.raw.masked_fill(~table.is_applicable.unsqueeze(1), torch.nan)
+    columns = {name: raw[:, :, index].flatten() for index, name in enumerate(table.names)}
+    columns["total"] = evaluation.totals.flatten()
+    prompt_ids = [prompt.prompt_id for prompt in evaluation.prompts for _ in evaluation.totals[0]]
+    return _prompt_means(pandas.DataFrame(columns), pandas.Series(prompt_ids))
+
+
+def _stored_means(table: pyarrow.Table) -> pandas.DataFrame:
+    frame = table.to_pandas()
+    names = [name for name in frame.columns if name.startswith(RAW)]
+    scores = frame[[*names, "total"]].rename(columns=lambda name: name.removeprefix(RAW))
+    return _prompt_means(scores, frame["prompt_id"])
+
+
+def _prompt_means(scores: pandas.DataFrame, prompt_ids: pandas.Series) -> pandas.DataFrame:
+    """Mean over the samples of each prompt; a row a prompt, a column a term, the total last."""
+    if "ocr" in scores:
+        exact = (scores["ocr"] == 1).astype(float).where(scores["ocr"].notna())
+        scores.insert(scores.columns.get_loc("ocr") + 1, "ocr_exact", exact)
+    return scores.groupby(prompt_ids, sort=False).mean()
+
+
+def _row(name: str, before: Float32[Tensor, " N"], after: Float32[Tensor, " N"]) -> SummaryRow:
+    interval = paired_bootstrap(before, after, seed=_BOOTSTRAP_SEED)
+    return SummaryRow(
+        name=name,
+        before=before.mean().item(),
+        after=after.mean().item(),
+        difference=interval.mean_difference,
+        low=interval.low,
+        high=interval.high,
+    )

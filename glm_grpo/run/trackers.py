@@ -1,0 +1,559 @@
+"""Trackers: TensorBoard, W&B, MLflow, Trackio, and whatever else accelerate knows."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import json
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+from accelerate.tracking import (
+    LOGGER_TYPE_TO_CLASS,
+    GeneralTracker,
+    MLflowTracker,
+    TensorBoardTracker,
+    TrackioTracker,
+    WandBTracker,
+    get_available_trackers,
+)
+from accelerate.utils import LoggerType
+from jaxtyping import UInt8
+from PIL import Image
+from rich.text import Text
+from torch import Tensor
+
+from glm_grpo.config import RunSection, flatten
+from glm_grpo.errors import ConfigError
+from glm_grpo.run.folder import RunFolder, safe_name, write_atomically
+from glm_grpo.run.tables import read_metrics, read_run_ids
+from glm_grpo.run.wandb_file import last_wandb_step
+from glm_grpo.types import Evaluation
+
+MAX_PROMPTS = 16
+"""Prompts shown: the first ones, the same in every evaluation of a run."""
+MAX_SAMPLES = 4
+"""Pictures shown of each prompt, besides its target."""
+MAX_SIDE = 256
+"""Pixels; larger pictures are scaled down until their longer side is this."""
+
+_DECIMALS = 6
+"""Of scores; what float32 has beyond them is noise that only widens a column."""
+_GAP = 4
+"""White pixels between the pictures of a strip."""
+_WHITE = (255, 255, 255)
+
+_PICTURES = {"source", "target", "image"}
+"""Columns of an `EvaluationTable` that hold pictures."""
+
+Cell = Image.Image | str | float | int | None
+
+
+@dataclass(frozen=True)
+class EvaluationTable:
+    """What a tracker shows of one evaluation.
+
+    Attributes:
+        columns: `prompt_id`, `prompt`, `sample`, `source` and `target` (absent where no prompt has
+            one; the sources of a prompt side by side), `image`, `total`, the terms, and
+            `<term> note` for the terms that say what they found.
+        rows: One a picture, prompt by prompt, a cell for each column. What a prompt does not have
+            is None.
+        strips: For each prompt id its sources and its target, where it has them, and its samples
+            side by side.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    strips: Mapping[str, Image.Image]
+
+
+def tabulate(evaluation: Evaluation) -> EvaluationTable:
+    """The first `MAX_PROMPTS` prompts of an evaluation with their first `MAX_SAMPLES` pictures."""
+    prompts = evaluation.prompts[:MAX_PROMPTS]
+    has_sources = any(prompt.sources for prompt in prompts)
+    has_targets = any(prompt.target is not None for prompt in prompts)
+    table = evaluation.rewards
+    columns = (
+        "prompt_id",
+        "prompt",
+        "sample",
+        *(("source",) if has_sources else ()),
+        *(("target",) if has_targets else ()),
+        "image",
+        "total",
+        *table.names,
+        *(f"{name} note" for name in table.notes),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    strips = {}
+    for index, prompt in enumerate(prompts):
+        sources = [_picture(source) for source in prompt.sources]
+        source = _strip(sources) if sources else None
+        target = None if prompt.target is None else _picture(prompt.target)
+        images = [_picture(pixels) for pixels in evaluation.images.pixels[index, :MAX_SAMPLES]]
+        strips[prompt.prompt_id] = _strip(
+            [*sources, *([] if target is None else [target]), *images]
+        )
+        identity = (prompt.prompt_id, prompt.prompt)
+        for sample, image in enumerate(images):
+            pictures = (
+                *((source,) if has_sources else ()),
+                *((target,) if has_targets else ()),
+                image,
+            )
+            measures = _measures(evaluation, index, sample)
+            rows.append((*identity, sample, *pictures, *measures))
+    return EvaluationTable(columns, tuple(rows), strips)
+
+
+def to_markdown(table: EvaluationTable) -> str:
+    """The table without its pictures."""
+    shown = [index for index, name in enumerate(table.columns) if name not in _PICTURES]
+    lines = [[table.columns[index] for index in shown], ["---"] * len(shown)]
+    lines += [[_to_text(row[index]) for index in shown] for row in table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _to_text(cell: Cell) -> str:
+    """On one line, without the bar that would end a cell."""
+    if isinstance(cell, float):
+        return f"{cell:z.3f}"
+    return "" if cell is None else " ".join(str(cell).split()).replace("|", "\\|")
+
+
+def _measures(evaluation: Evaluation, index: int, sample: int) -> list[Cell]:
+    """Total, score of every term, and notes of one picture."""
+    table = evaluation.rewards
+    scores = table.raw[index, sample].tolist()
+    applies = table.is_applicable[index].tolist()
+    notes = [groups[index] for groups in table.notes.values()]
+    return [
+        round(evaluation.totals[index, sample].item(), _DECIMALS),
+        *(
+            round(score, _DECIMALS) if is_on else None
+            for score, is_on in zip(scores, applies, strict=True)
+        ),
+        # A term that does not apply to the prompt has nothing to say of its pictures.
+        *(group[sample] if group else None for group in notes),
+    ]
+
+
+def _picture(pixels: UInt8[Tensor, "3 H W"]) -> Image.Image:
+    image = Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
+    # Keeps the proportions, and leaves smaller pictures as they are.
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    return image
+
+
+def _strip(pictures: list[Image.Image]) -> Image.Image:
+    width = sum(picture.width for picture in pictures) + _GAP * (len(pictures) - 1)
+    strip = Image.new("RGB", (width, max(picture.height for picture in pictures)), _WHITE)
+    left = 0
+    for picture in pictures:
+        strip.paste(picture, (left, 0))
+        left += picture.width + _GAP
+    return strip
+
+
+PROJECT_NAME = "glm-grpo"
+"""Project, or experiment, under which a tracker files the run; the environment may name another."""
+
+_logger = logging.getLogger(__name__)
+
+_KEY = "evaluation"
+"""Name of the table and of the pictures of the evaluation prompts."""
+_BLANK = Image.new("RGB", (1, 1), (255, 255, 255))
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse a tracker that cannot work on this machine, before a run costs anything.
+
+    Raises:
+        ConfigError: Its package is not installed.
+    """
+    for name in names:
+        # A class that a program has registered with accelerate is no member of the enumeration.
+        if name in LoggerType.list() and LoggerType(name) not in get_available_trackers():
+            raise ConfigError(
+                f"trackers: {name!r} is not installed. Install it: pip install {name}. Or take it "
+                "out of trackers."
+            )
+
+
+NOTHING_SAID = RunSection()
+"""About a run without name, notes and tags."""
+
+
+class Trackers:
+    """Trackers by name, started at the first step that is logged.
+
+    Args:
+        folder: Of the run. A run that resumes goes on in the trackers' own runs, whose names are
+            kept there.
+        config: The resolved configuration.
+        about: Name, notes and tags, where the tracker has a place for them.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        folder: RunFolder,
+        config: Mapping[str, Any],
+        about: RunSection = NOTHING_SAID,
+    ) -> None:
+        self._about = about
+        self._waiting = tuple(dict.fromkeys(names))
+        self._folder = folder
+        self._config = config
+        self._started: dict[str, tuple[_Started, ExitStack]] = {}
+        self._failed: set[str] = set()
+        self._goes_on_after = -1
+
+    def go_on_after(self, step: int) -> None:
+        """Say that the run resumes: what was logged after `step` comes again."""
+        self._goes_on_after = step
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Forward the finite values of a step."""
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._for_each(lambda started: started.tracker.log(finite, step=step))
+
+    def log_evaluation(self, evaluation: Evaluation) -> None:
+        """Show the evaluation prompts with their pictures, scores and notes.
+
+        TensorBoard, wandb, MLflow and trackio do; other trackers are given the metrics only.
+        """
+        if not (self._waiting or self._started):
+            return
+        table = tabulate(evaluation)
+        self._for_each(lambda started: started.show(table, evaluation.step))
+
+    def close(self) -> None:
+        """Let every tracker finish its uploads and files."""
+        for name, (_, ending) in self._started.items():
+            with self._only_warning(name):
+                ending.close()
+        self._started = {}
+
+    def _for_each(self, act: Callable[[_Started], object]) -> None:
+        # Started here and not before, because TensorBoard needs the step from which to overwrite.
+        for name in self._waiting:
+            with self._only_warning(name):
+                self._started[name] = self._start(name)
+                self._catch_up(self._started[name][0])
+        self._waiting = ()
+        for name, (started, _) in self._started.items():
+            with self._only_warning(name):
+                act(started)
+
+    def _start(self, name: str) -> tuple[_Started, ExitStack]:
+        run_ids = read_run_ids(self._folder)
+        run_id = run_ids.get(name)
+        with ExitStack() as stack:
+            run = _Run(name, self._folder, self._goes_on_after + 1, run_id, self._about)
+            started = _STARTERS.get(name, _other)(run, stack)
+            # A run that goes on has its configuration, and MLflow allows no value to change.
+            if run_id is None:
+                started.tracker.store_init_configuration(_plain(self._config))
+            if started.run_id not in (None, run_id):
+                content = json.dumps({**run_ids, name: started.run_id}, indent=1)
+                write_atomically(self._folder.tracker_ids_path, content.encode())
+            return started, stack.pop_all()
+
+    def _catch_up(self, started: _Started) -> None:
+        """Logs the steps before the checkpoint that a kill kept from the tracker."""
+        if self._goes_on_after < 0:
+            return
+        first = started.first_missing()
+        for row in read_metrics(self._folder):
+            values = {name: value for name, value in row.items() if value is not None}
+            step = int(values.pop("step"))
+            if first <= step <= self._goes_on_after:
+                started.tracker.log(values, step=step)
+
+    @contextmanager
+    def _only_warning(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        # A tracker may raise anything, from a wrong key to a lost connection, and the metrics are
+        # safe in `metrics.jsonl`: no training run is worth losing over it.
+        except Exception as error:
+            if name not in self._failed:
+                _logger.warning(
+                    "Tracker %s failed (%s: %s); training goes on, metrics.jsonl is complete.",
+                    name,
+                    type(error).__name__,
+                    error,
+                )
+            self._failed.add(name)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Nested settings as `section.key`, in the plain types that all trackers take."""
+    return {
+        key: value if isinstance(value, bool | int | float) else str(value)
+        for key, value in flatten(values).items()
+    }
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a tracker has to know.
+
+    Attributes:
+        tracker: Accelerate's name for it.
+        step: The first that may have been logged before, by a run that was killed.
+        id: What the tracker calls the run it is to go on with; None where it is new to it.
+        about: Name, notes and tags.
+    """
+
+    tracker: str
+    folder: RunFolder
+    step: int
+    id: str | None
+    about: RunSection
+
+    @property
+    def place(self) -> str:
+        """The last two parts of the run folder, its date and time as a rule."""
+        return "-".join(self.folder.path.absolute().parts[-2:])
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        return self.about.name or self.place
+
+
+def _nothing_missing() -> float:
+    """Of trackers that have a step once it is logged."""
+    return math.inf
+
+
+def _show_nothing(_table: EvaluationTable, _step: int) -> None:
+    """Of trackers that are given metrics alone."""
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A tracker that takes metrics.
+
+    Attributes:
+        run_id: What it calls the run, by which it can go on; None where it cannot.
+        show: Is given the evaluation prompts and the step.
+        first_missing: Tells the first step that it does not have.
+    """
+
+    tracker: GeneralTracker
+    run_id: str | None = None
+    show: Callable[[EvaluationTable, int], None] = _show_nothing
+    first_missing: Callable[[], float] = _nothing_missing
+
+
+def _begin(tracker: GeneralTracker, ending: ExitStack) -> None:
+    tracker.start()
+    ending.callback(tracker.finish)
+
+
+def _other(run: _Run, ending: ExitStack) -> _Started:
+    tracker_class = LOGGER_TYPE_TO_CLASS[run.tracker]
+    has_folder = tracker_class.requires_logging_directory
+    folder = {"logging_dir": run.folder.path} if has_folder else {}
+    tracker = tracker_class(PROJECT_NAME, **folder)
+    _begin(tracker, ending)
+    return _Started(tracker)
+
+
+def _tensorboard(run: _Run, ending: ExitStack) -> _Started:
+    directory = run.folder.tensorboard_dir
+    # A resumed run repeats steps: TensorBoard then hides what it had from `step` on.
+    tracker = TensorBoardTracker(directory.name, directory.parent, purge_step=run.step)
+
+    def show(table: EvaluationTable, step: int) -> None:
+        writer = tracker.tracker
+        for prompt_id, strip in table.strips.items():
+            pixels = numpy.asarray(strip)
+            writer.add_image(f"{_KEY}/{prompt_id}", pixels, step, dataformats="HWC")
+        writer.add_text(f"{_KEY}/table", to_markdown(table), step)
+        writer.flush()
+
+    ending.enter_context(_writing_threads_quiet())
+    _begin(tracker, ending)
+    said = [run.about.name, run.about.notes, ", ".join(run.about.tags)]
+    if any(said):
+        tracker.tracker.add_text("run", "\n\n".join(filter(None, said)), run.step)
+    return _Started(tracker, show=show)
+
+
+def _wandb(run: _Run, ending: ExitStack) -> _Started:
+    wandb = importlib.import_module("wandb")
+    # Arguments would win over the variables by which users say otherwise.
+    options = {
+        "id": ("WANDB_RUN_ID", run.id),
+        "resume": ("WANDB_RESUME", "allow"),
+        "name": ("WANDB_NAME", run.label),
+        "notes": ("WANDB_NOTES", run.about.notes),
+        "tags": ("WANDB_TAGS", run.about.tags or None),
+        "dir": ("WANDB_DIR", str(run.folder.path)),
+    }
+    arguments = {
+        name: value for name, (variable, value) in options.items() if variable not in os.environ
+    }
+    run.folder.path.mkdir(parents=True, exist_ok=True)
+    tracker = WandBTracker(os.environ.get("WANDB_PROJECT", PROJECT_NAME), **arguments)
+
+    def show(table: EvaluationTable, step: int) -> None:
+        rows = _with_pictures(table, wandb.Image)
+        tracker.log({_KEY: wandb.Table(columns=list(table.columns), data=rows)}, step=step)
+
+    # Pictures of tables wait there until they are uploaded, which may be another day.
+    ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.path / "wandb/data"))
+    _begin(tracker, ending)
+    return _Started(
+        tracker, tracker.tracker.id, show, lambda: _first_missing_in_wandb(tracker.tracker)
+    )
+
+
+def _first_missing_in_wandb(run: Any) -> int:
+    """A kill loses what is not flushed or sent yet, and the last step, which may be added to."""
+    if not run.offline:
+        return int(run.starting_step)
+    paths = Path(run.settings.wandb_dir).glob(f"*run-*-{run.id}/run-{run.id}.wandb")
+    return max(map(last_wandb_step, paths), default=-1) + 1
+
+
+def _mlflow(run: _Run, ending: ExitStack) -> _Started:
+    variables, artifacts = _mlflow_store((run.folder.path / "mlflow").absolute())
+    ending.enter_context(_defaults(**variables))
+    mlflow = importlib.import_module("mlflow")
+    tracker = MLflowTracker(
+        PROJECT_NAME,
+        logging_dir=artifacts,
+        run_id=run.id,
+        run_name=run.label,
+        description=run.about.notes,
+    )
+    _begin(tracker, ending)
+    if run.about.tags:
+        mlflow.set_tag("tags", ", ".join(run.about.tags))
+    run_id = tracker.tracker.info.run_id
+
+    def show(table: EvaluationTable, step: int) -> None:
+        path = f"{_KEY}/step-{step:06d}.json"
+        # A resumed run repeats steps, and MLflow would append the rows to those it has.
+        if path in {file.path for file in mlflow.MlflowClient().list_artifacts(run_id, _KEY)}:
+            return
+        columns = pandas.DataFrame(table.rows, columns=list(table.columns), dtype=object)
+        for name in _PICTURES & set(columns):
+            # It wants a picture in every row of a column of pictures.
+            columns[name] = [_BLANK if cell is None else cell for cell in columns[name]]
+        mlflow.log_table(columns, path)
+        for prompt_id, strip in table.strips.items():
+            key = f"{_KEY}/{safe_name(prompt_id)}"
+            mlflow.log_image(strip, key=key, step=step, synchronous=True)
+
+    return _Started(tracker, run_id, show)
+
+
+def _mlflow_store(directory: Path) -> tuple[dict[str, object], str | None]:
+    """The variables that make MLflow write to a folder, and where it is to put pictures there."""
+    if "MLFLOW_TRACKING_URI" in os.environ:
+        return {}, None
+    # Which comes with SQLAlchemy; MLflow needs both for a database.
+    if importlib.util.find_spec("alembic") is None:
+        # The slim package writes plain files only, pictures beside them, and wants to be told to.
+        return {"MLFLOW_TRACKING_URI": directory.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}, None
+    directory.mkdir(parents=True, exist_ok=True)
+    uri = f"sqlite:///{directory / 'mlflow.db'}"
+    return {"MLFLOW_TRACKING_URI": uri}, (directory / "artifacts").as_uri()
+
+
+def _trackio(run: _Run, ending: ExitStack) -> _Started:
+    # Trackio reads the variable once, on import: runs of one process share a folder.
+    with _defaults(TRACKIO_DIR=run.folder.path / "trackio"):
+        trackio = importlib.import_module("trackio")
+    # By which it goes on: that of one run alone.
+    name = run.id or " ".join(filter(None, [run.about.name, run.place]))
+    resume = "never" if run.id is None else "allow"
+    tracker = TrackioTracker(PROJECT_NAME, name=name, resume=resume)
+
+    def show(table: EvaluationTable, step: int) -> None:
+        rows = _with_pictures(table, trackio.Image)
+        tracker.log({_KEY: trackio.Table(columns=list(table.columns), data=rows)}, step=step)
+
+    def finish() -> None:
+        with _printed_to_log():
+            trackio.finish()
+
+    with _printed_to_log():
+        tracker.start()
+    ending.callback(finish)
+    # Steps are written twice a second, by a thread.
+    return _Started(tracker, name, show, lambda: tracker.tracker._next_step)
+
+
+_STARTERS: Mapping[str, Callable[[_Run, ExitStack], _Started]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "trackio": _trackio,
+}
+
+
+@contextmanager
+def _defaults(**variables: object) -> Iterator[None]:
+    """Sets the environment variables that are not set, and takes them back: runs may follow."""
+    ours = {name: str(value) for name, value in variables.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _writing_threads_quiet() -> Iterator[None]:
+    """Prints no traceback of TensorBoard's threads: the next call raises what ended them.
+
+    A disk that is full is one such thing.
+    """
+    usual = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        if not type(ended.thread).__module__.startswith("tensorboard."):
+            usual(ended)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
+
+
+@contextmanager
+def _printed_to_log() -> Iterator[None]:
+    """Passes what Trackio prints inside to the log, a line each, without colours."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        yield
+    for line in Text.from_ansi(printed.getvalue()).plain.splitlines():
+        _logger.info("trackio: %s", line.removeprefix("* "))
+
+
+def _with_pictures(table: EvaluationTable, wrap: Callable[[Image.Image], Any]) -> list[list[Any]]:
+    """The rows with every picture as the tracker wants it."""
+    return [
+        [wrap(cell) if isinstance(cell, Image.Image) else cell for cell in row]
+        for row in table.rows
+    ]

@@ -1,1 +1,0 @@
-"""Checkpoints: written whole, verified, resumed from."""

@@ -1,1 +1,0 @@
-"""Records of a run: tables, trackers, summaries, the terminal."""

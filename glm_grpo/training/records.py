@@ -1,0 +1,364 @@
+"""Recorder of a run: metrics, tables, pictures, canaries, the gallery.
+
+The main process writes; every process calls the recorder alike and gets the same answers. The files
+of a step are written by a thread while the next step is made; at most one step is outstanding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from glm_grpo.errors import (
+    CollectorError,
+    DecoderError,
+    HackingError,
+    MemoryLimitError,
+    NonFiniteError,
+    NonFiniteUpdateError,
+    PeerError,
+    StorageError,
+)
+from glm_grpo.gallery import update_gallery, write_gallery
+from glm_grpo.grpo.update import UpdateReport
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.recorder import Recorder, encode
+from glm_grpo.run.summaries import summarise
+from glm_grpo.run.tables import SummaryRow, read_metrics, read_untrained
+from glm_grpo.training.collect import join_experiences, to_be_recorded
+from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.evaluate import weigh_evaluation
+from glm_grpo.training.metrics import (
+    StepWork,
+    evaluation_metrics,
+    sampled_utilisation,
+    step_metrics,
+    supervised_metrics,
+    supervised_utilisation,
+)
+from glm_grpo.training.monitors.hacking import HackingMonitor, measure_pictures
+from glm_grpo.training.phase import (
+    PhaseClock,
+    out_of_memory_explained,
+    peak_memory_bytes,
+    process_bytes,
+)
+from glm_grpo.types import EvaluationPart, Experience
+from rewards.audit.canaries import Departure
+from rewards.reweigh import Mode
+from rewards.types import RewardError, RewardTable
+
+_CLOSED_AFTER = (
+    CollectorError,
+    DecoderError,
+    HackingError,
+    MemoryLimitError,
+    NonFiniteError,
+    NonFiniteUpdateError,
+    RewardError,
+)
+"""Errors after which trackers and gallery are brought to an end."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """What a process hands in of a step.
+
+    Attributes:
+        experience: Without its pixels.
+        pictures: Its images as PNG files, prompt by prompt.
+        measures: What `measure_pictures` gives for them.
+    """
+
+    experience: Experience
+    pictures: list[bytes]
+    measures: dict[str, Float64[Tensor, " P"]]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What was recorded of a step, or of an evaluation.
+
+    Attributes:
+        departures: Canaries that left their band.
+    """
+
+    metrics: dict[str, float]
+    departures: tuple[Departure, ...]
+
+
+class RunRecorder:
+    """The records of a run in its folder.
+
+    Args:
+        open_files: Called in the main process: what writes, and what watches for a policy that
+            games its reward.
+        combine: How the terms are combined into totals.
+        work: What the models do on the devices of the run; None: utilisation is not recorded.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        processes: Processes,
+        open_files: Callable[[], tuple[Recorder, HackingMonitor]],
+        *,
+        combine: Mode,
+        work: StepWork | None = None,
+    ) -> None:
+        self.folder = folder
+        self._work = work
+        self._processes = processes
+        self._combine = combine
+        self._untrained: RewardTable | None = None
+        self._thread = ThreadPoolExecutor(1, "records")
+        self._unfinished: list[Future[None]] = []
+        with processes.together():
+            if processes.is_main:
+                self._files, self._monitor = open_files()
+
+    def begin(self, part: Sequence[EvaluationPart]) -> dict[str, float]:
+        """Stores the evaluation of step 0; its metrics.
+
+        It gives the canaries their bands, and the totals of later evaluations their scale.
+
+        Args:
+            part: Of this process, none or one.
+        """
+        parts = self._joined(part)
+
+        def write() -> dict[str, float]:
+            untrained = weigh_evaluation(parts, mode=self._combine, untrained=None)
+            self._untrained = untrained.rewards
+            self._files.record_evaluation(untrained)
+            self._monitor.learn(untrained)
+            metrics = evaluation_metrics(untrained) | _time_of(parts)
+            self._files.record_step(0, metrics)
+            self._files.track_step(0, metrics)
+            update_gallery(self.folder, 0)
+            return metrics
+
+        return self._processes.on_main(write)
+
+    def resume(self) -> None:
+        """Takes up a run: what was recorded after the checkpoint goes from the pages too.
+
+        Raises:
+            StorageError: What step 0 left, and later steps are held against, cannot be read.
+        """
+
+        def read() -> None:
+            self._monitor.restore()
+            if self._combine != "weighted_sum":
+                self._untrained = read_untrained(self.folder)
+            write_gallery(self.folder, ())
+
+        self._processes.on_main(read)
+
+    def recorded_total(self, step: int) -> float | None:
+        """Mean total of the evaluation of `step`, the last recorded.
+
+        None: there is none, or its line does not have it yet.
+        """
+
+        def look() -> float | None:
+            if not self.folder.evaluation_path(step).exists():
+                return None
+            return read_metrics(self.folder)[-1].get("eval/total")
+
+        return self._processes.on_main(look)
+
+    def prepare(self, experience: Experience) -> Future[StepPart]:
+        """Begins to measure and encode the pictures of a step, while the policy learns from it."""
+
+        def make() -> StepPart:
+            prompts, images = experience.prompts.prompts, experience.images
+            measures = measure_pictures(prompts, images)
+            return StepPart(to_be_recorded(experience), encode(images), measures)
+
+        return self._thread.submit(make)
+
+    def step(
+        self,
+        step: int,
+        prepared: Future[StepPart],
+        updates: Sequence[UpdateReport],
+        clock: PhaseClock,
+        more: Mapping[str, float],
+    ) -> StepRecord:
+        """Takes in a step, once the one before it is stored.
+
+        Args:
+            step: From 1.
+            prepared: Of this process.
+            updates: One for each update.
+            more: Further metrics.
+        """
+        seconds, begun = clock.seconds(), time.perf_counter()
+        with self._processes.together():
+            part = prepared.result()
+        gather = self._processes.gather
+        parts, peak = self._processes.gather_on_main(part), max(gather(peak_memory_bytes()))
+        held = {"memory/process_bytes": float(sum(gather(process_bytes())))}
+
+        def take() -> StepRecord:
+            self._wait()
+            waited = {"time/records": time.perf_counter() - begun}
+            whole = join_experiences([each.experience for each in parts])
+            measures = {
+                name: torch.cat([each.measures[name] for each in parts]) for name in part.measures
+            }
+            watched = self._monitor.measure(whole, measures)
+            metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
+            if self._work is not None:
+                is_cheap = more.get("decode/is_cheap", 1.0) == 1.0
+                metrics |= sampled_utilisation(self._work, whole, seconds, is_decode_cheap=is_cheap)
+            metrics |= {**watched.metrics, **more, **waited, **held}
+            pictures = [picture for each in parts for picture in each.pictures]
+            self._files.track_step(step, metrics)
+
+            def write() -> None:
+                self._files.record_rollout(whole, pictures, step)
+                self._files.record_step(step, metrics)
+
+            self._write_later(write)
+            return StepRecord(metrics, watched.departures)
+
+        return self._processes.on_main(take)
+
+    def supervised_step(
+        self, step: int, examples: int, updates: Sequence[UpdateReport], clock: PhaseClock
+    ) -> StepRecord:
+        """Takes in the figures of a step in which nothing was sampled.
+
+        Args:
+            step: From 1.
+            examples: Target pictures of this process.
+            updates: One for each update.
+        """
+        gather = self._processes.gather
+        images, seconds = sum(gather(examples)), clock.seconds()
+        peak, held = max(gather(peak_memory_bytes())), float(sum(gather(process_bytes())))
+
+        def take() -> StepRecord:
+            self._wait()
+            metrics = supervised_metrics(images, updates, seconds, peak)
+            if self._work is not None:
+                metrics |= supervised_utilisation(self._work, images, seconds)
+            metrics |= {"memory/process_bytes": held}
+            self._files.track_step(step, metrics)
+            self._write_later(lambda: self._files.record_step(step, metrics))
+            return StepRecord(metrics, ())
+
+        return self._processes.on_main(take)
+
+    def evaluation(self, part: Sequence[EvaluationPart]) -> StepRecord:
+        """Stores an evaluation beside the step taken in last, once that is stored.
+
+        Args:
+            part: Of this process, none or one.
+        """
+        parts = self._joined(part)
+
+        def write() -> StepRecord:
+            self._wait()
+            evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
+            self._files.record_evaluation(evaluation)
+            metrics = evaluation_metrics(evaluation) | _time_of(parts)
+            watched = self._monitor.measure_evaluation(evaluation)
+            if watched.metrics:
+                of_step = read_metrics(self.folder)[-1].get("canary/departures") or 0.0
+                departures = of_step + len(watched.departures)
+                metrics |= {**watched.metrics, "canary/departures": departures}
+            self._files.amend_step(evaluation.step, metrics)
+            self._files.track_step(evaluation.step, metrics)
+            return StepRecord(metrics, watched.departures)
+
+        return self._processes.on_main(write)
+
+    def show(self, step: int) -> None:
+        """Begins to bring the gallery up to `step`."""
+        if self._processes.is_main:
+            self._write_later(lambda: update_gallery(self.folder, step))
+
+    def finish(self) -> None:
+        """Waits until all that was taken in is stored.
+
+        Raises:
+            StorageError: It cannot be. So will every later wait: a checkpoint without the records
+                of its steps is not made.
+            MemoryLimitError: Memory ran out.
+        """
+        self._processes.on_main(self._wait)
+
+    def close(self) -> list[SummaryRow]:
+        """Ends the records with a gallery; before against after."""
+
+        def write() -> list[SummaryRow]:
+            try:
+                self._wait()
+            finally:
+                self._files.close()
+            try:
+                summary = summarise(self.folder)
+            except StorageError:
+                # An evaluation is damaged: the pages say so, and show the rest.
+                write_gallery(self.folder, ())
+                raise
+            write_gallery(self.folder, summary)
+            return summary
+
+        return self._processes.on_main(write)
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Closes the records where the inside fails for a reason that ends all processes alike.
+
+        However it ends, the thread writes nothing afterwards.
+        """
+        try:
+            yield
+        except (*_CLOSED_AFTER, PeerError) as error:
+            if self._ends_all(error):
+                self.close()
+            raise
+        else:
+            self.finish()
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _ends_all(self, error: Exception) -> bool:
+        """One process that fails in the middle of an update cannot tell the others."""
+        failure = self._processes.failure
+        if failure is not None:
+            return failure.kind in {each.__name__ for each in _CLOSED_AFTER}
+        return self._processes.count == 1 or isinstance(error, (HackingError, NonFiniteError))
+
+    def _write_later(self, write: Callable[[], None]) -> None:
+        self._unfinished.append(self._thread.submit(write))
+
+    def _wait(self) -> None:
+        wait(self._unfinished)
+        with out_of_memory_explained("records", "those of the step before"):
+            for written in self._unfinished:
+                written.result()
+        self._unfinished.clear()
+
+    def _joined(self, part: Sequence[T]) -> list[T]:
+        """Of all processes, in the main one."""
+        return [each for parts in self._processes.gather_on_main([*part]) for each in parts]
+
+
+def _time_of(parts: Sequence[EvaluationPart]) -> dict[str, float]:
+    """Processes evaluate side by side: the slowest says how long it took."""
+    return {"time/evaluation": max(each.seconds for each in parts)}

@@ -1,0 +1,404 @@
+"""Choice of the run folder, and of the checkpoint a run goes on from."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Never
+
+from torch import Tensor
+
+from glm_grpo.composition import is_dated
+from glm_grpo.config import Config, config_differences, to_yaml
+from glm_grpo.errors import CheckpointError, GlmGrpoError, StorageError
+from glm_grpo.run.checkpoints import (
+    Checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    verify_checkpoint,
+)
+from glm_grpo.run.config import read_config
+from glm_grpo.run.folder import (
+    RunFolder,
+    leftover_of,
+    remove_leftovers,
+    step_of,
+    storage_errors,
+    write_atomically,
+)
+from glm_grpo.run.lock import LOCK_NAME, RunLock
+from glm_grpo.run.tables import read_bands, read_metrics
+from glm_grpo.training.distributed.processes import ALONE, Processes
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+"""Value of `train.resume` that finds the run by itself."""
+
+_OF_HYDRA = frozenset({".hydra", "train.log"})
+"""What Hydra writes into its own folder, which may be the run's, before it calls us."""
+
+_DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d.*")
+"""What `configs/run/dated.yaml` names a folder, with whatever tells two of one second apart."""
+
+_MOST_NAMED = 8
+"""Files and folders that an error lists."""
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run folder that may be written to.
+
+    Attributes:
+        folder: Holds config.yaml.
+        checkpoint: To go on from; None for a run at its start.
+        lock: Keeps other runs out of the folder; held by the main process alone.
+    """
+
+    folder: RunFolder
+    checkpoint: Checkpoint | None
+    lock: RunLock
+
+
+@dataclass(frozen=True)
+class _Found:
+    folder: RunFolder
+    checkpoint: Path | None
+
+
+def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
+    """Finds or makes the run folder as `train.resume` asks.
+
+    The main process searches, with its own config: names that hold the time of day differ between
+    processes. It verifies the checkpoint; every process then reads it.
+
+    Absent: a new folder. `auto`: the run in `run_dir`, or else, where that is a dated folder, the
+    newest unfinished run in those beside it with the same settings, or else a new one. A path: that
+    run from its newest checkpoint, or from the checkpoint the path names.
+
+    Raises:
+        CheckpointError: There is no such run, it was made with other settings, or its checkpoint
+            is damaged.
+        StorageError: The folder holds a run already or something else, has lost a part of what the
+            run recorded, is written to by another run, or cannot be made.
+        PeerError: Another process failed at it.
+    """
+    lock = RunLock()
+    found = processes.on_main(lambda: _find_run(config, lock))
+    if found.checkpoint is None:
+        return OpenedRun(found.folder, None, lock)
+    with processes.together():
+        checkpoint = load_checkpoint(found.checkpoint)
+        # What does not fit is told before a model is loaded.
+        checkpoint.run_state()
+    return OpenedRun(found.folder, checkpoint, lock)
+
+
+def _find_run(config: Config, lock: RunLock) -> _Found:
+    resume = config.train.resume
+    place = config.run_dir if resume is None or resume == AUTO else resume
+    with storage_errors("open", Path(place)):
+        if resume is None:
+            return _new_run(config, lock)
+        if resume != AUTO:
+            return _existing_run(Path(resume), config, lock)
+        if RunFolder(Path(config.run_dir)).config_path.exists():
+            return _existing_run(Path(config.run_dir), config, lock)
+        newest = _newest_unfinished_run(Path(config.run_dir), config)
+        if newest is not None:
+            return _existing_run(newest, config, lock)
+        logger.info("train.resume=auto: no unfinished run with these settings; a new one begins")
+        return _new_run(config, lock)
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """A checkpoint with its run."""
+
+    folder: RunFolder
+    config: Config
+    checkpoint: Checkpoint
+
+    @property
+    def evaluated(self) -> Mapping[str, Tensor]:
+        """The weights that the run evaluated: their moving average where it has one."""
+        return self.checkpoint.tensors[_evaluated(self.config)]
+
+
+def find_checkpoint(path: Path) -> FoundCheckpoint:
+    """The newest checkpoint of a run folder, or the checkpoint a path names.
+
+    Raises:
+        CheckpointError: There is no run, or no whole checkpoint in it.
+    """
+    folder, named = _split(path)
+    config = read_config(folder)
+    checkpoint_path = named or _newest_whole(folder) or _refuse_unsaved(folder)
+    checkpoint = load_checkpoint(checkpoint_path)
+    return FoundCheckpoint(folder, config, checkpoint)
+
+
+def pin_start(
+    config: Config, going_on_from: Checkpoint | None, processes: Processes = ALONE
+) -> Config:
+    """The config with a checkpoint in place of the run folder that `model.start_from` names.
+
+    That run may go on meanwhile: what this one begins with, and its reference, stay the same.
+
+    Args:
+        going_on_from: Of this run, which says what it began with; None: it begins, with the newest.
+        processes: Of which the main one looks.
+
+    Returns:
+        With a path that may be gone by now: who needs what is in it has to look.
+
+    Raises:
+        CheckpointError: There is no run, or no whole checkpoint in it.
+        PeerError: Another process failed.
+    """
+    start = config.model.start_from
+    if start is None:
+        return config
+    begun = None if going_on_from is None else going_on_from.run_state().start_step
+    path = processes.on_main(lambda: _find_start(Path(start), begun))
+    model = config.model.model_copy(update={"start_from": str(path)})
+    return config.model_copy(update={"model": model})
+
+
+def start_step(config: Config) -> int | None:
+    """The step of the checkpoint that `pin_start` chose; None where a run begins with none."""
+    start = config.model.start_from
+    named = None if start is None else _split(Path(start))[1]
+    return None if named is None else step_of(named)
+
+
+def _find_start(start: Path, begun: int | None) -> Path:
+    folder, named = _split(start)
+    if named is None and begun is not None:
+        named = folder.checkpoint_dir(begun)
+    if named is None:
+        read_config(folder)
+        return _newest_whole(folder) or _refuse_unsaved(folder)
+    return named
+
+
+def _refuse_unsaved(folder: RunFolder) -> Never:
+    raise CheckpointError(
+        f"{folder.path} has no checkpoint yet; let the run reach "
+        "train.checkpoint_every, or go on with it by train.resume"
+    )
+
+
+def _evaluated(config: Config) -> str:
+    return "policy" if config.eval.ema_decay is None else "average"
+
+
+def read_config_at(path: Path) -> Config:
+    """The config of the run that a path names, by its folder or by a checkpoint in it.
+
+    Raises:
+        CheckpointError, ConfigError: As `read_config`.
+    """
+    return read_config(_split(path)[0])
+
+
+def _new_run(config: Config, lock: RunLock) -> _Found:
+    folder = RunFolder(_make_run_dir(config.run_dir))
+    # Before the lock, whose file would be a trace in a folder of others, and again with it, for
+    # another run may have begun in between.
+    _refuse_what_is_there(folder)
+    lock.acquire(folder.path)
+    _refuse_what_is_there(folder)
+    write_atomically(folder.config_path, to_yaml(config).encode())
+    return _Found(folder, None)
+
+
+def _refuse_what_is_there(folder: RunFolder) -> None:
+    """A run begins where there is nothing that it could overwrite or take for its own.
+
+    A start that failed before the first record (no weights, say) leaves its config and its lock:
+    nothing is lost there. Nor is it in empty folders, such as one that a disk is mounted at.
+    """
+    names = {path.name for path in folder.path.iterdir() if not _is_empty_folder(path)}
+    own = {*_OF_HYDRA, LOCK_NAME}
+    if LOCK_NAME in names:
+        own |= {name for name in names if leftover_of(Path(name)) == folder.config_path.name}
+        own |= {folder.config_path.name} if _is_config(folder) else set()
+    others = sorted(names - own)
+    if not others:
+        return
+    more = ", ..." if len(others) > _MOST_NAMED else ""
+    has_run = {folder.config_path.name, folder.metrics_path.name} & names
+    is_what = "holds a run already" if has_run else "is not empty"
+    raise StorageError(
+        f"run_dir = {str(folder.path)!r} {is_what} ({', '.join(others[:_MOST_NAMED])}{more}): a "
+        "run begins in a folder that is empty or not there yet, and nothing is overwritten; choose "
+        "another folder, or go on with the run in it by train.resume=auto, which needs its "
+        "config.yaml"
+    )
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def _is_config(folder: RunFolder) -> bool:
+    try:
+        read_config(folder)
+    except GlmGrpoError:
+        return False
+    return True
+
+
+def _make_run_dir(run_dir: str) -> Path:
+    path = _real(Path(run_dir))
+    try:
+        if is_dated(run_dir):
+            return _make_dated(path)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"run_dir = {str(path)!r} cannot be created ({error.strerror or error}): it must be a "
+            "folder that can be written to; set run_dir to another one"
+        ) from error
+    return path
+
+
+def _make_dated(path: Path) -> Path:
+    """A folder that was not there: another run may have begun in the same second."""
+    for number in itertools.count(1):
+        place = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        with suppress(FileExistsError):
+            place.mkdir(parents=True)
+            break
+    return place
+
+
+def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
+    folder, checkpoint_path = _split(path)
+    differences = config_differences(read_config(folder), config)
+    if differences:
+        raise CheckpointError(
+            f"the run in {folder.path} was made with other settings, by its config.yaml "
+            f"({', '.join(differences)}); go on with the same ones, or start a new run without "
+            "train.resume"
+        )
+    lock.acquire(folder.path)
+    # A kill in the midst of a replacement takes a checkpoint's name.
+    remove_leftovers(folder.checkpoints_dir)
+    if checkpoint_path is None:
+        checkpoint_path = _newest_whole(folder)
+    else:
+        verify_checkpoint(checkpoint_path)
+    done = 0 if checkpoint_path is None else step_of(checkpoint_path) or 0
+    if done > config.train.steps:
+        raise CheckpointError(
+            f"train.steps = {config.train.steps}: {folder.path} has done {done}; set it to {done} "
+            f"or more, or go on from an earlier checkpoint ({folder.checkpoints_dir}/step-...)"
+        )
+    _refuse_lost_records(folder, config, checkpoint_path)
+    begin = "its start" if checkpoint_path is None else checkpoint_path.name
+    logger.info("going on with %s from %s", folder.path, begin)
+    return _Found(folder, checkpoint_path)
+
+
+def _newest_whole(folder: RunFolder) -> Path | None:
+    """The newest checkpoint that is whole; None where the run has saved none.
+
+    Raises:
+        CheckpointError: There are checkpoints, and none is whole.
+    """
+    newest = newest_checkpoint(folder)
+    if newest is not None:
+        return newest
+    for path in sorted(folder.checkpoints_dir.glob("step-*"), reverse=True):
+        try:
+            verify_checkpoint(path)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"no checkpoint in {folder.checkpoints_dir} is whole; restore one from a copy, or "
+                f"start a new run in another folder. {error}"
+            ) from error
+    return None
+
+
+def _refuse_lost_records(folder: RunFolder, config: Config, checkpoint: Path | None) -> None:
+    """To go on from a step removes what was recorded after it: none of that may be all there is.
+
+    Every step has its line in metrics.jsonl before it has a checkpoint, and a table only after
+    step 0 has its line.
+    """
+    step = 0 if checkpoint is None else step_of(checkpoint) or 0
+    steps = [int(row["step"] or 0) for row in read_metrics(folder)]
+    kept = [recorded for recorded in steps if recorded <= step]
+    if step > 0 and (not kept or kept[-1] != step):
+        raise StorageError(
+            f"{folder.metrics_path} has no line of step {step}, of which there is a checkpoint, as "
+            "its last up to there: lines were lost. Restore it from a copy, go on from an earlier "
+            f"checkpoint ({folder.checkpoints_dir}/step-...) by train.resume, or start a new run "
+            "in another folder"
+        )
+    # The bands are needed once the models are loaded; that they are damaged is told before.
+    read_bands(folder)
+    parents = (folder.rollouts_dir, folder.evaluations_dir, folder.images_dir)
+    stored = [path for parent in parents for path in parent.glob("*") if (step_of(path) or 0) > 0]
+    if step == 0 and not steps and stored:
+        raise StorageError(
+            f"{folder.metrics_path} is missing or empty, but {max(stored)} is there: to begin anew "
+            "would remove what the run recorded. Restore metrics.jsonl from a copy, or start a new "
+            "run in another folder"
+        )
+    every = max(config.train.checkpoint_every, read_config(folder).train.checkpoint_every)
+    if checkpoint is None and max(steps, default=0) > every:
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint, though it recorded {max(steps)} steps and saved "
+            f"every {every}: to begin anew would remove those records. Restore "
+            f"{folder.checkpoints_dir} from a copy, or start a new run in another folder"
+        )
+
+
+def _real(path: Path) -> Path:
+    """Without links: two names of a folder are one run, with one lock."""
+    return Path(os.path.realpath(path))
+
+
+def _split(path: Path) -> tuple[RunFolder, Path | None]:
+    """The run folder a path names, and the checkpoint in it if it names one."""
+    path = _real(path)
+    if path.parent.name == RunFolder(path).checkpoints_dir.name and step_of(path) is not None:
+        return RunFolder(path.parent.parent), path
+    return RunFolder(path), None
+
+
+def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
+    """Among the siblings of a dated folder, `<root>/<date>/<time>`; one of another name has none.
+
+    A run is finished with the last checkpoint and the last evaluation: a term may have failed in
+    that one.
+    """
+    if not _has_dated_name(run_dir):
+        return None
+    steps = config.train.steps
+    for path in sorted(run_dir.parent.parent.glob("*/*/config.yaml"), reverse=True):
+        if not _has_dated_name(path.parent):
+            continue
+        folder = RunFolder(path.parent)
+        try:
+            is_same = not config_differences(read_config(folder), config)
+            last = (folder.checkpoint_dir(steps), folder.evaluation_path(steps))
+        except GlmGrpoError:
+            # A folder of another project or version is no run to go on with.
+            continue
+        if is_same and not all(each.exists() for each in last):
+            return folder.path
+    return None
+
+
+def _has_dated_name(run_dir: Path) -> bool:
+    return _DATED.fullmatch("/".join(run_dir.absolute().parts[-2:])) is not None

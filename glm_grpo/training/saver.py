@@ -1,0 +1,190 @@
+"""Save a run: when it is due, when it is asked to stop, and before a failure ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from glm_grpo.config import shell_override
+from glm_grpo.errors import (
+    CollectorError,
+    DecoderError,
+    MemoryLimitError,
+    NonFiniteError,
+    PeerError,
+)
+from glm_grpo.run.checkpoints import (
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from glm_grpo.run.folder import RunFolder, step_of
+from glm_grpo.run.optimizer_state import optimizer_to_tensors
+from glm_grpo.run.recorder import store_failure
+from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.learner import Learner
+from glm_grpo.training.phase import out_of_memory_explained
+from rewards.types import RewardError
+
+_HARMLESS = (CollectorError, DecoderError, MemoryLimitError, RewardError)
+"""Errors after which the policy of the last finished step is as good as ever."""
+_NOTED = (*_HARMLESS, NonFiniteError, PeerError)
+
+
+class CheckpointSaver:
+    """Writes the checkpoints of a run; every process calls it alike.
+
+    From the optimizer's first write in a step on, the weights are those of no finished step, and
+    nothing is saved under its number: whether all updates of a rollout or half of one were made.
+
+    Args:
+        learner: What is saved; its state has the last finished step.
+        processes: Of the run. What one of several fails at alone cannot be saved: that takes all.
+        keep: Newest checkpoints kept; the best by evaluation is kept besides.
+        finish_records: Called before one begins: a checkpoint says that its steps are recorded.
+        announce: Told when one begins.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        learner: Learner,
+        *,
+        processes: Processes,
+        keep: int,
+        finish_records: Callable[[], object],
+        announce: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._learner = learner
+        self._state = learner.state
+        self._processes = processes
+        self._keep = keep
+        self._finish_records = finish_records
+        self._announce = announce
+        self._updates = learner.learning_rate.updates
+        self._is_writing = False
+        learner.optimizer.register_step_pre_hook(self._note_update)
+
+    def save(self) -> None:
+        """Write a checkpoint of the last finished step; remove those no longer kept."""
+        self._finish_records()
+        self._announce("checkpoint")
+        state = self._state
+        moments, values = optimizer_to_tensors(self._learner.optimizer)
+        tensors = {
+            "policy": self._learner.strategy.policy_tensors(),
+            "optimizer": self._learner.strategy.gather_full(moments),
+        }
+        reference = self._learner.strategy.reference_tensors()
+        if reference:
+            tensors["reference"] = reference
+        if self._learner.average is not None:
+            tensors["average"] = dict(self._learner.average.tensors())
+        metadata = {
+            "optimizer": values,
+            "updates": self._learner.learning_rate.updates,
+            "best_step": state.best_step,
+            "best_total": None if state.best_step is None else state.best_total,
+            "skipped_in_a_row": state.skipped_in_a_row,
+            "full_decode_from": state.full_decode_from,
+        }
+        if state.start_step is not None:
+            metadata["start_step"] = state.start_step
+
+        def write() -> None:
+            save_checkpoint(self._folder, step=state.step, tensors=tensors, metadata=metadata)
+            prune_checkpoints(self._folder, self._keep, state.best_step)
+
+        self._processes.on_main(write)
+
+    def is_saved(self) -> bool:
+        """Whether the last finished step has a checkpoint."""
+        return self._processes.on_main(self._folder.checkpoint_dir(self._state.step).exists)
+
+    def save_since(self, step: int) -> None:
+        """Save the last finished step, unless `step`, since when no weight changed, is saved."""
+        newest = self._processes.on_main(lambda: newest_checkpoint(self._folder))
+        if step > 0 and (newest is None or (step_of(newest) or 0) < step):
+            self.save()
+
+    def finish_step(self, step: int) -> None:
+        """All updates of a step are done, and its records taken in: the weights are its own."""
+        self._state.step = step
+        self._updates = self._learner.learning_rate.updates
+        self._is_writing = False
+
+    @contextmanager
+    def saved_on_failure(self, step: int) -> Iterator[None]:
+        """Where a term, the decoder, memory or the policy fails inside, saves what was learned.
+
+        The error goes on with notes of what that is.
+
+        Args:
+            step: At work inside.
+
+        Raises:
+            MemoryLimitError: Memory ran out inside.
+            NonFiniteError: The policy is lost; nothing is saved, an earlier checkpoint is named.
+            NonFiniteUpdateError: What was learned before is saved and named.
+            DecoderError: The decoder failed inside.
+            CollectorError: Collectors failed; another start may do better.
+            RewardError: A term failed inside. Its pictures are stored, none are in the error.
+            PeerError: Another process of the run failed.
+        """
+        try:
+            with (
+                out_of_memory_explained("records", f"those of step {step}"),
+                self._processes.watched(),
+            ):
+                yield
+        except _NOTED as error:
+            if isinstance(error, DecoderError | NonFiniteError):
+                error.args = (f"step {step}: {error}",)
+            error.add_note(self._save_after(error))
+            if isinstance(error, RewardError) and error.pictures is not None:
+                place = store_failure(self._folder, error.pictures, step)
+                error.pictures = None
+                error.add_note(f"The pictures are in {place}")
+            raise
+
+    def _save_after(self, error: Exception) -> str:
+        """Saves what was learned where that is worth it and can be done; says what is there."""
+        kind = type(error).__name__
+        if self._processes.count > 1:
+            if self._processes.failure is None:
+                # The others are in the middle of the update, and are ended by the launcher.
+                return self._name_newest(before=None)
+            kind = self._processes.failure.kind
+        if kind in [each.__name__ for each in _HARMLESS]:
+            return self._save_finished_step()
+        is_lost = kind == NonFiniteError.__name__
+        return self._name_newest(before=self._state.step if is_lost else None)
+
+    def _save_finished_step(self) -> str:
+        """Saves the last finished step if it is not saved yet; says where to go on."""
+        done = self._state.step
+        go_on = f"go on with {shell_override('train.resume', str(self._folder.path))}"
+        if done == 0:
+            return "Nothing was learned yet"
+        if not self.is_saved():
+            if self._is_writing or self._learner.learning_rate.updates != self._updates:
+                newest = newest_checkpoint(self._folder)
+                place = "there is no checkpoint" if newest is None else f"{go_on}: {newest.name}"
+                return f"The weights of step {done} had begun to change and are not saved; {place}"
+            with out_of_memory_explained("records", f"the checkpoint of step {done}"):
+                self.save()
+        return f"Step {done} is saved; {go_on}"
+
+    def _name_newest(self, before: int | None) -> str:
+        """Names the newest checkpoint, or the newest whose weights are not those at hand."""
+        if self._state.step == 0:
+            return "Nothing was learned yet"
+        newest = newest_checkpoint(self._folder, before=before)
+        if newest is None:
+            return f"There is no checkpoint from before step {self._state.step}"
+        go_on = shell_override("train.resume", str(newest))
+        return f"The last checkpoint from before is {newest.name}: {go_on}"
+
+    def _note_update(self, *_: object) -> None:
+        self._is_writing = True

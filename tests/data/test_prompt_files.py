@@ -1,0 +1,214 @@
+"""Files, folders and data sets that prompts are read from: each format once, each mistake once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from glm_grpo.errors import DataError
+from tests.data.prompt_files import load, written
+
+
+def test_text_gives_one_prompt_a_line_and_skips_blank_ones(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.TXT", "\ufeffa red sign\r\n\n  \nein Schild \u2028 für 猫")
+    prompts = load(path)
+    assert prompts.captions() == ["a red sign", "ein Schild \u2028 für 猫"]
+    assert [entry.origin for entry in prompts.entries] == [f"{path}, line 1", f"{path}, line 4"]
+
+
+def test_jsonl_gives_one_prompt_an_object(tmp_path: Path) -> None:
+    text = (
+        '\ufeff{"prompt": "x", "seed": 3}\r\n\n{"prompt": "\\ud83d\\udc08 \\"UP\\"", "id": "cat"}\n'
+    )
+    path = written(tmp_path / "a.jsonl", text)
+    prompts = load(path)
+    assert prompts.captions() == ["x", '\U0001f408 "UP"']
+    assert prompts[1].prompt_id == "cat"
+    assert prompts.entries[1].origin == f"{path}, line 3"
+
+
+def test_csv_understands_quotes_and_counts_lines_inside_them(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "a.csv", 'id, prompt\r\n1,"a sign, ""UP""\r\nand down"\r\n\r\n2,plain\r\n'
+    )
+    prompts = load(path)
+    assert prompts.captions() == ['a sign, "UP"\nand down', "plain"]
+    assert prompts[1].prompt_id == "2"
+    assert [entry.origin for entry in prompts.entries] == [f"{path}, line 2", f"{path}, line 5"]
+
+
+def test_an_empty_cell_of_a_csv_is_a_field_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", 'prompt,text\n"a sign ""UP""",\n"a sign ""UP""",DOWN\n')
+    assert [entry.texts for entry in load(path).entries] == [("UP",), ("DOWN",)]
+
+
+def test_parquet_gives_one_prompt_a_row_with_its_texts(tmp_path: Path) -> None:
+    table = {
+        "prompt": ["a", 'b "UP"', 'c "UP"'],
+        "text": [["OPEN", "24 H"], None, []],
+        "score": [1.0, 2.0, 3.0],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+    prompts = load(tmp_path / "a.parquet")
+    assert [entry.texts for entry in prompts.entries] == [("OPEN", "24 H"), ("UP",), ()]
+    assert prompts.entries[1].origin == f"{tmp_path}/a.parquet, row 2"
+
+
+def test_a_folder_with_metadata_is_read_as_an_image_folder(assets_dir: Path) -> None:
+    prompts = load(assets_dir / "images" / "photos")
+    assert len(prompts) == 8
+    cans = [prompts[index] for index in (2, 3)]
+    assert [can.texts for can in cans] == [("TRANSATLANTIC IPA",)] * 2
+    assert all(can.target is not None and can.target.shape == (3, 32, 32) for can in cans)
+
+
+def test_real_prompt_files_are_read_whole(assets_dir: Path) -> None:
+    assert len(load(assets_dir / "prompts" / "ocr_prompts.txt")) == 500
+    assert len(load(assets_dir / "prompts" / "geneval_metadata.jsonl")) == 553
+
+
+def numbered_folder(tmp_path: Path, prompts: str, pictures: list[str]) -> Path:
+    """A picture each, of a red channel that is 10 times its place in the list."""
+    written(tmp_path / "prompts.txt", prompts)
+    (tmp_path / "target_images").mkdir()
+    for place, name in enumerate(pictures):
+        Image.new("RGB", (32, 32), (10 * place, 0, 0)).save(tmp_path / "target_images" / name)
+    return tmp_path
+
+
+def test_a_folder_with_numbered_pictures_pairs_them_with_lines(tmp_path: Path) -> None:
+    names = [f"{number}.png" for number in range(11)]
+    names[2] = "2.WEBP"
+    folder = numbered_folder(tmp_path, "\n".join("abcdefghijk") + "\n", names)
+    (folder / "target_images" / "notes.md").touch()
+    prompts = load(folder)
+    assert prompts[10].prompt == "k"
+    for row, target in enumerate(prompts[index].target for index in range(11)):
+        assert target is not None
+        assert abs(int(target[0, 0, 0]) - 10 * row) < 5
+
+
+@pytest.mark.parametrize(
+    ("prompts", "pictures", "named"),
+    [
+        ("a\nb\n", ["0.png"], r"prompts\.txt, line 2: no picture .*1\.png"),
+        ("a\nb\n", ["1.png", "2.png"], r"line 1: no picture .*0\.png; .*counted from 0"),
+        ("a\n", ["0.png", "1.png"], r"1\.png: has no line in prompts\.txt, which has 1"),
+        ("a\n\nb\n", ["0.png", "1.png"], r"prompts\.txt, line 2: blank"),
+        ("a\n", ["0.png", "0.jpg"], r"0\.png: of the same number as 0\.jpg; keep one"),
+    ],
+)
+def test_a_folder_with_numbered_pictures_refuses_what_would_shift_the_pairs(
+    tmp_path: Path, prompts: str, pictures: list[str], named: str
+) -> None:
+    with pytest.raises(DataError, match=named):
+        load(numbered_folder(tmp_path, prompts, pictures))
+
+
+def test_a_data_set_that_was_saved_to_disk_is_read(tmp_path: Path) -> None:
+    Image.new("RGB", (32, 32), (255, 0, 0)).save(tmp_path / "red.png")
+    rows = datasets.Dataset.from_dict({"prompt": ["a"], "image": [str(tmp_path / "red.png")]})
+    rows = rows.cast_column("image", datasets.Image())
+    datasets.DatasetDict(test=rows).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match=r"saved: .* name the folder of one, such as .*saved/test"):
+        load(tmp_path / "saved")
+    (prompt,) = load(tmp_path / "saved" / "test")
+    assert prompt.prompt == "a"
+    assert prompt.target is not None
+    assert prompt.target[:, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"neither metadata\.jsonl nor prompts\.txt"):
+        load(tmp_path)
+    written(tmp_path / "prompts.txt", "a\n")
+    with pytest.raises(DataError, match="target_images: no such folder"):
+        load(tmp_path)
+    written(tmp_path / "metadata.jsonl", '{"prompt": "a"}')
+    with pytest.raises(DataError, match=r"holds metadata\.jsonl and prompts\.txt"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.txt", b" \n\n", "holds no prompts"),
+        ("a.csv", b"prompt,id\n", "holds no prompts"),
+        (
+            "a.txt",
+            "gut\nein Schild für\n".encode("latin-1"),
+            "line 2: byte 0xfc .*save .* as UTF-8",
+        ),
+        ("a.txt", "a sign\n".encode("utf-16"), "line 1: byte 0xff at column 1 is not UTF-8"),
+        ("a.txt", "a sign\n".encode("utf-16-le"), "line 1: .*null character .* as UTF-8"),
+        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "y\n', "line 2, column 12: not valid JSON"),
+        ("a.jsonl", b'[{"prompt": "x"}]', 'line 1: .*is not an object; write {"prompt"'),
+        ("a.jsonl", b'{"prompt": "x", "prompt": "y"}', "line 1: .*'prompt' stands twice"),
+        (
+            "a.csv",
+            b"prompt;id\nx;1\n",
+            r"line 1: the header \['prompt;id'\] is separated by ';'; save the file with commas",
+        ),
+        ("a.csv", b"prompt,id,id\nx,1,2\n", "line 1: .*names a column twice; rename one"),
+        ("a.csv", b"prompt,id\nx,1\na sign, red,2\n", "line 3: 3 cells under a header of 2"),
+        ("a.csv", b'prompt\nx\n"never closed\nz\n', "line 3: not valid CSV"),
+        ("a.parquet", b"PAR1 it is not", "not a readable parquet file .*; write it again"),
+        ("a.tsv", b"prompt\n", r"unknown kind of prompts file; use one of \.txt"),
+        ("missing.txt", None, "no such file or folder in .*; give a prompts file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_its_line_and_a_remedy(
+    tmp_path: Path, name: str, content: bytes | None, named: str
+) -> None:
+    if content is not None:
+        written(tmp_path / name, content)
+    with pytest.raises(DataError, match=named):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"caption": ["x"]}, r"\['caption'\] has no column 'prompt'"),
+        ({"prompt": ["x", None]}, "row 2: 'prompt' is missing or blank"),
+        ({"prompt": ["x"], "image": [{"bytes": b"PNG"}]}, "row 1: the embedded picture cannot"),
+        ({"prompt": ["x"], "image": [b"PNG"]}, "row 1: the embedded picture cannot"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_with_its_row(
+    tmp_path: Path, table: dict[str, object], named: str
+) -> None:
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=named):
+        load(tmp_path / "a.parquet")
+
+
+def test_a_hub_data_set_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="nobody/nothing: neither a file or folder here nor"):
+        load("nobody/nothing")
+
+
+def test_a_hub_data_set_is_read_with_its_pictures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (32, 32), (255, 0, 0)).save(tmp_path / "red.png")
+    picture = {"bytes": (tmp_path / "red.png").read_bytes(), "path": None}
+    table = datasets.Dataset.from_dict({"prompt": ["a sign"], "image": [picture]})
+
+    def load_dataset(name: str, *, split: str) -> datasets.Dataset:
+        assert (name, split) == ("owner/embedded", "train")
+        return table.cast_column("image", datasets.Image())
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    prompts = load("owner/embedded")
+    assert prompts.entries[0].origin == "owner/embedded, row 1"
+    target = prompts[0].target
+    assert target is not None
+    assert target[:, 0, 0].tolist() == [255, 0, 0]

@@ -1,0 +1,361 @@
+"""Runs of which only config.yaml and the tables of the evaluations exist."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+
+from glm_grpo.cli import main
+from glm_grpo.commands.sweep import CompareRuns
+from glm_grpo.config import Config, compose_config, to_yaml
+from glm_grpo.errors import CheckpointError, ConfigError, StorageError
+from glm_grpo.report.compare.comparison import compare, pareto_optimal
+from glm_grpo.run.folder import RunFolder, write_atomically
+from glm_grpo.run.tables import Weighing, weighing_metadata
+
+TERMS = ("lpips", "ssim", "ocr", "aesthetic")
+WEIGHTS = {"lpips": 0.5, "ocr": 0.5}
+
+Group = Mapping[str, list[float | None]]
+MakeRun = Callable[..., Path]
+
+
+def store_evaluation(path: Path, step: int, groups: Mapping[str, Group], **columns: Any) -> None:
+    """`groups`: prompt id -> term -> one score a sample; terms left out score 0.5."""
+    samples = len(next(iter(next(iter(groups.values())).values())))
+    rows = [
+        {
+            "step": step,
+            "prompt_id": prompt_id,
+            "prompt": f"a sign, {prompt_id}",
+            "sample": sample,
+            "texts": ["CAT"],
+            **{f"raw/{name}": group.get(name, [0.5] * samples)[sample] for name in TERMS},
+            "target": f"images/targets/{prompt_id}.png",
+            "image": f"images/{prompt_id}-{sample}.png",
+            **columns,
+        }
+        for prompt_id, group in groups.items()
+        for sample in range(samples)
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    types = {f"raw/{name}": pyarrow.float32() for name in TERMS}
+    schema = [
+        pyarrow.field(field.name, types.get(field.name, field.type)) for field in table.schema
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = weighing_metadata(Weighing({}, {}, "weighted_sum"))
+    pyarrow.parquet.write_table(table.cast(pyarrow.schema(schema, metadata)), path)
+
+
+@pytest.fixture(scope="module")
+def compose(configs_dir: Path) -> Callable[..., Config]:
+    known: dict[tuple[str, ...], Config] = {}
+
+    def compose_once(*overrides: str) -> Config:
+        if overrides not in known:
+            samples = "eval.samples_per_prompt=2"
+            known[overrides] = compose_config(configs_dir, "tiny", [samples, *overrides])
+        return known[overrides]
+
+    return compose_once
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, compose: Callable[..., Config]) -> MakeRun:
+    """Writes a run of evaluations by step, each as `store_evaluation` takes it."""
+
+    def make(
+        name: str, evaluations: Mapping[int, Mapping[str, Group]], *overrides: str, **columns: Any
+    ) -> Path:
+        folder = RunFolder(tmp_path / name)
+        config = compose(*overrides)
+        write_atomically(folder.config_path, to_yaml(config).encode())
+        for step, groups in evaluations.items():
+            store_evaluation(folder.evaluation_path(step), step, groups, **columns)
+        return folder.path
+
+    return make
+
+
+def lpips_and_ocr(*scores: tuple[float, float]) -> dict[str, Group]:
+    """One prompt a pair; both samples alike."""
+    return {
+        f"p{index}": {"lpips": [lpips] * 2, "ocr": [ocr] * 2}
+        for index, (lpips, ocr) in enumerate(scores)
+    }
+
+
+UNTRAINED = lpips_and_ocr((0.25, 0.25), (0.5, 0.25))
+FIRST = {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.25), (0.75, 0.5))}
+SECOND = {
+    0: UNTRAINED,
+    10: lpips_and_ocr((0.25, 0.5), (0.25, 0.75)),
+    20: lpips_and_ocr((0.25, 0.75), (0.25, 1.0)),
+}
+
+
+def test_compare_judges_every_evaluation_by_the_weights(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    comparison = compare(runs, WEIGHTS)
+    first, second = comparison.runs
+    # 0.5 lpips + 0.5 ocr: (0.25 + 0.375) / 2 before; (0.5 + 0.625) / 2 and so on after.
+    assert (first.steps, first.totals) == ((0, 20), (0.3125, 0.5625))
+    assert (second.steps, second.totals) == ((0, 10, 20), (0.3125, 0.4375, 0.5625))
+    assert first.terms == {"lpips": 0.75, "ocr": 0.375, "ssim": 0.5, "aesthetic": 0.5}
+    assert second.terms == {"lpips": 0.25, "ocr": 0.875, "ssim": 0.5, "aesthetic": 0.5}
+    assert comparison.untrained == {"lpips": 0.375, "ocr": 0.25, "ssim": 0.5, "aesthetic": 0.5}
+    assert (comparison.prompts, comparison.samples_per_prompt) == (2, 2)
+    assert comparison.left_out == ()
+
+
+NORMALISED = (
+    "reward.combine=normalize_then_sum",
+    "reward.terms.lpips.weight=0.5",
+    "reward.terms.ocr.weight=0.5",
+    "reward.terms.ssim.weight=0",
+    "reward.terms.aesthetic.weight=0",
+)
+
+
+def test_compare_judges_by_the_first_runs_reward_in_units_of_the_untrained_spread(
+    make_run: MakeRun,
+) -> None:
+    before = {"p0": {"lpips": [0.0, 0.5], "ocr": [0.5, 0.5]}, "p1": {"lpips": [0.5, 1.0]}}
+    after = {"p0": {"lpips": [0.5, 1.0], "ocr": [0.5, 0.5]}, "p1": {"lpips": [1.0, 1.0]}}
+    floor = "+reward.terms.ocr.std_floor=0.25"
+    runs = [make_run("a", {0: before, 20: before}, *NORMALISED, floor)]
+    runs.append(make_run("b", {0: before, 20: after}, "train.steps=21"))
+    comparison = compare(runs, None)
+    assert comparison.combine == "normalize_then_sum"
+    # lpips 0, 0.5, 0.5, 1 has mean 0.5 and sample std sqrt(0.5 / 3); ocr does not spread.
+    std = math.sqrt(0.5 / 3)
+    assert comparison.runs[0].totals == pytest.approx((0.0, 0.0), abs=1e-6)
+    expected = 0.5 * (0 + 0.5 + 0.5 + 0.5) / 4 / std
+    assert comparison.runs[1].totals == pytest.approx((0.0, expected), abs=1e-6)
+    (*_, last) = comparison.side_by_side[0].samples
+    assert [picture.total for picture in last] == pytest.approx([0, 0, 0.25 / std], abs=1e-6)
+    # Weights that are given judge raw scores, as ever: 0.5 * 0.875 + 0.5 * 0.5.
+    raw = compare(runs, WEIGHTS)
+    assert raw.combine == "weighted_sum"
+    assert raw.runs[1].totals == (0.5, 0.6875)
+
+
+def test_compare_places_pictures_of_the_same_seeds_side_by_side(make_run: MakeRun) -> None:
+    before = {"p0": {"lpips": [0.25, 0.5], "ocr": [None, None]}, "p1": {"ocr": [0.0, 1.0]}}
+    after = {"p0": {"lpips": [0.75, 1.0], "ocr": [None, None]}, "p1": {"ocr": [0.5, 0.25]}}
+    runs = [make_run("a", {0: before, 5: before}), make_run("b", {0: before, 5: after, 10: after})]
+    first, second = compare(runs, {"lpips": 1.0, "ocr": 1.0}).side_by_side
+    assert (first.prompt_id, first.prompt, first.texts) == ("p0", "a sign, p0", ("CAT",))
+    assert first.target == runs[0] / "images/targets/p0.png"
+    # Columns: untrained, run 1, run 2. OCR does not apply, so LPIPS takes over its weight: twice.
+    totals = [[picture.total for picture in row] for row in first.samples]
+    assert totals == [[0.5, 0.5, 1.5], [1.0, 1.0, 2.0]]
+    # LPIPS is 0.5 where nothing else is said.
+    totals = [[picture.total for picture in row] for row in second.samples]
+    assert totals == [[0.5, 0.5, 1.0], [1.5, 1.5, 0.75]]
+    assert first.samples[1][2].scores == {"lpips": 1.0, "ocr": None, "ssim": 0.5, "aesthetic": 0.5}
+    paths = [picture.path for picture in second.samples[1]]
+    assert paths == [runs[index] / "images/p1-1.png" for index in (0, 0, 1)]
+
+
+def test_compare_pairs_gains_by_prompt(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    first, second = compare(runs, WEIGHTS).runs
+    # By prompt, before 0.25 and 0.375, after 0.5 and 0.625: 0.25 more for either, no luck in it.
+    assert (first.gain.difference, first.gain.low, first.gain.high) == (0.25, 0.25, 0.25)
+    assert first.over_first is None
+    assert second.over_first is not None
+    # 0.5 and 0.625 again.
+    assert (second.over_first.difference, second.over_first.low) == (0.0, 0.0)
+    third = make_run("c", {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.75), (0.25, 0.5))})
+    over_first = compare([*runs, third], WEIGHTS).runs[2].over_first
+    assert over_first is not None
+    # 0.75 - 0.5 and 0.375 - 0.625: means of two drawn from 0.25 and -0.25.
+    assert (over_first.difference, over_first.low, over_first.high) == (0.0, -0.25, 0.25)
+
+
+def test_compare_takes_the_weights_of_the_first_run_where_no_weights_are_given(
+    make_run: MakeRun,
+) -> None:
+    weights = ("reward.terms.lpips.weight=0.25", "reward.terms.ocr.weight=0.75")
+    others = ("reward.terms.ssim.weight=0", "reward.terms.aesthetic.weight=0")
+    runs = [make_run("a", FIRST, *weights, *others), make_run("b", SECOND)]
+    comparison = compare(runs, None)
+    assert comparison.weights == {"lpips": 0.25, "ocr": 0.75}
+    # 0.25 * 0.25 + 0.75 * 0.875.
+    assert comparison.runs[1].totals[-1] == 0.71875
+
+
+def test_compare_moves_the_weight_of_a_term_that_does_not_apply(make_run: MakeRun) -> None:
+    groups = {"p0": {"lpips": [None, None], "ocr": [0.5, 1.0]}, "p1": {"lpips": [1.0, 0.0]}}
+    runs = [make_run(name, {0: groups, 5: groups}) for name in "ab"]
+    comparison = compare(runs, {"lpips": 0.5, "ocr": 0.25})
+    # p0 has ocr alone, with all of 0.75: 0.75 * 0.75. p1 has 0.5 * 0.5 + 0.25 * 0.5.
+    assert comparison.runs[0].totals[0] == pytest.approx((0.5625 + 0.375) / 2)
+    # The mean of lpips is that of p1 alone.
+    assert comparison.untrained["lpips"] == 0.5
+
+
+def test_compare_lists_only_what_differs(make_run: MakeRun) -> None:
+    # Where a run lies makes no difference to it, nor does its name.
+    keys = ("reward.terms.ocr.weight=0.6", "train.steps=80", "advantage.clip=null")
+    keys = (*keys, "run_dir=/elsewhere", "run.name=mine")
+    runs = [make_run("a", FIRST), make_run("b", SECOND, *keys)]
+    first, second = compare(runs, WEIGHTS).runs
+    assert first.settings == {
+        **{"reward.terms.ocr.weight": "0.3", "advantage.clip": "5.0", "train.steps": "40"}
+    }
+    assert second.settings == {
+        **{"reward.terms.ocr.weight": "0.6", "advantage.clip": "null", "train.steps": "80"}
+    }
+
+
+def test_compare_names_runs_by_the_shortest_end_of_their_paths(make_run: MakeRun) -> None:
+    runs = [make_run("monday/0", FIRST), make_run("tuesday/0", SECOND), make_run("sweep/1", FIRST)]
+    assert [run.name for run in compare(runs[1:], WEIGHTS).runs] == ["0", "1"]
+    names = [run.name for run in compare(runs, WEIGHTS).runs]
+    assert names == ["monday/0", "tuesday/0", "sweep/1"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("eval.seed=7", "eval.seed is 1234 in a, 7 in b"),
+        ("rollout.width=256", "rollout.width is 128 in a, 256 in b"),
+    ],
+)
+def test_compare_refuses_pictures_made_in_another_way(
+    override: str, message: str, make_run: MakeRun
+) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND, override)]
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compare(runs, WEIGHTS)
+
+
+def test_compare_refuses_other_prompts_by_table(make_run: MakeRun) -> None:
+    one = {0: lpips_and_ocr((0.5, 0.5)), 20: lpips_and_ocr((0.5, 0.5))}
+    runs = [make_run("a", one), make_run("b", one)]
+    store_evaluation(RunFolder(runs[1]).evaluation_path(20), 20, one[20], prompt="another")
+    rule = r"b/evaluations/step-000020.parquet holds other held-out prompts .* of a;"
+    with pytest.raises(ConfigError, match=rule):
+        compare(runs, WEIGHTS)
+
+
+def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    for brightness, run in enumerate(runs):
+        place = run / "images" / "targets" / "p1.png"
+        place.parent.mkdir(parents=True)
+        Image.new("RGB", (4, 4), (brightness, 0, 0)).save(place)
+    with pytest.raises(ConfigError, match=r"b/images/targets/p1.png is another target picture"):
+        compare(runs, WEIGHTS)
+
+
+def test_compare_refuses_a_run_without_two_evaluations(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", {0: UNTRAINED})]
+    with pytest.raises(StorageError, match="b holds 1 evaluations"):
+        compare(runs, WEIGHTS)
+
+
+def test_compare_refuses_a_term_that_a_run_did_not_score(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND, "reward.terms.ocr=null")]
+    rule = r"term 'ocr': b did not score it .*lpips, ssim, aesthetic.*--weights lpips=1"
+    with pytest.raises(ConfigError, match=rule):
+        compare(runs, WEIGHTS)
+    comparison = compare(runs, {"lpips": 1.0})
+    assert comparison.left_out == ("ocr",)
+    assert "ocr" not in comparison.runs[0].terms
+
+
+def test_compare_refuses_a_term_that_was_scored_in_different_ways(
+    make_run: MakeRun,
+) -> None:
+    # Weights, floors and threads leave the scores as they are.
+    same = ("reward.terms.lpips.weight=0.1", "reward.terms.ocr.threads=1")
+    same = (*same, "+reward.terms.ocr.std_floor=0.1")
+    runs = [make_run("a", FIRST), make_run("b", SECOND, *same)]
+    assert compare(runs, WEIGHTS).left_out == ()
+    runs[1] = make_run("b", SECOND, *same, "reward.terms.lpips.network=vgg")
+    rule = r"'lpips' was scored in different ways: network 'alex' in a; network 'vgg' in b"
+    with pytest.raises(ConfigError, match=rule):
+        compare(runs, WEIGHTS)
+    assert compare(runs, {"ocr": 1.0}).left_out == ("lpips",)
+
+
+def test_compare_refuses_fewer_than_two_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a", FIRST)
+    with pytest.raises(ConfigError, match="at least two, each named once"):
+        compare([run, run / ".." / "a"], WEIGHTS)
+    with pytest.raises(CheckpointError, match="nowhere holds no run"):
+        compare([run, tmp_path / "nowhere"], WEIGHTS)
+
+
+def test_compare_takes_a_sweep_by_its_folder(make_run: MakeRun, tmp_path: Path) -> None:
+    for number in (10, 0, 9):
+        make_run(f"sweep/{number}", FIRST)
+    sweep = tmp_path / "sweep"
+    (sweep / "multirun.yaml").touch()
+    # A run that failed before it wrote its config.
+    (sweep / "1").mkdir()
+    assert [run.name for run in compare([sweep], WEIGHTS).runs] == ["0", "9", "10"]
+
+
+def test_compare_marks_optimal_runs_of_every_pair(make_run: MakeRun) -> None:
+    # lpips, ocr: untrained (0.375, 0.25); a (0.75, 0.375), b (0.25, 0.875) and c (0.25, 0.25).
+    third = {0: UNTRAINED, 20: lpips_and_ocr((0.25, 0.25), (0.25, 0.25))}
+    runs = [make_run("a", FIRST), make_run("b", SECOND), make_run("c", third)]
+    trade_offs = compare(runs, WEIGHTS).trade_offs
+    names = [(trade_off.x, trade_off.y) for trade_off in trade_offs]
+    # Terms that are weighted first; six pairs of four.
+    assert names[0] == ("lpips", "ocr")
+    assert len(names) == len(set(names)) == 6
+    assert trade_offs[0].is_optimal == (True, True, False)
+    # A negative weight asks for less lpips: b is lowest there and highest in ocr.
+    negative = compare(runs, {"lpips": -0.5, "ocr": 0.5}).trade_offs[0]
+    assert negative.is_optimal == (False, True, False)
+
+
+def test_pareto_optimal_keeps_what_no_other_point_beats() -> None:
+    # (2, 2) beats (1, 2) and (1, 1); (0, 3) is higher in the second; (2, 2) twice beats neither.
+    points = torch.tensor([[2, 2], [1, 2], [1, 1], [0, 3], [2, 2]], dtype=torch.float64)
+    assert pareto_optimal(points).tolist() == [True, False, False, True, True]
+
+
+def test_the_end_of_a_sweep_prints_what_the_command_prints(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "a sweep"
+    make_run("a sweep/0", FIRST)
+    make_run("a sweep/1", SECOND)
+    (sweep / "multirun.yaml").touch()
+    CompareRuns().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}}))
+    printed = capsys.readouterr().out
+
+    main(["compare", str(sweep), "--html", "--output", str(tmp_path / "page")])
+
+    tables = capsys.readouterr().out.removesuffix(f"{tmp_path / 'page' / 'index.html'}\n")
+    again = f"to see their pictures:  glm-grpo compare '{sweep}' --html\n"
+    assert printed == tables + again
+    # Of two prompts with two samples in three columns, and two targets.
+    assert (tmp_path / "page" / "index.html").read_text().count("Picture missing") == 14
+
+
+def test_a_sweep_that_cannot_be_compared_ends_all_the_same(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run("sweep/0", FIRST)
+    (tmp_path / "sweep" / "multirun.yaml").touch()
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}})
+    CompareRuns().on_multirun_end(config)
+    assert "not compared" in capsys.readouterr().out

@@ -1,0 +1,67 @@
+"""Reports of a probe, made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glm_grpo.report.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
+from rewards.audit.audit import Conflict, RewardAudit, TermAudit
+
+NAN = float("nan")
+AUDITED = (
+    *("name", "mean", "std", "std_within", "flat_fraction"),
+    *("advantage_share", "headroom", "saturation"),
+)
+HEALTHY: dict[str, Any] = {
+    **{"name": "lpips", "mean": 0.5, "std": 0.25, "std_within": 0.125, "flat_fraction": 0.0},
+    **{"advantage_share": 0.5, "headroom": 0.25, "saturation": 0.0},
+    **{"weight": 0.5, "reconstruction": 1.0, "room": 0.5, "decoder_fraction": 0.125},
+    "proposed_weight": None,
+}
+"""A term of which there is nothing to say."""
+UNDEFINED = dict.fromkeys(
+    (
+        *("mean", "std", "std_within", "flat_fraction", "headroom", "saturation"),
+        *("reconstruction", "room", "decoder_fraction"),
+    ),
+    NAN,
+)
+"""What the audit gives for a term that applies to no prompt."""
+
+
+def make_term(**overrides: Any) -> ProbedTerm:
+    figures = HEALTHY | overrides
+    return ProbedTerm(
+        audit=TermAudit(**{key: figures[key] for key in AUDITED}),
+        **{key: value for key, value in figures.items() if key not in AUDITED},
+    )
+
+
+def make_report(
+    *terms: ProbedTerm,
+    correlations: Tensor | None = None,
+    conflicts: tuple[Conflict, ...] = (),
+    prompts: int = 24,
+    decode: ProbedDecode | None = None,
+) -> ProbeReport:
+    if correlations is None:
+        correlations = torch.eye(len(terms), dtype=torch.float64)
+    audit = RewardAudit(tuple(term.audit for term in terms), correlations, headroom=0.1875)
+    return ProbeReport(terms, audit, conflicts, prompts=prompts, group_size=8, decode=decode)
+
+
+def with_other(**overrides: Any) -> ProbeReport:
+    """A report of a term and of a healthy one of the same weight."""
+    return make_report(make_term(**overrides), make_term(name="ocr"))
+
+
+def make_decode(**overrides: Any) -> ProbedDecode:
+    figures: dict[str, Any] = {
+        **{"steps": 1, "full_steps": 4, "rank_correlations": (0.96875, NAN)},
+        **{"total_rank_correlation": 0.9, "min_rank_correlation": 0.9},
+        **{"images_per_second": 36.0, "full_images_per_second": 24.0},
+    }
+    return ProbedDecode(**(figures | overrides))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from glm_grpo.report.rescoring.page import print_rescoring, write_rescoring_sheet
+from glm_grpo.report.rescoring.rescore import MovedImage, Rescoring, SettingChange, TermChange
+from glm_grpo.run.folder import RunFolder
+
+PROMPT = "[red]a sign[/red] that says CAT"
+
+
+def moved(sample: int, before: float, after: float) -> MovedImage:
+    image = f"images/step-000003/p0-{sample}.png"
+    return MovedImage(3, "p0", PROMPT, sample, image, before, after)
+
+
+RESCORING = Rescoring(
+    changes=(SettingChange("reward.terms.ocr.weight", 0.3, 0.5),),
+    steps=1,
+    groups=8,
+    images=32,
+    changed_winners=2,
+    rank_correlation=0.3333,
+    ranked_groups=7,
+    flat_before=1,
+    flat_after=0,
+    terms=(TermChange("ocr", 0.3, 0.5, 0.625, 0.75), TermChange("lpips", 0.4, 0.4, 0.375, 0.25)),
+    gaining=(moved(1, -0.5, 1.25), moved(2, 0.0, 0.5)),
+    losing=(moved(3, 1.5, -0.25),),
+)
+NOTHING_MOVES = replace(RESCORING, gaining=(), losing=())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run whose picture of sample s is grey of brightness 40 s, and half as high as wide."""
+    folder = RunFolder(tmp_path / "run")
+    folder.image_dir(3).mkdir(parents=True)
+    for sample in range(1, 4):
+        picture = Image.new("RGB", (64, 32), (40 * sample,) * 3)
+        picture.save(folder.path / moved(sample, 0.0, 0.0).image)
+    return folder
+
+
+def printed(rescoring: Rescoring, folder: RunFolder, width: int = 140) -> str:
+    console = Console(width=width, file=io.StringIO())
+    print_rescoring(console, folder, rescoring)
+    return console.file.getvalue()
+
+
+def test_the_sheet_of_a_run_that_cannot_be_written_to_goes_elsewhere(
+    folder: RunFolder, make_read_only: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_read_only(folder.path)
+    monkeypatch.chdir(folder.path.parent)
+    path = write_rescoring_sheet(folder, RESCORING)
+    assert path == Path("outputs/rescore/run/sheet.png")
+    assert path.is_file()
+
+
+def test_sheet_shows_gaining_above_losing(folder: RunFolder) -> None:
+    path = write_rescoring_sheet(folder, RESCORING)
+    assert path == folder.path / "rescore" / "sheet.png"
+    sheet = Image.open(path).convert("RGB")
+    # Tiles are 160 wide, 6 apart, below a heading of 24. A picture is brought to a width of 160
+    # and a height of 80, with two lines of 18 below it: a row is 30 + 80 + 36 high.
+    assert sheet.size == (6 + 2 * 166, 2 * 146)
+    assert sheet.getpixel((86, 24 + 40)) == (40, 40, 40)
+    assert sheet.getpixel((86 + 166, 24 + 40)) == (80, 80, 80)
+    assert sheet.getpixel((86, 146 + 24 + 40)) == (120, 120, 120)
+    # No second image loses.
+    assert sheet.getpixel((86 + 166, 146 + 24 + 40)) == (255, 255, 255)
+
+
+def test_sheet_draws_a_grey_field_for_a_picture_that_is_gone(folder: RunFolder) -> None:
+    (folder.path / RESCORING.gaining[0].image).unlink()
+    path = write_rescoring_sheet(folder, RESCORING)
+    assert Image.open(path).convert("RGB").getpixel((86, 24 + 80)) == (213, 214, 219)
+
+
+def test_sheet_is_not_written_where_nothing_moves(folder: RunFolder) -> None:
+    assert write_rescoring_sheet(folder, NOTHING_MOVES) is None
+    assert not folder.rescore_dir.exists()
+
+
+def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
+    rare = "lpips, 0.40 of the weight, applies to none of the 12 prompts that the run sampled"
+    text = printed(replace(RESCORING, rare_terms=(rare,)), folder)
+    for words in (
+        "images 32, groups 8, steps 1",
+        "as stored, to the bit",
+        "0.3 to 0.5",
+        "2 (25.0%)",
+        "mean over 7 groups that are not flat",
+        "0.333",
+        "1 to 0",
+        "0.625",
+        "images that gain most advantage",
+        "images that lose most advantage",
+        "-0.50",
+        "+1.25",
+        # A user's text is no markup.
+        PROMPT,
+        rare,
+    ):
+        assert words in text, words
+
+
+def test_print_rescoring_leaves_out_what_is_not_there(folder: RunFolder) -> None:
+    unranked = replace(NOTHING_MOVES, rank_correlation=None, ranked_groups=0)
+    text = printed(unranked, folder)
+    assert "most advantage" not in text
+    assert "no image changes its advantage by 0.01 or more" in text
+    assert "no image changes" not in printed(RESCORING, folder)
+    (line,) = [line for line in text.splitlines() if "tau-b" in line]
+    assert line.split("│")[2].strip() == "-"
+
+
+def test_paths_are_whole_on_a_line_of_a_narrow_terminal(folder: RunFolder) -> None:
+    long = replace(
+        moved(4, 0.0, 1.0), prompt=9 * "word " + "OPEN", image=f"images/{30 * 'a '}p-[red].png"
+    )
+    lines = printed(replace(RESCORING, gaining=(long,)), folder, width=80).splitlines()
+    for number, image in ((1, long), (1, RESCORING.losing[0])):
+        assert f"{number}  {folder.path / image.image}" in lines
+    # Figures stay beside their prompt, whose middle is left out where there is no room for it.
+    (row,) = [line for line in lines if "+1.00" in line]
+    assert row.startswith("│ 1 │    3 │")
+    assert row.endswith("│ word word word wo…ord word word OPEN │")
+    assert len(row) <= 80

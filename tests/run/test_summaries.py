@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.recorder import Recorder
+from glm_grpo.run.summaries import compare_evaluations, summarise
+from glm_grpo.types import Evaluation, ImageBatch
+from rewards.types import Prompt, RewardTable
+
+PROMPTS = (Prompt("with", "a sign", texts=("A",)), Prompt("without", "a field"))
+
+
+def evaluation(step, ssim, ocr, totals):
+    """Two samples of each prompt; the text term applies to the first alone."""
+    raw = torch.stack([torch.tensor(ssim), torch.tensor([ocr, [0.0, 0.0]])], dim=-1)
+    return Evaluation(
+        step,
+        PROMPTS,
+        ImageBatch(torch.zeros(2, 2, 3, 8, 8, dtype=torch.uint8), (0, 0)),
+        RewardTable(
+            ("ssim", "ocr"),
+            raw,
+            torch.tensor([[True, True], [True, False]]),
+            torch.tensor([0.5, 0.5]),
+            torch.full((2,), 1e-4),
+        ),
+        torch.tensor(totals),
+        entropy=torch.ones(2),
+    )
+
+
+BEFORE = evaluation(0, [[0.25, 0.75], [0.5, 0.5]], [0.5, 1.0], [[0.25, 0.75], [0.25, 0.25]])
+AFTER = evaluation(8, [[0.75, 0.75], [0.5, 0.75]], [1.0, 1.0], [[1.0, 1.0], [0.5, 0.25]])
+
+
+def figures(rows):
+    return {row.name: (row.before, row.after, row.difference) for row in rows}
+
+
+EXPECTED = {
+    # Means over samples, then over prompts: (0.5 + 0.5) / 2, (0.75 + 0.625) / 2.
+    "ssim": (0.5, 0.6875, 0.1875),
+    # Of the prompt that has a text alone.
+    "ocr": (0.75, 1.0, 0.25),
+    "ocr_exact": (0.5, 1.0, 0.5),
+    "total": (0.375, 0.6875, 0.3125),
+}
+
+
+def test_compare_evaluations_pairs_prompts_and_leaves_out_masked_ones():
+    rows = compare_evaluations(BEFORE, AFTER)
+
+    assert figures(rows) == {name: pytest.approx(values) for name, values in EXPECTED.items()}
+    # Of two prompts the total of one gained 0.5, of the other 0.125: the interval spans them.
+    (total,) = (row for row in rows if row.name == "total")
+    assert (total.low, total.high) == pytest.approx((0.125, 0.5))
+
+
+def test_summarise_reads_the_first_and_the_last_stored_evaluation(tmp_path):
+    folder = RunFolder(tmp_path)
+    recorder = Recorder(folder, trackers=(), config={}, combine="weighted_sum")
+    recorder.record_evaluation(BEFORE)
+    assert summarise(folder) == []
+    recorder.record_evaluation(evaluation(4, [[0.0, 0.0]] * 2, [0.0, 0.0], [[0.0, 0.0]] * 2))
+    recorder.record_evaluation(AFTER)
+
+    rows = summarise(folder)
+
+    assert figures(rows) == {name: pytest.approx(values) for name, values in EXPECTED.items()}
