@@ -19,14 +19,15 @@ class TokenSequences(NamedTuple):
 
     Attributes:
         input_ids: What is read.
-        attention_mask: 1 on tokens, 0 on padding.
+        attention_mask: 1 on tokens, 0 on padding; None where there is no padding, so that attention
+            runs on a fused kernel that needs no mask, and does not repeat keys and values.
         position_ids: Temporal, height, width.
         token_ids: What is scored.
         sampling_mask: The codebook entries that could be drawn at each token; None for all.
     """
 
     input_ids: Int64[Tensor, "N S"]
-    attention_mask: Int64[Tensor, "N S"]
+    attention_mask: Int64[Tensor, "N S"] | None
     position_ids: Int64[Tensor, "3 N S"]
     token_ids: Int64[Tensor, "N T"]
     sampling_mask: Bool[Tensor, "N T V"] | None
@@ -67,7 +68,7 @@ class PolicyNetwork(nn.Module):
     def forward(
         self,
         input_ids: Int64[Tensor, "N S"],
-        attention_mask: Int64[Tensor, "N S"],
+        attention_mask: Int64[Tensor, "N S"] | None,
         position_ids: Int64[Tensor, "3 N S"],
         token_ids: Int64[Tensor, "N T"],
         sampling_mask: Bool[Tensor, "N T V"] | None,

@@ -404,14 +404,17 @@ class GlmImagePolicy:
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
         layout = batch_layout(batch)
         later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
-        mask = inputs.attention_mask
-        read_mask = mask.new_ones(len(rows), layout.num_tokens - 1)
+        attention_mask = None
+        # Samples of one prompt have no padding.
+        if not inputs.attention_mask.all():
+            later_mask = inputs.attention_mask.new_ones(len(rows), layout.num_tokens - 1)
+            attention_mask = torch.cat([inputs.attention_mask, later_mask], dim=1).to(self.device)
         sampling_mask = None
         if rollout.sampling_mask is not None:
             sampling_mask = rollout.sampling_mask.flatten(0, 1)[rows].to(self.device)
         return TokenSequences(
             input_ids=torch.cat([inputs.input_ids, token_ids[:, :-1]], dim=1).to(self.device),
-            attention_mask=torch.cat([mask, read_mask], dim=1).to(self.device),
+            attention_mask=attention_mask,
             position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
             token_ids=token_ids.to(self.device),
             sampling_mask=sampling_mask,

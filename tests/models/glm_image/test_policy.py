@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from PIL import Image
 from glm_grpo.errors import CheckpointError
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
 from glm_grpo.models.glm_image.sampling import Truncation
+from glm_grpo.tiny.models import PolicySizes, build_policy_model
 from tests.stock import stock_log_probs
 
 ROWS = torch.tensor([0, 2, 4, 5])
@@ -72,6 +74,32 @@ def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch,
     # Two entries are left: entropy is between 0 and ln 2.
     assert bool((entropy >= 0).all())
     assert float(entropy.max()) <= 0.6932
+
+
+def test_samples_of_one_prompt_are_replayed_without_a_mask(
+    loaded_pipeline, build_policy, batch, rollout, monkeypatch
+):
+    pipeline = copy.copy(loaded_pipeline)
+    shared = PolicySizes(key_value_heads=1)
+    pipeline.vision_language_encoder = build_policy_model(seed=2, sizes=shared)
+    policy = build_policy(pipeline, needs_reference=False)
+    seen = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query, key, value, attn_mask=None, **options):
+        # Where keys and values are not repeated there are fewer of them than of queries.
+        seen.append((attn_mask is None, options["is_causal"], key.shape[1]))
+        return attend(query, key, value, attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    together = policy.replay(batch, rollout, ROWS).log_probs
+    assert set(seen) == {(False, False, 5)}
+    seen.clear()
+    # The shorter prompt, which is padded among others.
+    alone = policy.replay(batch, rollout, ROWS[:2]).log_probs
+
+    assert set(seen) == {(True, True, 1)}
+    assert torch.allclose(alone, together[:2], atol=1e-5)
 
 
 def test_gradient_reaches_the_language_model_and_nothing_else(make_policy, batch, small_preview):
