@@ -59,8 +59,7 @@ def give_memory(monkeypatch: pytest.MonkeyPatch, planner: Planner) -> Callable[[
     def give(size: int | None) -> None:
         monkeypatch.setattr(fit, "available_memory", lambda _: size)
 
-    for command in ("check", "train"):
-        monkeypatch.setattr(f"glm_grpo.commands.{command}.find_planner", lambda _: planner)
+    monkeypatch.setattr("glm_grpo.check.find_planner", lambda _: planner)
     # Found in tests/plan/test_fit.py; takes ten plans.
     advice = MemoryAdvice(("offload=modules",), 0)
     monkeypatch.setattr(ConfigPlanner, "advise", lambda *_: advice)
@@ -99,7 +98,7 @@ def test_check_config_refuses_what_cannot_fit_before_a_model_is_loaded(
     found = []
     with pytest.raises(MemoryLimitError):
         found.extend(check_config(config))
-    assert [line.partition(":")[0] for line in found] == ["config", "processes", "data"]
+    assert [line.partition(":")[0] for line in found] == ["config", "processes"]
 
 
 def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
@@ -150,7 +149,7 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
     def refuse(*_: object, **__: object) -> None:
         raise ModelError("not loaded")
 
-    monkeypatch.setattr("glm_grpo.commands.train.load_models", refuse)
+    monkeypatch.setattr("glm_grpo.check.load_models", refuse)
     give_memory(None)
     caplog.set_level(logging.INFO, logger="glm_grpo")
     resumed = config.model_copy(

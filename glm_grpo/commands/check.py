@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glm_grpo.builders.models import (
-    begin_with,
-    find_planner,
-    find_start,
-    hint_at_size,
-    load_models,
-)
-from glm_grpo.builders.prompts import (
-    Prompts,
-    build_batch,
-    build_prompts,
-    check_prompt_sets,
-    hint_at_prompts,
-    list_texts,
-)
+from glm_grpo.builders.models import hint_at_size
+from glm_grpo.builders.prompts import Prompts, build_batch, hint_at_prompts
 from glm_grpo.builders.settings import collect_settings
-from glm_grpo.collectors.ray_cluster import require_ray
+from glm_grpo.check import check_before_loading, load_checked
 from glm_grpo.config import Config, effective_config
 from glm_grpo.data.prompts import evaluation_batches
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.plan.fit import check_fit, refuse_for_processes
-from glm_grpo.run.trackers import check_trackers
+from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
@@ -44,25 +30,18 @@ def check_config(config: Config) -> Iterator[str]:
         GlmGrpoError, RewardError: The first check that fails.
     """
     quiet_libraries()
-    check_trackers(config.trackers)
-    if config.train.mode == "async":
-        require_ray()
-    effective = effective_config(config)
-    config, note = effective.config, effective.note
+    device = make_accelerator().device
+    note = effective_config(config).note
     found = f"config: every key is known and in range{f'; {note}' if note else ''}"
     yield "\n    ".join([found, *hint_at_size(config)])
     yield f"processes: {_described_processes(config)}"
-    prompts = build_prompts(config)
+    checked = check_before_loading(config, device)
+    config, prompts = checked.config, checked.prompts
     found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
-    yield "\n    ".join([found, *list_texts(config, prompts), *hint_at_prompts(config, prompts)])
-    sources = (prompts.training, prompts.held_out)
-    device = make_accelerator().device
-    yield f"memory: {check_fit(config, find_planner(config.model.path), sources, device)}"
-    start = find_start(config)
-    models = load_models(config, device, needs_reference=config.needs_reference)
-    begin_with(models, start)
+    yield "\n    ".join([found, *checked.texts, *hint_at_prompts(config, prompts)])
+    yield f"memory: {checked.memory}"
+    models, rare = load_checked(config, prompts, device)
     yield f"model: loaded {config.model.path} in {config.model.dtype}"
-    rare = check_prompt_sets(config, models, prompts)
     found = f"reward: {', '.join(models.scorer.names)}; every prompt has a term that applies"
     yield "\n    ".join([found, *rare])
     experience = collect(

@@ -14,32 +14,18 @@ from rich.console import Console
 from rich.text import Text
 
 from glm_grpo.builders.asynchronous import collector_needs
-from glm_grpo.builders.models import (
-    begin_with,
-    find_planner,
-    find_start,
-    hint_at_size,
-    load_models,
-)
-from glm_grpo.builders.prompts import (
-    Prompts,
-    build_prompts,
-    check_prompt_sets,
-    hint_at_prompts,
-    list_texts,
-)
 from glm_grpo.builders.trainer import Launch, build_trainer
+from glm_grpo.check import Checked, check_before_loading, load_checked
 from glm_grpo.collectors.ray_cluster import RayCluster, require_ray
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
-from glm_grpo.config import Config, effective_config, shell_override
+from glm_grpo.config import Config, shell_override
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.plan.fit import check_fit, refuse_for_processes
+from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.floors import work_of_run
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.trackers import check_trackers
 from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
@@ -68,29 +54,20 @@ def run_training(config: Config) -> RunFolder:
     launch = _launch(config)
     console = Console(stderr=True, quiet=not launch.processes.is_main)
     quiet_libraries(shows_downloads=launch.processes.is_main)
-    parallelism, given = _parallelism(launch), config
-    effective = effective_config(
-        given, processes=parallelism.count, is_sharded=parallelism.is_sharded
-    )
-    config = effective.config
-    if effective.note:
-        logger.info("settings: %s", effective.note)
     processes, device = launch.processes, launch.accelerator.device
-    check_trackers(config.trackers)
-    if config.train.resume is None:
-        # Before there is a run folder, as for all below.
-        find_start(config)
+    # Before there is a run folder: a config that is refused leaves nothing behind.
+    checked = check_before_loading(
+        config, device, parallelism=_parallelism(launch), processes=processes
+    )
+    given, config = config, checked.config
+    if checked.note:
+        logger.info("settings: %s", checked.note)
+    for line in checked.hints if processes.is_main else ():
+        logger.warning("%s", line)
+    training = checked.prompts.training
     with processes.together():
-        prompts = build_prompts(config)
-        sources = (prompts.training, prompts.held_out)
-        # Before there is a run folder: a config that cannot fit leaves nothing behind.
-        planner = find_planner(config.model.path)
-        check_fit(config, planner, sources, device, parallelism)
-        work = work_of_run(config, planner, prompts.training, device, processes.count)
-        launch = replace(launch, work=work)
-    if processes.is_main:
-        for line in (*hint_at_size(config), *hint_at_prompts(config, prompts)):
-            logger.warning("%s", line)
+        work = work_of_run(config, checked.planner, training, device, processes.count)
+    launch = replace(launch, work=work)
     # A sweep goes on in this process, whatever this run ends by.
     with ExitStack() as ending:
         if config.train.mode == "async":
@@ -98,7 +75,7 @@ def run_training(config: Config) -> RunFolder:
             ending.callback(cluster.close)
             launch = replace(launch, cluster=cluster)
         # Nothing keeps the checkpoint: its files are mapped, and are removed while the run goes on.
-        trainer, folder = _prepare(given, config, prompts, launch, console, ending)
+        trainer, folder = _prepare(given, checked, launch, console, ending)
         summary = trainer.run()
     if processes.count > 1:
         launch.accelerator.end_training()
@@ -143,8 +120,7 @@ def _run_before(run: Path) -> Path | None:
 
 def _prepare(
     given: Config,
-    config: Config,
-    prompts: Prompts,
+    checked: Checked,
     launch: Launch,
     console: Console,
     ending: ExitStack,
@@ -161,22 +137,21 @@ def _prepare(
         "any time)",
         opened.folder.path,
     )
-    config = pin_start(config, opened.checkpoint, processes)
+    config = pin_start(checked.config, opened.checkpoint, processes)
     with processes.together():
-        models = load_models(
+        models, rare = load_checked(
             config,
+            checked.prompts,
             launch.accelerator.device,
-            needs_reference=config.needs_reference,
             is_sharded=has_shards(launch.accelerator),
+            is_beginning=not _has_start(config, opened),
         )
-        if not _has_start(config, opened):
-            begin_with(models, find_start(config))
-        rare = check_prompt_sets(config, models, prompts)
-    for line in list_texts(config, prompts) if processes.is_main else ():
+    for line in checked.texts if processes.is_main else ():
         logger.info("%s", line)
     for line in rare if processes.is_main else ():
         logger.warning("%s", line)
-    return build_trainer(config, models, prompts, opened, launch, console), opened.folder
+    trainer = build_trainer(config, models, checked.prompts, opened, launch, console)
+    return trainer, opened.folder
 
 
 def _has_start(config: Config, opened: OpenedRun) -> bool:

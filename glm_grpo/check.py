@@ -1,0 +1,132 @@
+"""The door: all that refuses a run before it starts, cheapest first.
+
+The start of a run and `glm-grpo check` go through it alike. What a type or a schema refuses was
+refused before, when the config was validated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from glm_grpo.builders.models import (
+    begin_with,
+    find_planner,
+    find_start,
+    hint_at_size,
+    load_models,
+)
+from glm_grpo.builders.prompts import (
+    Prompts,
+    build_prompts,
+    check_prompt_sets,
+    hint_at_prompts,
+    list_texts,
+)
+from glm_grpo.collectors.ray_cluster import require_ray
+from glm_grpo.config import Config, effective_config
+from glm_grpo.models.planning import UNDIVIDED, Parallelism, Planner
+from glm_grpo.plan.fit import check_fit
+from glm_grpo.run.trackers import check_trackers
+from glm_grpo.training.distributed.processes import ALONE, Processes
+from glm_grpo.training.phase import Models
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A config that can begin, before its models are loaded.
+
+    Attributes:
+        config: Keys of memory and speed have values that work.
+        note: About those keys; empty where all work as given.
+        prompts: All of them, checked.
+        planner: Of the model; None where its sizes are not known.
+        memory: What the run takes, of what there is.
+        hints: Sizes and prompts that are probably no good.
+        texts: What the prompts ask for.
+    """
+
+    config: Config
+    note: str
+    prompts: Prompts
+    planner: Planner | None
+    memory: str
+    hints: list[str]
+    texts: list[str]
+
+
+def check_before_loading(
+    config: Config,
+    device: torch.device,
+    *,
+    parallelism: Parallelism = UNDIVIDED,
+    processes: Processes = ALONE,
+) -> Checked:
+    """Checks what needs no model, and leaves nothing behind.
+
+    Args:
+        config: As given.
+        device: That the run works on.
+        parallelism: How it is spread.
+        processes: That check together.
+
+    Raises:
+        GlmGrpoError: The first check that fails.
+        PeerError: It failed in another process.
+    """
+    check_trackers(config.trackers)
+    if config.train.mode == "async":
+        require_ray()
+    effective = effective_config(
+        config, processes=parallelism.count, is_sharded=parallelism.is_sharded
+    )
+    config = effective.config
+    if config.train.resume is None:
+        find_start(config)
+    with processes.together():
+        prompts = build_prompts(config)
+        sources = (prompts.training, prompts.held_out)
+        planner = find_planner(config.model.path)
+        memory = check_fit(config, planner, sources, device, parallelism)
+    return Checked(
+        config=config,
+        note=effective.note,
+        prompts=prompts,
+        planner=planner,
+        memory=memory,
+        hints=[*hint_at_size(config), *hint_at_prompts(config, prompts)],
+        texts=list_texts(config, prompts),
+    )
+
+
+def load_checked(
+    config: Config,
+    prompts: Prompts,
+    device: torch.device,
+    *,
+    is_sharded: bool = False,
+    is_beginning: bool = True,
+) -> tuple[Models, list[str]]:
+    """Loads the models, and asks them whether they can work on the prompts.
+
+    Args:
+        config: Of `Checked`.
+        prompts: Of `Checked`.
+        device: That the run works on.
+        is_sharded: Whether the engine places the policy's weights, cut over processes.
+        is_beginning: Whether the policy takes the weights that `model.start_from` names; a resumed
+            run has its own.
+
+    Returns:
+        The models, and lines on terms that apply to few prompts.
+
+    Raises:
+        GlmGrpoError, RewardError: Something cannot be loaded, or a prompt cannot be rewarded.
+    """
+    models = load_models(
+        config, device, needs_reference=config.needs_reference, is_sharded=is_sharded
+    )
+    if is_beginning:
+        begin_with(models, find_start(config))
+    return models, check_prompt_sets(config, models, prompts)
