@@ -21,8 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from glm_grpo.commands import arguments as types
 from glm_grpo.plan.devices import DEVICES
@@ -573,7 +572,7 @@ def _announce(url: str) -> None:
     sys.stdout.flush()
 
 
-def _print_tables(tables: Sequence[Table]) -> None:
+def _print_tables(tables: Sequence[RenderableType]) -> None:
     console = Console()
     for table in tables:
         console.print(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Any
@@ -14,7 +14,17 @@ from glm_grpo.config import TINY, Config
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.gallery.data import describe, list_readers
 from glm_grpo.gallery.pages import render_page
-from glm_grpo.gallery.readings import Mark, read_letters
+from glm_grpo.gallery.readings import read_letters
+from glm_grpo.gallery.report import (
+    SMALL_WIDTH,
+    Cell,
+    Pictures,
+    Table,
+    Tile,
+    Tone,
+    interval,
+    show_score,
+)
 from glm_grpo.output import without_folders
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder, write_atomically
@@ -41,47 +51,20 @@ _Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture with its scores; a target has none.
-
-    Attributes:
-        thumbnail: Path relative to the page; None when neither it nor the picture is there.
-        large: Address of its large view in the gallery; None when both are gone.
-        scores: By term, the total first; None where a term does not apply.
-        readings: What OCR terms read, by name, in pieces that are right or wrong.
-    """
-
-    thumbnail: str | None
-    large: str | None
-    scores: Mapping[str, float | None]
-    readings: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Case:
     """One held-out prompt, chosen by how much it changed.
 
     Attributes:
         heading: Which of the chosen ones.
-        prompt: The caption.
-        texts: The texts that should appear.
         change: Mean total of the last evaluation less that of the first.
         decode_seed: Of the noise from which the decoder began all pictures of the prompt.
-        target: None for a prompt without one.
-        sources: Of an edit.
-        before: One for each sample of the first evaluation.
-        after: The same samples, in the last evaluation.
+        pictures: Sources, target, every sample before, and the same after.
     """
 
     heading: str
-    prompt: str
-    texts: tuple[str, ...]
     change: float
     decode_seed: int
-    target: Picture | None
-    sources: tuple[Picture, ...]
-    before: tuple[Picture, ...]
-    after: tuple[Picture, ...]
+    pictures: Pictures
 
 
 def choose_cases(changes: Mapping[str, float]) -> dict[str, str]:
@@ -152,24 +135,28 @@ def _case(
 ) -> Case:
     before, after = ends
     first = before[0]
-    target = first["target"]
+    given = [
+        _tile(folder, name, after[0], "Source", first=f"source-{index}" if index > 1 else "source")
+        for index, name in enumerate(first.get(SOURCES, ()), start=1)
+    ]
+    if first["target"] is not None:
+        given.append(_tile(folder, first["target"], after[0], "Target", first="target"))
+    samples = [
+        _sample(folder, row, f"{when}, sample {index + 1}", index, readers)
+        for when, rows in (("Before", before), ("After", after))
+        for index, row in enumerate(rows)
+    ]
     return Case(
         heading=heading,
-        prompt=first["prompt"],
-        texts=tuple(first["texts"]),
         change=_mean_total(after) - _mean_total(before),
         decode_seed=first["decode_seed"],
-        target=None if target is None else _picture(folder, target, after[0], first="target"),
-        sources=tuple(
-            _picture(folder, name, after[0], first=f"source-{index}" if index > 1 else "source")
-            for index, name in enumerate(first.get(SOURCES, ()), start=1)
-        ),
-        before=tuple(_sample(folder, row, index, readers) for index, row in enumerate(before)),
-        after=tuple(_sample(folder, row, index, readers) for index, row in enumerate(after)),
+        pictures=Pictures(first["prompt"], ((*given, *samples),), tuple(first["texts"])),
     )
 
 
-def _sample(folder: RunFolder, row: _Row, index: int, readers: Mapping[str, bool]) -> Picture:
+def _sample(
+    folder: RunFolder, row: _Row, label: str, index: int, readers: Mapping[str, bool]
+) -> Tile:
     terms = {name.removeprefix(RAW): row[name] for name in row if name.startswith(RAW)}
     scores = {"total": row["total"], **terms}
     notes = {name: row.get(NOTE + name) for name in readers}
@@ -178,31 +165,33 @@ def _sample(folder: RunFolder, row: _Row, index: int, readers: Mapping[str, bool
         for name, note in notes.items()
         if note is not None
     }
-    shown = _picture(folder, row["image"], row, sample=index)
-    return replace(shown, scores=scores, readings=readings)
+    return replace(
+        _tile(folder, row["image"], row, label, sample=index),
+        scores=tuple((name, show_score(score)) for name, score in scores.items()),
+        texts=tuple(row["texts"]),
+        readings=readings,
+    )
 
 
-def _picture(
+def _tile(
     folder: RunFolder,
     stored: str,
     row: _Row,
+    label: str,
     *,
     sample: int = 0,
     first: str | None = None,
-) -> Picture:
+) -> Tile:
     """A picture of a row's prompt; `first` names a target or source for the large view."""
     thumbnail = PurePosixPath("thumbs", picture_name(stored)).with_suffix(".webp")
     # One that was made before outlives its picture.
     shown = (folder.picture(stored), folder.path / f"gallery/{thumbnail}")
     if not any(map(os.path.isfile, shown)):
-        return Picture(None, None, {})
+        return Tile(label, None)
     place = {"prompt": row["prompt_id"], "step": row["step"], "sample": sample, "large": 1}
     query = urlencode(place | ({} if first is None else {"first": first}), errors="replace")
-    return Picture(quote(str(thumbnail)), f"index.html#progress?{query}", {})
+    return Tile(label, quote(str(thumbnail)), f"index.html#progress?{query}")
 
-
-_SMALL_WIDTH = 256
-"""Pictures narrower than this (pixels) are enlarged on the page, with their pixels kept sharp."""
 
 _EMBEDDED_WEIGHTS = "pkg://glm_grpo/tiny/"
 
@@ -247,15 +236,14 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         config=config,
         without_folders=without_folders,
         reward=None if config is None else _describe_reward(config),
-        terms=None if config is None else _describe_terms(config),
-        cautions={} if config is None else _caution_terms(config),
+        terms=None if config is None else _terms_table(config),
         is_miniature=config is not None and config.model.path == TINY,
-        rows=[(row, _verdict(row, config)) for row in summary],
+        changes=_changes_table(summary, steps, config) if summary else None,
         total=next((row for row in summary if row.name == "total"), None),
         cases=cases,
         prompts=prompts,
         problem=problem,
-        is_small=config is not None and config.rollout.width < _SMALL_WIDTH,
+        is_small=config is not None and config.rollout.width < SMALL_WIDTH,
     )
     path = folder.path / "gallery/report.html"
     write_atomically(path, page)
@@ -278,18 +266,36 @@ def _describe_reward(config: Config) -> str:
     return " ".join(f"{part[0]} {part[1:]}" for part in parts).removeprefix("+ ")
 
 
-def _describe_terms(config: Config) -> dict[str, str]:
-    """What each term measures, by its name: the first line of its documentation."""
-    return {name: _describe_term(term) for name, term in config.reward.terms.items()}
+def _terms_table(config: Config) -> Table:
+    """What each term measures: the first line of its documentation."""
+    rows = tuple(
+        (name, f"{term.weight:g}", f"{_describe_term(term)} {_caution(term)}".strip())
+        for name, term in config.reward.terms.items()
+    )
+    return Table("terms of the reward", ("Term", "Weight", "What it measures"), rows, is_text=True)
 
 
-def _caution_terms(config: Config) -> dict[str, str]:
-    """What a term's score does not say, by its name; terms that need no such word are left out."""
-    cautions = {name: _caution(term) for name, term in config.reward.terms.items()}
-    return {name: caution for name, caution in cautions.items() if caution}
+def _changes_table(
+    summary: Sequence[SummaryRow], steps: Sequence[int], config: Config | None
+) -> Table:
+    return Table(
+        "scores before and after",
+        (
+            *("Score", f"Before, step {steps[0]}", f"After, step {steps[-1]}"),
+            *("Change", "95 % interval", "Reading"),
+        ),
+        tuple(
+            (
+                *(row.name, f"{row.before:.3f}", f"{row.after:.3f}", f"{row.difference:+z.3f}"),
+                *(interval(row.low, row.high), _verdict(row, config)),
+            )
+            for row in summary
+        ),
+    )
 
 
 def _caution(term: TermConfig) -> str:
+    """What a term's score does not say; empty for terms that need no such word."""
     if isinstance(term, LpipsConfig) and not term.pretrained:
         return (
             "The features are untrained: these distances compare structure but do not measure "
@@ -300,16 +306,17 @@ def _caution(term: TermConfig) -> str:
     return ""
 
 
-def _verdict(row: SummaryRow, config: Config | None) -> str:
+def _verdict(row: SummaryRow, config: Config | None) -> Cell:
     """What a change means, as far as its interval and the wish of the reward say so."""
     if row.low <= 0 <= row.high:
-        return "no clear change"
+        return Cell("no clear change")
     weights = {} if config is None else config.reward.weights()
     # The total, and what is counted beside the terms, is meant to rise.
     weight = 0.0 if config is None else weights.get(row.name, 1.0)
     if weight == 0:
-        return "rose" if row.low > 0 else "fell"
-    return "better" if (row.low > 0) == (weight > 0) else "worse"
+        return Cell("rose" if row.low > 0 else "fell")
+    tone: Tone = "better" if (row.low > 0) == (weight > 0) else "worse"
+    return Cell(tone, tone)
 
 
 def _describe_term(term: TermConfig) -> str:

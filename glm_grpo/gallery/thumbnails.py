@@ -27,12 +27,10 @@ class Thumbnail:
     Attributes:
         content: WebP.
         width: Pixels.
-        height: Pixels.
     """
 
     content: bytes
     width: int
-    height: int
 
 
 def thumbnail_name(image: str) -> str:
@@ -82,4 +80,4 @@ def shrink(path: Path) -> Thumbnail | None:
     else:
         picture.thumbnail((LONGER_SIDE, LONGER_SIDE), reducing_gap=2.0)
         picture.save(content, format="WEBP", quality=_QUALITY, method=_METHOD)
-    return Thumbnail(content.getvalue(), picture.width, picture.height)
+    return Thumbnail(content.getvalue(), picture.width)

@@ -52,7 +52,7 @@ def test_data_of_the_gallery_names_the_sources(edits: Any) -> None:
 def test_report_shows_the_sources(edits: Any) -> None:
     write_gallery(edits.folder, ())
     page = (edits.gallery / "report.html").read_text()
-    assert page.count("<h4>Source</h4>") >= 2
+    assert page.count("<figcaption>Source") >= 2
     assert "thumbs/sources/kite-0.webp" in page
     assert "sample=0&amp;large=1&amp;first=source" in page
 

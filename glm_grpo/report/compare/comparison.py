@@ -21,7 +21,7 @@ from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, read_picture
 from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
-from glm_grpo.run.summaries import paired_bootstrap
+from glm_grpo.run.summaries import Interval, paired_bootstrap
 from rewards.problems import NOT_GIVEN
 from rewards.reweigh import Mode, combine
 
@@ -284,21 +284,6 @@ _LONGEST_LABEL = 44
 
 
 @dataclass(frozen=True)
-class Gain:
-    """A mean difference, paired by prompt, with its 95 % interval.
-
-    Attributes:
-        difference: Mean over the prompts.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-    """
-
-    difference: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class ComparedRun:
     """One run on the held-out prompts.
 
@@ -317,8 +302,8 @@ class ComparedRun:
     settings: Mapping[str, str]
     steps: tuple[int, ...]
     totals: tuple[float, ...]
-    gain: Gain
-    over_first: Gain | None
+    gain: Interval
+    over_first: Interval | None
     terms: Mapping[str, float]
     title: str | None = None
 
@@ -550,16 +535,13 @@ def _compare_run(
         settings=settings,
         steps=tuple(evaluation.step for evaluation in run.evaluations),
         totals=tuple(values.mean().item() for values in totals),
-        gain=_gain(totals[0], totals[-1]),
-        over_first=None if reference is None else _gain(reference, totals[-1]),
+        gain=paired_bootstrap(totals[0], totals[-1], seed=_BOOTSTRAP_SEED),
+        over_first=None
+        if reference is None
+        else paired_bootstrap(reference, totals[-1], seed=_BOOTSTRAP_SEED),
         terms=run.evaluations[-1].term_means(terms),
         title=run.config.run.name,
     )
-
-
-def _gain(before: Float32[Tensor, " P"], after: Float32[Tensor, " P"]) -> Gain:
-    interval = paired_bootstrap(before, after, seed=_BOOTSTRAP_SEED)
-    return Gain(interval.mean_difference, interval.low, interval.high)
 
 
 def _prompt_totals(evaluation: StoredEvaluation, reward: CommonReward) -> Float32[Tensor, " P"]:

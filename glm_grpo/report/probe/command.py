@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from glm_grpo.builders.models import begin_with, find_start, load_models
 from glm_grpo.builders.prompts import build_batch, build_prompts
 from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import Config, effective_config
 from glm_grpo.data.prompts import PromptSource, part_of_batch
 from glm_grpo.errors import ConfigError
+from glm_grpo.gallery.report import Table
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.report.probe.page import probe_tables, proposed_overrides, write_probe
 from glm_grpo.report.probe.probe import probed_prompts, report_probe, sample_probe

@@ -173,16 +173,16 @@ def test_compare_pairs_gains_by_prompt(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND)]
     first, second = compare(runs, WEIGHTS).runs
     # By prompt, before 0.25 and 0.375, after 0.5 and 0.625: 0.25 more for either, no luck in it.
-    assert (first.gain.difference, first.gain.low, first.gain.high) == (0.25, 0.25, 0.25)
+    assert (first.gain.mean_difference, first.gain.low, first.gain.high) == (0.25, 0.25, 0.25)
     assert first.over_first is None
     assert second.over_first is not None
     # 0.5 and 0.625 again.
-    assert (second.over_first.difference, second.over_first.low) == (0.0, 0.0)
+    assert (second.over_first.mean_difference, second.over_first.low) == (0.0, 0.0)
     third = make_run("c", {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.75), (0.25, 0.5))})
     over_first = compare([*runs, third], WEIGHTS).runs[2].over_first
     assert over_first is not None
     # 0.75 - 0.5 and 0.375 - 0.625: means of two drawn from 0.25 and -0.25.
-    assert (over_first.difference, over_first.low, over_first.high) == (0.0, -0.25, 0.25)
+    assert (over_first.mean_difference, over_first.low, over_first.high) == (0.0, -0.25, 0.25)
 
 
 def test_compare_takes_the_weights_of_the_first_run_where_no_weights_are_given(
@@ -347,8 +347,8 @@ def test_the_end_of_a_sweep_prints_what_the_command_prints(
     tables = capsys.readouterr().out.removesuffix(f"{tmp_path / 'page' / 'index.html'}\n")
     again = f"to see their pictures:  glm-grpo compare '{sweep}' --html\n"
     assert printed == tables + again
-    # Of two prompts with two samples in three columns, and two targets.
-    assert (tmp_path / "page" / "index.html").read_text().count("Picture missing") == 14
+    # Of two prompts with two samples: a target and three columns.
+    assert (tmp_path / "page" / "index.html").read_text().count("Picture missing") == 16
 
 
 def test_a_sweep_that_cannot_be_compared_ends_all_the_same(

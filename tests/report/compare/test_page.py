@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,17 +10,16 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from glm_grpo.report.compare.comparison import (
     ComparedPicture,
     ComparedPrompt,
     ComparedRun,
     Comparison,
-    Gain,
     TradeOff,
 )
 from glm_grpo.report.compare.page import comparison_tables, spread, write_comparison
+from glm_grpo.run.summaries import Interval
 
 HOSTILE = '<script>alert(1)</script> " onload=x $x^2$ {{ 7 * 7 }} & [red]'
 FIRST = ComparedRun(
@@ -29,7 +27,7 @@ FIRST = ComparedRun(
     settings={"reward.terms.ocr.weight": "0.3"},
     steps=(0, 20),
     totals=(0.3125, 0.5625),
-    gain=Gain(0.25, 0.125, 0.375),
+    gain=Interval(0.25, 0.125, 0.375),
     over_first=None,
     terms={"ocr": 0.375, "lpips": 0.75},
 )
@@ -38,8 +36,8 @@ SECOND = ComparedRun(
     settings={"data.path": HOSTILE},
     steps=(0, 10, 20),
     totals=(0.3125, 0.25, 0.1875),
-    gain=Gain(-0.125, -0.25, -0.0625),
-    over_first=Gain(-0.375, -0.75, 0.0),
+    gain=Interval(-0.125, -0.25, -0.0625),
+    over_first=Interval(-0.375, -0.75, 0.0),
     terms={"ocr": 0.875, "lpips": 0.25},
 )
 COMPARISON = Comparison(
@@ -110,14 +108,16 @@ def test_labels_are_the_settings_where_all_of_them_are_short() -> None:
 
 
 def test_page_shows_every_figure(page: Any) -> None:
-    assert "ocr 0.5, lpips -0.5" in page.texts
+    assert "Weights: ocr 0.5, lpips -0.5" in page.texts
     assert any("2 held-out prompts, 4 images each" in text for text in page.texts)
     # By the weights: run, last step, before, after, gain with interval, and that over run 1.
     start = page.texts.index("20") - 1
     assert page.texts[start : start + 14] == [
-        *("1", "20", "0.312", "0.562", "+0.250", "+0.125 to +0.375"),
-        *("2", "20", "0.312", "0.188", "-0.125", "-0.250 to -0.062", "-0.375", "-0.750 to +0.000"),
+        *("1", "20", "0.312", "0.562", "+0.250", "[+0.125, +0.375]"),
+        *("2", "20", "0.312", "0.188", "-0.125", "[-0.250, -0.062]", "-0.375", "[-0.750, +0.000]"),
     ]
+    # The last interval holds 0.
+    assert [cell["class"] for cell in page.all("td") if "class" in cell] == ["better", "worse"]
     start = page.texts.index("untrained")
     assert page.texts[start : start + 9] == [
         *("untrained", "0.250", "0.500", "1", "0.375", "0.750", "2", "0.875", "0.250"),
@@ -125,9 +125,18 @@ def test_page_shows_every_figure(page: Any) -> None:
     assert "Left out, as not every run scored them alike: ssim, hps." in page.texts
 
 
-def test_page_colours_gains_whose_interval_leaves_out_zero(page: Any) -> None:
-    classes = [cell["class"] for cell in page.all("td") if "class" in cell]
-    assert classes == ["better", "worse", ""]
+def test_page_describes_its_charts_by_their_figures(page: Any) -> None:
+    assert page.after("Total against step", 1) == [
+        f"Total against step. 1: a from 0.312 to 0.562; 2: {HOSTILE} from 0.312 to 0.188"
+    ]
+    assert page.after("lpips against ocr", 1) == [
+        "lpips against ocr. untrained at 0.250, 0.500; 1: a at 0.375, 0.750; "
+        f"2: {HOSTILE} at 0.875, 0.250, Pareto-optimal"
+    ]
+    assert "lpips (lower is better)" in page.texts
+    # Of the three evaluations of the second run, and the one optimal run.
+    assert [path["d"].count("L") for path in page.all("path") if path["class"] == "line"] == [1, 2]
+    assert len([circle for circle in page.all("circle") if circle.get("class") == "front"]) == 1
 
 
 def test_page_shows_the_prompts_on_which_runs_differ_most_first(tmp_path: Path, page: Any) -> None:
@@ -139,22 +148,26 @@ def test_page_shows_the_prompts_on_which_runs_differ_most_first(tmp_path: Path, 
 
 def test_page_holds_every_score_against_that_of_the_first_run(page: Any) -> None:
     start = page.texts.index("total", page.texts.index("prompt better"))
-    assert page.texts[start : start + 19] == [
+    assert page.texts[start : start + 6] == [
         *("total", "0.250", "ocr", "0.125", "lpips", "does not apply"),
-        *("total", "0.500", "ocr", "0.250", "lpips", "does not apply"),
-        *("total", "1.000", "+0.500", "ocr", "0.500", "+0.250", "lpips"),
+    ]
+    assert page.texts[start + 6 : start + 13] == [
+        *("1: a", "total", "0.500", "ocr", "0.250", "lpips", "does not apply"),
+    ]
+    assert page.texts[start + 13 : start + 20] == [
+        *(f"2: {HOSTILE}", "total", "1.000", "+0.500", "ocr", "0.500", "+0.250"),
     ]
 
 
 def test_page_shows_the_pictures_beside_it_and_says_which_is_missing(path: Path, page: Any) -> None:
-    assert page.texts.count("Picture missing") == 1
+    # Of one prompt with two samples.
+    assert page.texts.count("Picture missing") == 2
     for link in page.linked():
         assert (path.parent / str(link)).resolve().is_relative_to(path.parent.resolve())
         assert (path.parent / str(link)).is_file()
-    alternatives = page.alternatives()
-    assert alternatives["pictures/better-1-2.webp"] == "Run 2, prompt 1, sample 2"
-    sizes = {image["src"]: (image.get("width"), image.get("height")) for image in page.all("img")}
-    assert sizes["pictures/same-0-1.webp"] == ("384", "192")
+    assert page.alternatives()["pictures/better-1-1.webp"] == "1: a: prompt better"
+    with Image.open(path.parent / "pictures/same-0-1.webp") as image:
+        assert image.size == (384, 192)
     with Image.open(path.parent / "pictures/same-0-0.webp") as image:
         # Small pictures lose nothing.
         assert (image.size, image.convert("RGB").getpixel((3, 3))) == ((16, 8), (0, 128, 255))
@@ -169,21 +182,6 @@ def test_page_shows_what_users_wrote_as_text(path: Path, page: Any) -> None:
     assert not re.search(r"https?:|//\w|@import|url\(|<script|<iframe", path.read_text())
 
 
-def test_tables_say_what_was_found() -> None:
-    console = Console(width=120, file=io.StringIO())
-    for table in comparison_tables(replace(COMPARISON, weights={"ocr": 0.5, "ssim": 0.2})):
-        console.print(table)
-    # Without the breaks of captions.
-    text = " ".join(console.file.getvalue().split())
-    for words in (
-        "reward.terms.ocr.weight",
-        "weights: ocr 0.5, ssim 0.2 (applies to no prompt)",
-        "2 held-out prompts, 4 images each",
-        "[+0.125, +0.375]",
-        "[-0.750, +0.000]",
-        "untrained",
-        "0.875",
-        "left out, as not every run scored them alike: ssim, hps",
-        "[red]",
-    ):
-        assert words in text, words
+def test_weights_of_terms_that_apply_to_no_prompt_are_named() -> None:
+    _, totals, _ = comparison_tables(replace(COMPARISON, weights={"ocr": 0.5, "ssim": 0.2}))
+    assert totals.title == "weights: ocr 0.5, ssim 0.2 (applies to no prompt)"

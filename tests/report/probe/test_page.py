@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
 from glm_grpo.report.probe.findings import ProbeReport
 from glm_grpo.report.probe.page import ProbedPrompt, probe_tables, proposed_overrides, write_probe
@@ -46,17 +44,10 @@ def make_prompt(
     )
 
 
-def print_tables(report: ProbeReport, width: int = 120) -> str:
-    console = Console(width=width, file=io.StringIO())
-    for table in probe_tables(report):
-        console.print(table)
-    return console.file.getvalue()
-
-
-def cells_of(text: str, first: str) -> list[list[str]]:
-    """Cells of all rows that begin with a word."""
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
-    return [row for row in rows if row and row[0] == first]
+def rows_of(report: ProbeReport, first: str) -> list[list[str]]:
+    """The rows of all tables that begin with a word."""
+    rows = [[*map(str, row)] for table in probe_tables(report) for row in table.rows]
+    return [row for row in rows if row[0] == first]
 
 
 PSNR: dict[str, Any] = {
@@ -68,68 +59,49 @@ PSNR: dict[str, Any] = {
 
 def test_tables_show_every_figure_of_a_term() -> None:
     lpips = {"weight": 0.4, "advantage_share": 0.125, "mean": 0.3125, "std": 0.0625}
-    text = print_tables(make_report(make_term(**lpips, std_within=0.03125), make_term(**PSNR)))
+    report = make_report(make_term(**lpips, std_within=0.03125), make_term(**PSNR))
     # Shares and fractions with three decimals, scores with three digits that count.
-    assert cells_of(text, "lpips")[:2] == [
+    assert rows_of(report, "lpips")[:2] == [
         ["lpips", "0.4", "0.125", "0.312", "0.0625", "0.0312", "0.000"],
         ["lpips", "0.250", "1.00", "0.500", "0.000", "0.125"],
     ]
-    assert cells_of(text, "psnr")[:2] == [
+    assert rows_of(report, "psnr")[:2] == [
         ["psnr", "0.1", "0.875", "23.5", "4.00", "2.00", "0.250"],
         ["psnr", "2.50", "30.0", "6.54", "0.250", "1.250"],
     ]
-    assert cells_of(text, "total") == [["total", "0.188", "-", "-", "-", "-"]]
-    assert "24 prompts, 8 samples each" in text
-    assert cells_of(print_tables(with_other()), "")[-1] == ["", "nothing stands out", ""]
+    assert rows_of(report, "total") == [["total", "0.188", "-", "-", "-", "-"]]
+    assert rows_of(with_other(), "") == [["", "nothing stands out", ""]]
 
 
 def test_tables_show_proposed_weights_where_they_were_asked_for() -> None:
     report = make_report(
         make_term(proposed_weight=0.2718281), make_term(name="ocr", proposed_weight=0.0)
     )
-    text = print_tables(report)
-    assert [cells_of(text, name)[0][3] for name in ("lpips", "ocr")] == ["0.2718", "0"]
+    assert [rows_of(report, name)[0][3] for name in ("lpips", "ocr")] == ["0.2718", "0"]
     assert proposed_overrides(report) == ("lpips=0.2718", "ocr=0")
     assert proposed_overrides(with_other()) == ()
-    assert "proposed" not in print_tables(with_other())
+    assert len(rows_of(with_other(), "lpips")[0]) == len(rows_of(report, "lpips")[0]) - 1
 
 
 def test_tables_show_a_dash_for_what_has_no_value() -> None:
-    text = print_tables(
-        make_report(
-            make_term(**UNDEFINED, advantage_share=0.0),
-            make_term(name="ocr", advantage_share=1.0),
-            correlations=torch.tensor([[NAN, NAN], [NAN, 1.0]], dtype=torch.float64),
-        )
+    report = make_report(
+        make_term(**UNDEFINED, advantage_share=0.0),
+        make_term(name="ocr", advantage_share=1.0),
+        correlations=torch.tensor([[NAN, NAN], [NAN, 1.0]], dtype=torch.float64),
     )
-    assert cells_of(text, "lpips")[:3] == [
+    assert rows_of(report, "lpips")[:3] == [
         ["lpips", "0.5", "0.000", "-", "-", "-", "-"],
         ["lpips", *"-----"],
         ["lpips", "-", "-"],
     ]
-    assert "nan" not in text
-
-
-def test_tables_show_correlations_and_a_line_for_each_conflict() -> None:
-    correlations = torch.tensor([[1.0, -0.75], [-0.75, 1.0]], dtype=torch.float64)
-    report = make_report(
-        *(make_term(name=name) for name in ("lpips", "ocr")),
-        correlations=correlations,
-        conflicts=(Conflict("lpips", "ocr", -0.75),),
-    )
-    text = print_tables(report)
-    assert cells_of(text, "ocr")[2] == ["ocr", "-0.750", "1.000"]
-    assert cells_of(text, "lpips and ocr: correlation -0.750")
-    assert "conflicts" not in print_tables(with_other())
 
 
 def test_tables_show_how_cheap_rollouts_rank_and_what_they_save() -> None:
     report = make_report(make_term(), make_term(name="ocr"), decode=make_decode())
-    text = print_tables(report)
-    assert cells_of(text, "1") == [["1", "36.0", "0.969", "-", "0.900"]]
-    assert cells_of(text, "4") == [["4", "24.0", "-", "-", "-"]]
-    assert "fewer steps are 1.50 x as fast" in " ".join(text.split())
-    assert "cheaper decode" not in print_tables(with_other())
+    assert rows_of(report, "1") == [["1", "36.0", "0.969", "-", "0.900"]]
+    assert rows_of(report, "4") == [["4", "24.0", "-", "-", "-"]]
+    assert "fewer steps are 1.50 x as fast" in probe_tables(report)[3].note
+    assert rows_of(with_other(), "1") == []
 
 
 WRITTEN = make_report(
@@ -162,51 +134,33 @@ def page(path: Path, read_page: Callable[[Path], Any]) -> Any:
     return read_page(path)
 
 
-def test_page_shows_the_figures_of_the_tables(page: Any) -> None:
-    start = page.texts.index("What drives the advantage: 24 prompts, 8 samples each")
-    assert page.texts[start + 9 : start + 25] == [
-        *("lpips", "0.3", "0.875", "0.25", "0.500", "0.250", "0.125", "0.000"),
-        *(HOSTILE, "0.1", "0.125", "0.75", "0.500", "0.250", "0.125", "0.000"),
-    ]
-    start = page.texts.index("total")
-    assert page.texts[start + 1 : start + 6] == ["0.188", *"----"]
-    start = page.texts.index("Correlation inside groups", start)
-    assert page.texts[start + 1 : start + 9] == [
-        *("lpips", HOSTILE, "lpips", "1.000", "-0.500", HOSTILE, "-0.500", "1.000"),
-    ]
-
-
-def test_page_shows_findings_and_conflicts(page: Any) -> None:
-    assert page.after("Findings", 3) == [
+def test_page_shows_advice_first_then_figures_with_bars(path: Path, page: Any) -> None:
+    titles = ["Conflicts", "Findings", "What drives the advantage: 24 prompts, 8 samples each"]
+    assert [text for text in page.texts if text in titles] == titles
+    assert page.after("correlation inside groups", 2) == [f"lpips and {HOSTILE}", "-0.500"]
+    assert page.after("what to do", 2) == [
         "lpips",
-        "drives the training almost alone: 0.875 of the advantage for 0.750 of the weights.",
-        "What to do: set the proposed weights, all of them: one alone gives other shares.",
+        "drives the training almost alone: 0.875 of the advantage for 0.750 of the weights",
     ]
-    assert f"lpips and {HOSTILE}: correlation -0.500" in page.texts
-
-
-def test_page_describes_its_charts_by_their_figures(page: Any) -> None:
-    alternatives = page.alternatives()
-    assert alternatives["shares.png"] == (
-        "Share of the advantage. lpips: 0.750 of the weights, 0.875 of the advantage; "
-        f"{HOSTILE}: 0.250 of the weights, 0.125 of the advantage"
-    )
-    # The best of 8 is mean and headroom.
-    assert alternatives["headroom.png"] == (
-        "Headroom. lpips: mean 0.500, best of 8 0.750, targets' own tokens 1.00; "
-        f"{HOSTILE}: mean 0.500, best of 8 0.750, targets' own tokens -"
-    )
-    assert alternatives["correlations.png"].endswith(f"lpips and {HOSTILE} -0.500")
-    assert alternatives["decoder.png"] == f"Decoder's part. lpips: 0.125; {HOSTILE}: 0.125"
+    start = page.texts.index("Correlation inside groups")
+    assert page.texts[start + 1 : start + 10] == [
+        *("term", "lpips", HOSTILE, "lpips", "1.000", "-0.500", HOSTILE, "-0.500", "1.000"),
+    ]
+    # Shares of weights and advantage, the decoder's part, and correlations, orange below 0.
+    bars = re.findall(r"--c(\d)\) 40%, transparent\) ([\d.]+)%", path.read_text())
+    assert bars == [
+        *(("0", "75.0"), ("0", "87.5"), ("0", "25.0"), ("0", "12.5"), *2 * [("0", "12.5")]),
+        *(("0", "100.0"), ("1", "50.0"), ("1", "50.0"), ("0", "100.0")),
+    ]
 
 
 def test_page_shows_target_reconstruction_best_and_worst_sample(path: Path, page: Any) -> None:
     assert page.after("a sign", 7) == [
-        *("Target", "Target's own tokens", "0.875"),
-        *("Best of 3", "0.750", "Worst of 3", "0.250"),
+        *("Target", "Target's own tokens", "total", "0.875"),
+        *("Best of 3", "total", "0.750"),
     ]
-    assert page.after("no target", 4) == ["Best of 2", "0.750", "Worst of 2", "0.250"]
-    assert page.after("no total", 3) == ["Target", "Target's own tokens", "-"]
+    assert page.after("no target", 3) == ["Best of 2", "total", "0.750"]
+    assert page.after("no total", 4) == ["Target", "Target's own tokens", "total", "-"]
     greys = {"1-target": 255, "1-own": 250, "1-best": 10, "1-worst": 20}
     # Of a flat group two different samples.
     for name, grey in {**greys, "2-best": 0, "2-worst": 20}.items():
@@ -240,9 +194,5 @@ def test_page_of_what_has_no_value_and_no_samples(
         decode=make_decode(),
     )
     path = write_probe(report, [], tmp_path)
-    page = read_page(path)
-    start = page.texts.index("What is left to gain, and what is chance")
-    assert page.texts[start + 7 : start + 13] == ["lpips", *"-----"]
-    assert "Samples" not in page.texts
-    assert "Cheaper decode of rollouts" in page.texts
+    assert "Pictures" not in read_page(path).texts
     assert not re.search(r"\bnan\b", path.read_text(), re.IGNORECASE)

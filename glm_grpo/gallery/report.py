@@ -1,0 +1,263 @@
+"""Reports: tables for terminal and page, charts and pictures for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import rich.table
+from rich.text import Text
+
+from glm_grpo.gallery.pages import render_page
+from glm_grpo.gallery.readings import Mark
+from glm_grpo.gallery.thumbnails import shrink
+from glm_grpo.output import printable
+from glm_grpo.run.folder import write_atomically
+
+Tone = Literal["", "better", "worse"]
+"""What a figure means, which colours it."""
+SMALL_WIDTH = 256
+"""Narrower pictures (pixels) are enlarged on a page with sharp edges."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of a table, on a page coloured by what it means, or with a bar behind it.
+
+    Attributes:
+        bar: -1..1; None or NaN for no bar.
+    """
+
+    text: str
+    tone: Tone = ""
+    bar: float | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for terminal and page.
+
+    Attributes:
+        title: In lower case.
+        columns: Their heads.
+        rows: As many cells each as there are columns; the first names the row.
+        note: What the columns mean; may be empty.
+        is_text: Cells are texts, not numbers.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | Cell, ...], ...]
+    note: str = ""
+    is_text: bool = False
+
+    def __rich__(self) -> rich.table.Table:
+        """The table in the terminal; what a user wrote is no markup."""
+        table = rich.table.Table(
+            title=Text(printable(self.title)),
+            caption=Text(printable(self.note)) if self.note else None,
+            show_lines=self.is_text,
+        )
+        for index, column in enumerate(self.columns):
+            justify: Literal["left", "right"] = "left" if self.is_text or index == 0 else "right"
+            table.add_column(Text(printable(column)), justify=justify, overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(printable(str(cell))) for cell in row))
+        return table
+
+
+def change_cell(difference: float, low: float, high: float) -> Cell:
+    """A difference, coloured where its interval leaves out 0."""
+    return Cell(f"{difference:+z.3f}", "better" if low > 0 else "worse" if high < 0 else "")
+
+
+def show_score(score: float | None) -> str:
+    """A score of one picture; None where the term does not apply."""
+    return "does not apply" if score is None else f"{score:.3f}"
+
+
+def interval(low: float, high: float) -> str:
+    """A 95 % interval of a difference."""
+    return f"[{low:+z.3f}, {high:+z.3f}]"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a plot.
+
+    Attributes:
+        label: What is measured.
+        low: Value at `start`.
+        high: Value at `end`.
+        start: Where it begins, in units of the drawing.
+        end: Where it ends.
+    """
+
+    label: str
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Where a value stands, in units of the drawing."""
+        part = (value - self.low) / (self.high - self.low)
+        return round(self.start + part * (self.end - self.start), 1)
+
+    def ticks(self) -> list[float]:
+        """At most seven round values, in order: multiples of 1, 2 or 5 times a power of ten."""
+        least = (self.high - self.low) / 6
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [number * step for number in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot, or one point, marked at its end by its number from 1."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines or points over two axes.
+
+    Attributes:
+        title: What is shown.
+        description: Stands in place of the drawing.
+        x_label: Below the horizontal axis.
+        y_label: Above the vertical axis.
+        series: At least one.
+        untrained: A point to see the others against.
+        front: Points that are Pareto-optimal, ringed and joined.
+    """
+
+    title: str
+    description: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    untrained: tuple[float, float] | None = None
+    front: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def x(self) -> Axis:
+        """From left to right."""
+        return self._axis(0, self.x_label, 44, 348)
+
+    @property
+    def y(self) -> Axis:
+        """Upwards."""
+        return self._axis(1, self.y_label, 216, 28)
+
+    def _axis(self, index: int, label: str, start: float, end: float) -> Axis:
+        points = [point for series in self.series for point in series.points]
+        values = [point[index] for point in (*points, *filter(None, [self.untrained]))]
+        low, high = min(values), max(values)
+        margin = 0.08 * (high - low) or 0.5
+        return Axis(label, low - margin, high + margin, start, end)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A picture with what is said about it.
+
+    Attributes:
+        label: What it is.
+        source: Its address, relative to the page; None when the picture is gone.
+        link: Where it leads to; None for the picture itself.
+        is_small: Enlarged with sharp edges.
+        scores: Name and figure of each line, and a change where there is one.
+        texts: That were to appear.
+        readings: What OCR terms read, by name, in pieces that are right or wrong.
+    """
+
+    label: str
+    source: str | None
+    link: str | None = None
+    is_small: bool = False
+    scores: tuple[tuple[str | Cell, ...], ...] = ()
+    texts: tuple[str, ...] = ()
+    readings: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
+
+
+def copy_tile(
+    path: Path,
+    page_dir: Path,
+    name: str,
+    label: str,
+    scores: tuple[tuple[str | Cell, ...], ...] = (),
+) -> Tile:
+    """A tile of a small copy of a picture, `pictures/NAME.webp` beside the page.
+
+    Raises:
+        StorageError: The copy cannot be written.
+    """
+    thumbnail = shrink(path)
+    if thumbnail is None:
+        return Tile(label, None, scores=scores)
+    source = f"pictures/{name}.webp"
+    write_atomically(page_dir / source, thumbnail.content)
+    return Tile(label, source, is_small=thumbnail.width < SMALL_WIDTH, scores=scores)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of one prompt, or of another subject.
+
+    Attributes:
+        prompt: The caption.
+        rows: From top to bottom, tiles of a column below each other.
+        texts: That should appear.
+    """
+
+    prompt: str
+    rows: tuple[tuple[Tile, ...], ...]
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows, from top to bottom.
+
+    Attributes:
+        title: Of the page.
+        summary: Its first paragraphs.
+        tables: At least one.
+        charts: None or more.
+        pictures: None or more.
+        about_pictures: Above them.
+    """
+
+    title: str
+    summary: tuple[str, ...]
+    tables: Sequence[Table]
+    charts: Sequence[Plot] = ()
+    pictures: Sequence[Pictures] = ()
+    about_pictures: str = ""
+
+
+def write_report(report: Report, directory: Path) -> Path:
+    """Write `index.html` of a report, which needs no network, no server and no script.
+
+    Args:
+        directory: Made where it does not exist.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        StorageError: The page cannot be written.
+    """
+    path = directory / "index.html"
+    write_atomically(path, render_page("report.html.j2", report=report))
+    return path
