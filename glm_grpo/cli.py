@@ -467,9 +467,7 @@ def _add_rescore(commands: _Commands) -> None:
 def _rescore(options: argparse.Namespace) -> None:
     from glm_grpo.report.rescoring.command import rescore_run
 
-    sheet = rescore_run(options.run, options.overrides)
-    if sheet is not None:
-        _print(str(sheet))
+    _print(str(rescore_run(options.run, options.overrides)))
 
 
 def _add_compare(commands: _Commands) -> None:

@@ -1,4 +1,4 @@
-"""`glm-grpo rescore`: print and draw what other weights would have made of a run."""
+"""`glm-grpo rescore`: print and show what other weights would have made of a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.report.rescoring.page import print_rescoring, write_rescoring_sheet
+from glm_grpo.report.rescoring.page import print_rescoring, write_rescoring
 from glm_grpo.report.rescoring.rescore import rescore
 from glm_grpo.run.folder import RunFolder
 
 
-def rescore_run(run: Path, overrides: Sequence[str]) -> Path | None:
-    """Prints the change; returns a contact sheet of the images whose rank changed, if any did.
+def rescore_run(run: Path, overrides: Sequence[str]) -> Path:
+    """Prints the change, and writes a page of it whose path is returned.
 
     Raises:
         ConfigError: An override cannot be used, or changes nothing.
@@ -30,4 +30,4 @@ def rescore_run(run: Path, overrides: Sequence[str]) -> Path | None:
             f"reward.combine and advantage.* can be changed too)"
         )
     print_rescoring(Console(), folder, rescoring)
-    return write_rescoring_sheet(folder, rescoring)
+    return write_rescoring(folder, rescoring)

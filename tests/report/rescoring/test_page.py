@@ -4,12 +4,13 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
-from glm_grpo.report.rescoring.page import print_rescoring, write_rescoring_sheet
+from glm_grpo.report.rescoring.page import print_rescoring, write_rescoring
 from glm_grpo.report.rescoring.rescore import MovedImage, Rescoring, SettingChange, TermChange
 from glm_grpo.run.folder import RunFolder
 
@@ -35,7 +36,6 @@ RESCORING = Rescoring(
     gaining=(moved(1, -0.5, 1.25), moved(2, 0.0, 0.5)),
     losing=(moved(3, 1.5, -0.25),),
 )
-NOTHING_MOVES = replace(RESCORING, gaining=(), losing=())
 
 
 @pytest.fixture
@@ -55,39 +55,30 @@ def printed(rescoring: Rescoring, folder: RunFolder, width: int = 140) -> str:
     return console.file.getvalue()
 
 
-def test_the_sheet_of_a_run_that_cannot_be_written_to_goes_elsewhere(
+def test_the_page_of_a_run_that_cannot_be_written_to_goes_elsewhere(
     folder: RunFolder, make_read_only: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_read_only(folder.path)
     monkeypatch.chdir(folder.path.parent)
-    path = write_rescoring_sheet(folder, RESCORING)
-    assert path == Path("outputs/rescore/run/sheet.png")
-    assert path.is_file()
+    path = write_rescoring(folder, RESCORING)
+    assert path == Path("outputs/rescore/run/index.html")
+    assert (path.parent / "pictures/gain-1.webp").is_file()
 
 
-def test_sheet_shows_gaining_above_losing(folder: RunFolder) -> None:
-    path = write_rescoring_sheet(folder, RESCORING)
-    assert path == folder.path / "rescore" / "sheet.png"
-    sheet = Image.open(path).convert("RGB")
-    # Tiles are 160 wide, 6 apart, below a heading of 24. A picture is brought to a width of 160
-    # and a height of 80, with two lines of 18 below it: a row is 30 + 80 + 36 high.
-    assert sheet.size == (6 + 2 * 166, 2 * 146)
-    assert sheet.getpixel((86, 24 + 40)) == (40, 40, 40)
-    assert sheet.getpixel((86 + 166, 24 + 40)) == (80, 80, 80)
-    assert sheet.getpixel((86, 146 + 24 + 40)) == (120, 120, 120)
-    # No second image loses.
-    assert sheet.getpixel((86 + 166, 146 + 24 + 40)) == (255, 255, 255)
-
-
-def test_sheet_draws_a_grey_field_for_a_picture_that_is_gone(folder: RunFolder) -> None:
-    (folder.path / RESCORING.gaining[0].image).unlink()
-    path = write_rescoring_sheet(folder, RESCORING)
-    assert Image.open(path).convert("RGB").getpixel((86, 24 + 80)) == (213, 214, 219)
-
-
-def test_sheet_is_not_written_where_nothing_moves(folder: RunFolder) -> None:
-    assert write_rescoring_sheet(folder, NOTHING_MOVES) is None
-    assert not folder.rescore_dir.exists()
+def test_page_shows_what_changed_and_the_images_that_gain_and_lose(
+    folder: RunFolder, read_page: Callable[[Path], Any]
+) -> None:
+    (folder.path / RESCORING.losing[0].image).unlink()
+    path = write_rescoring(folder, RESCORING)
+    page = read_page(path)
+    assert path == folder.path / "rescore" / "index.html"
+    assert page.after("reward.terms.ocr.weight", 1) == ["0.3 to 0.5"]
+    assert page.alternatives() == {
+        "pictures/gain-1.webp": f"1, step 3: {PROMPT}: gain most advantage",
+        "pictures/gain-2.webp": f"2, step 3: {PROMPT}: gain most advantage",
+    }
+    assert page.after(f"2, step 3: {PROMPT}", 4) == ["before", "+0.00", "after", "+0.50"]
+    assert page.after("Picture missing", 5)[1:] == ["before", "+1.50", "after", "-0.25"]
 
 
 def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
@@ -110,11 +101,12 @@ def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
         PROMPT,
         rare,
     ):
-        assert words in text, words
+        # Without the breaks of captions.
+        assert words in " ".join(text.split()), words
 
 
 def test_print_rescoring_leaves_out_what_is_not_there(folder: RunFolder) -> None:
-    unranked = replace(NOTHING_MOVES, rank_correlation=None, ranked_groups=0)
+    unranked = replace(RESCORING, gaining=(), losing=(), rank_correlation=None, ranked_groups=0)
     text = printed(unranked, folder)
     assert "most advantage" not in text
     assert "no image changes its advantage by 0.01 or more" in text
@@ -128,10 +120,10 @@ def test_paths_are_whole_on_a_line_of_a_narrow_terminal(folder: RunFolder) -> No
         moved(4, 0.0, 1.0), prompt=9 * "word " + "OPEN", image=f"images/{30 * 'a '}p-[red].png"
     )
     lines = printed(replace(RESCORING, gaining=(long,)), folder, width=80).splitlines()
-    for number, image in ((1, long), (1, RESCORING.losing[0])):
-        assert f"{number}  {folder.path / image.image}" in lines
-    # Figures stay beside their prompt, whose middle is left out where there is no room for it.
+    for change, image in (("gain", long), ("lose", RESCORING.losing[0])):
+        assert f"{change} 1  {folder.path / image.image}" in lines
+    # Figures stay beside their prompt, whose middle is left out.
     (row,) = [line for line in lines if "+1.00" in line]
-    assert row.startswith("│ 1 │    3 │")
-    assert row.endswith("│ word word word wo…ord word word OPEN │")
+    assert row.startswith("│ 1  word word word word wor…ord ")
+    assert row.endswith("word OPEN │    3 │  +0.00 │ +1.00 │")
     assert len(row) <= 80
