@@ -1,4 +1,4 @@
-"""The config of a run: composed by Hydra, validated by pydantic, refused with a remedy."""
+"""The run's config: composed by Hydra, validated by pydantic; refusals name the remedy."""
 
 from __future__ import annotations
 

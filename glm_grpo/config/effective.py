@@ -1,6 +1,6 @@
-"""The values a run works with: keys of memory or speed are brought to the nearest that works.
+"""Compute the values a run works with: adjust memory and speed keys that cannot work as given.
 
-What stands in the run folder's `config.yaml` is as given; only what computes reads these.
+The run folder's `config.yaml` keeps the values as given; only the computing code reads these.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.config.root import Config
 
 _FIELDS: Mapping[str, str] = {"async": "asynchronous"}
-"""Names of sections in Python, where they differ from the key."""
+"""Python names of sections whose name differs from the config key."""
 
 
 @dataclass(frozen=True)
 class EffectiveConfig:
-    """What a run works with.
+    """The values a run works with.
 
     Attributes:
-        config: As given, but for keys of memory or speed that cannot work as they stand.
-        note: One line about those keys; empty where there is none.
+        config: The given config, with memory and speed keys adjusted where they cannot work as
+            given.
+        note: One line about the adjusted keys; empty if there are none.
     """
 
     config: Config
@@ -41,11 +42,11 @@ class _Adjustment:
 def effective_config(
     config: Config, *, processes: int = 1, is_sharded: bool = False
 ) -> EffectiveConfig:
-    """Bring keys that concern memory or speed to the nearest value that works.
+    """Set memory and speed keys to the nearest value that works.
 
     Args:
-        processes: That train together.
-        is_sharded: Whether they cut up the policy.
+        processes: Number of processes that train together.
+        is_sharded: Whether the policy is sharded over them.
     """
     images = math.ceil(config.rollout.prompts_per_step / processes) * _images_each(config)
     adjustments = _adjustments(config, images, is_sharded=is_sharded)
@@ -53,7 +54,7 @@ def effective_config(
     for each in adjustments:
         section, _, name = each.key.rpartition(".")
         sections.setdefault(_FIELDS.get(section, section), {})[name] = each.used
-    # `offload` stands in no section.
+    # `offload` belongs to no section.
     changed: dict[str, Any] = dict(sections.pop("", {}))
     for field, values in sections.items():
         changed[field] = getattr(config, field).model_copy(update=values)
@@ -67,7 +68,7 @@ def effective_config(
             f"of {math.ceil(images / size)} passes"
         )
     if config.optim.warmup_steps > config.train.steps:
-        # Not cut: steps may be added later.
+        # Not truncated: steps may be added later.
         notes.append(
             f"optim.warmup_steps {config.optim.warmup_steps}: the run ends after train.steps "
             f"{config.train.steps}, before optim.learning_rate is reached"
@@ -77,12 +78,12 @@ def effective_config(
 
 
 def _images_each(config: Config) -> int:
-    """Images of a prompt that are learned from."""
+    """Images of each prompt that the update learns from."""
     return 1 if config.train.method == "sft" else config.rollout.group_size
 
 
 def _without_effect(config: Config) -> list[str]:
-    """What is set and changes nothing in this run."""
+    """Keys that are set but have no effect in this run."""
     loss, train, notes = config.loss, config.train, []
     if train.method == "sft":
         return [
@@ -125,11 +126,11 @@ def _without_effect(config: Config) -> list[str]:
 
 
 def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adjustment]:
-    """What must change, where the process with most of a step has so many images."""
+    """Adjustments needed when the busiest process handles this many images."""
     prompts = config.rollout.prompts_per_step
     section, each = config.asynchronous, config.train.updates_per_step
-    # Batches that may be under way at once: that of the next step, and those that its updates, and
-    # the ones after it, will not make too old.
+    # Batches that may be in flight at once: the next step's batch, plus those that will not be too
+    # old by the time earlier updates are done.
     at_once = section.max_policy_age // each + 1
     is_cheap = (
         config.decode.rollout_steps not in (None, config.decode.steps)

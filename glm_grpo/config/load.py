@@ -1,4 +1,4 @@
-"""From what Hydra composed, or a run folder stored, to a validated config; and back to YAML."""
+"""Turn what Hydra composed, or a run folder stored, into a validated config, and back to YAML."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES
 
 _TERMS = "reward.terms."
-"""Keys below it need not stand in a file: terms have names of the user's own."""
+"""Keys below this prefix need not appear in a file: users choose the names of their terms."""
 
 _MAY_CHANGE_ON_RESUME = frozenset(
     {
-        # Where things go and what is kept.
+        # Where output goes and what is kept.
         "run_dir",
         "trackers",
         "train.resume",
         "train.checkpoint_every",
         "train.keep_checkpoints",
-        # Where and in which portions the work is done: what one changes when memory runs out.
+        # Where the work is done and in what portions: the keys to change when memory runs out.
         "offload",
         "reward.overlap",
         "decode.batch_size",
@@ -64,12 +64,13 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         "model.compile",
         "model.gradient_checkpointing",
         "train.micro_batch_size",
-        # Where experience is collected; how old it may be makes another run.
+        # Where experience is collected. (The allowed policy age, in contrast, makes a different
+        # run.)
         "async.collectors",
         "async.address",
         "async.cpus_per_collector",
         "async.gpus_per_collector",
-        # What is said about a run, not what it does.
+        # Labels for people; the run does the same without them.
         "run.name",
         "run.notes",
         "run.tags",
@@ -83,7 +84,7 @@ def resolve_config(composed: DictConfig) -> Config:
     """Resolve and validate what Hydra composed.
 
     Args:
-        composed: The task's config, interpolations not yet resolved.
+        composed: The task's config with unresolved interpolations.
 
     Returns:
         A config in which every key is known, typed and in range.
@@ -109,10 +110,10 @@ def resolve_config(composed: DictConfig) -> Config:
 
 
 def _leave_out_other_engines(values: Any) -> None:
-    """Removes options of OCR engines that a term does not use, but for those that were typed.
+    """Remove options of OCR engines that a term does not use, unless they were typed.
 
-    Presets give the options of their own engine, and a file may give those of both: the engine can
-    then be switched by one key. What is no term is left to the validation.
+    Presets set the options of their own engine, and a file may set those of both, so that one key
+    switches the engine. Anything that is not a term is left to the validation.
     """
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
     typed = {word.lstrip("+").partition("=")[0] for word in words}
@@ -129,10 +130,10 @@ def _leave_out_other_engines(values: Any) -> None:
 
 
 def _check_folder(config: Config) -> None:
-    """Refuse a run that is named twice, by `run_dir` and by Hydra's own key.
+    """Refuse a run whose folder is set twice, by `run_dir` and by Hydra's own key.
 
     Raises:
-        ConfigError: The two differ, or a sweep is told to write into one folder.
+        ConfigError: The two differ, or all jobs of a sweep would write into one folder.
     """
     named = folder_named_to_hydra()
     if named is None:
@@ -150,12 +151,12 @@ def _check_folder(config: Config) -> None:
 
 
 def validate_config(values: object, *, is_stored: bool = False) -> Config:
-    """Validate plain values, as read from YAML.
+    """Validate plain values read from YAML.
 
     Args:
         values: The sections.
-        is_stored: Whether a run was made with them: `estimator_problems` were once allowed, and
-            such a run is still read.
+        is_stored: Whether these are the values of an existing run. `estimator_problems` used to be
+            allowed, so such a run can still be read.
 
     Raises:
         ConfigError: Names every refused key with its value, the rule and the remedy.
@@ -178,10 +179,10 @@ def compose_config(
     """Compose a config as `train.py --config-name NAME key=value ...` does, from any folder.
 
     Args:
-        config_dir: A folder of the user's own, whose configs may build on those of the package;
-            None: that of the package.
-        name: Without `.yaml`; None: `config` in a folder that has one, else `tiny`.
-        overrides: As written on the command line; `ocr=0.5` is `reward.terms.ocr.weight=0.5`.
+        config_dir: The user's own config folder, whose configs may build on the package's; None:
+            use the package's configs only.
+        name: Config name without `.yaml`; None: `config` if `config_dir` has one, else `tiny`.
+        overrides: As on the command line; `ocr=0.5` means `reward.terms.ocr.weight=0.5`.
 
     Raises:
         ConfigError: The name or an override is unknown, or a value is refused.
@@ -201,10 +202,10 @@ def compose_config(
 def with_whole_weights(
     words: Sequence[str], config_dir: Path | None, name: str | None
 ) -> list[str]:
-    """Words of a command line in which `ocr=0.5` is written as `reward.terms.ocr.weight=0.5`.
+    """Rewrite `ocr=0.5` in command-line words as `reward.terms.ocr.weight=0.5`.
 
     Args:
-        words: Of any form; those that name no term are left as they are.
+        words: Command-line words; those that name no term are returned unchanged.
         config_dir: As in `compose_config`.
         name: As in `compose_config`.
     """
@@ -217,7 +218,7 @@ def with_whole_weights(
 
 
 def _terms_of(config_dir: Path | None, name: str | None, overrides: Sequence[str]) -> set[str]:
-    """Names of the terms of a config; none where it cannot be composed, which is told elsewhere."""
+    """Names of a config's terms; empty if it cannot be composed, which is reported elsewhere."""
     folder, name = choose_config(config_dir, name)
     find_packaged_configs()
     try:
@@ -229,7 +230,7 @@ def _terms_of(config_dir: Path | None, name: str | None, overrides: Sequence[str
 
 @contextmanager
 def _hydra_settings(composed: DictConfig) -> Iterator[None]:
-    """Move Hydra's own section from the config to where it is while Hydra runs a job."""
+    """Move Hydra's own section out of the config, to where Hydra keeps it while a job runs."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(composed)
     with open_dict(composed):
@@ -241,10 +242,10 @@ def _hydra_settings(composed: DictConfig) -> Iterator[None]:
 
 
 def composition_error(error: Exception) -> ConfigError:
-    """As `override_error`, where a folder of configs can be given.
+    """Like `override_error`, for commands that accept a config folder.
 
     Args:
-        error: As of `override_error`.
+        error: One of `COMPOSITION_ERRORS`.
     """
     if isinstance(error, OverrideParseException) and os.path.isdir(error.override):
         folder = shlex.quote(error.override)
@@ -253,13 +254,13 @@ def composition_error(error: Exception) -> ConfigError:
 
 
 def parse_override(override: str) -> tuple[str, object]:
-    """Key and value of one override, read as train.py reads them.
+    """Split one override into key and value, as train.py does.
 
     Args:
         override: `key=value`.
 
     Raises:
-        ConfigError: It is not of that form.
+        ConfigError: The override does not have that form.
     """
     try:
         (parsed,) = OverridesParser.create().parse_overrides([override])
@@ -271,11 +272,11 @@ def parse_override(override: str) -> tuple[str, object]:
 
 
 def shell_override(key: str, value: str) -> str:
-    """An override by a text, to be pasted into a shell: quoted for it, and for Hydra.
+    """Format an override with a text value, quoted for both the shell and Hydra.
 
     Args:
-        key: Dotted.
-        value: What it takes, such as the path of a run.
+        key: Dotted key.
+        value: Text value, such as the path of a run.
     """
     override = f"{key}={value}"
     if _read_override(override) != value:
@@ -284,7 +285,7 @@ def shell_override(key: str, value: str) -> str:
 
 
 def _read_override(override: str) -> object:
-    """Its value; None where it gives none, or several."""
+    """The override's value; None if it has no value, or several."""
     try:
         (parsed,) = OverridesParser.create().parse_overrides([override])
     except HydraException:
@@ -297,8 +298,8 @@ def set_key(values: dict[str, Any], key: str, value: object) -> None:
 
     Args:
         values: The sections, as `Config.model_dump` gives them.
-        key: Dotted; its sections are there.
-        value: What it takes from now on.
+        key: Dotted key whose sections exist.
+        value: The new value.
     """
     *sections, name = key.split(".")
     for part in sections:
@@ -307,7 +308,7 @@ def set_key(values: dict[str, Any], key: str, value: object) -> None:
 
 
 def override_error(error: Exception) -> ConfigError:
-    """Say what Hydra refused: for an unknown key with the one that was probably meant.
+    """Describe what Hydra refused; for an unknown key, suggest the one probably meant.
 
     Args:
         error: One of `COMPOSITION_ERRORS`.
@@ -336,7 +337,7 @@ def _describe_unread(override: str, message: str) -> str:
     key, _, value = override.partition("=")
     written = shell_override(key, value)
     refused, _, _ = message.partition("\n")
-    # Which says no more than the override that it repeats.
+    # This message only repeats the override.
     why = "" if refused.startswith("LexerNoViableAltException") else f": {refused}"
     is_text = _read_override(*shlex.split(written)) == value
     remedy = f". As a text it is quoted, for Hydra and for the shell: {written}" if is_text else ""
@@ -366,7 +367,7 @@ def _choose(given: str, choices: Collection[str]) -> str:
 
 
 def _absent_key_problem(key: str, value: str) -> Problem:
-    """Tell a key that no file at hand sets, and `+` adds, from one that does not exist."""
+    """Distinguish a key that exists but needs `+`, because no file sets it, from an unknown key."""
     if (removed := removed_problem(key, value)) is not None:
         return removed
     keys = known_keys(Config)
@@ -378,30 +379,30 @@ def _absent_key_problem(key: str, value: str) -> Problem:
     if nearest and nearest[0] in KINDS:
         rule = f"is no section of the config, and no reward term ({', '.join(KINDS)})"
         return Problem(key, value, rule, f"did you mean {nearest[0]}={value}?")
-    # Hydra's own remedy, to append the key with `+`, would only meet the next refusal.
+    # Hydra suggests appending the key with `+`, which would only be refused next.
     return unknown_key_problem(key, value, keys)
 
 
 def _names_a_term(key: str) -> bool:
-    """Whether the key is a whole term, or of a name of the user's own, of whatever kind that is."""
+    """Whether the key is a whole term (a user-chosen name of any kind)."""
     name, _, option = key.removeprefix(_TERMS).partition(".")
     return key.startswith(_TERMS) and (name not in KINDS or not option)
 
 
 def to_yaml(config: Config) -> str:
-    """Write every key, resolved, as stored in the run folder's `config.yaml`."""
+    """Write every key, resolved, in the form of the run folder's `config.yaml`."""
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
 
 
 def from_yaml(text: str) -> Config:
-    """Read what `to_yaml` wrote.
+    """Read a config written by `to_yaml`.
 
     Raises:
         ConfigError: The text is not YAML, or a key is refused.
     """
     try:
-        # Stored values are resolved: nothing is interpolated, so nothing of this machine is read.
-        # The loader in C takes a tenth of the time, and every renewal of the gallery reads this.
+        # Stored values are resolved; interpolating could read settings of this machine. The C
+        # loader takes a tenth of the time, and every refresh of the gallery reads this.
         values = yaml.load(text, Loader=yaml.CSafeLoader)
     except YAMLError as error:
         raise ConfigError(f"The stored config cannot be read: {error}") from error
@@ -411,14 +412,14 @@ def from_yaml(text: str) -> Config:
 
 
 def config_differences(stored: Config, given: Config) -> list[str]:
-    """Name the keys in which two configs differ, keys that may change on resume left out.
+    """List the keys in which two configs differ, except those that may change on resume.
 
-    `train.steps` may change under a constant learning rate only: a cosine ends at the last step, so
-    there another length means other learning rates all along. So it is with `anchor.final_weight`.
-    The estimator of a KL of weight 0 may change, too.
+    `train.steps` may change only under a constant learning rate: a cosine ends at the last step, so
+    another length changes the learning rate of every step. The same applies to
+    `anchor.final_weight`. The estimator of a KL with weight 0 may change, too.
 
     Returns:
-        Dotted keys in alphabetical order; empty where a run may be resumed.
+        Dotted keys in alphabetical order; empty if the run may be resumed.
     """
     may_change = set(_MAY_CHANGE_ON_RESUME)
     is_anchor_constant = all(each.anchor.final_weight is None for each in (stored, given))
@@ -435,7 +436,7 @@ def config_differences(stored: Config, given: Config) -> list[str]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values of nested sections by dotted key; a section that is absent has none.
+    """Flatten nested sections to dotted keys; an absent section has no keys.
 
     Args:
         values: The sections.

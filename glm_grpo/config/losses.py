@@ -1,6 +1,6 @@
-"""The `loss` section of the config: one class a kind, each with its policy loss.
+"""The `loss` section of the config: one class per kind, each with its policy loss.
 
-A kind of your own needs no class: `loss.kind=custom` names a function.
+Your own loss needs no class: `loss.kind=custom` names a function.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ class LossSettings(Options):
     """Options that all kinds of loss share: KL and entropy regularisation."""
 
     kl_coef: float = Field(ge=0.0)
-    """Weight of the KL divergence to the reference policy; 0: the reference is never run."""
+    """Weight of the KL divergence to the reference policy; at 0 the reference never runs."""
     kl_estimator: LossKlEstimator
-    """Estimator of that divergence per token; null: k3_corrected in the loss (k3 times the
-    probability ratio: unbiased in later updates of a rollout too), k1 in the reward."""
+    """Per-token estimator of that divergence. null: k3_corrected in the loss (k3 times the
+    probability ratio, which stays unbiased in later updates of a rollout), k1 in the reward."""
     kl_placement: Literal["loss", "reward"]
-    """Add the divergence to the loss, or subtract it, summed over an image's tokens, from its
-    reward before advantages are made. The coefficient means the same in both; a reward's standard
-    deviation, where advantages are divided by it, divides it too."""
+    """Add the divergence to the loss, or subtract it, summed over an image's tokens, from the
+    reward before advantages are computed. The coefficient means the same in both cases; if
+    advantages are divided by the rewards' standard deviation, the penalty is divided too."""
     kl_behaviour_coef: float = Field(ge=0.0)
-    """Weight of the KL divergence to the policy that sampled; 0: not part of the loss."""
+    """Weight of the KL divergence to the policy that sampled; 0: not used."""
     reference_sync_every: int | None = Field(default=None, ge=1)
-    """Training steps after which the reference follows the policy; absent: it stays the untrained
-    policy, and the KL is to that one."""
+    """Training steps between updates of the reference from the policy; absent: the reference stays
+    the untrained policy."""
     reference_mix: float = Field(default=0.6, gt=0.0, le=1.0)
-    """The reference becomes reference_mix * policy + (1 - reference_mix) * reference."""
+    """At each update, reference = reference_mix * policy + (1 - reference_mix) * reference."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
-    """Weight of the mean entropy of a token, nats, which is then raised; 0: not part of the loss.
-    Takes the memory of one more hidden state a token in the update."""
+    """Weight of the mean token entropy, in nats, which the loss then increases; 0: not used. Needs
+    memory for one more hidden state per token during the update."""
 
     @model_validator(mode="before")
     @classmethod
     def _choose_estimator(cls, values: object) -> object:
-        # Chosen here, so that what a run stores says what it computes.
+        # Set here, so that a stored config states which estimator was used.
         if isinstance(values, Mapping) and values.get("kl_estimator") is None:
             is_in_reward = values.get("kl_placement") == "reward"
             return {**values, "kl_estimator": "k1" if is_in_reward else "k3_corrected"}
@@ -68,70 +68,70 @@ class LossSettings(Options):
 
     @property
     def kl_coef_in_loss(self) -> float:
-        """Weight of the KL to the reference in the loss; 0 where the reward has it."""
+        """Weight of the KL to the reference in the loss; 0 if the reward contains it."""
         return 0.0 if self.kl_placement == "reward" else self.kl_coef
 
     @property
     def kl_coef_in_reward(self) -> float:
-        """Weight of the KL to the reference in the reward; 0 where the loss has it."""
+        """Weight of the KL to the reference in the reward; 0 if the loss contains it."""
         return self.kl_coef if self.kl_placement == "reward" else 0.0
 
     @property
     def weighs_advantages_alone(self) -> bool:
-        """Whether a sequence of advantage 0 has no gradient."""
+        """Whether a sequence with advantage 0 has no gradient."""
         is_kl_weighted = self.kl_coef_in_loss != 0 or self.kl_behaviour_coef != 0
         return self.weighs_no_more_than_kl and not is_kl_weighted
 
     @property
     def weighs_no_more_than_kl(self) -> bool:
-        """Whether a sequence of advantage 0 has the gradient of KL terms, or none."""
+        """Whether a sequence with advantage 0 has only the gradient of KL terms, or none."""
         return self.entropy_coef == 0
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The part that raises the probability of what was rewarded, without the KL terms."""
+        """The part of the loss that makes rewarded tokens more likely, without the KL terms."""
         raise NotImplementedError
 
 
 class TokenLoss(LossSettings):
-    """What the kinds share that are made of a surrogate for each token."""
+    """Shared by the kinds that compute one surrogate per token."""
 
     top_entropy_quantile: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Only this part of an image's tokens, those of highest entropy, has a policy loss; the mean
-    is still over all tokens. Absent: all of them."""
+    """Apply the policy loss only to this fraction of an image's tokens, those with the highest
+    entropy; the mean still runs over all tokens. Absent: use all tokens."""
 
     def surrogate(
         self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
     ) -> Surrogate:
-        """The loss of each token, weighted."""
+        """Weighted loss of each token."""
         raise NotImplementedError
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The mean surrogate; see `mean_surrogate`."""
+        """Mean surrogate; see `mean_surrogate`."""
         token_weights = self.token_weights(inputs)
         return mean_surrogate(self.surrogate(inputs, token_weights), inputs, token_weights)
 
     def token_weights(self, inputs: LossInputs) -> Float32[Tensor, "N T"] | None:
-        """What each token counts in the policy loss; None where all count alike."""
+        """Weight of each token in the policy loss; None if all weigh the same."""
         if self.top_entropy_quantile is None or self.top_entropy_quantile == 1.0:
             return None
         return top_entropy_weights(inputs, self.top_entropy_quantile)
 
 
 class ClippedLoss(TokenLoss):
-    """The clipped surrogate of PPO: see `clipped_surrogate` and `sequence_surrogate`."""
+    """PPO's clipped surrogate: see `clipped_surrogate` and `sequence_surrogate`."""
 
     kind: Literal["clipped"] = "clipped"
-    """Which loss."""
+    """Kind of loss."""
     clip_low: float = Field(default=0.2, gt=0.0, lt=1.0)
-    """The probability ratio is clipped below 1 - clip_low."""
+    """Clip the probability ratio below 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0.0)
-    """The probability ratio is clipped above 1 + clip_high."""
+    """Clip the probability ratio above 1 + clip_high."""
     ratio_cap: float | None = Field(default=None, gt=1.0)
-    """For images worse than their group, tokens whose ratio rose above this have no gradient
-    (two-sided clip); above 1 + clip_high. Absent: their gradient grows with the ratio."""
+    """In images worse than their group, tokens whose ratio rose above this get no gradient
+    (two-sided clip); must exceed 1 + clip_high. Absent: their gradient grows with the ratio."""
     ratio_level: Literal["token", "sequence"] = "token"
-    """Ratio of each token, or their geometric mean over the image (GSPO); of the latter 0.02 to
-    0.03 is the scale of clip_low and clip_high."""
+    """Use the ratio of each token, or the geometric mean over the image (GSPO), for which clip_low
+    and clip_high are typically 0.02 to 0.03."""
 
     @model_validator(mode="after")
     def _check_cap(self) -> ClippedLoss:
@@ -144,7 +144,7 @@ class ClippedLoss(TokenLoss):
     def surrogate(
         self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
     ) -> Surrogate:
-        """Clipped, at the level of tokens or of the sequence."""
+        """Clipped surrogate of each token, or of the whole sequence."""
         args = (inputs.log_probs, inputs.proximal_log_probs, inputs.advantages)
         if self.ratio_level == "sequence":
             return sequence_surrogate(
@@ -161,17 +161,17 @@ class ClippedLoss(TokenLoss):
 
 
 class CispoLoss(TokenLoss):
-    """The policy gradient with capped importance weights: see `cispo_surrogate`."""
+    """Policy gradient with capped importance weights: see `cispo_surrogate`."""
 
     kind: Literal["cispo"]
-    """Which loss."""
+    """Kind of loss."""
     ratio_cap: float = Field(default=5.0, ge=1.0)
-    """Largest importance weight of a token: of the ratio itself, not of its distance to 1."""
+    """Largest importance weight of a token; caps the ratio itself, not its distance to 1."""
 
     def surrogate(
         self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
     ) -> Surrogate:
-        """Log-probs weighted by capped ratios; only the gradient is meaningful, not the value."""
+        """Log-probs weighted by capped ratios; only the gradient has a meaning, not the value."""
         surrogate = cispo_surrogate(
             inputs.log_probs,
             inputs.proximal_log_probs,
@@ -182,19 +182,19 @@ class CispoLoss(TokenLoss):
 
 
 class SapoLoss(TokenLoss):
-    """A soft gate in the place of the clip: see `sapo_surrogate`."""
+    """Soft gate instead of the clip: see `sapo_surrogate`."""
 
     kind: Literal["sapo"]
-    """Which loss."""
+    """Kind of loss."""
     tau_positive: float = Field(default=1.0, gt=0.0)
-    """Steepness of the gate for images better than their group."""
+    """Gate steepness for images better than their group."""
     tau_negative: float = Field(default=1.05, gt=0.0)
-    """Steepness of the gate for the others."""
+    """Gate steepness for all other images."""
 
     def surrogate(
         self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
     ) -> Surrogate:
-        """Gated."""
+        """Gated surrogate of each token."""
         surrogate = sapo_surrogate(
             inputs.log_probs,
             inputs.proximal_log_probs,
@@ -206,17 +206,17 @@ class SapoLoss(TokenLoss):
 
 
 class GmpoLoss(TokenLoss):
-    """The geometric mean of clipped token ratios: see `gmpo_surrogate`."""
+    """Geometric mean of clipped token ratios: see `gmpo_surrogate`."""
 
     kind: Literal["gmpo"]
-    """Which loss."""
+    """Kind of loss."""
     log_clip: float = Field(default=0.4, gt=0.0)
-    """Bound of a token's |log ratio|."""
+    """Bound on a token's |log ratio|."""
 
     def surrogate(
         self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
     ) -> Surrogate:
-        """The mean is inside, and so are the weights of tokens."""
+        """Surrogate with the mean over tokens, and the token weights, already applied."""
         return gmpo_surrogate(
             inputs.log_probs,
             inputs.proximal_log_probs,
@@ -227,23 +227,23 @@ class GmpoLoss(TokenLoss):
 
 
 class CustomLoss(LossSettings):
-    """A function of the user's own: `LossInputs` -> `LossOutput`, without the KL terms."""
+    """A user-defined function: `LossInputs` -> `LossOutput`, without the KL terms."""
 
     kind: Literal["custom"]
-    """Which loss."""
+    """Kind of loss."""
     function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """`module:function`, importable from the folder the run starts in."""
+    """`module:function`, importable from the folder in which the run starts."""
 
     @property
     def weighs_no_more_than_kl(self) -> bool:
-        """Unknown, so no."""
+        """False, because the function is unknown."""
         return False
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """What the function returns.
+        """Result of the function.
 
         Raises:
-            ConfigError: The function cannot be imported, or returns no loss.
+            ConfigError: The function cannot be imported, or does not return a loss.
         """
         found = self.load()(inputs)
         is_loss = isinstance(found, LossOutput) and isinstance(found.total, Tensor)
@@ -262,7 +262,7 @@ class CustomLoss(LossSettings):
         return found
 
     def load(self) -> Callable[[LossInputs], LossOutput]:
-        """The function.
+        """Import the function.
 
         Raises:
             ConfigError: It cannot be imported.
@@ -280,10 +280,10 @@ LOSSES: Mapping[str, type[LossSettings]] = {
     "gmpo": GmpoLoss,
     "custom": CustomLoss,
 }
-"""Kinds of loss by the value of `loss.kind`."""
+"""Loss classes by the value of `loss.kind`."""
 
 AnyLoss = ClippedLoss | CispoLoss | SapoLoss | GmpoLoss | CustomLoss
-"""One of them."""
+"""Any of the loss classes."""
 
 
 def _weighted(surrogate: Surrogate, weights: Float32[Tensor, "N T"] | None) -> Surrogate:

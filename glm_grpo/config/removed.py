@@ -1,4 +1,4 @@
-"""Keys of earlier versions: ignored at the value that changed nothing, else refused."""
+"""Keys of earlier versions: ignored at the value that had no effect, refused otherwise."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _KEYS: Mapping[str, tuple[object, str]] = {
     r"reward\.terms\.\w+\.at_least": (None, "leave it out, and give the term a weight"),
     r"loss\.preview_weight": (None, "leave it out: all tokens weigh the same"),
 }
-"""Pattern of a key; its value that changed nothing, which every run stored; what to do instead."""
+"""Key pattern -> value without effect, which every run stored, and the replacement."""
 
 _VALUES: Mapping[str, str] = {
     "reward.combine=shares": "set reward.combine=weighted_sum, and weights as `glm-grpo probe "
     "--share` proposes them for such shares",
 }
-"""A value of a key that is still there; what to do instead."""
+"""A removed value of a key that still exists, and the replacement."""
 
 _RULE = "was removed; a run made with it needs the version of glm-grpo that made it"
 
 
 def removed_problem(key: str, value: object) -> Problem | None:
-    """Refuses a key or a value of earlier versions; None for any other.
+    """Problem with a key or value of an earlier version; None for any other.
 
     Args:
-        key: Dotted.
-        value: What was given.
+        key: Dotted key.
+        value: The given value.
     """
     found = _find(key)
     remedy = _VALUES.get(f"{key}={value}") if found is None else found[1]
@@ -43,11 +43,11 @@ def removed_problem(key: str, value: object) -> Problem | None:
 
 
 def without_removed(values: Any, prefix: str = "") -> tuple[Any, list[Problem]]:
-    """The sections without what only earlier versions read, and those keys that had an effect.
+    """Split off removed keys: the remaining sections, and problems for keys that had an effect.
 
     Args:
-        values: As read from YAML, of any form.
-        prefix: Dotted key of `values`, with a dot at its end.
+        values: As read from YAML, in any form.
+        prefix: Dotted key of `values`, ending with a dot.
     """
     if not isinstance(values, Mapping):
         return values, []

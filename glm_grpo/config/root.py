@@ -1,4 +1,4 @@
-"""The whole config, and the relations between keys of different sections."""
+"""The whole config, with the checks that relate keys of different sections."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rewards.problems import Problem
 TrackerName = Literal[
     "tensorboard", "wandb", "mlflow", "trackio", "aim", "clearml", "comet_ml", "dvclive", "swanlab"
 ]
-"""Trackers as accelerate names them."""
+"""Trackers, by their names in accelerate."""
 
 
 _MOST_TOKENS = 10**9
-"""Of a step. Their ids and log-probabilities alone take 12 GB, and what the model makes of them
-thousands of times as much."""
+"""Largest number of tokens in a step. Their ids and log-probabilities take 12 GB, and the model's
+activations thousands of times as much."""
 
 _USUAL_SIZES = {
     "rollout.height": 1024,
@@ -44,19 +44,19 @@ _USUAL_SIZES = {
     "rollout.group_size": 64,
     "eval.samples_per_prompt": 64,
 }
-"""Where there are too many tokens, the size farthest beyond these is the one that was mistyped."""
+"""If there are too many tokens, the size that exceeds its value here the most was mistyped."""
 
 _PIXELS_PER_TOKEN = 32 * 32
 
 
 class Config(Options):
-    """A validated run: what `train.py` and the commands work from."""
+    """A validated run config, the input of `train.py` and the commands."""
 
-    # `async` is a word of Python's own.
+    # `async` is a keyword in Python.
     model_config = ConfigDict(serialize_by_alias=True)
 
     model: ModelSection
-    """Which model is trained, and how it is held."""
+    """Which model is trained, and how it is loaded."""
     data: DataSection
     """Where prompts and target images come from."""
     rollout: RolloutSection
@@ -68,34 +68,34 @@ class Config(Options):
     advantage: AdvantageSection
     """How rewards become advantages."""
     loss: AnyLoss
-    """What is minimised; `kind` says which."""
+    """The loss to minimise; `kind` selects it."""
     anchor: AnchorSection = Field(default_factory=AnchorSection)
-    """Target pictures as examples in the loss."""
+    """Target images as training examples in the loss."""
     optim: OptimSection
     """The optimizer and its learning rate."""
     train: TrainSection
-    """Length of the run, sizes of its updates, and what is kept."""
+    """Length of the run, sizes of its updates, and what to keep."""
     asynchronous: AsyncSection = Field(default_factory=AsyncSection, alias="async")
-    """Asynchronous collection through Ray; read where `train.mode` is async."""
+    """Asynchronous collection through Ray; read only if `train.mode` is async."""
     eval: EvalSection
     """Evaluation on the held-out prompts."""
     offload: Literal["none", "modules", "modules_and_optimizer"]
-    """What waits in CPU memory while a phase does not need it."""
+    """What to move to CPU memory while a phase does not need it."""
     run: RunSection = Field(default_factory=RunSection)
-    """Name, notes and tags of the run, for people."""
+    """Name, notes and tags that describe the run to people."""
     trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)]
-    """Where metrics and evaluation prompts go besides the run folder; may be empty."""
+    """Where to send metrics and evaluation prompts in addition to the run folder; may be empty."""
     run_dir: PathText
-    """Folder of the run: one for all its processes."""
+    """Folder of the run, shared by all its processes."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a KL to the policy that the run begins with is weighted."""
+        """Whether a KL to the reference policy has a weight."""
         return self.train.method == "grpo" and self.loss.kl_coef > 0
 
     @property
     def reads_targets(self) -> bool:
-        """Whether target pictures are turned into tokens to learn from."""
+        """Whether target images are encoded as tokens to learn from."""
         return self.train.method == "sft" or self.anchor.is_used
 
     @field_validator("loss", mode="before")
@@ -103,7 +103,7 @@ class Config(Options):
     def _choose_loss(cls, values: object) -> object:
         if not isinstance(values, Mapping):
             return values
-        # A union of pydantic's would name the kind in the keys of its errors.
+        # A pydantic union would put the kind into the keys of its errors.
         kind = values.get("kind", "clipped")
         if not isinstance(kind, str) or kind not in LOSSES:
             remedy = f"set loss.kind={next(iter(LOSSES))}"
@@ -229,7 +229,7 @@ def _minibatch_problems(config: Config) -> list[Problem]:
 
 
 def estimator_problems(loss: LossSettings) -> list[Problem]:
-    """What a new run is refused for and older ones have: an estimator of no use where it stands."""
+    """Refuse KL estimators that are useless at their placement; stored runs may still have them."""
     estimator = loss.kl_estimator
     if (estimator == "k1") == (loss.kl_placement == "reward"):
         return []
@@ -252,7 +252,7 @@ def _decode_problems(decode: DecodeSection) -> list[Problem]:
     steps, cheap = decode.steps, decode.rollout_steps
     if cheap is None or cheap <= steps:
         return []
-    # Not brought to decode.steps: which pictures are trained on is no matter of speed alone.
+    # Not lowered to decode.steps: which images are trained on is more than a matter of speed.
     rule = f"must not exceed decode.steps = {steps}: evaluations are to be the careful ones"
     remedy = f"set decode.rollout_steps={steps} or less, or leave it out"
     return [Problem("decode.rollout_steps", cheap, rule, remedy)]
