@@ -1,1 +1,1 @@
-"""Prompts and target pictures: found, read, checked, dealt out."""
+"""Find, read, check and deal out prompts and target pictures."""

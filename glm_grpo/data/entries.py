@@ -1,4 +1,4 @@
-"""Rows of a prompt file -> prompts: texts, targets, and what is refused."""
+"""Check the rows of a prompt file and turn them into prompts with texts and pictures."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from rewards.texts import find_quoted_texts, is_blank
 
 
 def verify_picture(source: PictureSource, origin: str) -> None:
-    """Decode a picture fully, as a header alone does not tell a torn file.
+    """Decode a picture fully: the header alone does not reveal a truncated file.
 
     Args:
         source: The picture.
         origin: The file and line that name it, for the error.
 
     Raises:
-        DataError: It is missing, no picture, torn, too large or of an unknown range of values.
+        DataError: The picture is missing, unreadable, truncated, too large or has an unknown value
+            range.
     """
     _open(source, origin)
 
 
 def verify_source(source: PictureSource, origin: str) -> None:
-    """As `verify_picture`, and refuse a picture so long that most of it would be cut.
+    """Like `verify_picture`, but also refuse a picture so elongated that most of it would be cut.
 
     Raises:
-        DataError: As `verify_picture`, or its sides differ by more than a factor of 4.
+        DataError: As for `verify_picture`, or the sides differ by more than a factor of 4.
     """
     width, height = _open(source, origin).size
     if max(width, height) > LARGEST_ASPECT * min(width, height):
@@ -55,10 +56,10 @@ def verify_source(source: PictureSource, origin: str) -> None:
 def load_picture(
     source: PictureSource, origin: str, *, height: int, width: int
 ) -> UInt8[Tensor, "3 H W"]:
-    """Load a picture at a size.
+    """Load a picture and fit it to a size.
 
-    See `rewards.pictures.fit_pixels` for what is cut, `open_rgb` for transparency, orientation,
-    colour profile and depth.
+    See `rewards.pictures.fit_pixels` for cropping, and `open_rgb` for transparency, orientation,
+    colour profile and bit depth.
 
     Args:
         source: The picture.
@@ -70,7 +71,7 @@ def load_picture(
         RGB, 0..255.
 
     Raises:
-        DataError: As `verify_picture`.
+        DataError: As for `verify_picture`.
     """
     return fit_pixels(_open(source, origin), height=height, width=width)
 
@@ -89,13 +90,14 @@ def _open(source: PictureSource, origin: str) -> Image.Image:
 
 
 LARGEST_ASPECT = 4
-"""Of a source picture. Source: `smart_resize` of GLM-Image's image processor (transformers)."""
+"""Largest aspect ratio of a source picture. Source: `smart_resize` in GLM-Image's image processor
+(transformers)."""
 
 LONGEST_ID = 100
 USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
 
 UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-"""Null, and halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+"""Null, and lone surrogates, which JSON can express but UTF-8 cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,8 @@ class PromptEntry:
         prompt_id: As in `Prompt`.
         prompt: As in `Prompt`.
         texts: As in `Prompt`.
-        target: The picture to be matched, or None.
-        sources: The pictures to be edited.
+        target: The picture to match, or None.
+        sources: The pictures to edit.
     """
 
     origin: str
@@ -120,11 +122,11 @@ class PromptEntry:
 
 
 class ReservedTexts:
-    """Refuses prompts that hold what a tokenizer reads as a token of its own.
+    """Refuses prompts that contain the text of a special token.
 
-    Such a token would start an image, or announce one that is not there, in the middle of a prompt.
-    What the glyph encoder reserves is refused only in the parts of a prompt that it reads. The
-    `text` field reaches no tokenizer of the model.
+    Such a token would start an image, or announce one that does not exist, in the middle of a
+    prompt. Tokens reserved by the glyph encoder are refused only in the parts of a prompt that it
+    reads. The `text` field never reaches a tokenizer of the model.
     """
 
     def __init__(self, tokens: ReservedTokens) -> None:
@@ -133,10 +135,10 @@ class ReservedTexts:
         self._find_glyph_texts = tokens.find_glyph_texts
 
     def check(self, entry: PromptEntry) -> None:
-        """Looks for one.
+        """Refuse a prompt that contains a reserved text.
 
         Raises:
-            DataError: The prompt holds one; the message names file, line and token.
+            DataError: The prompt contains one; the message names file, line and token.
         """
         found = self._in_prompt.search(entry.prompt)
         place = "'prompt'"
@@ -151,7 +153,8 @@ class ReservedTexts:
 
 
 def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
-    # Without any, what matches nothing. The longest first: one may begin with another.
+    # An empty list gives a pattern that matches nothing. Longest first, because one text may be a
+    # prefix of another.
     ordered = sorted((text for text in texts if text.strip()), key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
@@ -160,9 +163,9 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
     """Check one row.
 
     Args:
-        position: Of the row in its file, from 0; its name where it has no `id`.
-        sources: Source pictures that every prompt has; at 0 their fields are not read, since a
-            column of that name may hold anything.
+        position: Position of the row in its file, from 0; used as its name if it has no `id`.
+        sources: Number of source pictures per prompt; at 0 the source fields are not read, since a
+            column of that name may contain anything.
 
     Raises:
         DataError: A field cannot be used; the message names file, line, rule and remedy.
@@ -183,7 +186,7 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
 
 
 def _near_prompt(row: Row) -> str:
-    """What else may be the prompt of a row that has none."""
+    """Name a field that may be the prompt of a row without one."""
     others = [str(name) for name in row.fields if name != "prompt"]
     nearest = difflib.get_close_matches("prompt", others, n=1)
     return f" (did you mean 'prompt' by {shorten(nearest[0])}?)" if nearest else ""
@@ -204,7 +207,7 @@ def _read_string(row: Row, field: str) -> str | None:
 
 
 _LIST_OF_TEXTS = re.compile(r'\s*\[\s*["\]]')
-"""In a cell; `[SALE]` is a text with brackets."""
+"""Start of a JSON list in a cell; `[SALE]` is a text in brackets."""
 
 
 def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
@@ -245,7 +248,7 @@ def _read_target(row: Row) -> PictureSource | None:
     named = {field: row.fields.get(field) for field in TARGET_FIELDS}
     image = named["image"]
     if isinstance(image, str) and (row.folder is None or "://" in image):
-        # Data sets have columns of addresses and names under it.
+        # Data sets use this name for columns of addresses and names.
         named["image"] = None
     given = [field for field, value in named.items() if value is not None and value != ""]
     if not given:
@@ -279,7 +282,7 @@ def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
 
 
 def _read_list(row: Row, field: str, value: object) -> object:
-    """A cell of a table of text holds a list as JSON."""
+    """Parse a JSON list in a table cell."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -292,7 +295,7 @@ def _read_list(row: Row, field: str, value: object) -> object:
 
 
 def _read_picture(row: Row, field: str, value: object) -> PictureSource:
-    # The form in which Hugging Face datasets stores a picture: its content, or else its path.
+    # How Hugging Face datasets stores a picture: its bytes, or else its path.
     if isinstance(value, dict):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if isinstance(value, bytes):

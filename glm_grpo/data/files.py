@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     import datasets
 
 PARQUET_BATCH = 64
-"""Rows that are in memory at once before they are checked; they may hold pictures."""
+"""Rows held in memory at once before they are checked; they may contain pictures."""
 
 OTHER_SEPARATORS = (";", "\t", "|")
-"""Of tables that are not separated by commas; spreadsheets of many countries write semicolons."""
+"""Separators of tables that do not use commas; many countries' spreadsheets use semicolons."""
 
 LONGEST_SHOWN = 100
-"""Characters of a value in an error, which is not to fill the screen."""
+"""Characters of a value shown in an error."""
 
 PROMPT_FIELDS = ("prompt", "id", "text")
 TARGET_FIELDS = ("target", "target_image", "file_name", "image")
-"""Where Hugging Face datasets puts the picture that `file_name` names."""
+"""The last is where Hugging Face datasets puts the picture that `file_name` names."""
 
 SOURCE_FIELDS = ("source", "sources")
-"""Pictures to be edited: one, or a list."""
+"""Pictures to edit: one, or a list."""
 
 READ_FIELDS = frozenset((*PROMPT_FIELDS, *TARGET_FIELDS, *SOURCE_FIELDS))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row as it stands in its file.
+    """One row, unchanged from its file.
 
     Attributes:
         origin: File and line, for errors.
-        fields: Values by column name, those of `READ_FIELDS` and maybe others.
-        folder: Where paths of pictures start; None where the row came with no folder.
+        fields: Values by column name: those in `READ_FIELDS` and possibly others.
+        folder: Folder that picture paths are relative to; None if the row has no folder.
         has_cells: Whether all values are text, the cells of a table.
     """
 
@@ -57,21 +57,21 @@ class Row:
 
 
 def shorten(value: object) -> str:
-    """A value as an error shows it: a few words of it, however long or deep it is."""
+    """Format a value for an error: only the first words, however long or nested it is."""
     if isinstance(value, str | bytes):
         return repr(value[:LONGEST_SHOWN])
     return reprlib.repr(value)
 
 
 def read_text(path: Path) -> Iterator[Row]:
-    """Read one prompt a line; blank lines are skipped."""
+    """Read one prompt per line; blank lines are skipped."""
     for number, line in _read_lines(path):
         if line.strip():
             yield Row(f"{path}, line {number}", {"prompt": line}, path.parent)
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
-    """Read one object a line; blank lines are skipped."""
+    """Read one object per line; blank lines are skipped."""
     for number, line in _read_lines(path):
         if not line.strip():
             continue
@@ -120,7 +120,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
                     f"{origin}: {len(cells)} cells under a header of {len(header)}; put cells "
                     "that hold commas in double quotes"
                 )
-            # A cell cannot say that it is absent but by being empty.
+            # An empty cell is the only way for a table to express a missing value.
             given: dict[str, object] = {
                 name: cell for name, cell in zip(header, cells, strict=True) if cell != ""
             }
@@ -153,7 +153,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
             header = _check_header(table.schema_arrow.names, str(path))
-            # Other columns may be of any size: their names are enough.
+            # Other columns may be of any size; only their names are needed.
             columns = [name for name in header if name in READ_FIELDS]
             others = dict.fromkeys(name for name in header if name not in READ_FIELDS)
             number = 0
@@ -166,7 +166,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; line by line, so that a bad byte is found on its line."""
+    """Yield lines with their numbers, from 1, so that an invalid byte is reported on its line."""
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             try:
@@ -182,7 +182,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = dict(
     zip(FILE_SUFFIXES, (read_text, read_jsonl, _read_csv, _read_parquet), strict=True)
 )
-"""By suffix."""
+"""Readers by file suffix."""
 
 
 HUB_SPLIT = "train"
@@ -192,16 +192,16 @@ TARGET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 def read_rows(path: str) -> Iterator[Row]:
     """Read the rows of a prompts file, a folder or a hub data set, one at a time.
 
-    - `.txt`: one prompt a line, blank lines skipped;
-    - `.jsonl`: one object a line; `.csv` with a header; `.parquet`;
+    - `.txt`: one prompt per line, blank lines skipped;
+    - `.jsonl`: one object per line; `.csv` with a header; `.parquet`;
     - a folder with `metadata.jsonl` (image folder of Hugging Face datasets);
-    - a folder with `prompts.txt` and `target_images/0.png`, `1.png`, ...: a picture a line;
-    - a folder that `Dataset.save_to_disk` wrote;
+    - a folder with `prompts.txt` and `target_images/0.png`, `1.png`, ...: one picture per line;
+    - a folder written by `Dataset.save_to_disk`;
     - anything else of the form `owner/name`: the `train` split of a hub data set.
 
     Raises:
-        DataError: There is no such thing, it cannot be parsed (the message names the line), or it
-            holds no rows.
+        DataError: The path does not exist, cannot be parsed (the message names the line), or
+            contains no rows.
     """
     is_empty = True
     try:
@@ -255,7 +255,7 @@ def _read_folder(folder: Path) -> Iterator[Row]:
 
 
 def _pair_with_pictures(prompts: Path, pictures: Path) -> Iterator[Row]:
-    """Line i, counted from 0, belongs to picture i: what would shift the pairs is refused."""
+    """Pair line i, counted from 0, with picture i; refuse anything that would shift the pairs."""
     if not pictures.is_dir():
         raise DataError(
             f"{pictures}: no such folder; prompts without pictures are read from {prompts}"
@@ -318,7 +318,7 @@ def _read_hub(name: str) -> Iterator[Row]:
 
 
 def _read_table(table: datasets.Dataset, name: str) -> Iterator[Row]:
-    """Pictures as files or bytes; they are decoded like all others, later."""
+    """Yield rows with pictures as files or bytes, which are decoded later like all others."""
     import datasets  # noqa: PLC0415 (slow to import)
 
     undecoded = datasets.Image(decode=False)

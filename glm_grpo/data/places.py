@@ -1,4 +1,4 @@
-"""Places that prompts are read from, looked at before the libraries that read them are imported."""
+"""Check that prompt sources exist, before importing the libraries that read them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ FILE_SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 EMBEDDED = f"{TINY}:"
-"""In front of the name of a set of prompts that the embedded model was made with."""
+"""Prefix for the names of the prompt sets that the embedded model was made with."""
 
 
 def check_prompt_places(config: Config, config_dir: Path | None) -> None:
-    """Refuse prompt files that do not exist, in no time.
+    """Refuse missing prompt files, without delay.
 
-    What is there may still be refused when it is read.
+    Reading an existing one may still fail later.
 
     Args:
-        config_dir: The folder of the config; None for that of the package.
+        config_dir: Folder of the config; None for the package's.
 
     Raises:
-        DataError: There is nothing where `data.path` or `data.eval_path` says.
+        DataError: `data.path` or `data.eval_path` does not exist.
     """
     for key, path in (("path", config.data.path), ("eval_path", config.data.eval_path)):
         if path.startswith(EMBEDDED) or may_be_hub_id(path) or _exists(path):
@@ -40,12 +40,12 @@ def check_prompt_places(config: Config, config_dir: Path | None) -> None:
 
 
 def may_be_hub_id(path: str) -> bool:
-    """Whether a path where nothing is can name a data set on the hub."""
+    """Whether a path that does not exist can be the id of a hub data set."""
     return Path(path).suffix.lower() not in FILE_SUFFIXES and HUB_ID.fullmatch(path) is not None
 
 
 def describe_missing(path: str) -> str:
-    """What to say of a path where nothing is: the folder looked in, and what was meant."""
+    """Describe a missing path: the folder that was searched, and what was probably meant."""
     place = Path(path).absolute()
     try:
         names = os.listdir(place.parent)
@@ -65,5 +65,5 @@ def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
     except OSError:
-        # Too long, or in a folder that may not be read: that is told where it is read.
+        # The path is too long, or its folder may not be read: reading it will report that.
         return True

@@ -1,4 +1,4 @@
-"""Prompts: checked once, then dealt out as a pure function of (seed, step)."""
+"""Prompts: checked once, then dealt into batches as a pure function of (seed, step)."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class PromptSource(Protocol):
-    """Prompts in a fixed order, from a file or made up; what batches are dealt from."""
+    """Prompts in a fixed order, from a file or generated; the source of all batches."""
 
     @property
     def path(self) -> str:
-        """What the user named it by."""
+        """The path or name that the user gave."""
         ...
 
     @property
     def height(self) -> int:
-        """Of the target pictures, pixels."""
+        """Height of the target pictures, pixels."""
         ...
 
     @property
     def width(self) -> int:
-        """Of the target pictures, pixels."""
+        """Width of the target pictures, pixels."""
         ...
 
     def captions(self) -> list[str]:
-        """What every prompt says, without loading its picture."""
+        """Captions of all prompts, without loading a picture."""
         ...
 
     def texts(self) -> list[tuple[str, ...]]:
-        """The texts that every prompt asks for, without loading its picture."""
+        """Texts that each prompt asks for, without loading a picture."""
         ...
 
     def identities(self) -> list[Hashable]:
-        """What prompts that ask for the same have in common, without loading a picture."""
+        """Keys that are equal for prompts that ask for the same, without loading a picture."""
         ...
 
     def __len__(self) -> int: ...
@@ -80,13 +80,13 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Checked prompts in the order of their file; pictures are loaded when an item is taken.
+    """Checked prompts in file order; pictures are loaded when an item is accessed.
 
     Attributes:
-        path: Where they come from, for errors.
-        entries: One a prompt.
-        height: Pixels of the pictures, those of the rollout.
-        width: Pixels.
+        path: Where the prompts come from, for errors.
+        entries: One entry per prompt.
+        height: Height of the pictures (and of the rollout), pixels.
+        width: Width of the pictures, pixels.
     """
 
     path: str
@@ -95,15 +95,15 @@ class PromptSet:
     width: int
 
     def captions(self) -> list[str]:
-        """What every prompt says, without loading its picture."""
+        """Captions of all prompts, without loading a picture."""
         return [entry.prompt for entry in self.entries]
 
     def texts(self) -> list[tuple[str, ...]]:
-        """The texts that every prompt asks for, without loading its picture."""
+        """Texts that each prompt asks for, without loading a picture."""
         return [entry.texts for entry in self.entries]
 
     def identities(self) -> list[Hashable]:
-        """Text and sources; a source under two paths counts as two."""
+        """Text and sources of each prompt; one source under two paths counts as two."""
         return [(entry.prompt, entry.sources) for entry in self.entries]
 
     def __len__(self) -> int:
@@ -132,29 +132,29 @@ def load_prompts(
     reserved: ReservedTokens | None = None,
     sources: int = 0,
 ) -> PromptSet:
-    """Read and check every prompt, decoding every picture once.
+    """Read and check every prompt, and decode every picture once.
 
-    Fields of a row (others are left alone; one that is nearly called like a field which is not
-    there is warned of):
+    Fields of a row (others are ignored; a warning reports an unknown field whose name is close to
+    that of a missing one):
 
     - `prompt`: required, not blank, without tokens that the model reserves;
-    - `target`, `target_image` or `file_name`: path of the picture to be matched, relative to the
-      folder of the file; in tables with embedded pictures also `image`;
-    - `source` or `sources`: path of the picture to be edited, or a list of them, as for `target`;
-    - `text`: what the picture should say, a text or a list of texts. Without the field, or with
-      null, it is what the prompt quotes (`find_quoted_texts`); blank says that there is none;
-    - `id`: names the prompt in tables and files; without it the row's position, such as `00012`.
+    - `target`, `target_image` or `file_name`: path of the picture to match, relative to the folder
+      of the file; in tables with embedded pictures also `image`;
+    - `source` or `sources`: path of the picture to edit, or a list of them, as for `target`;
+    - `text`: the text the picture should show, or a list of texts. If the field is missing or null,
+      the quoted parts of the prompt (`find_quoted_texts`); blank means no text;
+    - `id`: names the prompt in tables and files; by default the row's position, such as `00012`.
 
     Args:
         path: A file, a folder or a hub data set, as in `read_rows`.
-        height: Pixels of the rollout, which pictures are brought to.
-        width: Pixels.
-        reserved: What the model's tokenizers read as a token of its own, which no prompt may hold;
-            None for a model without any.
-        sources: Source pictures of every prompt; 0 for text-to-image.
+        height: Height of the rollout's images, to which pictures are fitted, pixels.
+        width: Width, pixels.
+        reserved: Texts of special tokens, which no prompt may contain; None for a model without
+            any.
+        sources: Number of source pictures per prompt; 0 for text-to-image.
 
     Raises:
-        DataError: Something cannot be used; the message names file, line, rule and remedy.
+        DataError: A row cannot be used; the message names file, line, rule and remedy.
     """
     entries: list[PromptEntry] = []
     origins: dict[str, str] = {}
@@ -186,24 +186,24 @@ def load_prompts(
 
 
 def _misspelt_fields(row: Row, *, sources: int) -> dict[str, str]:
-    """Fields that are probably meant, of which the row has none -> names that are not read."""
+    """Missing fields that were probably meant -> the unknown names in the row."""
     meant = {_nearest_field(name): name for name in row.fields.keys() - READ_FIELDS}
     kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) if sources else ()))
     missing = [kind for kind in kinds if row.fields.keys().isdisjoint(kind)]
     return {field: meant[field] for kind in missing for field in kind if field in meant}
 
 
-# Rows name the same fields again and again.
+# Rows repeat the same field names.
 @lru_cache(maxsize=1024)
 def _nearest_field(name: str) -> str | None:
-    # `image` is left out: a column of that name may hold anything.
+    # `image` is excluded: a column of that name may contain anything.
     known = (*PROMPT_FIELDS, *TARGET_FIELDS, *SOURCE_FIELDS)
     nearest = difflib.get_close_matches(name[:LONGEST_SHOWN].lower(), known, n=1, cutoff=0.82)
     return nearest[0] if nearest else None
 
 
 def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) -> None:
-    """Looks whether a batch can be dealt.
+    """Check that the set has enough prompts for a batch.
 
     Raises:
         DataError: The set holds fewer prompts than a step takes.
@@ -218,15 +218,15 @@ def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) ->
 def batch_for_step(
     prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
 ) -> PromptBatch:
-    """The batch of a step, a pure function of its arguments: resuming needs no sampler state.
+    """Deal the batch of a step, a pure function of the arguments: resuming needs no sampler state.
 
-    Every epoch deals each prompt once, in an order of its own. Where an epoch does not divide into
-    batches, the batch that is left open is filled from the next epoch, with prompts it does not
-    hold yet: within a batch all prompts differ.
+    Every epoch deals each prompt once, in its own order. If batches do not divide an epoch evenly,
+    its last batch is completed from the next epoch with prompts that it does not contain yet, so
+    all prompts within a batch differ.
 
     Args:
-        prompt_set: P <= its length.
-        step: From 0.
+        prompt_set: Prompts to deal from, at least P.
+        step: Training step, from 0.
         prompts_per_step: P.
         group_size: G.
 
@@ -240,13 +240,13 @@ def batch_for_step(
 
 @dataclass(frozen=True)
 class SparePrompts:
-    """The prompts that a step's batch does not hold, in an order that (seed, step) decides.
+    """The prompts outside a step's batch, in an order determined by (seed, step).
 
     Attributes:
-        prompt_set: Of the run.
-        rows: Into it.
-        step: From 0.
-        seed: Of the run.
+        prompt_set: Prompts of the run.
+        rows: Indices into `prompt_set`.
+        step: Training step, from 0.
+        seed: Seed of the run.
         group_size: G.
     """
 
@@ -260,7 +260,7 @@ class SparePrompts:
         return len(self.rows)
 
     def batch(self, places: range) -> PromptBatch:
-        """Some of them, with the seeds that they have in this step."""
+        """A batch of some of them, with the seeds that they have in this step."""
         return _batch_of_rows(
             self.prompt_set,
             self.rows[places.start : places.stop],
@@ -273,7 +273,7 @@ class SparePrompts:
 def spares_for_step(
     prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
 ) -> SparePrompts:
-    """What can take the place of prompts of a step; arguments as of `batch_for_step`."""
+    """Prompts that can replace those of a step; arguments as for `batch_for_step`."""
     count = len(prompt_set)
     held = {*_rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)}
     generator = torch.Generator().manual_seed(derive_seed(seed, "spare prompts", step))
@@ -309,12 +309,12 @@ def _batch_of_rows(
 
 
 def part_of_batch(batch: PromptBatch, rows: range) -> PromptBatch:
-    """Some prompts of a batch, with the samples and noise they have in the whole."""
+    """Some prompts of a batch, with the same samples and noise as in the whole batch."""
     return prompts_at(batch, torch.arange(rows.start, rows.stop))
 
 
 def prompts_at(batch: PromptBatch, rows: Int64[Tensor, " K"]) -> PromptBatch:
-    """As `part_of_batch`, for rows in any order."""
+    """Like `part_of_batch`, for rows in any order."""
     ids, places = batch.source_token_ids, rows.tolist()
     return replace(
         batch,
@@ -325,7 +325,7 @@ def prompts_at(batch: PromptBatch, rows: Int64[Tensor, " K"]) -> PromptBatch:
 
 
 def evaluated_at_once(images: int, samples_per_prompt: int) -> int:
-    """Prompts of an evaluation's batch: with as many images as a training step, or one prompt's."""
+    """Prompts per evaluation batch: as many images as a training step, but at least one prompt."""
     return max(1, images // samples_per_prompt)
 
 
@@ -337,14 +337,14 @@ def evaluation_batches(
     samples_per_prompt: int,
     seed: int,
 ) -> list[PromptBatch]:
-    """Held-out prompts in their order, with the same seeds at every evaluation of a run.
+    """Batches of held-out prompts in order, with the same seeds at every evaluation of a run.
 
-    Seeds depend on nothing but `seed` and the prompt, so that before and after differ by the
-    policy alone, however the prompts are batched.
+    Seeds depend only on `seed` and the prompt. Evaluations therefore differ only by the policy,
+    however the prompts are batched.
 
     Args:
         prompt_set: The held-out prompts.
-        rows: Of those that are evaluated here.
+        rows: Indices of the prompts to evaluate.
         prompts_per_batch: P of all batches but the last, which may be smaller.
         samples_per_prompt: G.
     """
@@ -367,10 +367,10 @@ def evaluation_batches(
 
 
 def _epoch_order(count: int, *, epoch: int, seed: int, prompts_per_step: int) -> list[int]:
-    """The order of an epoch, whose first prompts do not repeat those of a batch left open.
+    """Order of an epoch whose first prompts do not repeat those of an unfinished batch.
 
-    What is left open depends on the epoch before, back to the last epoch that began with a batch:
-    at most `prompts_per_step` epochs.
+    The unfinished batch depends on the epoch before, back to the last epoch that began with a new
+    batch: at most `prompts_per_step` epochs.
     """
     first = epoch
     while first * count % prompts_per_step:

@@ -1,4 +1,4 @@
-"""Checkpoints, written whole or not at all.
+"""Write and read checkpoints atomically.
 
 A checkpoint is a folder of safetensors files and `checkpoint.json`, which lists them with their
 sizes. Nothing is pickled, so opening a checkpoint never runs code that came with it.
@@ -40,18 +40,18 @@ _logger = logging.getLogger(__name__)
 
 
 class _OptimizerValues(BaseModel):
-    """See `optimizer_to_tensors`."""
+    """Optimizer values that are not tensors; see `optimizer_to_tensors`."""
 
     state: dict[str, dict[str, Any]]
     groups: list[dict[str, Any]]
 
 
 class StoredRunState(BaseModel):
-    """What a run keeps in a checkpoint's metadata, the schema of it; see `RunState`.
+    """Schema of the run state in a checkpoint's metadata; see `RunState`.
 
     Attributes:
-        optimizer: What of its state is no tensor.
-        updates: Of the policy, done so far.
+        optimizer: Optimizer state that is not a tensor.
+        updates: Number of policy updates done so far.
     """
 
     optimizer: _OptimizerValues
@@ -68,7 +68,7 @@ class _File(BaseModel):
 
 
 class _Manifest(BaseModel):
-    """The schema of `checkpoint.json`."""
+    """Schema of `checkpoint.json`."""
 
     format: Literal[2]
     step: int
@@ -81,13 +81,13 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What one checkpoint holds.
+    """Contents of one checkpoint.
 
     Attributes:
         path: Its folder.
         step: Number of training steps done.
         tensors: File stem -> name -> tensor, on the CPU.
-        metadata: JSON values: whatever else the run needs to continue.
+        metadata: JSON values with everything else that the run needs to continue.
     """
 
     path: Path
@@ -97,10 +97,10 @@ class Checkpoint:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Says of which checkpoint it is where something in it does not fit the run.
+        """Add the checkpoint's name to errors about contents that do not fit the run.
 
         Raises:
-            CheckpointError: As inside.
+            CheckpointError: As raised inside.
         """
         try:
             yield
@@ -108,10 +108,10 @@ class Checkpoint:
             raise CheckpointError(f"{self.path / MANIFEST}: {error}") from error
 
     def run_state(self) -> StoredRunState:
-        """The metadata of a checkpoint that a run wrote.
+        """Validate the metadata of a checkpoint that a run wrote.
 
         Raises:
-            CheckpointError: Something is missing there, or of another type.
+            CheckpointError: A value is missing or has the wrong type.
         """
         return _checked(lambda: StoredRunState.model_validate(self.metadata), self.path / MANIFEST)
 
@@ -123,21 +123,22 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     metadata: Mapping[str, Any],
 ) -> Path:
-    """Write a checkpoint whole or not at all; one of the same step is replaced.
+    """Write a checkpoint atomically; one of the same step is replaced.
 
     Args:
         folder: The run.
         step: Number of training steps done.
         tensors: File stem -> name -> tensor; each stem becomes `<stem>.safetensors`. Tensors that
-            share memory are written once each.
+            share memory are written separately.
         metadata: JSON values, kept in the manifest.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        StorageError: The disk is full, read-only or otherwise refuses; earlier checkpoints stay.
-        NonFiniteError: A tensor holds a value that is not finite; earlier checkpoints stay.
+        StorageError: Writing failed, for instance on a full or read-only disk; earlier checkpoints
+            stay.
+        NonFiniteError: A tensor contains a value that is not finite; earlier checkpoints stay.
     """
     path = folder.checkpoint_dir(step)
     with atomic_directory(path) as temporary:
@@ -157,10 +158,10 @@ def save_checkpoint(
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Verify that a checkpoint has all its files, each as long as it was and one that can be read.
+    """Verify that a checkpoint has all its files, with the recorded sizes and readable.
 
     Raises:
-        CheckpointError: A file is missing, torn, or none of tensors; names it.
+        CheckpointError: A file is missing, truncated or not a tensor file; the message names it.
     """
     for name, expected in _read_manifest(path).files.items():
         file = path / name
@@ -182,7 +183,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint after verifying it.
 
     Raises:
-        CheckpointError: A file is missing, torn, or none of tensors; names it.
+        CheckpointError: A file is missing, truncated or not a tensor file; the message names it.
     """
     verify_checkpoint(path)
     manifest = _read_manifest(path)
@@ -192,13 +193,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_checkpoint(folder: RunFolder, *, before: int | None = None) -> Path | None:
-    """The newest checkpoint that is whole; None when there is none.
+    """Find the newest intact checkpoint; None if there is none.
 
-    A checkpoint that is not whole is passed over with a warning.
+    A checkpoint that is not intact is skipped with a warning.
 
     Args:
         folder: The run.
-        before: Only those of earlier steps than this; None: all.
+        before: Only consider checkpoints of steps before this one; None: all.
     """
     for path in reversed(_checkpoints(folder)):
         if before is not None and (step_of(path) or 0) >= before:
@@ -213,9 +214,9 @@ def newest_checkpoint(folder: RunFolder, *, before: int | None = None) -> Path |
 
 
 def forget_checkpoints_after(folder: RunFolder, step: int) -> None:
-    """Remove the checkpoints of later steps, which a run that goes on from `step` makes anew.
+    """Remove the checkpoints of later steps, which a run that resumes at `step` writes again.
 
-    What a killed process left half written goes, too.
+    Files left half-written by a killed process are removed, too.
 
     Raises:
         StorageError: The file system refuses.
@@ -227,12 +228,12 @@ def forget_checkpoints_after(folder: RunFolder, step: int) -> None:
 
 
 def prune_checkpoints(folder: RunFolder, keep: int, best_step: int | None) -> None:
-    """Remove all checkpoints but the newest and the best, and what a killed process left behind.
+    """Remove all checkpoints but the newest and the best, and leftovers of killed processes.
 
     Args:
         folder: The run.
         keep: How many of the newest to keep, >= 1.
-        best_step: Step of the best checkpoint, kept however old it is; None when unknown.
+        best_step: Step of the best checkpoint, which is kept regardless of age; None if unknown.
 
     Raises:
         StorageError: The file system refuses.
@@ -259,13 +260,13 @@ def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
                 "run lower optim.learning_rate or optim.max_grad_norm"
             )
         storage = on_cpu.untyped_storage().data_ptr()
-        # safetensors refuses tensors that share memory, as tied weights and slices do.
+        # safetensors refuses tensors that share memory, such as tied weights and slices.
         separate[name] = on_cpu.clone() if storage in storages else on_cpu
         storages.add(storage)
     try:
         save_file(separate, file)
     except SafetensorError as error:
-        # safetensors wraps the system's error, of which only the text keeps the code.
+        # safetensors wraps the system's error and keeps its code only in the text.
         match = _OS_ERROR_CODE.search(str(error))
         if match is None:
             raise

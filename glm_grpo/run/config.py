@@ -1,4 +1,4 @@
-"""Read the config that a run folder stored."""
+"""Read the config stored in a run folder."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from glm_grpo.run.folder import RunFolder, storage_errors
 
 
 def read_config(folder: RunFolder) -> Config:
-    """The resolved config a run was started with.
+    """Read the resolved config that a run was started with.
 
     Raises:
-        CheckpointError: The folder holds no run.
-        ConfigError: Its config.yaml is not valid, or not any more.
-        StorageError: It cannot be read.
+        CheckpointError: The folder contains no run.
+        ConfigError: Its config.yaml is invalid, or no longer valid.
+        StorageError: The file cannot be read.
     """
     path = folder.config_path
     if not path.is_file():
@@ -32,10 +32,10 @@ def read_config(folder: RunFolder) -> Config:
 
 
 def read_config_text(folder: RunFolder) -> str:
-    """The same as it stands, for people to read; what is not UTF-8 is U+FFFD.
+    """Read the config's text unchanged, for people; bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        StorageError: It is not there, or cannot be read.
+        StorageError: The file is missing or cannot be read.
     """
     with storage_errors("read", folder.config_path):
         return folder.config_path.read_text(encoding="utf-8", errors="replace")

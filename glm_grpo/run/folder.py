@@ -1,7 +1,7 @@
-"""The run folder: where everything of a run lies, and how it is written whole or not at all.
+"""Layout of the run folder, and atomic writes into it.
 
-Every write goes to a temporary name beside its destination, is synced to the disk, and is then
-renamed. A reader, or a run that resumes after a kill, sees the old content or the new, never half.
+Every write goes to a temporary name in the same folder, is synced to disk, and is then renamed. A
+reader, or a run that resumes after a kill, sees either the old content or the new.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from glm_grpo.errors import StorageError
 from rewards.pictures import PictureError, open_rgb
 
 _PICTURE_FORMATS = ("PNG",)
-"""What a run stores."""
+"""Picture formats that a run stores."""
 
 _IMAGES = "images"
 _TEMPORARY_SUFFIX = ".tmp"
 _LEFTOVER = re.compile(r"\.(.+)\.(?:\d+|earlier)\.tmp")
-"""How a process that writes here names temporary files and folders, see `_temporary_beside`."""
+"""Temporary names of files and folders, see `_temporary_beside`."""
 _SAFE_NAME_LENGTH = 64
 _HASH_LENGTH = 12
 _STEP_NAME = re.compile(r"(?:step|eval)-(\d{6,})")
@@ -46,16 +46,16 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Names of all that a run stores. Nothing is created until it is written.
+    """Paths of everything that a run stores. Nothing is created before it is written.
 
     Attributes:
-        path: The run's own folder, `outputs/<date>/<time>`.
+        path: The run's folder, such as `outputs/<date>/<time>`.
     """
 
     path: Path
 
     def picture(self, stored: str) -> Path:
-        """The path of a picture, by what the tables say of it."""
+        """Path of a picture, from its entry in the tables."""
         return self.path / stored
 
     @property
@@ -65,7 +65,7 @@ class RunFolder:
 
     @property
     def metrics_path(self) -> Path:
-        """One JSON object a line, one line a step."""
+        """Metrics: one JSON object per line, one line per step."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -75,12 +75,12 @@ class RunFolder:
 
     @property
     def tracker_ids_path(self) -> Path:
-        """What each tracker calls the run."""
+        """Ids of the run in each tracker."""
         return self.path / "trackers.json"
 
     @property
     def marks_path(self) -> Path:
-        """Stars, rejections and notes of pictures, made in the gallery."""
+        """Stars, rejections and notes that users gave pictures in the gallery."""
         return self.path / "marks.json"
 
     @property
@@ -90,37 +90,37 @@ class RunFolder:
 
     @property
     def rescore_dir(self) -> Path:
-        """What other weights would have done, in pictures."""
+        """Report on the effect of other reward weights."""
         return self.path / "rescore"
 
     @property
     def tensorboard_dir(self) -> Path:
-        """Event files of TensorBoard."""
+        """TensorBoard's event files."""
         return self.path / "tensorboard"
 
     @property
     def rollouts_dir(self) -> Path:
-        """One table for each training step."""
+        """Tables of rollouts, one per training step."""
         return self.path / "rollouts"
 
     @property
     def evaluations_dir(self) -> Path:
-        """One table for each evaluation."""
+        """Tables of evaluations, one each."""
         return self.path / "evaluations"
 
     @property
     def images_dir(self) -> Path:
-        """Lossless pictures: a folder for each step and evaluation, one for targets."""
+        """Lossless pictures: one folder per step and evaluation, one for targets."""
         return self.path / _IMAGES
 
     @property
     def checkpoints_dir(self) -> Path:
-        """One folder for each checkpoint kept."""
+        """Checkpoints, one folder each."""
         return self.path / "checkpoints"
 
     @property
     def failures_dir(self) -> Path:
-        """Pictures that a reward term could not score: a folder for each step that failed."""
+        """Pictures that a reward term could not score: one folder per failed step."""
         return self.path / "failures"
 
     @property
@@ -130,7 +130,7 @@ class RunFolder:
 
     @property
     def train_targets_dir(self) -> Path:
-        """Target pictures of the prompts trained on, whose ids may be those of others."""
+        """Target pictures of training prompts, whose ids may equal those of held-out prompts."""
         return self.path / f"{_IMAGES}/train-targets"
 
     @property
@@ -140,62 +140,62 @@ class RunFolder:
 
     @property
     def train_sources_dir(self) -> Path:
-        """Source pictures of the prompts trained on."""
+        """Source pictures of the training prompts."""
         return self.path / f"{_IMAGES}/train-sources"
 
     def rollout_path(self, step: int) -> Path:
-        """The table of what was sampled, scored and trained on in `step`."""
+        """Table of the images sampled, scored and trained on in `step`."""
         return self.path / f"rollouts/step-{step:06d}.parquet"
 
     def image_dir(self, step: int) -> Path:
-        """The pictures of the rollout of `step`."""
+        """Pictures of the rollout of `step`."""
         return self.path / f"{_IMAGES}/step-{step:06d}"
 
     def evaluation_path(self, step: int) -> Path:
-        """The table of the evaluation made at policy step `step`."""
+        """Table of the evaluation at policy step `step`."""
         return self.path / f"evaluations/step-{step:06d}.parquet"
 
     def evaluation_image_dir(self, step: int) -> Path:
-        """The pictures of the evaluation made at policy step `step`."""
+        """Pictures of the evaluation at policy step `step`."""
         return self.path / f"{_IMAGES}/eval-{step:06d}"
 
     def checkpoint_dir(self, step: int) -> Path:
-        """The checkpoint taken after `step`."""
+        """Checkpoint written after `step`."""
         return self.path / f"checkpoints/step-{step:06d}"
 
     def failure_dir(self, step: int) -> Path:
-        """The pictures of `step` that a reward term could not score."""
+        """Pictures of `step` that a reward term could not score."""
         return self.path / f"failures/step-{step:06d}"
 
 
 def step_of(path: Path) -> int | None:
-    """The step in the name of a table, picture folder or checkpoint; None for any other name."""
+    """Step in the name of a table, picture folder or checkpoint; None for any other name."""
     match = _STEP_NAME.fullmatch(path.name.removesuffix(".parquet"))
     return int(match.group(1)) if match else None
 
 
 def safe_name(prompt_id: str) -> str:
-    """A file name for a prompt id that may hold any characters and have any length.
+    """Make a file name from a prompt id of any characters and length.
 
-    Short ids of lower-case letters, digits, `-`, `_` and `.` stay as they are, but for those that
-    begin with a dot, which hides a file, or a dash, which a shell's `*` would hand to a program as
-    an option. All others are shortened, cleaned and given a hash of the whole id, so that two ids
-    never share a file, not even on file systems that ignore case. An id that already ends like such
-    a hash gets one too, or it could collide with the changed name of another.
+    Short ids of lower-case letters, digits, `-`, `_` and `.` are kept, unless they begin with a dot
+    (which hides a file) or a dash (which programs would read as an option after a shell expands
+    `*`). All others are shortened, cleaned and given a hash of the whole id, so that two ids never
+    share a file, even on case-insensitive file systems. Ids that already end in such a hash get one
+    too; otherwise they could collide with the changed name of another id.
     """
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "_", prompt_id)[:_SAFE_NAME_LENGTH]
     is_hash_like = re.search(rf"-[0-9a-f]{{{_HASH_LENGTH}}}$", cleaned) is not None
     is_unchanged = cleaned == prompt_id == prompt_id.lower()
     if prompt_id and is_unchanged and not prompt_id.startswith((".", "-")) and not is_hash_like:
         return prompt_id
-    # Ids read from JSON may hold lone surrogates, which plain UTF-8 refuses.
+    # Ids read from JSON may contain lone surrogates, which plain UTF-8 refuses.
     digest = hashlib.sha256(prompt_id.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{cleaned.lstrip('.-') or '_'}-{digest[:_HASH_LENGTH]}"
 
 
 @contextmanager
 def storage_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an `OSError` of the block into a `StorageError` that says what, where and the remedy."""
+    """Turn an `OSError` of the block into a `StorageError` with action, path and remedy."""
     try:
         yield
     except StorageError:
@@ -208,16 +208,16 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def is_read_only(error: StorageError) -> bool:
-    """Whether the file system, or the owner of the folder, allows no writing there."""
+    """Whether the file system or the folder's permissions forbid writing."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in _READ_ONLY
 
 
 def read_picture(path: Path) -> Image.Image:
-    """A picture that a run stored, in RGB.
+    """Load a picture that a run stored, in RGB.
 
     Raises:
-        StorageError: It is missing, damaged or no picture.
+        StorageError: The file is missing, damaged or not a picture.
     """
     with storage_errors("read", path):
         try:
@@ -227,10 +227,11 @@ def read_picture(path: Path) -> Image.Image:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, making its parent folders.
+    """Write a file atomically, creating its parent folders.
 
     Raises:
-        StorageError: The disk is full, read-only or otherwise refuses; the old content is intact.
+        StorageError: Writing failed, for instance on a full or read-only disk; the old content is
+            kept.
     """
     temporary = _temporary_beside(path)
     with storage_errors("write", path):
@@ -247,10 +248,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line and sync it; a line that cannot be written whole is taken back.
+    """Append one line and sync it; a partially written line is removed again.
 
     Raises:
-        StorageError: The disk is full, read-only or otherwise refuses; earlier lines are intact.
+        StorageError: Writing failed, for instance on a full or read-only disk; earlier lines are
+            kept.
     """
     with storage_errors("append to", path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,19 +270,20 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Fill a folder whole or not at all; an earlier folder of that name is replaced.
+    """Fill a folder atomically; an earlier folder of that name is replaced.
 
     Yields:
-        A temporary folder beside `path` to be filled. It becomes `path` when the block ends, and
-        is removed when the block raises.
+        A temporary folder next to `path`, to be filled. It becomes `path` when the block ends, and
+        is removed if the block raises.
 
     Raises:
-        StorageError: The disk is full, read-only or otherwise refuses; the old folder is intact.
+        StorageError: Writing failed, for instance on a full or read-only disk; the old folder is
+            kept.
     """
     temporary = _temporary_beside(path)
     with storage_errors("write", path):
         try:
-            # A killed process may have left one: in containers, process ids repeat.
+            # A killed process may have left one: process ids repeat in containers.
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             yield temporary
@@ -292,9 +295,9 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder; a folder disappears at once, never file by file.
+    """Remove a file or a folder; a folder disappears at once, not file by file.
 
-    Of a link, what it leads to stays.
+    For a symbolic link, only the link is removed.
 
     Raises:
         StorageError: The file system refuses.
@@ -308,14 +311,14 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, *, below: bool = False) -> None:
-    """Remove what a killed process left half written in `folder`, known by its name.
+    """Remove what a killed process left half-written in `folder`, recognised by its name.
 
-    A folder that it was about to replace, and had already taken the name of, gets that name back.
-    Only the process that writes the run folder may call this.
+    A folder that was being replaced, and had already lost its name, gets that name back. Only the
+    process that writes the run folder may call this.
 
     Args:
-        folder: May be missing.
-        below: Whether to look in the folders in it, too.
+        folder: Folder to clean up; may be missing.
+        below: Whether to clean its subfolders, too.
 
     Raises:
         StorageError: The file system refuses.
@@ -334,7 +337,7 @@ def remove_leftovers(folder: Path, *, below: bool = False) -> None:
 
 
 def leftover_of(path: Path) -> str | None:
-    """The name that a temporary file or folder of ours was to get; None where it is no such."""
+    """Final name of one of our temporary files or folders; None for any other path."""
     match = _LEFTOVER.fullmatch(path.name)
     return match[1] if match else None
 
@@ -344,7 +347,7 @@ def _temporary_beside(path: Path) -> Path:
 
 
 def _earlier_of(path: Path) -> Path:
-    """Where a folder is while another takes its place; still there after a kill just then."""
+    """Where a folder waits while another takes its place; it is still there after a kill."""
     return path.with_name(f".{path.name}.earlier{_TEMPORARY_SUFFIX}")
 
 
@@ -367,8 +370,8 @@ def _replace_directory(source: Path, destination: Path) -> None:
     if not destination.exists():
         source.rename(destination)
         return
-    # A folder cannot be renamed onto one that is not empty, so there is an instant in which neither
-    # bears the name. After a kill just then, `remove_leftovers` gives it back to the earlier one.
+    # A folder cannot be renamed onto one that is not empty, so for an instant neither has the name.
+    # After a kill in that instant, `remove_leftovers` restores the earlier one.
     earlier = _earlier_of(destination)
     shutil.rmtree(earlier, ignore_errors=True)
     destination.rename(earlier)

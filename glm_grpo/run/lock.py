@@ -1,4 +1,4 @@
-"""One writer for a run folder: a lock that the system takes back however its holder ends."""
+"""Lock a run folder for one writer; the system releases the lock however its holder ends."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import storage_errors
 
 LOCK_NAME = "run.lock"
-"""File of the run folder. It stays there when the run ends: it is held, or not, by the system."""
+"""Lock file in the run folder. It remains after the run; only the system's lock on it matters."""
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
-"""What file systems say that know no locks, some network ones among them."""
+"""Errors of file systems without locks, such as some network file systems."""
 
 _logger = logging.getLogger(__name__)
 
 
 class RunLock:
-    """The right to write into a run folder, of one process at a time.
+    """Exclusive right to write into a run folder.
 
-    It ends with `release`, with this object, or with the process, a killed one included; programs
-    that it starts do not inherit it. Two locks of one process on one folder exclude each other.
+    It ends with `release`, with this object, or with the process, even a killed one; child
+    processes do not inherit it. Two locks on one folder exclude each other within one process, too.
     """
 
     def __init__(self) -> None:
         self._lock: FileLock | None = None
 
     def acquire(self, folder: Path) -> None:
-        """Takes the lock of a run folder, or says who has it; never waits.
+        """Take the lock of a run folder, or report who holds it; never waits.
 
-        Where the file system knows no locks, warns and goes on.
+        If the file system has no locks, warn and continue.
 
         Args:
-            folder: Must exist.
+            folder: Run folder; must exist.
 
         Raises:
-            StorageError: Another run writes into the folder, or it cannot be written.
+            StorageError: Another run writes into the folder, or it is not writable.
         """
         file = folder / LOCK_NAME
         with storage_errors("lock", file):
-            folder.stat()  # FileLock would make a folder that is not there
-            # With a callback FileLock never turns to a lock that would outlive a killed holder.
+            folder.stat()  # FileLock would create a missing folder
+            # Given a callback, FileLock never falls back to a lock that would outlive a killed
+            # holder.
             lock = FileLock(file, thread_local=False, blocking=False, on_acquired=_write_holder)
             try:
                 lock.acquire()
@@ -68,7 +69,7 @@ class RunLock:
         self._lock = lock
 
     def release(self) -> None:
-        """Gives the lock back; nothing happens where it is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self._lock is not None:
             self._lock.release()
 
@@ -80,5 +81,5 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _read_holder(file: Path) -> str:
-    """The process that holds the lock, as it wrote itself down."""
+    """Describe the process that holds the lock, as it registered itself."""
     return file.read_text(encoding="utf-8", errors="replace").strip() or "another process"

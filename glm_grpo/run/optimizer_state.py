@@ -1,4 +1,4 @@
-"""The state of a torch optimizer as plain tensors and JSON, so that nothing needs pickle."""
+"""Convert the state of a torch optimizer to plain tensors and JSON, without pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def optimizer_to_tensors(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[
 
     Returns:
         Tensors named `state/<parameter>/<key>` or `group/<group>/<key>`, and the remaining values,
-        which are JSON (a tuple, such as `betas`, becomes a list).
+        which are JSON (tuples such as `betas` become lists).
     """
     state_dict = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
@@ -30,11 +30,13 @@ def optimizer_to_tensors(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[
 def load_optimizer(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> None:
-    """Put back what `optimizer_to_tensors` took out.
+    """Restore a state taken by `optimizer_to_tensors`.
 
     Args:
-        optimizer: Of the same class, over the same parameters in the same order and groups.
-        tensors: As returned by `optimizer_to_tensors`, whole where the parameters are shards.
+        optimizer: Optimizer of the same class, over the same parameters in the same order and
+            groups.
+        tensors: As returned by `optimizer_to_tensors`; full tensors even if the parameters are
+            sharded.
         values: As returned by `optimizer_to_tensors`.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -47,7 +49,7 @@ def load_optimizer(
         else:
             groups[int(index)][key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # torch takes tensors over as they are: those of a checkpoint are its files, mapped.
+    # torch uses the given tensors as they are, and a checkpoint's tensors are memory-mapped files.
     for entries in optimizer.state.values():
         for key, value in entries.items():
             if isinstance(value, Tensor) and value.device.type == "cpu":
@@ -55,10 +57,10 @@ def load_optimizer(
 
 
 def _cut_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Where a parameter is cut over processes, so is what belongs to each of its elements."""
+    """Shard a value like its parameter."""
     if not isinstance(parameter, DTensor) or value.ndim == 0:
         return value
-    # Every process has the whole, so that none has to send it.
+    # Every process has the whole tensor, so none needs to send it.
     return distribute_tensor(
         value.to(parameter.device),
         parameter.device_mesh,

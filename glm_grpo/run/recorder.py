@@ -1,7 +1,6 @@
-"""Write what a run did into its folder: metrics, rollouts, evaluations and pictures.
+"""Write metrics, rollouts, evaluations and pictures into the run folder.
 
-`glm_grpo.run.tables` reads it back. One process of a run records; every write is whole or not at
-all.
+`glm_grpo.run.tables` reads them back. One process of a run records; every write is atomic.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from rewards.reweigh import Mode
 from rewards.types import Prompt, RewardTable
 
 _PNG_COMPRESSION = 1
-"""The fastest level, lossless as any other."""
+"""Fastest level; lossless like all levels."""
 _ENCODERS = 8
-"""Threads that encode pictures: a picture of 1024 x 1024 pixels takes one of them 0.1 s."""
+"""Threads that encode pictures; each takes 0.1 s for 1024 x 1024 pixels."""
 
 
 class Recorder:
-    """Writes a run folder and forwards metrics to the trackers."""
+    """Writes the run folder and forwards metrics to the trackers."""
 
     def __init__(
         self,
@@ -56,37 +55,38 @@ class Recorder:
         about: RunSection = NOTHING_SAID,
         combine: Mode,
     ) -> None:
-        """Nothing is written before the first record.
+        """Set up the recorder; nothing is written before the first record.
 
         Args:
             folder: The run.
-            trackers: Names that accelerate knows, for instance `tensorboard` or `wandb`.
+            trackers: Names known to accelerate, for instance `tensorboard` or `wandb`.
             config: The resolved configuration, for the trackers.
-            about: What is said about the run, for them too.
-            combine: How the terms are combined into totals; stored in the tables beside the
-                weights, so that the totals can be computed again.
+            about: Name, notes and tags of the run, for the trackers.
+            combine: How terms are combined into totals; stored in the tables with the weights, so
+                that the totals can be recomputed.
         """
         self._folder = folder
         self._trackers = Trackers(trackers, folder, config, about)
         self._combine = combine
 
     def record_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line to `metrics.jsonl`; a value that is not finite is stored as null.
+        """Append one line to `metrics.jsonl`; values that are not finite are stored as null.
 
         Raises:
-            StorageError: The disk is full, read-only or otherwise refuses; earlier lines stay.
+            StorageError: Writing failed, for instance on a full or read-only disk; earlier lines
+                stay.
         """
         append_line(self._folder.metrics_path, json.dumps({"step": step, **_finite(metrics)}))
 
     def track_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Forward metrics to the trackers, in the main thread: MLflow's run belongs to one."""
+        """Forward metrics to the trackers, from the main thread, to which MLflow binds its run."""
         self._trackers.log(step, metrics)
 
     def amend_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics to the line of the last step recorded, which must be `step`.
+        """Add metrics to the line of the last recorded step, which must be `step`.
 
         Raises:
-            StorageError: As `record_step`; the line stays as it was.
+            StorageError: As for `record_step`; the line stays unchanged.
         """
         rows = read_metrics(self._folder)
         if not rows or rows[-1]["step"] != step:
@@ -99,16 +99,16 @@ class Recorder:
         write_atomically(self._folder.metrics_path, "".join(f"{line}\n" for line in lines).encode())
 
     def record_rollout(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
-        """Store all that was sampled, scored and trained on in `step`, one row an image.
+        """Store what was sampled, scored and trained on in `step`, one row per image.
 
-        Target pictures are stored if not yet there.
+        Target pictures are stored if they are missing.
 
         Args:
-            experience: Its pixels are not read.
+            experience: Experience to store; its pixels are not read.
             pictures: Its images as PNG files, see `encode`.
 
         Raises:
-            StorageError: The disk is full, read-only or otherwise refuses.
+            StorageError: Writing failed, for instance on a full or read-only disk.
         """
         prompts = experience.prompts.prompts
         images = self._write_images(self._folder.image_dir(step), prompts, pictures)
@@ -138,10 +138,10 @@ class Recorder:
         self._write_table(self._folder.rollout_path(step), columns, experience.rewards)
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
-        """Store an evaluation, one row an image, and the target pictures if not yet stored.
+        """Store an evaluation, one row per image, and missing target pictures.
 
         Raises:
-            StorageError: The disk is full, read-only or otherwise refuses.
+            StorageError: Writing failed, for instance on a full or read-only disk.
         """
         prompts, size = evaluation.prompts, evaluation.totals.shape[1]
         image_dir = self._folder.evaluation_image_dir(evaluation.step)
@@ -158,10 +158,10 @@ class Recorder:
         self._trackers.log_evaluation(evaluation)
 
     def truncate_after(self, step: int) -> None:
-        """Forget all that was recorded after `step`, before a run resumes from there.
+        """Remove everything recorded after `step`, before a run resumes from there.
 
-        A metrics line torn by a kill goes too, so that the resumed run ends with the same
-        `metrics.jsonl` as one that was never interrupted. Checkpoints are not touched.
+        A metrics line truncated by a kill is removed too, so that the resumed run ends with the
+        same `metrics.jsonl` as an uninterrupted one. Checkpoints are not touched.
 
         Raises:
             StorageError: The file system refuses, or `metrics.jsonl` is damaged.
@@ -169,7 +169,7 @@ class Recorder:
         folder = self._folder
         rows = [row for row in read_metrics(folder) if int(row["step"] or 0) <= step]
         self._trackers.go_on_after(step)
-        # Not below it: trackers have folders of their own there.
+        # Not in subfolders: some belong to trackers.
         remove_leftovers(folder.path)
         for parent in (folder.gallery_path.parent, folder.failures_dir):
             remove_leftovers(parent, below=True)
@@ -179,19 +179,19 @@ class Recorder:
                 recorded_at = step_of(path)
                 if recorded_at is not None and recorded_at > step:
                     remove(path)
-        # Last: tables without a line are taken for those of a run that lost its metrics.
+        # Last, because tables without a metrics line look like a run that lost its metrics.
         if folder.metrics_path.exists():
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             write_atomically(folder.metrics_path, lines.encode())
 
     def close(self) -> None:
-        """Let the trackers finish."""
+        """Finish the trackers."""
         self._trackers.close()
 
     def _write_images(
         self, directory: Path, prompts: tuple[Prompt, ...], pictures: Sequence[bytes]
     ) -> list[str]:
-        """Write a folder of pictures; their paths relative to the run folder, prompt by prompt."""
+        """Write a folder of pictures; returns their paths in the run folder, prompt by prompt."""
         size = len(pictures) // len(prompts)
         names = [
             f"{safe_name(prompt.prompt_id)}-{sample}.png"
@@ -204,7 +204,7 @@ class Recorder:
         return [self._relative(directory / name) for name in names]
 
     def _write_targets(self, directory: Path, prompts: tuple[Prompt, ...]) -> list[str | None]:
-        """Write the targets that are not there yet; their paths, None for prompts without one."""
+        """Write missing targets; returns their paths, None for prompts without one."""
         paths: list[str | None] = []
         for prompt in prompts:
             path = directory / f"{safe_name(prompt.prompt_id)}.png"
@@ -216,7 +216,7 @@ class Recorder:
     def _source_columns(
         self, directory: Path, prompts: tuple[Prompt, ...], size: int
     ) -> dict[str, pyarrow.Array]:
-        """Write the source pictures that are not there yet; a column of their paths, if any."""
+        """Write missing source pictures; returns a column of their paths, if there are any."""
         if not prompts[0].sources:
             return {}
         rows: list[list[str]] = []
@@ -248,17 +248,17 @@ class Recorder:
 
 
 def encode(images: ImageBatch) -> list[bytes]:
-    """The pictures as PNG files, prompt by prompt."""
-    # Compression leaves the interpreter to other threads.
+    """Encode the pictures as PNG files, prompt by prompt."""
+    # Compression releases the interpreter lock.
     with ThreadPoolExecutor(_ENCODERS) as encoders:
         return list(encoders.map(_png, images.pixels.cpu().flatten(0, 1)))
 
 
 def store_failure(folder: RunFolder, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
-    """Store pictures that could not be scored; returns their folder.
+    """Store pictures that could not be scored, and return their folder.
 
     Raises:
-        StorageError: The disk is full, read-only or otherwise refuses.
+        StorageError: Writing failed, for instance on a full or read-only disk.
     """
     directory = folder.failure_dir(step)
     for sample, pixels in enumerate(pictures.cpu()):
@@ -267,7 +267,7 @@ def store_failure(folder: RunFolder, pictures: UInt8[Tensor, "G 3 H W"], step: i
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Metrics as JSON has them, which knows neither NaN nor infinity."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
@@ -287,7 +287,7 @@ def _identity_columns(
 
 
 def _score_columns(rewards: RewardTable) -> dict[str, pyarrow.Array]:
-    """One column a term, and one for its notes; null where the term does not apply."""
+    """One column per term, and one for its notes; null if the term does not apply."""
     columns = {}
     for index, name in enumerate(rewards.names):
         scores = rewards.raw[:, :, index].tolist()

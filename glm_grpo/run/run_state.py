@@ -1,4 +1,4 @@
-"""State of a run that is not tensors."""
+"""Run state that is not tensors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 
 @dataclass
 class RunState:
-    """Where a run stands; the part of its state that is not tensors.
+    """Progress of a run, apart from tensors.
 
     Attributes:
         step: Training steps done.
         best_step: Step of the best evaluation so far.
-        best_total: Its mean total.
+        best_total: Mean total of the best evaluation.
         skipped_in_a_row: Steps since the last one with a finite update.
-        full_decode_from: First step whose rollouts take all denoising steps because fewer ranked
-            badly; None while they do not.
-        start_step: Of the checkpoint that the run began with (`model.start_from`); None: of none.
+        full_decode_from: First step whose rollouts use all denoising steps, because fewer ranked
+            the images badly; None as long as fewer are used.
+        start_step: Step of the checkpoint that initialised the run (`model.start_from`); None: no
+            checkpoint.
     """
 
     step: int = 0
@@ -29,7 +30,7 @@ class RunState:
     start_step: int | None = None
 
     def note_best(self, total: float) -> bool:
-        """Whether this evaluation of the present step is the best so far."""
+        """Record an evaluation of the current step; returns whether it is the best so far."""
         if total <= self.best_total:
             return False
         self.best_step, self.best_total = self.step, total

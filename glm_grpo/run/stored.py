@@ -1,4 +1,4 @@
-"""Stored rollouts and evaluations as tensors, grouped by step and prompt."""
+"""Load stored rollouts and evaluations as tensors, grouped by step and prompt."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _IDENTITY = ("step", "prompt_id", "prompt", "sample", "image")
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """Scored pictures in stored order: P groups, one a step and prompt, of G pictures each.
+    """Scored pictures in stored order: P groups of G pictures, each from one step and prompt.
 
     Attributes:
-        steps: Of each group, never falling.
+        steps: Step of each group, in ascending order.
         prompts: Caption of each group.
         images: P * G paths relative to the run folder.
-        names: Of the terms, the order of the R axis.
+        names: Names of the terms, in the order of the R axis.
         raw: Scores as the terms returned them; 0 where a term does not apply.
         is_applicable: True where a term applies to a group's prompt.
     """
@@ -49,10 +49,11 @@ class StoredGroups:
     is_applicable: Bool[Tensor, "P R"]
 
     def weigh(self, weights: Mapping[str, float], std_floors: Mapping[str, float]) -> RewardTable:
-        """The scores of some terms with weights.
+        """Combine the scores of some terms with weights.
 
         Args:
-            weights: By name; the names give the terms and the order of the R axis.
+            weights: Weight by term name; the names select the terms and give the order of the R
+                axis.
             std_floors: For the same names, see `RewardTable`.
         """
         columns = [self.names.index(name) for name in weights]
@@ -72,9 +73,9 @@ class StoredRollouts:
 
     Attributes:
         groups: Pictures and raw scores.
-        penalty: KL to the reference that was taken from the reward, in units of the reward.
-        totals: The weighted rewards, before the penalty is taken off.
-        advantages: What the policy was trained on.
+        penalty: KL to the reference that was subtracted from the reward, in reward units.
+        totals: Weighted rewards before the penalty.
+        advantages: Advantages that the policy was trained on.
     """
 
     groups: StoredGroups
@@ -88,10 +89,10 @@ class StoredEvaluation:
     """One evaluation of the held-out prompts.
 
     Attributes:
-        groups: Pictures and raw scores, one group a prompt.
+        groups: Pictures and raw scores, one group per prompt.
         texts: The texts that each prompt asks for.
         targets: Path of each prompt's target picture relative to the run folder, or None.
-        sources: Paths of each prompt's source pictures; none for text-to-image.
+        sources: Paths of each prompt's source pictures; empty for text-to-image.
     """
 
     step: int
@@ -101,7 +102,7 @@ class StoredEvaluation:
     sources: tuple[tuple[str, ...], ...]
 
     def applies(self, name: str) -> Bool[Tensor, " P"]:
-        """To which prompts a term applies."""
+        """Prompts to which a term applies."""
         return self.groups.is_applicable[:, self.groups.names.index(name)]
 
     def term_means(self, names: Sequence[str]) -> dict[str, float]:
@@ -115,12 +116,12 @@ class StoredEvaluation:
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """One run with all evaluations that it stored.
+    """One run with all its stored evaluations.
 
     Attributes:
         folder: The run.
-        name: The shortest end of its path that no other run's path has.
-        evaluations: In the order of their steps, at least two.
+        name: Shortest end of its path that is unique among the runs.
+        evaluations: Evaluations in the order of their steps, at least two.
     """
 
     folder: RunFolder
@@ -130,16 +131,15 @@ class EvaluatedRun:
 
 
 def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -> StoredRollouts:
-    """All stored rollouts of a run; tokens and log-probabilities are not read.
+    """Read all rollouts of a run, without tokens and log-probabilities.
 
     Args:
         folder: The run.
-        names: Of the terms that the run scored, the order of the R axis.
+        names: Names of the terms that the run scored, in the order of the R axis.
         group_size: G.
 
     Raises:
-        StorageError: There is no rollout, or a table is missing something, damaged, or holds an
-            incomplete group.
+        StorageError: There is no rollout, or a table is incomplete or damaged.
     """
     steps = stored_steps(folder.rollouts_dir)
     if not steps:
@@ -161,14 +161,14 @@ def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -
 
 
 def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> EvaluatedRun:
-    """All evaluations that a run stored.
+    """Read all evaluations of a run.
 
     Args:
         folder: The run.
-        name: What to call it.
+        name: Name to show for the run.
 
     Raises:
-        StorageError: There are fewer than two, or a table is missing something or damaged.
+        StorageError: There are fewer than two, or a table is incomplete or damaged.
     """
     steps = evaluation_steps(folder)
     if len(steps) < 2:
@@ -222,5 +222,5 @@ def _group(table: pyarrow.Table, names: Sequence[str], *, group_size: int) -> St
 
 
 def _floats(table: pyarrow.Table, name: str) -> Float32[Tensor, " rows"]:
-    # A copy: what arrow lends out cannot be written to, which torch warns of.
+    # Copied, because arrow's arrays are read-only and torch warns about them.
     return torch.from_numpy(table[name].to_numpy().copy())

@@ -1,4 +1,4 @@
-"""Before against after on the held-out prompts, with paired bootstrap intervals."""
+"""Compare held-out scores before and after training, with paired bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glm_grpo.run.tables import RAW, SummaryRow, evaluation_steps, read_evaluati
 from glm_grpo.types import Evaluation
 
 RESAMPLES_AT_ONCE = 1_000
-"""Bounds the memory of the resampling: this many rows of N indices."""
+"""Limits the memory of resampling to this many rows of N indices."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Interval:
 
     Attributes:
         mean_difference: Mean of after - before.
-        low: Lower end.
-        high: Upper end.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
     """
 
     mean_difference: float
@@ -46,23 +46,23 @@ def paired_bootstrap(
 ) -> Interval:
     """Percentile bootstrap interval of the mean difference, resampling prompts in pairs.
 
-    The unit that is drawn again is the prompt: pairing removes how much harder one prompt is than
-    another, and several images of one prompt belong averaged into one value, for they are not
-    independent evidence.
+    The resampling unit is the prompt. Pairing removes differences in difficulty between prompts.
+    Average several images of one prompt into one value first, because they are not independent
+    evidence.
 
     Source: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), sections 8.3 and 13.3.
 
     Args:
-        before: One score a prompt, finite.
+        before: One finite score per prompt.
         after: One score for the same prompts in the same order.
-        confidence: Probability that the interval is to cover, in (0, 1).
+        confidence: Nominal coverage of the interval, in (0, 1).
         resamples: Number of resampled means, >= 1.
 
     Returns:
-        The mean difference and its interval; a single prompt gives an interval of no width.
+        The mean difference and its interval, which has width 0 for a single prompt.
 
     Raises:
-        ValueError: No prompts, a value that is not finite, or an argument out of range.
+        ValueError: There are no prompts, a value is not finite, or an argument is out of range.
     """
     _check_arguments(before, after, confidence=confidence, resamples=resamples)
     differences = (after.double() - before.double()).cpu().numpy()
@@ -103,15 +103,15 @@ _COLUMNS = ("step", "prompt_id", RAW, "total")
 
 
 def summarise(folder: RunFolder) -> list[SummaryRow]:
-    """Every term and the total before and after, with a paired 95 % interval over prompts.
+    """Summarise every term and the total before and after, with paired 95 % intervals over prompts.
 
-    Reads the first and the last stored evaluation, so it works for a run that was interrupted. A
+    Uses the first and the last stored evaluation, so it also works for an interrupted run. A
     prompt's value is the mean over its samples; a term counts the prompts it applies to.
-    `ocr_exact` is the share of images whose text was read without a mistake. Empty without two
-    evaluations.
+    `ocr_exact` is the fraction of images whose text was read without a mistake. Empty if there are
+    fewer than two evaluations.
 
     Raises:
-        StorageError: An evaluation cannot be read, or the two have other terms.
+        StorageError: An evaluation cannot be read, or the two have different terms.
     """
     summary = summarise_until(folder, None)
     return [] if summary is None else summary.rows
@@ -119,11 +119,11 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
 
 @dataclass(frozen=True)
 class Summary:
-    """Before against after.
+    """Comparison of two evaluations.
 
     Attributes:
         rows: Terms in the order of the R axis, the total last.
-        step: Of the later evaluation.
+        step: Step of the later evaluation.
         prompts: Number of held-out prompts.
     """
 
@@ -133,16 +133,16 @@ class Summary:
 
 
 def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
-    """As `summarise`, of the first evaluation and the last one up to a step.
+    """Like `summarise`, comparing the first evaluation with the last one up to a step.
 
     Args:
-        last_step: None: up to the last.
+        last_step: Last step to consider; None: no limit.
 
     Returns:
-        None without two evaluations.
+        The summary; None if there are fewer than two evaluations.
 
     Raises:
-        StorageError: As `summarise`.
+        StorageError: As for `summarise`.
     """
     steps = [each for each in evaluation_steps(folder) if last_step is None or each <= last_step]
     if len(steps) < 2:
@@ -160,7 +160,7 @@ def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
 
 
 def compare_evaluations(before: Evaluation, after: Evaluation) -> list[SummaryRow]:
-    """As `summarise`, of two evaluations of the same prompts with the same seeds."""
+    """Like `summarise`, for two evaluations of the same prompts with the same seeds."""
     return _compare(_means(before), _means(after))
 
 
@@ -190,7 +190,7 @@ def _stored_means(table: pyarrow.Table) -> pandas.DataFrame:
 
 
 def _prompt_means(scores: pandas.DataFrame, prompt_ids: pandas.Series) -> pandas.DataFrame:
-    """Mean over the samples of each prompt; a row a prompt, a column a term, the total last."""
+    """Mean over each prompt's samples: a row per prompt, a column per term, the total last."""
     if "ocr" in scores:
         exact = (scores["ocr"] == 1).astype(float).where(scores["ocr"].notna())
         scores.insert(scores.columns.get_loc("ocr") + 1, "ocr_exact", exact)

@@ -1,9 +1,9 @@
-"""The one reader of what a run stored: metrics, tables, bands of canaries, names of trackers' runs.
+"""Read what a run stored: metrics, tables, bands of canaries, and tracker run ids.
 
-Each kind of file has one schema here. What does not fit it is a `StorageError` that names the file
-and the field. `glm_grpo.run.recorder` writes the files; reports and commands read
-them here, without a model. `config.yaml` is read by `glm_grpo.run.config`, a checkpoint by
-`glm_grpo.run.checkpoints`.
+Each kind of file has one schema here. Content that does not fit it is a `StorageError` that names
+the file and the field. `glm_grpo.run.recorder` writes the files; reports and commands read them
+here, without a model. `glm_grpo.run.config` reads `config.yaml`, `glm_grpo.run.checkpoints` reads
+checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rewards.reweigh import Mode
 from rewards.types import RewardTable
 
 MetricsRow = dict[str, int | float | None]
-"""One line of `metrics.jsonl`: `step` and the metrics; None was not finite."""
+"""One line of `metrics.jsonl`: `step` and the metrics; None stands for a value not finite."""
 
 METADATA_KEY = b"glm_grpo"
 """Key in the schema metadata of a table; its JSON holds `schema` and the fields of `Weighing`."""
@@ -38,11 +38,11 @@ SCHEMA = 2
 """Version of the columns; a table of another version is refused."""
 
 RAW = "raw/"
-"""Columns of the terms' scores; null where a term does not apply."""
+"""Prefix of score columns, one per term; null if a term does not apply."""
 NOTE = "note/"
-"""Columns of what terms said of a picture; null where they said nothing."""
+"""Prefix of note columns, one per term with notes; null if it has none for a picture."""
 SOURCES = "sources"
-"""Column of the source pictures' paths; only runs on edits have it."""
+"""Column of the source pictures' paths; only editing runs have it."""
 
 _IMAGES = "images"
 
@@ -56,7 +56,7 @@ class SummaryRow:
     """One term, or the total, before and after training on the held-out prompts.
 
     Attributes:
-        name: Of the term, or `total`.
+        name: Name of the term, or `total`.
         before: Mean of the first evaluation.
         after: Mean of the last evaluation.
         difference: Mean of after - before, paired by prompt.
@@ -76,12 +76,12 @@ class SummaryRow:
 class Weighing:
     """How the totals of a stored table came from its raw scores.
 
-    Those of an evaluation depend on the evaluation of step 0 as well, save under `weighted_sum`,
-    see `read_evaluation`.
+    Under `weighted_sum` these values are sufficient; otherwise an evaluation's totals also depend
+    on the evaluation of step 0, see `read_untrained`.
 
     Attributes:
-        weights: By name of the term.
-        std_floors: By name of the term, see `RewardTable`.
+        weights: Weight by term name.
+        std_floors: Standard-deviation floor by term name, see `RewardTable`.
         combine: How the weighted terms are combined.
     """
 
@@ -91,15 +91,15 @@ class Weighing:
 
 
 def check_stored(schema: type[Schema], content: str | bytes, place: str) -> Schema:
-    """What a JSON text of a run folder says, or which field of it does not fit.
+    """Validate a JSON text of a run folder.
 
     Args:
-        schema: Any type that pydantic knows.
-        content: The text.
-        place: The file, or the line of it, for the error.
+        schema: Any type that pydantic supports.
+        content: JSON text.
+        place: File, or file and line, for the error.
 
     Raises:
-        StorageError: It is no JSON, or not of the schema; names place and field.
+        StorageError: The text is not JSON or does not fit the schema; names place and field.
     """
     try:
         found: Schema = _adapter(schema).validate_json(content)
@@ -111,16 +111,16 @@ def check_stored(schema: type[Schema], content: str | bytes, place: str) -> Sche
 
 
 def describe_misfit(error: ValidationError) -> str:
-    """The first field that does not fit, what is there, and the rule."""
+    """Describe the first field that does not fit: its value and the rule."""
     first = error.errors(include_url=False, include_context=False)[0]
     field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
     return f"{field} is {first['input']!r:.80}: {first['msg']}"
 
 
 def read_metrics(folder: RunFolder) -> list[MetricsRow]:
-    """All lines of `metrics.jsonl` in order; None stands for a value that was not finite.
+    """Read all lines of `metrics.jsonl` in order; None stands for a value that was not finite.
 
-    A last line torn by a kill is left out, and a run without metrics gives an empty list.
+    A last line truncated by a kill is left out; a run without metrics gives an empty list.
 
     Raises:
         StorageError: The file cannot be read, or a line before the last is not a JSON object of
@@ -131,7 +131,7 @@ def read_metrics(folder: RunFolder) -> list[MetricsRow]:
         return []
     with storage_errors("read", path):
         lines = path.read_bytes().split(b"\n")
-    # What follows the last line feed is empty, or was being written when the process died.
+    # What follows the last line feed is empty, or a line cut off by a kill.
     return [
         check_stored(MetricsRow, line, f"line {number} of {path}")
         for number, line in enumerate(lines[:-1], start=1)
@@ -139,10 +139,10 @@ def read_metrics(folder: RunFolder) -> list[MetricsRow]:
 
 
 def read_bands(folder: RunFolder) -> dict[str, Band] | None:
-    """Bands of the canaries; None where the run has stored none.
+    """Read the bands of the canaries; None if the run has stored none.
 
     Raises:
-        StorageError: The file cannot be read, or holds something else.
+        StorageError: The file cannot be read or has other contents.
     """
     path = folder.canaries_path
     if not path.exists():
@@ -153,10 +153,10 @@ def read_bands(folder: RunFolder) -> dict[str, Band] | None:
 
 
 def read_run_ids(folder: RunFolder) -> dict[str, str]:
-    """What each tracker calls the run, by name of the tracker.
+    """Read the run ids of the trackers, by tracker name.
 
     Raises:
-        StorageError: The file cannot be read, or holds something else.
+        StorageError: The file cannot be read or has other contents.
     """
     path = folder.tracker_ids_path
     if not path.exists():
@@ -166,14 +166,14 @@ def read_run_ids(folder: RunFolder) -> dict[str, str]:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """A stored rollout or evaluation, one row an image.
+    """Read a stored rollout or evaluation, one row per image.
 
     Args:
-        columns: Those to be read, `raw/` and `note/` for all whose names begin so, `sources` where
-            there is one; None for all.
+        columns: Columns to read: a name, `raw/` or `note/` for all columns with that prefix,
+            `sources` if it exists; None for all.
 
     Raises:
-        StorageError: The file is missing, is not a whole Parquet file, was not written by this
+        StorageError: The file is missing, is not an intact Parquet file, was written by another
             version, or lacks a column.
     """
     with storage_errors("read", path):
@@ -181,7 +181,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
             with pyarrow.parquet.ParquetFile(path) as file:
                 _weighing_of(file.schema_arrow, path)
                 wanted = _choose(file.schema_arrow.names, columns, path)
-                # Tables of a step are small: threads would cost more than they save.
+                # A step's tables are small, so threads would cost more than they save.
                 return file.read(columns=wanted, use_threads=False)
         except (pyarrow.ArrowException, ValueError) as error:
             raise StorageError(
@@ -190,10 +190,10 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
 
 
 def read_weighing(path: Path) -> Weighing:
-    """How the totals of a stored table were weighted.
+    """Read how the totals of a stored table were computed.
 
     Raises:
-        StorageError: As `read_table`.
+        StorageError: As for `read_table`.
     """
     with storage_errors("read", path):
         try:
@@ -205,13 +205,13 @@ def read_weighing(path: Path) -> Weighing:
 
 
 def weighing_metadata(weighing: Weighing) -> dict[bytes, bytes]:
-    """What the schema of a table carries, so that its totals can be computed again."""
+    """Metadata for a table's schema from which its totals can be recomputed."""
     values = {"schema": SCHEMA, **dataclasses.asdict(weighing)}
     return {METADATA_KEY: json.dumps(values).encode()}
 
 
 def evaluation_steps(folder: RunFolder) -> list[int]:
-    """Policy steps at which held-out prompts were evaluated, in order."""
+    """Policy steps of the stored evaluations, in order."""
     return stored_steps(folder.evaluations_dir)
 
 
@@ -224,16 +224,16 @@ def stored_steps(directory: Path) -> list[int]:
 def read_evaluation(
     folder: RunFolder, step: int, columns: Sequence[str] | None = None
 ) -> pyarrow.Table:
-    """The evaluation made at policy step `step`, one row an image.
+    """Read the evaluation at policy step `step`, one row per image.
 
     Raises:
-        StorageError: There is no such evaluation, or as `read_table`.
+        StorageError: There is no such evaluation, or as for `read_table`.
     """
     return read_table(folder.evaluation_path(step), columns)
 
 
 def read_untrained(folder: RunFolder) -> RewardTable:
-    """Scores of the untrained model on the held-out prompts, one image a row.
+    """Read the untrained model's scores on the held-out prompts, one image per row.
 
     Raises:
         StorageError: There is no evaluation of step 0, or it cannot be read.
@@ -271,7 +271,7 @@ def _weighing_of(schema: pyarrow.Schema, path: Path) -> Weighing:
             "wrote it."
         )
     content, place = metadata[METADATA_KEY], f"{path}: its metadata"
-    # The first version did not say it.
+    # The first version did not store it.
     version = check_stored(dict[str, Any], content, place).get("schema", 1)
     if version != SCHEMA:
         raise StorageError(
@@ -282,7 +282,7 @@ def _weighing_of(schema: pyarrow.Schema, path: Path) -> Weighing:
 
 
 def _choose(stored: Sequence[str], columns: Sequence[str] | None, path: Path) -> list[str]:
-    """The names of the columns that are asked for."""
+    """Names of the requested columns."""
     if columns is None:
         return list(stored)
     prefixes = tuple(name for name in columns if name in (RAW, NOTE, SOURCES))
@@ -297,5 +297,5 @@ def _choose(stored: Sequence[str], columns: Sequence[str] | None, path: Path) ->
 
 
 def picture_name(stored: str) -> str:
-    """The path of a stored picture relative to `images/`."""
+    """Path of a stored picture relative to `images/`."""
     return str(PurePosixPath(stored).relative_to(_IMAGES))

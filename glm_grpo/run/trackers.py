@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard, W&B, MLflow, Trackio, and whatever else accelerate knows."""
+"""Forward metrics and evaluations to TensorBoard, W&B, MLflow, Trackio and other trackers."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from glm_grpo.run.wandb_file import last_wandb_step
 from glm_grpo.types import Evaluation
 
 MAX_PROMPTS = 16
-"""Prompts shown: the first ones, the same in every evaluation of a run."""
+"""Number of prompts shown: the first ones, the same in every evaluation of a run."""
 MAX_SAMPLES = 4
-"""Pictures shown of each prompt, besides its target."""
+"""Number of pictures shown per prompt, in addition to its target."""
 MAX_SIDE = 256
-"""Pixels; larger pictures are scaled down until their longer side is this."""
+"""Pixels; larger pictures are scaled down to this longer side."""
 
 _DECIMALS = 6
-"""Of scores; what float32 has beyond them is noise that only widens a column."""
+"""Decimals of scores; further digits of a float32 are noise that only widens a column."""
 _GAP = 4
-"""White pixels between the pictures of a strip."""
+"""Pixels of white space between the pictures of a strip."""
 _WHITE = (255, 255, 255)
 
 _PICTURES = {"source", "target", "image"}
@@ -64,13 +64,12 @@ class EvaluationTable:
     """What a tracker shows of one evaluation.
 
     Attributes:
-        columns: `prompt_id`, `prompt`, `sample`, `source` and `target` (absent where no prompt has
-            one; the sources of a prompt side by side), `image`, `total`, the terms, and
-            `<term> note` for the terms that say what they found.
-        rows: One a picture, prompt by prompt, a cell for each column. What a prompt does not have
-            is None.
-        strips: For each prompt id its sources and its target, where it has them, and its samples
-            side by side.
+        columns: `prompt_id`, `prompt`, `sample`, `source` and `target` (absent if no prompt has
+            one; a prompt's sources are joined side by side), `image`, `total`, the terms, and
+            `<term> note` for terms with notes.
+        rows: One row per picture, prompt by prompt, with a cell for each column. Missing values are
+            None.
+        strips: For each prompt id, its sources, target and samples side by side.
     """
 
     columns: tuple[str, ...]
@@ -79,7 +78,7 @@ class EvaluationTable:
 
 
 def tabulate(evaluation: Evaluation) -> EvaluationTable:
-    """The first `MAX_PROMPTS` prompts of an evaluation with their first `MAX_SAMPLES` pictures."""
+    """Tabulate the first `MAX_PROMPTS` prompts with their first `MAX_SAMPLES` pictures."""
     prompts = evaluation.prompts[:MAX_PROMPTS]
     has_sources = any(prompt.sources for prompt in prompts)
     has_targets = any(prompt.target is not None for prompt in prompts)
@@ -118,7 +117,7 @@ def tabulate(evaluation: Evaluation) -> EvaluationTable:
 
 
 def to_markdown(table: EvaluationTable) -> str:
-    """The table without its pictures."""
+    """Format the table without its pictures."""
     shown = [index for index, name in enumerate(table.columns) if name not in _PICTURES]
     lines = [[table.columns[index] for index in shown], ["---"] * len(shown)]
     lines += [[_to_text(row[index]) for index in shown] for row in table.rows]
@@ -126,14 +125,14 @@ def to_markdown(table: EvaluationTable) -> str:
 
 
 def _to_text(cell: Cell) -> str:
-    """On one line, without the bar that would end a cell."""
+    """Put a cell on one line, without the bar that would end it."""
     if isinstance(cell, float):
         return f"{cell:z.3f}"
     return "" if cell is None else " ".join(str(cell).split()).replace("|", "\\|")
 
 
 def _measures(evaluation: Evaluation, index: int, sample: int) -> list[Cell]:
-    """Total, score of every term, and notes of one picture."""
+    """Total, score of every term, and notes for one picture."""
     table = evaluation.rewards
     scores = table.raw[index, sample].tolist()
     applies = table.is_applicable[index].tolist()
@@ -144,14 +143,14 @@ def _measures(evaluation: Evaluation, index: int, sample: int) -> list[Cell]:
             round(score, _DECIMALS) if is_on else None
             for score, is_on in zip(scores, applies, strict=True)
         ),
-        # A term that does not apply to the prompt has nothing to say of its pictures.
+        # A term that does not apply to the prompt has no notes on its pictures.
         *(group[sample] if group else None for group in notes),
     ]
 
 
 def _picture(pixels: UInt8[Tensor, "3 H W"]) -> Image.Image:
     image = Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
-    # Keeps the proportions, and leaves smaller pictures as they are.
+    # Keeps the proportions; smaller pictures stay unchanged.
     image.thumbnail((MAX_SIDE, MAX_SIDE))
     return image
 
@@ -167,23 +166,23 @@ def _strip(pictures: list[Image.Image]) -> Image.Image:
 
 
 PROJECT_NAME = "glm-grpo"
-"""Project, or experiment, under which a tracker files the run; the environment may name another."""
+"""Project (or experiment) for the run; environment variables may name another."""
 
 _logger = logging.getLogger(__name__)
 
 _KEY = "evaluation"
-"""Name of the table and of the pictures of the evaluation prompts."""
+"""Name for the table and the pictures of the evaluation prompts."""
 _BLANK = Image.new("RGB", (1, 1), (255, 255, 255))
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker that cannot work on this machine, before a run costs anything.
+    """Refuse trackers that cannot work on this machine, before the run costs anything.
 
     Raises:
         ConfigError: Its package is not installed.
     """
     for name in names:
-        # A class that a program has registered with accelerate is no member of the enumeration.
+        # A class that a program registered with accelerate is not in the enumeration.
         if name in LoggerType.list() and LoggerType(name) not in get_available_trackers():
             raise ConfigError(
                 f"trackers: {name!r} is not installed. Install it: pip install {name}. Or take it "
@@ -192,17 +191,17 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 NOTHING_SAID = RunSection()
-"""About a run without name, notes and tags."""
+"""Description of a run without name, notes and tags."""
 
 
 class Trackers:
     """Trackers by name, started at the first step that is logged.
 
     Args:
-        folder: Of the run. A run that resumes goes on in the trackers' own runs, whose names are
-            kept there.
+        folder: Folder of the run. It also stores the ids of the trackers' runs, so that a resumed
+            run continues them.
         config: The resolved configuration.
-        about: Name, notes and tags, where the tracker has a place for them.
+        about: Name, notes and tags, for trackers that support them.
     """
 
     def __init__(
@@ -221,7 +220,7 @@ class Trackers:
         self._goes_on_after = -1
 
     def go_on_after(self, step: int) -> None:
-        """Say that the run resumes: what was logged after `step` comes again."""
+        """Announce that the run resumes: everything logged after `step` is logged again."""
         self._goes_on_after = step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -232,7 +231,7 @@ class Trackers:
     def log_evaluation(self, evaluation: Evaluation) -> None:
         """Show the evaluation prompts with their pictures, scores and notes.
 
-        TensorBoard, wandb, MLflow and trackio do; other trackers are given the metrics only.
+        TensorBoard, wandb, MLflow and trackio support this; other trackers get only the metrics.
         """
         if not (self._waiting or self._started):
             return
@@ -240,14 +239,14 @@ class Trackers:
         self._for_each(lambda started: started.show(table, evaluation.step))
 
     def close(self) -> None:
-        """Let every tracker finish its uploads and files."""
+        """Finish the uploads and files of every tracker."""
         for name, (_, ending) in self._started.items():
             with self._only_warning(name):
                 ending.close()
         self._started = {}
 
     def _for_each(self, act: Callable[[_Started], object]) -> None:
-        # Started here and not before, because TensorBoard needs the step from which to overwrite.
+        # Started only now, because TensorBoard needs to know the step from which to overwrite.
         for name in self._waiting:
             with self._only_warning(name):
                 self._started[name] = self._start(name)
@@ -263,7 +262,7 @@ class Trackers:
         with ExitStack() as stack:
             run = _Run(name, self._folder, self._goes_on_after + 1, run_id, self._about)
             started = _STARTERS.get(name, _other)(run, stack)
-            # A run that goes on has its configuration, and MLflow allows no value to change.
+            # A resumed run already has its configuration, and MLflow refuses changed values.
             if run_id is None:
                 started.tracker.store_init_configuration(_plain(self._config))
             if started.run_id not in (None, run_id):
@@ -272,7 +271,7 @@ class Trackers:
             return started, stack.pop_all()
 
     def _catch_up(self, started: _Started) -> None:
-        """Logs the steps before the checkpoint that a kill kept from the tracker."""
+        """Log the steps before the checkpoint that a kill kept from the tracker."""
         if self._goes_on_after < 0:
             return
         first = started.first_missing()
@@ -286,8 +285,8 @@ class Trackers:
     def _only_warning(self, name: str) -> Iterator[None]:
         try:
             yield
-        # A tracker may raise anything, from a wrong key to a lost connection, and the metrics are
-        # safe in `metrics.jsonl`: no training run is worth losing over it.
+        # A tracker may raise anything, from a wrong key to a lost connection. The metrics are safe
+        # in `metrics.jsonl`, so a training run should not fail because of it.
         except Exception as error:
             if name not in self._failed:
                 _logger.warning(
@@ -300,7 +299,7 @@ class Trackers:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Nested settings as `section.key`, in the plain types that all trackers take."""
+    """Flatten nested settings to `section.key`, in the plain types that all trackers accept."""
     return {
         key: value if isinstance(value, bool | int | float) else str(value)
         for key, value in flatten(values).items()
@@ -309,12 +308,12 @@ def _plain(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a tracker has to know.
+    """What a tracker needs to know to start.
 
     Attributes:
         tracker: Accelerate's name for it.
-        step: The first that may have been logged before, by a run that was killed.
-        id: What the tracker calls the run it is to go on with; None where it is new to it.
+        step: First step that a killed run may already have logged.
+        id: Tracker's id of the run to continue; None for a new run.
         about: Name, notes and tags.
     """
 
@@ -326,32 +325,32 @@ class _Run:
 
     @property
     def place(self) -> str:
-        """The last two parts of the run folder, its date and time as a rule."""
+        """Last two parts of the run folder's path, usually date and time."""
         return "-".join(self.folder.path.absolute().parts[-2:])
 
     @property
     def label(self) -> str:
-        """A name for people."""
+        """Name of the run for people."""
         return self.about.name or self.place
 
 
 def _nothing_missing() -> float:
-    """Of trackers that have a step once it is logged."""
+    """First missing step of trackers that store each step as soon as it is logged."""
     return math.inf
 
 
 def _show_nothing(_table: EvaluationTable, _step: int) -> None:
-    """Of trackers that are given metrics alone."""
+    """Show function of trackers that only take metrics."""
 
 
 @dataclass(frozen=True)
 class _Started:
-    """A tracker that takes metrics.
+    """A tracker that is ready to take metrics.
 
     Attributes:
-        run_id: What it calls the run, by which it can go on; None where it cannot.
-        show: Is given the evaluation prompts and the step.
-        first_missing: Tells the first step that it does not have.
+        run_id: Tracker's id of the run, with which it can be continued; None if it cannot.
+        show: Shows the evaluation prompts at a step.
+        first_missing: Returns the first step that the tracker does not have.
     """
 
     tracker: GeneralTracker
@@ -376,7 +375,7 @@ def _other(run: _Run, ending: ExitStack) -> _Started:
 
 def _tensorboard(run: _Run, ending: ExitStack) -> _Started:
     directory = run.folder.tensorboard_dir
-    # A resumed run repeats steps: TensorBoard then hides what it had from `step` on.
+    # A resumed run repeats steps: this makes TensorBoard hide what it had from `step` on.
     tracker = TensorBoardTracker(directory.name, directory.parent, purge_step=run.step)
 
     def show(table: EvaluationTable, step: int) -> None:
@@ -397,7 +396,7 @@ def _tensorboard(run: _Run, ending: ExitStack) -> _Started:
 
 def _wandb(run: _Run, ending: ExitStack) -> _Started:
     wandb = importlib.import_module("wandb")
-    # Arguments would win over the variables by which users say otherwise.
+    # Arguments would override the environment variables that users set.
     options = {
         "id": ("WANDB_RUN_ID", run.id),
         "resume": ("WANDB_RESUME", "allow"),
@@ -416,7 +415,7 @@ def _wandb(run: _Run, ending: ExitStack) -> _Started:
         rows = _with_pictures(table, wandb.Image)
         tracker.log({_KEY: wandb.Table(columns=list(table.columns), data=rows)}, step=step)
 
-    # Pictures of tables wait there until they are uploaded, which may be another day.
+    # Pictures of tables wait there until they are uploaded, which may be on another day.
     ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.path / "wandb/data"))
     _begin(tracker, ending)
     return _Started(
@@ -425,7 +424,7 @@ def _wandb(run: _Run, ending: ExitStack) -> _Started:
 
 
 def _first_missing_in_wandb(run: Any) -> int:
-    """A kill loses what is not flushed or sent yet, and the last step, which may be added to."""
+    """First step missing in W&B's file, because a kill loses unsent data and the open last step."""
     if not run.offline:
         return int(run.starting_step)
     paths = Path(run.settings.wandb_dir).glob(f"*run-*-{run.id}/run-{run.id}.wandb")
@@ -450,12 +449,12 @@ def _mlflow(run: _Run, ending: ExitStack) -> _Started:
 
     def show(table: EvaluationTable, step: int) -> None:
         path = f"{_KEY}/step-{step:06d}.json"
-        # A resumed run repeats steps, and MLflow would append the rows to those it has.
+        # A resumed run repeats steps, and MLflow would append rows to those that it has.
         if path in {file.path for file in mlflow.MlflowClient().list_artifacts(run_id, _KEY)}:
             return
         columns = pandas.DataFrame(table.rows, columns=list(table.columns), dtype=object)
         for name in _PICTURES & set(columns):
-            # It wants a picture in every row of a column of pictures.
+            # MLflow requires a picture in every row of a picture column.
             columns[name] = [_BLANK if cell is None else cell for cell in columns[name]]
         mlflow.log_table(columns, path)
         for prompt_id, strip in table.strips.items():
@@ -466,12 +465,13 @@ def _mlflow(run: _Run, ending: ExitStack) -> _Started:
 
 
 def _mlflow_store(directory: Path) -> tuple[dict[str, object], str | None]:
-    """The variables that make MLflow write to a folder, and where it is to put pictures there."""
+    """Environment variables that make MLflow write to a folder, and its artifact location there."""
     if "MLFLOW_TRACKING_URI" in os.environ:
         return {}, None
-    # Which comes with SQLAlchemy; MLflow needs both for a database.
+    # alembic comes with SQLAlchemy; MLflow needs both for a database.
     if importlib.util.find_spec("alembic") is None:
-        # The slim package writes plain files only, pictures beside them, and wants to be told to.
+        # The slim package only writes plain files, with pictures next to them, and has to be told
+        # so.
         return {"MLFLOW_TRACKING_URI": directory.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}, None
     directory.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{directory / 'mlflow.db'}"
@@ -479,10 +479,10 @@ def _mlflow_store(directory: Path) -> tuple[dict[str, object], str | None]:
 
 
 def _trackio(run: _Run, ending: ExitStack) -> _Started:
-    # Trackio reads the variable once, on import: runs of one process share a folder.
+    # Trackio reads the variable once, on import, so runs in one process share a folder.
     with _defaults(TRACKIO_DIR=run.folder.path / "trackio"):
         trackio = importlib.import_module("trackio")
-    # By which it goes on: that of one run alone.
+    # The name identifies the run to continue, so it must be unique.
     name = run.id or " ".join(filter(None, [run.about.name, run.place]))
     resume = "never" if run.id is None else "allow"
     tracker = TrackioTracker(PROJECT_NAME, name=name, resume=resume)
@@ -498,7 +498,7 @@ def _trackio(run: _Run, ending: ExitStack) -> _Started:
     with _printed_to_log():
         tracker.start()
     ending.callback(finish)
-    # Steps are written twice a second, by a thread.
+    # A thread writes steps twice a second.
     return _Started(tracker, name, show, lambda: tracker.tracker._next_step)
 
 
@@ -512,7 +512,7 @@ _STARTERS: Mapping[str, Callable[[_Run, ExitStack], _Started]] = {
 
 @contextmanager
 def _defaults(**variables: object) -> Iterator[None]:
-    """Sets the environment variables that are not set, and takes them back: runs may follow."""
+    """Set unset environment variables, and unset them again afterwards, for further runs."""
     ours = {name: str(value) for name, value in variables.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -524,9 +524,9 @@ def _defaults(**variables: object) -> Iterator[None]:
 
 @contextmanager
 def _writing_threads_quiet() -> Iterator[None]:
-    """Prints no traceback of TensorBoard's threads: the next call raises what ended them.
+    """Suppress tracebacks of TensorBoard's threads: the next call raises the error that ended them.
 
-    A disk that is full is one such thing.
+    A full disk is one such error.
     """
     usual = threading.excepthook
 
@@ -543,7 +543,7 @@ def _writing_threads_quiet() -> Iterator[None]:
 
 @contextmanager
 def _printed_to_log() -> Iterator[None]:
-    """Passes what Trackio prints inside to the log, a line each, without colours."""
+    """Redirect what Trackio prints to the log, line by line, without colours."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         yield
@@ -552,7 +552,7 @@ def _printed_to_log() -> Iterator[None]:
 
 
 def _with_pictures(table: EvaluationTable, wrap: Callable[[Image.Image], Any]) -> list[list[Any]]:
-    """The rows with every picture as the tracker wants it."""
+    """Rows with every picture in the form that the tracker needs."""
     return [
         [wrap(cell) if isinstance(cell, Image.Image) else cell for cell in row]
         for row in table.rows

@@ -1,4 +1,4 @@
-"""Reads what W&B keeps of a run offline: it has no reader of its own."""
+"""Read W&B's offline files, for which W&B has no reader."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 _FILE_HEADER = 7
 _BLOCK = 32768
 _PART = struct.Struct("<IHB")
-"""Checksum, length and kind of a part of a record, which no block cuts."""
+"""Checksum, length and kind of a part of a record; blocks never split this header."""
 _WHOLE, _LAST = 1, 4
-"""Kinds of the parts that a record ends with."""
+"""Kinds of parts that end a record."""
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """Whole records of a `.wandb` file, as `wandb_internal.Record`; one torn by a kill ends them.
+    """Yield intact records of a `.wandb` file as `wandb_internal.Record`, up to a truncated one.
 
     Source: https://github.com/google/leveldb/blob/main/doc/log_format.md
     """
@@ -40,7 +40,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 def last_wandb_step(path: Path) -> int:
-    """The last step in a `.wandb` file; -1 where there is none."""
+    """Last step in a `.wandb` file; -1 if there is none."""
     records = wandb_records(path)
     steps = (record.history.step.num for record in records if record.HasField("history"))
     return max(steps, default=-1)
