@@ -1,4 +1,4 @@
-"""Prompts -> experience: sample, decode, score, compare inside groups."""
+"""Turn prompts into experience: sample, decode, score, and compare images within groups."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from rewards.types import RewardTable
 
 @dataclass(frozen=True)
 class CollectSettings:
-    """How experience is made.
+    """Settings for making experience.
 
     Attributes:
-        combine: How the terms become one reward.
-        loss: Whether a KL to the reference is weighted, and whether in the reward.
-        micro_batch_size: Sequences the reference scores at once.
-        decode_steps: Denoising steps of what is trained on, >= 1.
-        refill_rounds: Times that flat groups are replaced by groups of other prompts, >= 0.
+        combine: How the terms are combined into one reward.
+        loss: Whether a KL to the reference has a weight, and whether it is part of the reward.
+        micro_batch_size: Number of sequences that the reference scores at once.
+        decode_steps: Denoising steps of training images, >= 1.
+        refill_rounds: How often to replace flat groups by groups of other prompts, >= 0.
     """
 
     combine: Mode
@@ -59,26 +59,26 @@ def collect(
     processes: Processes = ALONE,
     spares: SparePrompts | None = None,
 ) -> Experience:
-    """Makes the experience of one batch.
+    """Make the experience of one batch.
 
-    Where several processes each bring a part of a batch, advantages are those of the whole.
+    If several processes each bring part of a batch, advantages are computed over the whole.
 
-    With `refill_rounds`, flat groups are replaced by groups of spare prompts. Replacements that are
-    flat are replaced again, up to `refill_rounds` times; without spare prompts a flat group stays.
-    The experience has all groups that were sampled, and says which are discarded.
+    With `refill_rounds`, flat groups are replaced by groups of spare prompts. Flat replacements are
+    replaced again, up to `refill_rounds` times; when spare prompts run out, a flat group stays. The
+    experience contains all sampled groups and marks those that are discarded.
     Source: DAPO (arXiv 2503.14476), section 3.2, "dynamic sampling".
 
     Args:
-        batch: Prompts and seeds, of this process.
+        batch: Prompts and seeds of this process.
         settings: Plain values.
-        policy_step: Updates the policy has had.
-        clock: Gets the time of every phase.
-        processes: That collect together.
-        spares: Of the step, the same in all processes; None: nothing is replaced.
+        policy_step: Number of updates the policy has had.
+        clock: Records the time of every phase.
+        processes: Processes that collect together.
+        spares: Spare prompts of the step, the same in all processes; None: replace nothing.
 
     Raises:
-        RewardError: A term failed; names term, prompt and image.
-        MemoryLimitError: Memory ran out; names phase, size and remedy.
+        RewardError: A term failed; the message names term, prompt and image.
+        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
         PeerError: Another process failed.
     """
 
@@ -102,7 +102,7 @@ def _collect_once(
     policy_step: int,
     clock: PhaseClock,
 ) -> Experience:
-    """The experience of some prompts, with advantages of 0 until all groups are sampled."""
+    """Experience of some prompts, with advantages of 0 until all groups are sampled."""
     kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
     batch = encode_sources(models, batch, clock)
     rollout = sample(models, batch, policy_step=policy_step, clock=clock)
@@ -112,7 +112,7 @@ def _collect_once(
     def reference() -> Float32[Tensor, "P G T"]:
         return _reference_log_probs(models, batch, rollout, settings.micro_batch_size, clock)
 
-    # While scores are awaited, where the policy need not be brought back for it.
+    # While waiting for scores, if the policy does not have to be moved back for it.
     is_early = kl_coef > 0 and not models.offload.moves("policy")
     images, table = decode_and_score(
         models.with_decode_steps(settings.decode_steps),
@@ -145,9 +145,9 @@ def _refill(
     rounds: int,
     processes: Processes,
 ) -> Experience:
-    """The groups of all rounds, and which of them are trained on.
+    """Sample all rounds of groups, and choose which are trained on.
 
-    Each process replaces its own, by spare prompts that it and no other takes.
+    Each process replaces its own groups, by spare prompts that only it takes.
     """
     parts, trained = [first], torch.arange(len(first.totals))
     flat = first.advantages.is_flat.nonzero().flatten()
@@ -184,10 +184,10 @@ def encode_sources(
     *,
     is_evaluation: bool = False,
 ) -> PromptBatch:
-    """The batch with the tokens of its source pictures; the same batch if it has none.
+    """Encode the source pictures of a batch as tokens; a batch without any is returned unchanged.
 
     Raises:
-        MemoryLimitError: Memory ran out; names phase, size and remedy.
+        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     if batch.num_sources == 0:
         return batch
@@ -204,11 +204,11 @@ def sample(
     clock: PhaseClock | None = None,
     is_evaluation: bool = False,
 ) -> Rollout:
-    """Samples G token grids for each prompt.
+    """Sample G token grids for each prompt.
 
     Raises:
         NonFiniteError: A log-probability is not finite.
-        MemoryLimitError: Memory ran out; names phase, size and remedy.
+        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     clock = clock or PhaseClock()
     size = sampling_size(batch, models.policy)
@@ -230,15 +230,15 @@ def decode_and_score(
     is_evaluation: bool = False,
     meanwhile: Callable[[], object] | None = None,
 ) -> tuple[ImageBatch, RewardTable]:
-    """Decodes prompt by prompt; scores groups while later ones decode, where the terms allow it.
+    """Decode prompt by prompt; score groups while later ones decode, if the terms allow it.
 
-    The phase `reward` is the time the step waits for scores once the last picture is decoded and
-    `meanwhile` is done. Terms whose networks wait in CPU memory during decoding begin there.
-    `is_evaluation` chooses which terms score, and what is said where memory runs out.
+    The phase `reward` is the time the step waits for scores after the last image is decoded and
+    `meanwhile` is done. Terms whose networks wait in CPU memory during decoding start then.
+    `is_evaluation` selects the terms that score, and the remedies when memory runs out.
 
     Raises:
-        RewardError: A term failed; names term, prompt and image.
-        MemoryLimitError: Memory ran out; names phase, size and remedy.
+        RewardError: A term failed; the message names term, prompt and image.
+        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     clock = clock or PhaseClock()
     is_resident = not models.offload.moves("rewards")
@@ -265,7 +265,7 @@ def decode_and_score(
 def batch_advantages(
     rewards: Float32[Tensor, "P G"], settings: AdvantageSection, processes: Processes
 ) -> Advantages:
-    """Advantages of this process's groups; standard deviations over a batch cover all processes."""
+    """Advantages of this process's groups; batch standard deviations cover all processes."""
     parts = processes.gather(rewards)
     advantages = group_advantages(
         torch.cat(parts),
@@ -281,7 +281,7 @@ def batch_advantages(
 def _reference_log_probs(
     models: Models, batch: PromptBatch, rollout: Rollout, rows: int, clock: PhaseClock
 ) -> Float32[Tensor, "P G T"]:
-    """Of the sampled tokens under the policy before training, `rows` sequences at a time."""
+    """Log-probs of the sampled tokens under the reference policy, `rows` sequences at a time."""
     shape = rollout.token_ids.shape[:2]
     with models.phase("update", replay_size(batch, models.policy, rows), clock):
         parts = []
@@ -294,7 +294,7 @@ def _reference_log_probs(
 
 
 def join_experiences(parts: Sequence[Experience]) -> Experience:
-    """Parts of one batch, prompts after prompts, none of them with a correction yet."""
+    """Join parts of one batch in prompt order; none may have a correction yet."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -333,7 +333,7 @@ def _join_trained(parts: Sequence[Experience]) -> Int64[Tensor, " K"]:
 
 
 def to_be_recorded(experience: Experience) -> Experience:
-    """An experience without its pixels, and without what replay alone needs."""
+    """Experience without its pixels, and without what only replay needs."""
     pixels = experience.images.pixels
     return replace(
         experience,
@@ -345,7 +345,7 @@ def to_be_recorded(experience: Experience) -> Experience:
 
 
 def join_images(parts: Sequence[ImageBatch]) -> ImageBatch:
-    """Pictures, prompts after prompts."""
+    """Join pictures in prompt order."""
     return ImageBatch(
         pixels=torch.cat([part.pixels for part in parts]),
         decode_seeds=tuple(seed for part in parts for seed in part.decode_seeds),
@@ -353,7 +353,7 @@ def join_images(parts: Sequence[ImageBatch]) -> ImageBatch:
 
 
 def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
-    """Tables of the same terms and weights, prompts after prompts."""
+    """Join tables of the same terms and weights in prompt order."""
     noting = dict.fromkeys(name for table in tables for name in table.notes)
     return replace(
         tables[0],

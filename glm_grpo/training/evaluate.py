@@ -1,4 +1,4 @@
-"""Held-out prompts, sampled and scored with fixed seeds: evaluations differ by the policy alone."""
+"""Evaluate held-out prompts with fixed seeds, so that results differ only by the policy."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def evaluate(
     step: int,
     display: Display | None = None,
 ) -> EvaluationPart:
-    """Samples, decodes and scores held-out prompts.
+    """Sample, decode and score held-out prompts.
 
     Args:
-        batches: Held-out prompts, in order, at least one batch.
-        step: Recorded with them.
-        display: Told of phases and prompts; None: nobody is.
+        batches: Held-out prompts in order, at least one batch.
+        step: Step to record with the results.
+        display: Display to notify of phases and prompts; None: no display.
     """
     display = display or NoDisplay()
     clock = PhaseClock(display)
@@ -63,12 +63,12 @@ def evaluate(
 def weigh_evaluation(
     parts: Sequence[EvaluationPart], *, mode: Mode, untrained: RewardTable | None
 ) -> Evaluation:
-    """One evaluation with its totals.
+    """Combine parts into one evaluation with totals.
 
     Args:
-        parts: Of the same policy, prompts after prompts, at least one.
+        parts: Evaluated parts of the same policy in prompt order, at least one.
         mode: How the terms are combined.
-        untrained: Scores of the run's evaluation of step 0; None where this is that one.
+        untrained: Scores of the run's evaluation at step 0; None if this is that evaluation.
 
     Raises:
         RewardError: See `combine`.

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM finish the current step, save, then stop; a later one stops at once.
+"""Stop on Ctrl-C and SIGTERM: the first finishes the step and saves, a later one stops at once.
 
-Before the first step, Ctrl-C ends the program as it does in any: by KeyboardInterrupt.
+Before the first step, Ctrl-C ends the program as usual, by KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _SAME_REQUEST_SECONDS = 5.0
-"""Slurm signals a launcher and the processes it started, and the launcher passes its signal on."""
+"""Slurm signals a launcher and its child processes, and the launcher forwards its signal."""
 
 _interrupts: list[int] = []
-"""Ctrl-C before the first step; not empty after one only where something caught the exception."""
+"""Ctrl-C before the first step; still not empty later only if some code caught the exception."""
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handler of SIGINT before the first step: raise KeyboardInterrupt, and remember it.
+    """Handle SIGINT before the first step: remember it and raise KeyboardInterrupt.
 
-    Libraries that try an import may catch it, and Python itself drops what is raised in a
-    destructor or a callback; `stop_on_signal` then ends the program.
+    Libraries that try an import may catch it, and Python itself drops exceptions raised in a
+    destructor or a callback; `stop_on_signal` ends the program in these cases.
     """
     _interrupts.append(number)
     sys.unraisablehook = _report_unless_interrupt
@@ -50,13 +50,13 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turns the first SIGINT or SIGTERM into a request; a later one acts as it would without us.
+    """Turn the first SIGINT or SIGTERM into a request; a later one has its usual effect.
 
-    Those that follow within `_SAME_REQUEST_SECONDS` are the same request. Signals reach the main
-    thread only; from any other, the request is never set.
+    Signals within `_SAME_REQUEST_SECONDS` after it belong to the same request. Signals reach only
+    the main thread; in any other thread, the request is never set.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed before, and a library swallowed it.
+        KeyboardInterrupt: Ctrl-C was pressed earlier, and a library swallowed it.
     """
     if _interrupts:
         raise KeyboardInterrupt

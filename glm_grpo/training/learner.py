@@ -1,4 +1,4 @@
-"""What learns in a run: optimizer, learning rate, state and average of the weights."""
+"""The learning side of a run: optimizer, learning rate, state and average of the weights."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from glm_grpo.training.moving_average import MovingAverage
 
 @dataclass(frozen=True)
 class Learner:
-    """What learns, and how far it has come: the loop moves it on, checkpoints keep it.
+    """What the loop advances and checkpoints store.
 
     Attributes:
-        optimizer: Over the policy's trainable parameters.
-        learning_rate: Sets its rate; counts updates, also those that leave the weights alone.
+        optimizer: Optimizer over the policy's trainable parameters.
+        learning_rate: Sets the optimizer's rate; also counts updates that leave the weights
+            unchanged.
         strategy: Joins the gradients of the processes, and tensors from their shards.
-        state: Where the run stands; not at step 0 when it resumes.
+        state: Progress of the run; not at step 0 if it resumes.
         average: Weights to evaluate; None: the current ones.
     """
 

@@ -9,17 +9,17 @@ from torch.optim import Optimizer
 
 
 class LearningRate:
-    """Linear warm-up to the peak, then constant, or down to 0 along a cosine.
+    """Linear warm-up to the peak, then constant or a cosine decay to 0.
 
     The first update runs at peak / warm-up, not at 0, so that it is not lost. As in transformers, a
-    warm-up longer than the run is not cut: the run ends on the way up.
+    warm-up longer than the run is not shortened: the run ends before the peak.
 
     Args:
-        optimizer: Whose rate is set.
+        optimizer: Optimizer whose rate is set.
         peak: Highest learning rate.
-        schedule: After the warm-up.
+        schedule: Schedule after the warm-up.
         warmup_updates: Updates until the peak, >= 0.
-        total_updates: At which the cosine reaches 0.
+        total_updates: Number of updates after which the cosine reaches 0.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class LearningRate:
         self.set(0)
 
     def step(self) -> None:
-        """Advances by one update."""
+        """Advance by one update."""
         self.set(self.updates + 1)
 
     def set(self, updates: int) -> None:
-        """Sets the rate for the update after `updates` have been done."""
+        """Set the rate for the update that follows `updates` updates."""
         self.updates = updates
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate()

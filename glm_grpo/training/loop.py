@@ -5,7 +5,7 @@ the pictures, turns scores into advantages inside each group, and takes `updates
 clipped, KL-regularised updates of the policy. The first half, up to the advantages, is
 `collect` in `glm_grpo.training.collect`, called by the run's `ExperienceSource`; the second is
 `update_policy` in `glm_grpo.grpo.update`. With `train.method: sft` a step learns the tokens of
-target pictures instead, and nothing is sampled but in evaluations.
+target pictures instead, and only evaluations sample.
 
 Source: DeepSeekMath, Shao et al. 2024 (arXiv 2402.03300), section 4.1.
 """
@@ -48,22 +48,23 @@ from rewards.audit.canaries import Departure
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_IN_A_ROW = 3
-"""Steps in a row without a finite update after which a run stops."""
+"""Stop the run after this many steps in a row without a finite update."""
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Length of a run, and when it is evaluated and saved.
+    """Length of a run, and when to evaluate and save it.
 
     Attributes:
-        steps: Training steps in all.
-        eval_every: Steps between evaluations; one before the first and one after the last besides.
+        steps: Total number of training steps.
+        eval_every: Steps between evaluations; two more run before the first and after the last
+            step.
         checkpoint_every: Steps between checkpoints.
-        update: Trains the policy on an experience.
-        anchor: Target pictures as examples.
-        reference_mix: Part of the policy in the reference, where it follows.
-        reference_sync_every: Steps after which the reference follows the policy; None: never.
-        is_stopping_on_hacking: Whether a canary that leaves its band ends the run.
+        update: Settings for training the policy on an experience.
+        anchor: Settings for target pictures as examples.
+        reference_mix: Weight of the policy in the new reference at each sync.
+        reference_sync_every: Steps between syncs of the reference with the policy; None: never.
+        is_stopping_on_hacking: Whether a canary outside its band ends the run.
     """
 
     steps: int
@@ -77,19 +78,19 @@ class LoopSettings:
 
 
 class Trainer:
-    """One run, or one process of it: all processes do the same, each on its part of the prompts.
+    """One run, or one process of it: all processes do the same with their part of the prompts.
 
     Args:
-        models: Policy, decoder, reward terms.
+        models: Policy, decoder and reward terms.
         learner: Optimizer, learning rate, state and average of the policy.
-        source: Gives each step its experience, or target pictures to learn from in its place.
+        source: Gives each step its experience, or the target pictures to learn from.
         recheck: Compares the cheap decode of rollouts with the full one.
-        evaluation_batches: The held-out prompts of this process; the main one has at least one.
+        evaluation_batches: Held-out prompts of this process; the main one has at least one.
         settings: Plain values.
         recorder: Writes the run folder.
-        saver: Writes its checkpoints.
-        progress: Tells the terminal.
-        processes: Of the run.
+        saver: Writes the run's checkpoints.
+        progress: Reports progress in the terminal.
+        processes: Processes of the run.
     """
 
     def __init__(
@@ -119,22 +120,22 @@ class Trainer:
         self._processes = processes
 
     def run(self) -> list[SummaryRow] | None:
-        """Trains to the last step, or to the next one after Ctrl-C or SIGTERM.
+        """Train to the last step, or to the end of the current one after Ctrl-C or SIGTERM.
 
         Returns:
-            Before against after on the held-out prompts; None when the run was asked to stop
-            before its last evaluation.
+            Held-out scores before and after; None if the run was asked to stop before its last
+            evaluation.
 
         Raises:
             NonFiniteError: Loss or gradient was not finite in all updates of three steps in a row,
-                or the policy draws from what is no distribution.
-            DecoderError: The decoder drew what is no picture.
-            HackingError: A canary left its band and the run is to stop then.
+                or the policy's output is not a distribution.
+            DecoderError: The decoder's output is not an image.
+            HackingError: A canary left its band, and the run is configured to stop.
             SelfCheckError: Sampling and replay disagree.
             RewardError: A term failed.
-            MemoryLimitError: Memory ran out; says what is saved.
+            MemoryLimitError: Memory ran out; the message says what is saved.
             StorageError: The run folder cannot be written.
-            CollectorError: A collector failed, or collectors died again and again.
+            CollectorError: A collector failed, or collectors died repeatedly.
             PeerError: Another process of the run failed.
         """
         state, settings = self._state, self._settings
@@ -157,7 +158,7 @@ class Trainer:
         return summary if is_finished else None
 
     def _step(self, step: int, *, is_first: bool) -> None:
-        """One step, its record, and whatever is due after it."""
+        """Run one step, record it, and do whatever is due after it."""
         clock = PhaseClock(self._progress)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
@@ -182,7 +183,7 @@ class Trainer:
     def _learn_rewards(
         self, source: ExperienceSource, step: int, clock: PhaseClock, *, is_first: bool
     ) -> tuple[list[UpdateReport], StepRecord]:
-        """One step of GRPO."""
+        """Run one step of GRPO."""
         # Sample -> decode -> score -> advantages.
         experience, of_source = source.next_experience(step, clock)
         prepared = self._recorder.prepare(experience)
@@ -201,7 +202,7 @@ class Trainer:
     def _learn_targets(
         self, source: TargetSource, step: int, clock: PhaseClock
     ) -> tuple[list[UpdateReport], StepRecord]:
-        """One step of supervised fine-tuning."""
+        """Run one step of supervised fine-tuning."""
         examples, num_prompts = source.next_examples(step, clock)
         settings, policy = self._settings.update, self._models.policy
         size = replay_size(examples.prompts, policy, settings.micro_batch_size)
@@ -220,7 +221,7 @@ class Trainer:
         return updates, self._recorder.supervised_step(step, len(examples.places), updates, clock)
 
     def _check_replay(self, experience: Experience) -> None:
-        """Sampling and replay must agree before anything is learned."""
+        """Check that sampling and replay agree before anything is learned."""
         rows, policy = self._settings.update.micro_batch_size, self._models.policy
         self._progress.phase("self-check")
         with (
@@ -237,7 +238,7 @@ class Trainer:
         )
 
     def _anchor(self, experience: Experience, step: int, clock: PhaseClock) -> Examples | None:
-        """The target pictures of the step as examples, if there are to be any."""
+        """Target pictures of the step as examples, if it uses any."""
         settings = self._settings.anchor
         if not settings.is_used:
             return None
@@ -253,7 +254,7 @@ class Trainer:
     def _update_policy(
         self, experience: Experience, anchor: Examples | None, clock: PhaseClock
     ) -> list[UpdateReport]:
-        """The updates of a step; the same reports in every process."""
+        """Run the updates of a step; every process gets the same reports."""
         rows, policy = self._settings.update.micro_batch_size, self._models.policy
         with self._models.phase("update", replay_size(experience.prompts, policy, rows), clock):
             return update_policy(
@@ -273,7 +274,7 @@ class Trainer:
             self._models.policy.mix_reference(self._settings.reference_mix)
 
     def _begin(self) -> None:
-        """Evaluates the untrained policy, or resumes the run."""
+        """Evaluate the untrained policy, or resume the run."""
         step = self._state.step
         if step == 0:
             with self._saver.saved_on_failure(0):
@@ -285,7 +286,7 @@ class Trainer:
             return
         recorded = self._recorder.recorded_total(step)
         if recorded is not None:
-            # It may have been made up for by a run that was killed before it was saved.
+            # A run that was killed before saving may have recorded it already.
             if self._state.note_best(recorded):
                 self._saver.save()
             return
@@ -306,13 +307,13 @@ class Trainer:
         return step % self._settings.checkpoint_every == 0 or step == self._settings.steps
 
     def _record_evaluation(self) -> StepRecord:
-        """Evaluates and stores the step at hand."""
+        """Evaluate and store the current step."""
         record = self._recorder.evaluation(self._evaluate())
         self._progress.evaluated(self._state.step, record.metrics)
         return record
 
     def _evaluate(self) -> list[EvaluationPart]:
-        """Of this process; nothing where there are fewer prompts than processes."""
+        """Evaluate this process's prompts; empty if there are fewer prompts than processes."""
         self._progress.phase("evaluation")
         average = self._learner.average
         weights = nullcontext() if average is None else average.in_place()
@@ -337,7 +338,7 @@ class Trainer:
                 report.metrics["loss/total"],
                 report.metrics["optim/grad_norm"],
             )
-        # Updates of one rollout that leave the weights alone fail alike: steps are counted.
+        # If one update of a rollout leaves the weights unchanged, the others do too: count steps.
         is_lost = len(skipped) == len(updates) > 0
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if is_lost else 0
         if state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:

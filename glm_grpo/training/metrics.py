@@ -1,4 +1,4 @@
-"""Metrics of a training step and of an evaluation; docs/reading_curves.md explains their names."""
+"""Compute metrics of training steps and evaluations; docs/reading_curves.md explains them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _OCR_TERM = "ocr"
 
 @dataclass(frozen=True)
 class StepWork:
-    """Operations that the models of a run do for one image; 0 where a phase is not counted.
+    """Operations that a run's models need for one image; 0 for phases that are not counted.
 
     Attributes:
-        rollout: Sampling its tokens, with its share of reading the prompt.
-        decode: Drawing it as rollouts are drawn.
-        full_decode: Drawing it with all denoising steps.
+        rollout: Sampling its tokens, including its share of reading the prompt.
+        decode: Decoding it as in rollouts.
+        full_decode: Decoding it with all denoising steps.
         update: Learning from it: all updates of a step, and the reference.
-        peak_flops: Operations a second of all devices of the run together, as published.
-        is_skipping_flat: Images of advantage 0 are not learned from.
+        peak_flops: Published operations per second of all devices of the run together.
+        is_skipping_flat: Whether images with advantage 0 are skipped in the update.
     """
 
     rollout: float
@@ -46,20 +46,20 @@ def step_metrics(
     *,
     combine: Mode,
 ) -> dict[str, float]:
-    """All figures of one training step.
+    """Compute all metrics of one training step.
 
-    Standard deviations are of the population of images. Figures of the loss are means over the
-    updates of the step that were not skipped, save `policy/replay_gap`: it is that of the first
-    update, the only one in which the policy is still the one that sampled. NaN stands for what
-    has no value, such as the mean of a term that applied to no prompt of the batch.
+    Standard deviations are those of the population of images. Loss metrics are means over the
+    step's updates that were not skipped, except `policy/replay_gap`: it is the first update's, the
+    only one in which the policy is still the one that sampled. NaN stands for undefined values,
+    such as the mean of a term that applied to no prompt of the batch.
 
     Args:
-        experience: What the step trained on.
-        reports: One for each update of the step, in order, at least one.
+        experience: Experience that the step trained on.
+        reports: One report per update of the step, in order, at least one.
         times: Seconds by phase: `rollout`, `decode`, `reward`, `update`, and `step` for the whole.
-        peak_memory_bytes: Most memory held on the accelerator during the step; without one, by the
-            process.
-        combine: How the terms were combined into the totals.
+        peak_memory_bytes: Peak accelerator memory during the step; without an accelerator, the peak
+            memory of the process.
+        combine: How the terms were combined into totals.
 
     Returns:
         Metric name -> value.
@@ -82,11 +82,11 @@ def supervised_metrics(
     times: Mapping[str, float],
     peak_memory_bytes: int,
 ) -> dict[str, float]:
-    """All figures of a step that learned target pictures alone; names as those of `step_metrics`.
+    """Compute all metrics of a supervised step; names as in `step_metrics`.
 
     Args:
-        images: Target pictures learned from, of all processes.
-        reports: One for each update of the step, in order, at least one.
+        images: Number of target pictures learned from, in all processes.
+        reports: One report per update of the step, in order, at least one.
         times: Seconds by phase: `sources`, `update`, and `step` for the whole.
         peak_memory_bytes: As in `step_metrics`.
     """
@@ -101,15 +101,15 @@ def supervised_metrics(
 def sampled_utilisation(
     work: StepWork, experience: Experience, times: Mapping[str, float], *, is_decode_cheap: bool
 ) -> dict[str, float]:
-    """Model FLOPs utilisation by phase, `perf/mfu/<phase>`: operations over what the peak allows.
+    """Model FLOPs utilisation by phase, `perf/mfu/<phase>`: operations relative to the peak.
 
-    Source: Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B; here with the operations of
-    checkpointing, as `glm-grpo plan` counts them.
+    Source: Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B; unlike there, recomputation
+        for checkpointing counts, as in `glm-grpo plan`.
 
     Args:
-        experience: All that was sampled, of all processes.
+        experience: Everything that was sampled, in all processes.
         times: Seconds by phase.
-        is_decode_cheap: It was drawn with the denoising steps of rollouts.
+        is_decode_cheap: Whether it was decoded with the denoising steps of rollouts.
     """
     sampled = experience.totals.numel()
     advantages = experience.advantages.values[experience.trained_rows()]
@@ -126,7 +126,7 @@ def sampled_utilisation(
 def supervised_utilisation(
     work: StepWork, images: int, times: Mapping[str, float]
 ) -> dict[str, float]:
-    """As `sampled_utilisation`, of a step that learned target pictures alone."""
+    """Like `sampled_utilisation`, for a supervised step."""
     return _utilisation({"update": images * work.update}, times, work.peak_flops)
 
 
@@ -141,9 +141,9 @@ def _utilisation(
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Mean total and mean of every term over the held-out prompts to which it applies.
+    """Mean total, and mean of every term over the held-out prompts to which it applies.
 
-    With an OCR term, `eval/ocr_exact` is the share of images whose text was read without a
+    With an OCR term, `eval/ocr_exact` is the fraction of images whose text was read without a
     mistake.
     """
     table = evaluation.rewards
@@ -157,15 +157,15 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def outside_codebook_note(rows: Sequence[MetricsRow], *, step: int, tokens: int) -> str:
-    """What a user of exported weights should know of samplers that draw over all outputs.
+    """Warn users of exported weights about samplers that draw from all outputs.
 
     Args:
-        rows: Of the run's metrics.
-        step: Of the exported weights; the last figure up to it counts.
-        tokens: Of one image, T.
+        rows: Metrics of the run.
+        step: Step of the exported weights; the last value up to it counts.
+        tokens: Tokens per image, T.
 
     Returns:
-        A line, or nothing where the run measured none, as earlier versions did not.
+        One line; empty if the run did not measure it, as earlier versions did not.
     """
     figures = [row.get("policy/outside_codebook") for row in rows if (row["step"] or 0) <= step]
     measured = [figure for figure in figures if figure is not None]
@@ -182,7 +182,7 @@ def outside_codebook_note(rows: Sequence[MetricsRow], *, step: int, tokens: int)
 def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
     table, totals = experience.rewards, experience.totals
     if combine == "normalize_then_sum":
-        # Standardised inside its group, every group's mean is 0: only raw scores show progress.
+        # Standardised within its group, every group's mean is 0: only raw scores show progress.
         totals = contributions(table, mode="weighted_sum").sum(dim=-1)
     audit = audit_table(table, mode=combine)
     metrics = {
@@ -205,10 +205,10 @@ def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
 
 
 def _update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    # One value that is not finite would hide what the other updates of the step did.
+    # One value that is not finite would hide the other updates of the step.
     done = [report for report in reports if not report.is_skipped]
     first = reports[0].metrics
-    # NaN of a minibatch that has no such figure, as of target pictures where it has none.
+    # A minibatch without such a metric gives NaN, for instance one without target pictures.
     found = {
         name: [value for report in done if not math.isnan(value := report.metrics[name])]
         for name in first
@@ -223,7 +223,7 @@ def _update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
 
 
 def _scores(table: RewardTable, name: str) -> list[float]:
-    """Raw scores of a term, of all images of the prompts to which it applies."""
+    """Raw scores of a term for all images of the prompts to which it applies."""
     index = table.names.index(name)
     applies = table.is_applicable[:, index]
     scores: list[float] = table.raw[applies, :, index].flatten().tolist()

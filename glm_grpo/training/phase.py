@@ -1,7 +1,7 @@
-"""The models of a run, and the phases of a step.
+"""The models of a run, and the phases of a step that use them.
 
-During a phase the models that it uses are on the accelerator and its seconds are counted. Out of
-memory becomes an error that names the sizes at hand and the keys to change.
+During a phase, the models that it uses are on the accelerator and its seconds are counted. If
+memory runs out, the error names the current sizes and the keys to change.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rewards.types import RewardError
 MemoryPhase = Literal[
     "loading", "sources", "rollout", "decode", "reward", "update", "evaluation", "records"
 ]
-"""Phases with remedies of their own; `records` is all that happens between the others."""
+"""Phases with their own remedies; `records` is everything between the others."""
 
 
 @dataclass(frozen=True)
 class _Remedy:
-    """Keys, those that change least first.
+    """Keys to change, those with the smallest effect first.
 
     Attributes:
-        going_on: A resumed run may have them changed.
-        anew: They make another run.
+        going_on: Keys that a resumed run may change.
+        anew: Keys that make it a different run.
     """
 
     going_on: tuple[str, ...]
@@ -73,46 +73,46 @@ _REMEDIES: Mapping[MemoryPhase, _Remedy] = {
 
 
 _EXPLAINED = (MemoryLimitError, PeerError, RewardError)
-"""Errors that say themselves where memory ran out, be it in another process."""
+"""Errors that already explain where memory ran out, even in another process."""
 
 
 @runtime_checkable
 class Display(Protocol):
-    """Who is told what is being done: the terminal."""
+    """Receives progress notifications; implemented by the terminal."""
 
     def phase(self, name: str) -> None:
-        """A phase begins."""
+        """Begin a phase."""
         ...
 
     def count(self, done: int, total: int) -> None:
-        """So much of the phase at hand is done: tokens, prompts, scores, micro-batches."""
+        """Report the progress of the current phase: tokens, prompts, scores or micro-batches."""
         ...
 
     def evaluating(self, done: int, total: int) -> None:
-        """So many held-out prompts are evaluated; the phases that follow are for the next ones."""
+        """Report the number of evaluated held-out prompts; later phases belong to the next ones."""
         ...
 
 
 class NoDisplay:
-    """Nobody is told."""
+    """A display that shows nothing."""
 
     def phase(self, name: str) -> None:
-        """Passes over it."""
+        """Do nothing."""
 
     def count(self, done: int, total: int) -> None:
-        """Passes over it."""
+        """Do nothing."""
 
     def evaluating(self, done: int, total: int) -> None:
-        """Passes over it."""
+        """Do nothing."""
 
 
 class PhaseClock:
-    """Adds up wall-clock seconds by phase; waits for the accelerator before reading the time.
+    """Add up wall-clock seconds by phase; waits for the accelerator before reading the time.
 
-    For the current stream alone: reward terms work on streams of their own meanwhile.
+    Only waits for the current stream, because reward terms work on their own streams meanwhile.
 
     Args:
-        display: Told of every phase as it begins; None: nobody is.
+        display: Display to notify when a phase begins; None: no display.
     """
 
     def __init__(self, display: Display | None = None) -> None:
@@ -122,7 +122,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times what runs inside."""
+        """Time what runs inside."""
         self._display.phase(name)
         started = time.perf_counter()
         yield
@@ -131,19 +131,19 @@ class PhaseClock:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
 
     def announce(self, name: str) -> None:
-        """Tells what begins, and times nothing."""
+        """Notify the display of a phase, without timing it."""
         self._display.phase(name)
 
     def count(self, done: int, total: int) -> None:
-        """Tells how much of the phase at hand is done."""
+        """Notify the display of the progress in the current phase."""
         self._display.count(done, total)
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts seconds that a phase took elsewhere, of which this step may have waited none."""
+        """Add seconds that a phase took elsewhere; this step need not have waited for them."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, and `step` for all the time since the clock was made."""
+        """Seconds by phase, and `step` for the whole time since the clock was created."""
         return {**self._seconds, "step": time.perf_counter() - self._started}
 
 
@@ -152,10 +152,10 @@ class Models:
     """The models of a run.
 
     Attributes:
-        policy: Samples and is trained.
-        decoder: Frozen; decodes in full, as for evaluations.
+        policy: Policy that samples and is trained.
+        decoder: Frozen decoder with all denoising steps, as in evaluations.
         scorer: All reward terms.
-        offload: Moves them to the accelerator and back.
+        offload: Moves the models to the accelerator and back.
     """
 
     policy: Policy
@@ -164,7 +164,7 @@ class Models:
     offload: Offload
 
     def with_decode_steps(self, steps: int) -> Models:
-        """The same models, with so many denoising steps."""
+        """The same models with another number of denoising steps."""
         return replace(self, decoder=self.decoder.with_steps(steps))
 
     @contextmanager
@@ -177,13 +177,13 @@ class Models:
         timed_as: str | None = None,
         is_evaluation: bool = False,
     ) -> Iterator[None]:
-        """What the phase uses is on the accelerator inside, and nothing else that is offloaded.
+        """Keep on the accelerator what the phase uses, and nothing else that is offloaded.
 
         Args:
-            size: What it works on, for the error where memory runs out.
-            clock: Gets the seconds, without those of moving models.
-            timed_as: Their name; None: the phase's.
-            is_evaluation: Whether remedies are those for evaluations.
+            size: Description of the work, for the error if memory runs out.
+            clock: Records the seconds, without moving models.
+            timed_as: Name for these seconds; None: the phase's.
+            is_evaluation: Whether to give the remedies for evaluations.
 
         Raises:
             MemoryLimitError: Memory ran out inside.
@@ -198,13 +198,13 @@ class Models:
 
 @contextmanager
 def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
-    """Turns whatever says that memory ran out inside into an error a user can act on.
+    """Turn any out-of-memory error inside into one that a user can act on.
 
-    Other errors, and those that were explained further inside (a term's names it, with the prompt),
-    go through unchanged.
+    Other errors, and those already explained further inside (a term's error names it and the
+    prompt), pass through unchanged.
 
     Args:
-        size: What the phase works on.
+        size: Description of the phase's work.
 
     Raises:
         MemoryLimitError: Memory ran out inside.
@@ -214,7 +214,7 @@ def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, _EXPLAINED) or not is_out_of_memory(error):
             raise
-        # What the failed frames hold is given back: saving what was learned needs the room.
+        # Free what the failed frames hold: saving the trained weights needs the memory.
         traceback.clear_frames(error.__traceback__)
         asked = asked_bytes(error)
         more = "" if asked is None else f"; {describe_bytes(asked)} more were asked for"
@@ -225,7 +225,7 @@ def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
 
 
 def sampling_size(batch: PromptBatch, policy: Policy) -> str:
-    """What a rollout works on."""
+    """Describe the work of a rollout."""
     return (
         f"{len(batch.prompts)} prompts x {batch.group_size} images of {batch.height} x "
         f"{batch.width} pixels, {tokens_per_image(batch, policy)} tokens each"
@@ -233,12 +233,12 @@ def sampling_size(batch: PromptBatch, policy: Policy) -> str:
 
 
 def decoding_size(batch: PromptBatch) -> str:
-    """What decoding and scoring work on at a time."""
+    """Describe the work of decoding and scoring at a time."""
     return f"a group of {batch.group_size} images of {batch.height} x {batch.width} pixels"
 
 
 def replay_size(batch: PromptBatch, policy: Policy, rows: int) -> str:
-    """What replay, backward pass and reference work on at a time."""
+    """Describe the work of replay, backward pass and reference at a time."""
     images = len(batch.prompts) * batch.group_size
     return (
         f"{min(rows, images)} of {images} images at a time, "
@@ -247,7 +247,7 @@ def replay_size(batch: PromptBatch, policy: Policy, rows: int) -> str:
 
 
 def tokens_per_image(batch: PromptBatch, policy: Policy) -> int:
-    """T."""
+    """Tokens per image, T."""
     has_preview = batch.num_sources == 0
     return policy.tokens_per_image(batch.height, batch.width, has_preview=has_preview)
 
@@ -261,17 +261,17 @@ def _describe_remedy(phase: MemoryPhase) -> str:
 
 
 def peak_memory_bytes() -> int:
-    """Of the accelerator since the step began; without one, of the process since it began."""
+    """Peak accelerator memory since the step began; without one, the process's since its start."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def process_bytes() -> int:
-    """Resident memory of this process and of all that it started, scorers among them.
+    """Resident memory of this process and its child processes, including scorers.
 
-    So that a leak is seen where the peak only ever grows. Memory that processes share counts once
-    for each. One that ends while it is asked counts 0.
+    It reveals leaks, which a peak that only grows does not. Memory shared by processes counts once
+    for each. A process that ends during the query counts 0.
     """
     this = psutil.Process()
     return sum(_resident_bytes(process) for process in (this, *this.children(recursive=True)))

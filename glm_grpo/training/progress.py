@@ -1,4 +1,4 @@
-"""Progress in the terminal: bars below a line a step, or lines alone in a log."""
+"""Show progress in the terminal: bars below one line per step, or only lines in a log."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _AFTER_TERMS = (
     ("kl", "kl/reference"),
     ("clipped", "ratio/clip_fraction"),
 )
-"""Label in the line of a step, and metric."""
+"""Labels in the line of a step, and their metrics."""
 _TERM_MEAN = ("reward/", "/mean")
-"""Around the name of a term, in the metric of its mean."""
+"""Prefix and suffix of the metric of a term's mean."""
 _EVALUATED = "eval/"
 _EVALUATION, _CHECKPOINT = "evaluation", "checkpoint"
 _BESIDE_STEPS = (_EVALUATION, _CHECKPOINT)
-"""Phases that do not belong to every step."""
+"""Phases that only some steps have."""
 _UNITS = {
     "rollout": "tokens",
     "decode": "prompts",
@@ -45,31 +45,31 @@ _UNITS = {
     "update": "batches",
     "proximal": "batches",
 }
-"""What is counted in a phase."""
+"""What each phase counts."""
 
 _BAR_WIDTH = 20
 _REFRESHES_PER_SECOND = 4
 _RECENT_STEPS = 20
-"""By which the pace is measured: it changes in the course of a run."""
+"""Number of steps that determine the pace, which changes in the course of a run."""
 _INDENT = "    "
-"""Of the further lines of a step."""
+"""Indentation of a step's continuation lines."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class Progress:
-    """Shows a run. On a terminal: a bar for the run, one for the phase at hand, and a line a step.
+    """Show a run. On a terminal: a bar for the run, one for the current phase, and a line per step.
 
-    Anywhere else: the lines alone.
+    Elsewhere: only the lines.
 
     Args:
-        total: Training steps.
-        done: Steps done before (of a run that resumes).
-        console: Where to.
-        eval_every: Steps from one evaluation to the next.
-        checkpoint_every: Steps from one checkpoint to the next.
-        untrained: Metrics of step 0, with which evaluations are compared; None where the run has
-            yet to make them.
-        now: Seconds of a clock that never goes back.
+        total: Number of training steps.
+        done: Steps done before, for a run that resumes.
+        console: Console to print to.
+        eval_every: Steps between evaluations.
+        checkpoint_every: Steps between checkpoints.
+        untrained: Metrics of step 0, with which evaluations are compared; None if the run has not
+            measured them yet.
+        now: Returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Progress:
         self._is_evaluating = False
         self._evaluated_prompts = ""
         self._bars = _Bars(console, total, done, now) if _is_live(console) else None
-        # A log that is no terminal has its lines whatever the bars show beside it.
+        # A log that is not a terminal gets the lines, whatever the bars show.
         self._is_logging = self._bars is None or not sys.stdout.isatty()
 
     def __enter__(self) -> Progress:
@@ -111,7 +111,7 @@ class Progress:
             self._bars.stop()
 
     def phase(self, name: str) -> None:
-        """Says what is being done; inside an evaluation, as a part of it."""
+        """Show the current phase; inside an evaluation, as a part of it."""
         self._phase = name
         label = f"{_EVALUATION}: {name}" if self._is_evaluating else name
         if not self._is_evaluating:
@@ -122,16 +122,16 @@ class Progress:
             self._bars.begin(label, beside=self._evaluated_prompts)
 
     def count(self, done: int, total: int) -> None:
-        """Says how much of the phase at hand is done."""
+        """Show the progress of the current phase."""
         if self._bars is not None:
             self._bars.count(done, total, _UNITS.get(self._phase, ""))
 
     def evaluating(self, done: int, total: int) -> None:
-        """Says how many held-out prompts are evaluated."""
+        """Show how many held-out prompts are evaluated."""
         self._evaluated_prompts = f"{done}/{total} evaluated"
 
     def end(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Says how a step ended."""
+        """Show the results of a step."""
         left = self._time_left.after(step)
         said_left = [] if left is None else [left.at(self._now())]
         if self._bars is not None:
@@ -141,11 +141,11 @@ class Progress:
             logger.info("step %d/%d  %s", step, self._total, "  ".join([*figures, *said_left]))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Says how the held-out prompts scored, and how that changed since step 0.
+        """Show the held-out scores, and their change since step 0.
 
         Args:
-            step: Evaluated.
-            metrics: Of the evaluation; only names that begin with `eval/` are shown.
+            step: Evaluated step.
+            metrics: Metrics of the evaluation; only those that begin with `eval/` are shown.
         """
         self._is_evaluating = False
         self._time_left.begin("")
@@ -164,18 +164,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class _Left:
-    """When a run should end.
+    """Estimated end of a run.
 
     Attributes:
-        ends: By the clock.
-        untimed: Evaluations that come besides, where none was timed yet, as in a resumed run.
+        ends: Time of day.
+        untimed: Number of further evaluations without an estimate, for instance in a resumed run.
     """
 
     ends: float
     untimed: int
 
     def at(self, now: float) -> str:
-        """In words."""
+        """Format the remaining time."""
         left = f"left {timedelta(seconds=max(0, round(self.ends - now)))}"
         if self.untimed == 0:
             return left
@@ -183,15 +183,15 @@ class _Left:
 
 
 class _TimeLeft:
-    """Seconds to the end: steps at their pace, and the evaluations and checkpoints to come.
+    """Estimate the seconds to the end: steps at their pace, evaluations and checkpoints to come.
 
-    A step takes as long as the median of the last ones, without the first that was seen to end: one
-    that a neighbour on the machine holds up says nothing of those to come. An evaluation or a
-    checkpoint takes as long as the last one did; a checkpoint that only a best evaluation brings is
-    not foreseen.
+    A step is assumed to take the median of the recent steps, excluding the first one observed,
+    because the median ignores a step delayed by other load on the machine. An evaluation or a
+    checkpoint is assumed to take as long as the last one; checkpoints for a new best evaluation are
+    not predicted.
 
-    rich's own estimate knows one pace for all, and with its usual period forgets what is older than
-    half a minute, which one step can be.
+    rich's own estimate knows only one pace for everything, and its default window forgets what is
+    older than half a minute, which a single step can exceed.
     """
 
     def __init__(self, total: int, every: Mapping[str, int], now: Callable[[], float]) -> None:
@@ -203,7 +203,7 @@ class _TimeLeft:
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def begin(self, phase: str) -> None:
-        """A phase begins, and the one before it ends."""
+        """Begin a phase, ending the one before it."""
         now = self._now()
         if self._phase in _BESIDE_STEPS:
             self._last[self._phase] = now - self._since
@@ -211,9 +211,9 @@ class _TimeLeft:
         self._phase, self._since = phase, now
 
     def after(self, step: int) -> _Left | None:
-        """What is left once a step has ended, but for its checkpoint.
+        """Estimate the remaining time after a step, without that step's checkpoint.
 
-        None after the first step, which is slower than those to come: it has its self-check.
+        None after the first step, which is slower than later ones because of its self-check.
         """
         self.begin("")
         now = self._now()
@@ -231,14 +231,14 @@ class _TimeLeft:
         return _Left(now + seconds, 0 if _EVALUATION in self._last else evaluations)
 
     def _to_come(self, phase: str, after: int) -> int:
-        """How often it is still due: at every so many steps, and at the last."""
+        """How often it is still due: every so many steps, and at the last one."""
         every = self._every[phase]
         is_last_between = self._total % every != 0 and after < self._total
         return self._total // every - after // every + is_last_between
 
 
 class _Bars:
-    """A bar for the run and, below it, one for the phase at hand; what is printed goes above."""
+    """A bar for the run with one for the current phase below; printed lines go above both."""
 
     def __init__(self, console: Console, total: int, done: int, now: Callable[[], float]) -> None:
         self._console, self._total = console, total
@@ -249,9 +249,9 @@ class _Bars:
             _Beside(now),
             console=console,
             refresh_per_second=_REFRESHES_PER_SECOND,
-            # Lines tell what the run did; of the bars nothing is left.
+            # The lines tell what the run did, so the bars can disappear.
             transient=True,
-            # Output that goes to a file while the bars are on a terminal stays in the file.
+            # Output redirected to a file stays there while the bars are on a terminal.
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
@@ -272,7 +272,7 @@ class _Bars:
 
     def begin(self, label: str, *, beside: str) -> None:
         self._bars.reset(self._phase, description=label, count="", beside=beside)
-        # How much there is to do is told with the first count, if ever.
+        # The first count tells the total, if there is one.
         self._bars.tasks[self._phase].total = None
 
     def count(self, done: int, total: int, unit: str) -> None:
@@ -289,35 +289,35 @@ class _Bars:
 
 
 class _Beside(ProgressColumn):
-    """What stands beside a bar; the time left goes on falling while a step lasts."""
+    """Text next to a bar; its remaining time keeps decreasing during a step."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         super().__init__()
         self._now = now
 
     def render(self, task: Task) -> Text:
-        """As it is at the moment."""
+        """Render the text for this moment."""
         beside = task.fields["beside"]
         return Text(beside.at(self._now()) if isinstance(beside, _Left) else beside or "")
 
 
 def _is_live(console: Console) -> bool:
-    """Whether lines can be drawn again; FORCE_COLOR asks for colours in a log, not for that."""
+    """Whether the console can redraw lines; FORCE_COLOR only asks for colours in a log."""
     return console.is_interactive and not console.quiet and console.file.isatty()
 
 
 def _move_log(before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]) -> None:
-    """Makes log handlers follow stdout and stderr, so that their lines appear above the bar."""
+    """Redirect log handlers to the new stdout and stderr, so that lines appear above the bar."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream in before:
             handler.setStream(after[before.index(handler.stream)])
 
 
 def _figures(metrics: Mapping[str, float], *, has_evaluation: bool = False) -> list[str]:
-    """The figures of a step, those that have no value left out.
+    """Format the metrics of a step, without undefined ones.
 
     Args:
-        has_evaluation: Whether the total of an evaluation of this step is one of them.
+        has_evaluation: Whether to include the total of this step's evaluation.
     """
     before, after = _TERM_MEAN
     terms = [
@@ -340,7 +340,7 @@ def _figures(metrics: Mapping[str, float], *, has_evaluation: bool = False) -> l
 
 
 def _step_line(step: int, total: int, figures: list[str], *, width: int) -> Text:
-    """In as many lines as the terminal needs, broken between figures."""
+    """Format the line of a step, wrapped between metrics to the terminal's width."""
     head = f"step {step:>{len(str(total))}}/{total}"
     wrapped = textwrap.fill(
         "  ".join(part.replace(" ", _NO_BREAK) for part in (head, *figures)),
@@ -357,7 +357,7 @@ def _step_line(step: int, total: int, figures: list[str], *, width: int) -> Text
 def _compare(
     metrics: Mapping[str, float], untrained: Mapping[str, int | float | None]
 ) -> list[tuple[str, str, str]]:
-    """Name, value and change; the change is empty where there is nothing to compare with."""
+    """Name, value and change of each metric; without a value to compare with, no change."""
     rows = []
     for name, now in metrics.items():
         if not name.startswith(_EVALUATED) or not math.isfinite(now):

@@ -1,7 +1,7 @@
-"""Recorder of a run: metrics, tables, pictures, canaries, the gallery.
+"""Record a run: metrics, tables, pictures, canaries and the gallery.
 
-The main process writes; every process calls the recorder alike and gets the same answers. The files
-of a step are written by a thread while the next step is made; at most one step is outstanding.
+The main process writes; every process makes the same calls and gets the same answers. A thread
+writes the files of a step while the next step runs; at most one step is pending.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ _CLOSED_AFTER = (
     NonFiniteUpdateError,
     RewardError,
 )
-"""Errors after which trackers and gallery are brought to an end."""
+"""Errors after which trackers and gallery are still finished."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class StepPart:
-    """What a process hands in of a step.
+    """One process's contribution to the record of a step.
 
     Attributes:
-        experience: Without its pixels.
+        experience: Experience without its pixels.
         pictures: Its images as PNG files, prompt by prompt.
-        measures: What `measure_pictures` gives for them.
+        measures: Result of `measure_pictures` for them.
     """
 
     experience: Experience
@@ -87,7 +87,7 @@ class StepPart:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What was recorded of a step, or of an evaluation.
+    """Result of recording a step or an evaluation.
 
     Attributes:
         departures: Canaries that left their band.
@@ -98,13 +98,13 @@ class StepRecord:
 
 
 class RunRecorder:
-    """The records of a run in its folder.
+    """Records a run in its folder.
 
     Args:
-        open_files: Called in the main process: what writes, and what watches for a policy that
-            games its reward.
+        open_files: Called in the main process; returns the recorder, and the monitor for reward
+            hacking.
         combine: How the terms are combined into totals.
-        work: What the models do on the devices of the run; None: utilisation is not recorded.
+        work: Operations of the models on the run's devices; None: do not record utilisation.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class RunRecorder:
                 self._files, self._monitor = open_files()
 
     def begin(self, part: Sequence[EvaluationPart]) -> dict[str, float]:
-        """Stores the evaluation of step 0; its metrics.
+        """Store the evaluation of step 0, and return its metrics.
 
-        It gives the canaries their bands, and the totals of later evaluations their scale.
+        It determines the bands of the canaries and the scale of later evaluations' totals.
 
         Args:
-            part: Of this process, none or one.
+            part: This process's part of the evaluation, none or one.
         """
         parts = self._joined(part)
 
@@ -151,10 +151,10 @@ class RunRecorder:
         return self._processes.on_main(write)
 
     def resume(self) -> None:
-        """Takes up a run: what was recorded after the checkpoint goes from the pages too.
+        """Resume a run: also remove from the pages what was recorded after the checkpoint.
 
         Raises:
-            StorageError: What step 0 left, and later steps are held against, cannot be read.
+            StorageError: Data of step 0, with which later steps are compared, cannot be read.
         """
 
         def read() -> None:
@@ -166,9 +166,9 @@ class RunRecorder:
         self._processes.on_main(read)
 
     def recorded_total(self, step: int) -> float | None:
-        """Mean total of the evaluation of `step`, the last recorded.
+        """Mean total of the evaluation of `step`, the last one recorded.
 
-        None: there is none, or its line does not have it yet.
+        None if there is no evaluation, or its line does not contain the total yet.
         """
 
         def look() -> float | None:
@@ -179,7 +179,7 @@ class RunRecorder:
         return self._processes.on_main(look)
 
     def prepare(self, experience: Experience) -> Future[StepPart]:
-        """Begins to measure and encode the pictures of a step, while the policy learns from it."""
+        """Start measuring and encoding the pictures of a step while the policy learns from it."""
 
         def make() -> StepPart:
             prompts, images = experience.prompts.prompts, experience.images
@@ -196,12 +196,12 @@ class RunRecorder:
         clock: PhaseClock,
         more: Mapping[str, float],
     ) -> StepRecord:
-        """Takes in a step, once the one before it is stored.
+        """Record a step, after the previous one is stored.
 
         Args:
-            step: From 1.
-            prepared: Of this process.
-            updates: One for each update.
+            step: Training step, from 1.
+            prepared: Result of `prepare` in this process.
+            updates: One report per update.
             more: Further metrics.
         """
         seconds, begun = clock.seconds(), time.perf_counter()
@@ -239,12 +239,12 @@ class RunRecorder:
     def supervised_step(
         self, step: int, examples: int, updates: Sequence[UpdateReport], clock: PhaseClock
     ) -> StepRecord:
-        """Takes in the figures of a step in which nothing was sampled.
+        """Record the metrics of a step in which nothing was sampled.
 
         Args:
-            step: From 1.
-            examples: Target pictures of this process.
-            updates: One for each update.
+            step: Training step, from 1.
+            examples: Number of target pictures of this process.
+            updates: One report per update.
         """
         gather = self._processes.gather
         images, seconds = sum(gather(examples)), clock.seconds()
@@ -263,10 +263,10 @@ class RunRecorder:
         return self._processes.on_main(take)
 
     def evaluation(self, part: Sequence[EvaluationPart]) -> StepRecord:
-        """Stores an evaluation beside the step taken in last, once that is stored.
+        """Store an evaluation of the step recorded last, after that is stored.
 
         Args:
-            part: Of this process, none or one.
+            part: This process's part of the evaluation, none or one.
         """
         parts = self._joined(part)
 
@@ -287,22 +287,22 @@ class RunRecorder:
         return self._processes.on_main(write)
 
     def show(self, step: int) -> None:
-        """Begins to bring the gallery up to `step`."""
+        """Start updating the gallery to `step`."""
         if self._processes.is_main:
             self._write_later(lambda: update_gallery(self.folder, step))
 
     def finish(self) -> None:
-        """Waits until all that was taken in is stored.
+        """Wait until everything recorded so far is stored.
 
         Raises:
-            StorageError: It cannot be. So will every later wait: a checkpoint without the records
-                of its steps is not made.
+            StorageError: Storing failed. Every later wait fails, too, so that no checkpoint is made
+                without the records of its steps.
             MemoryLimitError: Memory ran out.
         """
         self._processes.on_main(self._wait)
 
     def close(self) -> list[SummaryRow]:
-        """Ends the records with a gallery; before against after."""
+        """Finish the records and the gallery; returns held-out scores before and after."""
 
         def write() -> list[SummaryRow]:
             try:
@@ -312,7 +312,7 @@ class RunRecorder:
             try:
                 summary = summarise(self.folder)
             except StorageError:
-                # An evaluation is damaged: the pages say so, and show the rest.
+                # An evaluation is damaged: the pages report this and show the rest.
                 write_gallery(self.folder, ())
                 raise
             write_gallery(self.folder, summary)
@@ -322,7 +322,7 @@ class RunRecorder:
 
     @contextmanager
     def closed_on_failure(self) -> Iterator[None]:
-        """Closes the records where the inside fails for a reason that ends all processes alike.
+        """Close the records if the inside fails for a reason that ends all processes alike.
 
         However it ends, the thread writes nothing afterwards.
         """
@@ -338,7 +338,7 @@ class RunRecorder:
             self._thread.shutdown(cancel_futures=True)
 
     def _ends_all(self, error: Exception) -> bool:
-        """One process that fails in the middle of an update cannot tell the others."""
+        """Whether all processes see the error; one that fails in an update cannot tell others."""
         failure = self._processes.failure
         if failure is not None:
             return failure.kind in {each.__name__ for each in _CLOSED_AFTER}
@@ -355,10 +355,10 @@ class RunRecorder:
         self._unfinished.clear()
 
     def _joined(self, part: Sequence[T]) -> list[T]:
-        """Of all processes, in the main one."""
+        """Values of all processes, in the main one."""
         return [each for parts in self._processes.gather_on_main([*part]) for each in parts]
 
 
 def _time_of(parts: Sequence[EvaluationPart]) -> dict[str, float]:
-    """Processes evaluate side by side: the slowest says how long it took."""
+    """Duration of an evaluation: processes run in parallel, so that of the slowest."""
     return {"time/evaluation": max(each.seconds for each in parts)}

@@ -1,7 +1,7 @@
 """Self-check: refuse to train on a model whose sampling and replay disagree.
 
-Three facts are measured on a real rollout before the first update: every grid is full and inside
-the codebook; replayed log-probs equal the sampled ones; so the ratios on-policy are 1.
+Before the first update, three facts are checked on a real rollout: every grid is full and inside
+the codebook; replayed log-probs equal the sampled ones; therefore on-policy ratios are 1.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from glm_grpo.training.phase import tokens_per_image
 from glm_grpo.types import Experience
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest allowed mean |replayed - sampled| log-prob, nats a token, by the dtype of the weights.
+"""Largest allowed mean |replayed - sampled| log-prob, nats per token, by weight dtype.
 
-fp32: rounding is 1e-6; the positions of a plain forward pass are off by 1e-2 and more. bf16 keeps 8
-bits: cached decoding and a full pass differ by 1e-2 without any mistake.
+fp32: rounding causes 1e-6, while the positions of a plain forward pass cause 1e-2 and more. bf16
+    has 8 bits of precision: cached decoding and a full pass differ by 1e-2 even when both are
+    correct.
 """
 
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What was measured.
+    """Measurements of the self-check.
 
     Attributes:
-        mean_gap: Mean |replayed - sampled| log-prob, nats a token.
-        max_gap: Largest of them.
+        mean_gap: Mean |replayed - sampled| log-prob, nats per token.
+        max_gap: Largest |replayed - sampled| log-prob.
         mean_ratio: Mean of exp(replayed - sampled).
     """
 
@@ -40,10 +41,11 @@ class ReplayReport:
 
 @torch.no_grad()
 def check_replay(policy: Policy, experience: Experience, *, rows: int) -> ReplayReport:
-    """Checks the first `rows` samples of an on-policy experience.
+    """Check the first `rows` samples of an on-policy experience.
 
     Raises:
-        SelfCheckError: Says which of the three facts does not hold, by how much.
+        SelfCheckError: One of the three facts does not hold; the message says which and by how
+            much.
     """
     batch, rollout = experience.prompts, experience.rollout
     num_tokens = tokens_per_image(batch, policy)

@@ -1,4 +1,4 @@
-"""Choice of the run folder, and of the checkpoint a run goes on from."""
+"""Choose the run folder, and the checkpoint from which a run resumes."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ from glm_grpo.training.distributed.processes import ALONE, Processes
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""Value of `train.resume` that finds the run by itself."""
+"""Value of `train.resume` that finds the run automatically."""
 
 _OF_HYDRA = frozenset({".hydra", "train.log"})
-"""What Hydra writes into its own folder, which may be the run's, before it calls us."""
+"""Files that Hydra writes into its own folder, possibly the run's, before it calls us."""
 
 _DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d.*")
-"""What `configs/run/dated.yaml` names a folder, with whatever tells two of one second apart."""
+"""Folder names made by `configs/run/dated.yaml`, with any suffix for runs in the same second."""
 
 _MOST_NAMED = 8
-"""Files and folders that an error lists."""
+"""Largest number of files and folders that an error lists."""
 
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run folder that may be written to.
+    """A run folder that is open for writing.
 
     Attributes:
-        folder: Holds config.yaml.
-        checkpoint: To go on from; None for a run at its start.
-        lock: Keeps other runs out of the folder; held by the main process alone.
+        folder: Run folder with its config.yaml.
+        checkpoint: Checkpoint to resume from; None for a new run.
+        lock: Keeps other runs out of the folder; only the main process holds it.
     """
 
     folder: RunFolder
@@ -73,20 +73,19 @@ class _Found:
 
 
 def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
-    """Finds or makes the run folder as `train.resume` asks.
+    """Find or create the run folder according to `train.resume`.
 
-    The main process searches, with its own config: names that hold the time of day differ between
+    The main process searches with its own config, because names with the time of day differ between
     processes. It verifies the checkpoint; every process then reads it.
 
-    Absent: a new folder. `auto`: the run in `run_dir`, or else, where that is a dated folder, the
-    newest unfinished run in those beside it with the same settings, or else a new one. A path: that
-    run from its newest checkpoint, or from the checkpoint the path names.
+    Absent: a new folder. `auto`: the run in `run_dir`; if that is a dated folder, otherwise the
+        newest unfinished sibling run with the same settings; otherwise a new one. A path: that run
+        from its newest checkpoint, or from the checkpoint that the path names.
 
     Raises:
-        CheckpointError: There is no such run, it was made with other settings, or its checkpoint
-            is damaged.
-        StorageError: The folder holds a run already or something else, has lost a part of what the
-            run recorded, is written to by another run, or cannot be made.
+        CheckpointError: There is no such run, it has other settings, or its checkpoint is damaged.
+        StorageError: The folder already contains a run or something else, lacks part of what the
+            run recorded, is in use by another run, or cannot be created.
         PeerError: Another process failed at it.
     """
     lock = RunLock()
@@ -95,7 +94,7 @@ def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
         return OpenedRun(found.folder, None, lock)
     with processes.together():
         checkpoint = load_checkpoint(found.checkpoint)
-        # What does not fit is told before a model is loaded.
+        # Reports a misfit before a model is loaded.
         checkpoint.run_state()
     return OpenedRun(found.folder, checkpoint, lock)
 
@@ -119,7 +118,7 @@ def _find_run(config: Config, lock: RunLock) -> _Found:
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint with its run."""
+    """A checkpoint and its run."""
 
     folder: RunFolder
     config: Config
@@ -127,15 +126,15 @@ class FoundCheckpoint:
 
     @property
     def evaluated(self) -> Mapping[str, Tensor]:
-        """The weights that the run evaluated: their moving average where it has one."""
+        """Weights that the run evaluated: their moving average if it has one."""
         return self.checkpoint.tensors[_evaluated(self.config)]
 
 
 def find_checkpoint(path: Path) -> FoundCheckpoint:
-    """The newest checkpoint of a run folder, or the checkpoint a path names.
+    """Find the newest checkpoint of a run folder, or the checkpoint that a path names.
 
     Raises:
-        CheckpointError: There is no run, or no whole checkpoint in it.
+        CheckpointError: There is no run, or it has no intact checkpoint.
     """
     folder, named = _split(path)
     config = read_config(folder)
@@ -147,19 +146,20 @@ def find_checkpoint(path: Path) -> FoundCheckpoint:
 def pin_start(
     config: Config, going_on_from: Checkpoint | None, processes: Processes = ALONE
 ) -> Config:
-    """The config with a checkpoint in place of the run folder that `model.start_from` names.
+    """Replace the run folder in `model.start_from` by its newest checkpoint.
 
-    That run may go on meanwhile: what this one begins with, and its reference, stay the same.
+    That run may continue meanwhile; the start of this run, and its reference, stay the same.
 
     Args:
-        going_on_from: Of this run, which says what it began with; None: it begins, with the newest.
-        processes: Of which the main one looks.
+        going_on_from: Checkpoint of this run, whose config names the start; None: a new run, which
+            starts from the newest checkpoint.
+        processes: Processes of the run; the main one searches.
 
     Returns:
-        With a path that may be gone by now: who needs what is in it has to look.
+        The config. The checkpoint may be gone by now, so code that needs its contents has to check.
 
     Raises:
-        CheckpointError: There is no run, or no whole checkpoint in it.
+        CheckpointError: There is no run, or it has no intact checkpoint.
         PeerError: Another process failed.
     """
     start = config.model.start_from
@@ -172,7 +172,7 @@ def pin_start(
 
 
 def start_step(config: Config) -> int | None:
-    """The step of the checkpoint that `pin_start` chose; None where a run begins with none."""
+    """Step of the checkpoint that `pin_start` chose; None if the run starts from none."""
     start = config.model.start_from
     named = None if start is None else _split(Path(start))[1]
     return None if named is None else step_of(named)
@@ -200,18 +200,18 @@ def _evaluated(config: Config) -> str:
 
 
 def read_config_at(path: Path) -> Config:
-    """The config of the run that a path names, by its folder or by a checkpoint in it.
+    """Read the config of a run from a path to its folder or to one of its checkpoints.
 
     Raises:
-        CheckpointError, ConfigError: As `read_config`.
+        CheckpointError, ConfigError: As for `read_config`.
     """
     return read_config(_split(path)[0])
 
 
 def _new_run(config: Config, lock: RunLock) -> _Found:
     folder = RunFolder(_make_run_dir(config.run_dir))
-    # Before the lock, whose file would be a trace in a folder of others, and again with it, for
-    # another run may have begun in between.
+    # Check before locking, because the lock file would be a trace in someone else's folder, and
+    # again afterwards, because another run may have begun in between.
     _refuse_what_is_there(folder)
     lock.acquire(folder.path)
     _refuse_what_is_there(folder)
@@ -220,10 +220,10 @@ def _new_run(config: Config, lock: RunLock) -> _Found:
 
 
 def _refuse_what_is_there(folder: RunFolder) -> None:
-    """A run begins where there is nothing that it could overwrite or take for its own.
+    """Refuse to begin a run where it could overwrite something or take it for its own.
 
-    A start that failed before the first record (no weights, say) leaves its config and its lock:
-    nothing is lost there. Nor is it in empty folders, such as one that a disk is mounted at.
+    A start that failed before the first record (for instance, without weights) leaves its config
+    and lock, which may be overwritten. Empty folders are fine too, such as a mount point.
     """
     names = {path.name for path in folder.path.iterdir() if not _is_empty_folder(path)}
     own = {*_OF_HYDRA, LOCK_NAME}
@@ -271,7 +271,7 @@ def _make_run_dir(run_dir: str) -> Path:
 
 
 def _make_dated(path: Path) -> Path:
-    """A folder that was not there: another run may have begun in the same second."""
+    """Create a new folder: another run may have begun in the same second."""
     for number in itertools.count(1):
         place = path if number == 1 else path.with_name(f"{path.name}-{number}")
         with suppress(FileExistsError):
@@ -290,7 +290,7 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
             "train.resume"
         )
     lock.acquire(folder.path)
-    # A kill in the midst of a replacement takes a checkpoint's name.
+    # A kill during a replacement may have renamed a checkpoint.
     remove_leftovers(folder.checkpoints_dir)
     if checkpoint_path is None:
         checkpoint_path = _newest_whole(folder)
@@ -309,10 +309,10 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
 
 
 def _newest_whole(folder: RunFolder) -> Path | None:
-    """The newest checkpoint that is whole; None where the run has saved none.
+    """Find the newest intact checkpoint; None if the run has saved none.
 
     Raises:
-        CheckpointError: There are checkpoints, and none is whole.
+        CheckpointError: There are checkpoints, but none is intact.
     """
     newest = newest_checkpoint(folder)
     if newest is not None:
@@ -329,10 +329,10 @@ def _newest_whole(folder: RunFolder) -> Path | None:
 
 
 def _refuse_lost_records(folder: RunFolder, config: Config, checkpoint: Path | None) -> None:
-    """To go on from a step removes what was recorded after it: none of that may be all there is.
+    """Refuse to resume if that would remove the only records of a run.
 
-    Every step has its line in metrics.jsonl before it has a checkpoint, and a table only after
-    step 0 has its line.
+    Resuming at a step removes everything recorded after it. Every step gets its line in
+    metrics.jsonl before its checkpoint, and a table only after step 0 has its line.
     """
     step = 0 if checkpoint is None else step_of(checkpoint) or 0
     steps = [int(row["step"] or 0) for row in read_metrics(folder)]
@@ -344,7 +344,7 @@ def _refuse_lost_records(folder: RunFolder, config: Config, checkpoint: Path | N
             f"checkpoint ({folder.checkpoints_dir}/step-...) by train.resume, or start a new run "
             "in another folder"
         )
-    # The bands are needed once the models are loaded; that they are damaged is told before.
+    # The bands are needed only after the models are loaded, but report damage before that.
     read_bands(folder)
     parents = (folder.rollouts_dir, folder.evaluations_dir, folder.images_dir)
     stored = [path for parent in parents for path in parent.glob("*") if (step_of(path) or 0) > 0]
@@ -364,12 +364,12 @@ def _refuse_lost_records(folder: RunFolder, config: Config, checkpoint: Path | N
 
 
 def _real(path: Path) -> Path:
-    """Without links: two names of a folder are one run, with one lock."""
+    """Resolve links: two names of a folder are one run, with one lock."""
     return Path(os.path.realpath(path))
 
 
 def _split(path: Path) -> tuple[RunFolder, Path | None]:
-    """The run folder a path names, and the checkpoint in it if it names one."""
+    """Split a path into the run folder and, if the path names one, the checkpoint in it."""
     path = _real(path)
     if path.parent.name == RunFolder(path).checkpoints_dir.name and step_of(path) is not None:
         return RunFolder(path.parent.parent), path
@@ -377,10 +377,10 @@ def _split(path: Path) -> tuple[RunFolder, Path | None]:
 
 
 def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
-    """Among the siblings of a dated folder, `<root>/<date>/<time>`; one of another name has none.
+    """Search the siblings of a dated folder, `<root>/<date>/<time>`; other folders have none.
 
-    A run is finished with the last checkpoint and the last evaluation: a term may have failed in
-    that one.
+    A run is finished after the last checkpoint and the last evaluation, because a term may fail in
+    that evaluation.
     """
     if not _has_dated_name(run_dir):
         return None
@@ -393,7 +393,7 @@ def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
             is_same = not config_differences(read_config(folder), config)
             last = (folder.checkpoint_dir(steps), folder.evaluation_path(steps))
         except GlmGrpoError:
-            # A folder of another project or version is no run to go on with.
+            # A folder of another project or version cannot be resumed.
             continue
         if is_same and not all(each.exists() for each in last):
             return folder.path

@@ -1,4 +1,4 @@
-"""Save a run: when it is due, when it is asked to stop, and before a failure ends it."""
+"""Save a run: when it is due, when the run is asked to stop, and before a failure ends it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ from glm_grpo.training.phase import out_of_memory_explained
 from rewards.types import RewardError
 
 _HARMLESS = (CollectorError, DecoderError, MemoryLimitError, RewardError)
-"""Errors after which the policy of the last finished step is as good as ever."""
+"""Errors that leave the policy of the last finished step intact."""
 _NOTED = (*_HARMLESS, NonFiniteError, PeerError)
 
 
 class CheckpointSaver:
-    """Writes the checkpoints of a run; every process calls it alike.
+    """Writes the checkpoints of a run; every process makes the same calls.
 
-    From the optimizer's first write in a step on, the weights are those of no finished step, and
-    nothing is saved under its number: whether all updates of a rollout or half of one were made.
+    From the optimizer's first write in a step until its last update, the weights belong to no
+    finished step, so nothing is saved.
 
     Args:
-        learner: What is saved; its state has the last finished step.
-        processes: Of the run. What one of several fails at alone cannot be saved: that takes all.
-        keep: Newest checkpoints kept; the best by evaluation is kept besides.
-        finish_records: Called before one begins: a checkpoint says that its steps are recorded.
-        announce: Told when one begins.
+        learner: Learner to save; its state has the last finished step.
+        processes: Processes of the run. If only one of several fails, nothing can be saved, because
+            saving takes all of them.
+        keep: Number of newest checkpoints to keep; the best by evaluation is kept in addition.
+        finish_records: Called before saving, because a checkpoint implies that its steps are
+            recorded.
+        announce: Called when saving begins.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class CheckpointSaver:
         learner.optimizer.register_step_pre_hook(self._note_update)
 
     def save(self) -> None:
-        """Write a checkpoint of the last finished step; remove those no longer kept."""
+        """Write a checkpoint of the last finished step, and remove those no longer kept."""
         self._finish_records()
         self._announce("checkpoint")
         state = self._state
@@ -103,33 +105,34 @@ class CheckpointSaver:
         return self._processes.on_main(self._folder.checkpoint_dir(self._state.step).exists)
 
     def save_since(self, step: int) -> None:
-        """Save the last finished step, unless `step`, since when no weight changed, is saved."""
+        """Save the last finished step, unless `step`, after which no weight changed, is saved."""
         newest = self._processes.on_main(lambda: newest_checkpoint(self._folder))
         if step > 0 and (newest is None or (step_of(newest) or 0) < step):
             self.save()
 
     def finish_step(self, step: int) -> None:
-        """All updates of a step are done, and its records taken in: the weights are its own."""
+        """Mark a step as finished: all its updates are done and its records handed over."""
         self._state.step = step
         self._updates = self._learner.learning_rate.updates
         self._is_writing = False
 
     @contextmanager
     def saved_on_failure(self, step: int) -> Iterator[None]:
-        """Where a term, the decoder, memory or the policy fails inside, saves what was learned.
+        """Save the trained weights if a term, the decoder, memory or the policy fails inside.
 
-        The error goes on with notes of what that is.
+        The error is raised again with notes on what is saved.
 
         Args:
-            step: At work inside.
+            step: Step being worked on inside.
 
         Raises:
             MemoryLimitError: Memory ran out inside.
-            NonFiniteError: The policy is lost; nothing is saved, an earlier checkpoint is named.
-            NonFiniteUpdateError: What was learned before is saved and named.
+            NonFiniteError: The policy is lost; nothing is saved, but an earlier checkpoint is
+                named.
+            NonFiniteUpdateError: The weights before the failed update are saved and named.
             DecoderError: The decoder failed inside.
-            CollectorError: Collectors failed; another start may do better.
-            RewardError: A term failed inside. Its pictures are stored, none are in the error.
+            CollectorError: Collectors failed; restarting may help.
+            RewardError: A term failed inside. Its pictures are stored and removed from the error.
             PeerError: Another process of the run failed.
         """
         try:
@@ -149,11 +152,11 @@ class CheckpointSaver:
             raise
 
     def _save_after(self, error: Exception) -> str:
-        """Saves what was learned where that is worth it and can be done; says what is there."""
+        """Save the trained weights if this is useful and possible; returns what is saved."""
         kind = type(error).__name__
         if self._processes.count > 1:
             if self._processes.failure is None:
-                # The others are in the middle of the update, and are ended by the launcher.
+                # The others are in the middle of the update; the launcher will end them.
                 return self._name_newest(before=None)
             kind = self._processes.failure.kind
         if kind in [each.__name__ for each in _HARMLESS]:
@@ -162,7 +165,7 @@ class CheckpointSaver:
         return self._name_newest(before=self._state.step if is_lost else None)
 
     def _save_finished_step(self) -> str:
-        """Saves the last finished step if it is not saved yet; says where to go on."""
+        """Save the last finished step unless it is saved; returns how to continue."""
         done = self._state.step
         go_on = f"go on with {shell_override('train.resume', str(self._folder.path))}"
         if done == 0:
@@ -177,7 +180,7 @@ class CheckpointSaver:
         return f"Step {done} is saved; {go_on}"
 
     def _name_newest(self, before: int | None) -> str:
-        """Names the newest checkpoint, or the newest whose weights are not those at hand."""
+        """Name the newest checkpoint, or the newest with other weights than the current ones."""
         if self._state.step == 0:
             return "Nothing was learned yet"
         newest = newest_checkpoint(self._folder, before=before)

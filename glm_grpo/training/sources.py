@@ -1,4 +1,4 @@
-"""Sources of experience: made on the spot, or by collectors elsewhere."""
+"""Sources of experience: produced synchronously, or by collectors in other processes."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from glm_grpo.types import Experience, PromptBatch
 
 @runtime_checkable
 class ExperienceSource(Protocol):
-    """Gives each step its experience, once, in the order of steps."""
+    """Gives each step its experience, once, in step order."""
 
     def next_experience(
         self, step: int, clock: PhaseClock
     ) -> tuple[Experience, Mapping[str, float]]:
-        """Wait for the experience of a step, from 1.
+        """Wait for the experience of a step.
 
         Args:
-            step: The one after the last whose updates are done.
-            clock: Gets the seconds of every phase, wherever it ran.
+            step: Step after the last finished one, from 1.
+            clock: Records the seconds of every phase, wherever it ran.
 
         Returns:
-            What is trained on, and metrics of the source by name.
+            Experience to train on, and the source's metrics by name.
 
         Raises:
-            RewardError: A term failed; names term, prompt and image.
-            GlmGrpoError: It cannot be made.
+            RewardError: A term failed; the message names term, prompt and image.
+            GlmGrpoError: The experience cannot be made.
         """
         ...
 
     def policy_updated(self, step: int) -> None:
-        """The updates of a step are done."""
+        """Notify the source that the updates of a step are done."""
         ...
 
     def close(self) -> None:
-        """No more is asked for."""
+        """Stop; no more experience is needed."""
         ...
 
 
 class SynchronousSource:
-    """Makes the experience of a step when it is asked for, with the learner's own models.
+    """Makes the experience of a step on request, with the learner's own models.
 
     Args:
-        models: The learner's.
-        strategy: Puts the policy's parameters together.
-        processes: Of which each makes its part.
-        batch_for_step: All prompts of a step, from 0, a pure function of its number.
-        settings_for_step: How the experience of a step, from 1, is made.
-        updates: How many the policy has had.
-        spares_for_step: Prompts that can take the place of those of a step, from 0; None: none do.
+        models: Models of the learner.
+        strategy: Gathers the policy's full parameters.
+        processes: Processes of the run, each of which makes its part.
+        batch_for_step: Returns all prompts of a step, from 0; a pure function.
+        settings_for_step: Returns how to make the experience of a step, from 1.
+        updates: Returns the number of updates the policy has had.
+        spares_for_step: Returns prompts that can replace those of a step, from 0; None: never
+            replace any.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class SynchronousSource:
     def next_experience(
         self, step: int, clock: PhaseClock
     ) -> tuple[Experience, Mapping[str, float]]:
-        """Samples, decodes and scores this process's part of a step's prompts."""
+        """Sample, decode and score this process's part of a step's prompts."""
         processes = self._processes
         with processes.together():
             batch = self.batch_for_step(step - 1)
@@ -96,7 +97,7 @@ class SynchronousSource:
         return experience, {}
 
     def policy_updated(self, step: int) -> None:
-        """The policy that samples is the one that learns."""
+        """Do nothing, because the sampling policy is the trained one."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there is nothing to close."""

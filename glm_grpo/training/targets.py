@@ -1,4 +1,4 @@
-"""Target pictures as examples: their tokens, for a cross-entropy beside GRPO or in its place."""
+"""Turn target pictures into token examples for a cross-entropy, in addition to GRPO or instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from glm_grpo.types import Examples, PromptBatch
 
 
 def anchor_weight(settings: AnchorSection, step: int, steps: int) -> float:
-    """Weight at a step, from 1: falls or rises in equal steps from `weight` to `final_weight`."""
+    """Weight at a step, from 1: changes linearly from `weight` to `final_weight`."""
     if settings.final_weight is None or steps == 1:
         return settings.weight
     done = (step - 1) / (steps - 1)
@@ -27,18 +27,18 @@ def anchor_weight(settings: AnchorSection, step: int, steps: int) -> float:
 def examples_of(
     models: Models, batch: PromptBatch, *, weight: float, preview: Preview, clock: PhaseClock
 ) -> Examples:
-    """The target pictures of a batch as token grids.
+    """Encode the target pictures of a batch as token grids.
 
     Prompts without a target are skipped.
 
     Args:
-        batch: With the tokens of its source pictures, if it has any.
-        weight: Factor of their mean cross-entropy in the loss.
-        preview: Where preview tokens come from, as `anchor.preview`.
-        clock: Gets the time, as `sources`.
+        batch: Batch whose source pictures, if any, are encoded.
+        weight: Factor of the mean cross-entropy in the loss.
+        preview: How to get preview tokens, as in `anchor.preview`.
+        clock: Records the time as phase `sources`.
 
     Raises:
-        MemoryLimitError: Memory ran out; names phase, size and remedy.
+        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     places = [place for place, prompt in enumerate(batch.prompts) if prompt.target is not None]
     rows = places or [0]
@@ -62,13 +62,13 @@ def examples_of(
 
 
 class TargetSource:
-    """Target pictures alone, to learn from without sampling (`train.method: sft`).
+    """Target pictures to learn from without sampling (`train.method: sft`).
 
     Args:
-        models: Their policy reads the pictures.
-        processes: Of which each takes its part of the prompts.
-        batch_for_step: All prompts of a step, from 0, a pure function of its number.
-        preview: As `anchor.preview`.
+        models: Models of the run; the policy encodes the pictures.
+        processes: Processes of the run, each of which takes its part of the prompts.
+        batch_for_step: Returns all prompts of a step, from 0; a pure function.
+        preview: How to get preview tokens, as in `anchor.preview`.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class TargetSource:
         self._preview = preview
 
     def next_examples(self, step: int, clock: PhaseClock) -> tuple[Examples, int]:
-        """The targets of this process's part of a step's prompts, from 1, and its prompts' number.
+        """Targets of this process's share of a step's prompts, from 1, and the size of that share.
 
         Raises:
-            MemoryLimitError: Memory ran out; names phase, size and remedy.
+            MemoryLimitError: Memory ran out; the message names phase, size and remedy.
             PeerError: Another process failed.
         """
         processes = self._processes
@@ -101,4 +101,4 @@ class TargetSource:
         return examples, len(batch.prompts)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there is nothing to close."""

@@ -1,4 +1,4 @@
-"""Whether the processes that were started together are those of one run."""
+"""Check that processes started together belong to one run."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from glm_grpo.errors import ConfigError
 
 _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""By which torchrun, `accelerate launch` and MPI announce how many processes there are."""
+"""Variables in which torchrun, `accelerate launch` and MPI give the number of processes."""
 
 
 def refuse_separate_processes(count: int, environment: Mapping[str, str]) -> None:
-    """Refuses a process that others were started with, and that does not know them.
+    """Refuse to run as one of several processes that do not know each other.
 
-    Each of them would take itself for the whole run, and write its folder.
+    Each of them would consider itself the whole run and write its folder.
 
     Args:
-        count: Processes of the run, as this one knows them.
-        environment: What launchers say of themselves.
+        count: Number of processes of the run, as this process knows it.
+        environment: Environment variables, including the launcher's.
 
     Raises:
-        ConfigError: Says what to start or set instead.
+        ConfigError: The message says what to start or set instead.
     """
     for name in _WORLD_SIZES:
         announced = int(environment.get(name, "1"))
@@ -32,16 +32,16 @@ def refuse_separate_processes(count: int, environment: Mapping[str, str]) -> Non
                 f"one process unset {name}"
             )
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
-    # With torchrun and accelerate a task is a launcher, whose number is that of the groups.
+    # With torchrun and accelerate, each task is a launcher; the number of groups counts them.
     joined = int(environment.get("GROUP_WORLD_SIZE", count))
-    # All tasks but the one with the terminal end at once.
+    # With a pseudo-terminal, all tasks but one end at once.
     if tasks > joined and "SLURM_PTY_PORT" not in environment:
         raise ConfigError(
             f"SLURM_STEP_NUM_TASKS = {tasks}: srun started {tasks} tasks, and this one knows "
             f"{joined}: each would be a run of its own. Let each start a launcher that knows of "
             "all machines, as scripts/slurm/multi_node.sbatch does, or give srun --ntasks=1"
         )
-    # Where it is told of several processes on CPUs, accelerate names their meeting point and starts
+    # When configured for several processes on CPUs, accelerate sets their master address and starts
     # one of them, without saying how many there are.
     is_part = "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment
     if count == 1 and is_part and "ACCELERATE_DYNAMO_BACKEND" in environment:

@@ -1,9 +1,9 @@
-"""The processes of one run: what they agree on, and how none of them waits for one that failed.
+"""Let the processes of one run agree, without any of them waiting for one that failed.
 
-They talk through a group of their own, on the CPU, apart from the one that carries gradients: a
-process that fails while it samples or scores can still say so, since no other is inside a
-collective of the model then. A process that is killed, or fails in an update, is noticed by the
-launcher, which ends the others.
+They communicate through their own group on the CPU, separate from the one that carries gradients. A
+process that fails while it samples or scores can therefore still notify the others, which are not
+in a collective of the model at that time. The launcher notices a process that is killed or fails in
+an update, and ends the others.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from torch.distributed import ProcessGroup
 from glm_grpo.errors import PeerError
 
 _IS_GONE = re.compile(r"gloo.*Connection (closed|reset) by peer", re.DOTALL)
-"""What gloo says in a collective of gradients or weights."""
+"""Message from gloo in a collective of gradients or weights."""
 
 _LONGEST_WORK = timedelta(hours=6)
-"""That one process does while the others wait, such as writing a checkpoint of 107 GB to a slow
-disk. One that dies is noticed at once, by its closed connection."""
+"""Longest that one process works while the others wait, for instance writing a checkpoint of 107 GB
+to a slow disk. A process that dies is noticed at once, by its closed connection."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of the first process that failed.
+    """Failure of the first process that failed.
 
     Attributes:
-        kind: Name of the error's class.
+        kind: Class name of the error.
     """
 
     rank: int
@@ -45,20 +45,20 @@ class Failure:
 
 
 class Processes:
-    """The processes that train one policy together; of a single one, nothing here waits.
+    """The processes that train one policy together; with a single one, nothing here waits.
 
     Attributes:
-        rank: Of this process, from 0.
-        count: How many there are.
-        failure: What one of them failed at last, once all know; stays, so that all end alike.
+        rank: Rank of this process, from 0.
+        count: Number of processes.
+        failure: Last failure of any of them, once all know of it; it stays, so that all end alike.
     """
 
     def __init__(self, rank: int = 0, count: int = 1, group: ProcessGroup | None = None) -> None:
-        """A single one unless told otherwise; `current_processes` finds those of a launch.
+        """Create a single process by default; `current_processes` finds those of a launch.
 
         Args:
-            count: How many there are.
-            group: They talk through; None for a single one.
+            count: Number of processes.
+            group: Group through which they communicate; None for a single one.
         """
         self.rank = rank
         self.count = count
@@ -67,17 +67,17 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes the run folder and tells the terminal."""
+        """Whether this process writes the run folder and prints to the terminal."""
         return self.rank == 0
 
     def part(self, count: int) -> range:
-        """This process's share of `count` things in their order; the first ones take the rest."""
+        """This process's share of `count` ordered things; the first ones take the remainder."""
         quotient, rest = divmod(count, self.count)
         start = self.rank * quotient + min(self.rank, rest)
         return range(start, start + quotient + (self.rank < rest))
 
     def gather(self, value: T) -> list[T]:
-        """Every process's value, in the order of ranks, in every process."""
+        """Every process's value, in rank order, in every process."""
         if self._group is None:
             return [value]
         values: list[T] = [value] * self.count
@@ -86,7 +86,7 @@ class Processes:
         return values
 
     def gather_on_main(self, value: T) -> list[T]:
-        """Every process's value in the main one; its own alone in the others."""
+        """Every process's value in the main one; only its own in the others."""
         if self._group is None:
             return [value]
         values: list[T] | None = [value] * self.count if self.is_main else None
@@ -100,21 +100,22 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Ends in all processes alike: where the inside fails in one, all of them stop here.
+        """End in all processes alike: if the inside fails in one, all of them stop here.
 
         Nothing inside may wait for another process.
 
         Raises:
-            PeerError: The inside failed in another process; names it, and says what it said.
+            PeerError: The inside failed in another process; the message names it and quotes its
+                error.
         """
         if self._group is None:
             yield
             return
         try:
             yield
-        # Whatever it is, the others must hear of it, or wait for ever.
+        # Whatever the error is, the others must be notified, or they would wait forever.
         except Exception as error:
-            # That another one is gone as well would say less.
+            # That another process is gone as well would be less informative.
             with suppress(PeerError):
                 self._note(Failure(self.rank, type(error).__name__, str(error)))
             raise
@@ -125,10 +126,10 @@ class Processes:
             )
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Does a thing in the main process alone; its result in every process.
+        """Run a function only in the main process; returns its result in every process.
 
         Raises:
-            PeerError: It failed in the main process, and this is another.
+            PeerError: It failed in the main process, and this is another one.
         """
         results: list[T] = []
         with self.together():
@@ -149,17 +150,17 @@ class Processes:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around what talks to the others by other means, such as an update.
+        """Wrap code that communicates by other means, such as an update.
 
-        On accelerators nothing is noticed: they wait, and the launcher ends the process.
+        On accelerators nothing is noticed here: the process waits until the launcher ends it.
 
         Raises:
-            PeerError: Another process was gone inside.
+            PeerError: Another process was gone during the code.
         """
         try:
             yield
         except RuntimeError as error:
-            # Terms and servers lose connections too; their errors have classes of their own.
+            # Terms and servers lose connections too, but their errors have their own classes.
             if type(error) is not RuntimeError or _IS_GONE.search(str(error)) is None:
                 raise
             raise self._lost(error) from error
@@ -168,7 +169,7 @@ class Processes:
     def _others_needed(self) -> Iterator[None]:
         try:
             yield
-        # gloo says that a connection was closed, or that nothing came in time, no more.
+        # gloo only reports that a connection was closed, or that nothing arrived in time.
         except RuntimeError as error:
             raise self._lost(error) from error
 
@@ -180,18 +181,18 @@ class Processes:
 
 
 ALONE = Processes()
-"""One process."""
+"""A single process."""
 
 
 def current_processes() -> Processes:
-    """The processes of the present launch: those that accelerate or torchrun started.
+    """Return the processes of the current launch, as started by accelerate or torchrun.
 
-    Called once there is an accelerator, which settles whether they work on CPUs.
+    Call it after the accelerator is created, which decides whether they work on CPUs.
     """
     state = PartialState()
     if state.num_processes == 1:
         return Processes()
-    # Objects go through CPU memory whatever carries the gradients.
+    # Objects go through CPU memory, whatever carries the gradients.
     group = torch.distributed.new_group(backend="gloo", timeout=_LONGEST_WORK)
     if not isinstance(group, ProcessGroup):
         raise TypeError(f"a group of all processes is {group!r}: this one is not in it")

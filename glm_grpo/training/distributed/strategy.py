@@ -1,7 +1,7 @@
-"""The policy on several processes, through accelerate: copies (DDP) or shards (FSDP2).
+"""Distribute the policy over processes with accelerate: copies (DDP) or shards (FSDP2).
 
-Rollouts, references and evaluations read full parameters without talking to other processes, so
-that each may take its own time; replay and update go through the wrapped network.
+Rollouts, references and evaluations read full parameters without communicating, so that each
+process may take its own time; replay and update use the wrapped network.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SUPPORTED = (
 
 
 def make_accelerator() -> Accelerator:
-    """The accelerator of this launch.
+    """Create the accelerator of this launch.
 
     Raises:
-        ConfigError: It was started with settings that this trainer has keys of its own for, or
-            for a strategy that it does not have.
+        ConfigError: It was started with settings for which this trainer has its own keys, or for an
+            unsupported strategy.
     """
     if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        # accelerate would ask for the library first.
+        # accelerate would first ask for the library.
         raise ConfigError(
             "accelerate was started for DEEPSPEED: the policy is trained by DDP or FSDP2; use "
             "configs/accelerate/fsdp2.yaml, which cuts up weights, gradients and moments as "
@@ -49,10 +49,10 @@ def make_accelerator() -> Accelerator:
         )
     asked_for = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if asked_for not in _KNOWN_PRECISIONS:
-        # accelerate would ask for libraries that compute in it.
+        # accelerate would ask for libraries that compute with it.
         raise _mixed_precision_error(asked_for)
-    # Nothing in the policy's buffers changes, and their broadcast would come at every forward pass,
-    # of which processes may make different numbers.
+    # The policy's buffers never change, and DDP would broadcast them at every forward pass, whose
+    # number may differ between processes.
     accelerator = Accelerator(
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
     )
@@ -85,7 +85,7 @@ def _mixed_precision_error(mixed_precision: str) -> ConfigError:
 
 
 def has_shards(accelerator: Accelerator) -> bool:
-    """Whether the policy's weights are cut over the processes."""
+    """Whether the policy's weights are sharded over the processes."""
     return _sharding(accelerator) is not None
 
 
@@ -93,7 +93,7 @@ class AccelerateStrategy:
     """Joins the processes of a run: nothing for one, DDP or FSDP2 for several.
 
     Args:
-        policy: Holds its weights; replays through the wrapped network from then on.
+        policy: Policy to wrap; it replays through the wrapped network from then on.
     """
 
     def __init__(self, policy: Policy, accelerator: Accelerator, processes: Processes) -> None:
@@ -111,26 +111,26 @@ class AccelerateStrategy:
             self._settle_root(policy)
         elif processes.count > 1:
             with warnings.catch_warnings():
-                # torch renames the argument; its other name is unknown to accelerate.
+                # torch renames the argument, but accelerate does not know the new name.
                 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
                 self._wrapped = accelerator.prepare_model(policy.network, device_placement=False)
         policy.wrap(self._wrapped)
 
     @property
     def num_processes(self) -> int:
-        """How many train together."""
+        """Number of processes that train together."""
         return self._processes.count
 
     @property
     def rank(self) -> int:
-        """The place of this one among them, from 0."""
+        """Rank of this process, from 0."""
         return self._processes.rank
 
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward pass of a micro-batch; gradients are joined by the last.
+        """Wrap forward and backward pass of a micro-batch; the last one joins the gradients.
 
-        Shards are joined by every micro-batch: whole gradients would take the memory that sharding
-        saves.
+        With shards, every micro-batch joins them: full gradients would need the memory that
+        sharding saves.
         """
         if is_last or self._shards or self._processes.count == 1:
             return nullcontext()
@@ -142,43 +142,43 @@ class AccelerateStrategy:
         self._accelerator.backward(loss)
 
     def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the joined gradient down to an L2 norm; returns the norm before that."""
+        """Scale the joined gradient down to an L2 norm; returns the norm before scaling."""
         norm = nn.utils.clip_grad_norm_(parameters, max_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every process's values, in the order of ranks."""
+        """Every process's values, in rank order."""
         return self._processes.gather([*values])
 
     @contextmanager
     def full_parameters(self) -> Iterator[None]:
-        """All parameters of the policy are in this process inside; entered by all alike."""
+        """Gather all parameters of the policy in this process; all processes enter together."""
         for module in self._shards:
             module.unshard()
-            # A pass over part of the network must not cut it up again.
+            # A pass over part of the network must not shard it again.
             module.set_reshard_after_forward(False, recurse=False)
         try:
             yield
         finally:
             for module in self._shards:
                 module.reshard()
-                # The root is needed first in the backward pass, where others have been long ago.
+                # The backward pass needs the root first, the others only later.
                 is_cut = self._is_resharding and module is not self._shards[0]
                 module.set_reshard_after_forward(is_cut, recurse=False)
 
     def policy_tensors(self) -> dict[str, Tensor]:
-        """What training changes, put together by `gather_full`; called by all alike."""
+        """Trained tensors, gathered by `gather_full`; all processes must call this."""
         return self.gather_full(self._policy.state_tensors())
 
     def reference_tensors(self) -> dict[str, Tensor]:
-        """The reference where it has followed the policy, which no shards do; else nothing."""
+        """Reference tensors if the reference was synced, which shards never do; otherwise empty."""
         return self._policy.reference_tensors()
 
     def gather_full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors put together from their shards, one after another, called by all alike.
+        """Gather sharded tensors one after another; all processes must call this.
 
         Returns:
-            On the CPU where they were sharded, and then in the main process alone.
+            The full tensors; if they were sharded, on the CPU and only in the main process.
         """
         gathered = {}
         for name, tensor in tensors.items():
@@ -191,10 +191,11 @@ class AccelerateStrategy:
         return gathered
 
     def _settle_root(self, policy: Policy) -> None:
-        """A pass: the first module that runs is taken for the root of the shards."""
+        """Run a pass that fixes the root: torch takes the first module that runs for it."""
         policy.run_network_once()
         for module in self._shards:
-            # It leaves the root whole, and an optimizer over whole parameters moves no shard.
+            # The pass leaves the root gathered, and an optimizer over full parameters moves no
+            # shard.
             module.reshard()
 
 
@@ -204,14 +205,14 @@ def _sharding(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None
     is_asked_for = parse_flag_from_env("ACCELERATE_USE_FSDP")
     if not is_asked_for or accelerator.distributed_type != DistributedType.MULTI_CPU:
         return None
-    # accelerate passes over FSDP on CPUs, where torch has it as well.
+    # accelerate ignores FSDP on CPUs, though torch supports it there.
     if getattr(accelerator.state, "fsdp_plugin", None) is None:
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     return accelerator.state.fsdp_plugin
 
 
 def _keep_log_probs(plugin: FullyShardedDataParallelPlugin, mixed_precision: str) -> None:
-    """Keeps log-probabilities and joined gradients in fp32; accelerate would round both."""
+    """Keep log-probabilities and joined gradients in fp32; accelerate would round both."""
     if mixed_precision == "bf16":
         plugin.mixed_precision_policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32

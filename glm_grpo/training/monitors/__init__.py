@@ -1,1 +1,1 @@
-"""Watchers of a run: reward hacking, cheap decode."""
+"""Monitors of a run: reward hacking and cheap decoding."""

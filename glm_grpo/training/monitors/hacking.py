@@ -1,9 +1,9 @@
-"""Reward-hacking monitor: measures that no one trains on.
+"""Detect reward hacking with measures that are not trained on (canaries).
 
-At the start the untrained model's held-out pictures give each canary a band; a step whose pictures
+At the start, the untrained model's held-out pictures give each canary a band; a step whose pictures
 leave it is reported. Canaries are measures of the pictures (`rewards.audit.canaries`), the entropy
-of the sampled tokens, and the terms named in `reward.watch`. Terms that are scored in evaluations
-alone are judged there.
+of the sampled tokens, and the terms named in `reward.watch`. Terms that are scored only in
+evaluations are judged there.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ logger = logging.getLogger(__name__)
 
 _ENTROPY = "token_entropy"
 _FEWEST_VALUES = 2
-"""Values of a canary that make a band."""
+"""Fewest values of a canary from which a band is made."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What the canaries say about one step, or one evaluation.
+    """Canary values of one step or evaluation.
 
     Attributes:
-        metrics: `canary/<name>`; of a step also `canary/departures`, the number of those that left
-            their band.
-        departures: Which, and how far.
+        metrics: `canary/<name>`; for a step also `canary/departures`, the number of canaries
+            outside their band.
+        departures: Names of those canaries, and how far they are outside.
     """
 
     metrics: dict[str, float]
@@ -59,9 +59,9 @@ class HackingMonitor:
     """The canaries of one run.
 
     Args:
-        folder: Of the run; the bands are kept there, for a run that resumes.
+        folder: Run folder, which stores the bands for resumed runs.
         watch: Names of terms that are canaries.
-        evaluated: Names of terms that are scored in evaluations alone.
+        evaluated: Names of terms that are scored only in evaluations.
         margin: Half width of the bands, in standard errors.
     """
 
@@ -76,10 +76,10 @@ class HackingMonitor:
         self._departed: frozenset[str] = frozenset()
 
     def learn(self, evaluation: Evaluation) -> None:
-        """Makes the bands from the untrained model's held-out pictures, and stores them.
+        """Make the bands from the untrained model's held-out pictures, and store them.
 
-        A canary that needs several pictures of a prompt, or a term that applies to none of the
-        prompts, has no band and is not judged.
+        Canaries that need several pictures per prompt when there is only one, and terms that apply
+        to none of the prompts, get no band and are not judged.
 
         Raises:
             StorageError: The folder cannot be written.
@@ -105,10 +105,10 @@ class HackingMonitor:
         write_atomically(self._folder.canaries_path, content.encode())
 
     def restore(self) -> None:
-        """Takes up the bands of a run that resumes.
+        """Load the bands of a resumed run.
 
         Raises:
-            StorageError: They cannot be read, are damaged, or are of measures that are not taken.
+            StorageError: They cannot be read, are damaged, or belong to other measures.
         """
         path, bands = self._folder.canaries_path, read_bands(self._folder)
         if bands is None:
@@ -128,10 +128,10 @@ class HackingMonitor:
     def measure(
         self, experience: Experience, pictures: Mapping[str, Float64[Tensor, " P"]]
     ) -> Watched:
-        """Judges a step; says so when a canary leaves its band or comes back.
+        """Judge a step; warns when a canary leaves its band or returns.
 
         Args:
-            pictures: What `measure_pictures` gives for those of the experience.
+            pictures: Result of `measure_pictures` for the experience.
         """
         values = {
             **pictures,
@@ -143,7 +143,7 @@ class HackingMonitor:
         return Watched(metrics, departures)
 
     def measure_evaluation(self, evaluation: Evaluation) -> Watched:
-        """Judges the terms that are scored in evaluations alone, as `measure` does the others."""
+        """Judge the terms that are scored only in evaluations, as `measure` judges the others."""
         values = _scores(evaluation.rewards, self._evaluated)
         return Watched(_means(values), self._judge(values, is_evaluation=True))
 
@@ -167,7 +167,7 @@ class HackingMonitor:
 
 
 def _scores(table: RewardTable, names: Sequence[str]) -> dict[str, Float64[Tensor, " P"]]:
-    """Mean over each prompt's pictures; NaN where a term does not apply."""
+    """Mean over each prompt's pictures; NaN if a term does not apply."""
     columns = {}
     for name in names:
         column = table.names.index(name)
@@ -183,9 +183,9 @@ def _means(values: Mapping[str, Float64[Tensor, " P"]]) -> dict[str, float]:
 def measure_pictures(
     prompts: Sequence[Prompt], images: ImageBatch
 ) -> dict[str, Float64[Tensor, " P"]]:
-    """Canaries that are measures of the pictures; how many are copies where prompts have sources.
+    """Compute the picture measures; with source pictures, also the share of copies.
 
-    Each prompt's values depend on its own pictures alone.
+    Each prompt's values depend only on its own pictures.
     """
     measures = measure_groups(images.pixels)
     if any(prompt.sources for prompt in prompts):

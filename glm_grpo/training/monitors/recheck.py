@@ -1,4 +1,4 @@
-"""Compare rollouts that are decoded cheaply with their full decode, and end the cheap one."""
+"""Compare cheaply decoded rollouts with their full decode, and end cheap decoding if needed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rewards.types import RewardTable
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """Rank correlations inside groups, averaged over the groups; -1..1.
+    """Rank correlations within groups, averaged over the groups; -1..1.
 
     Attributes:
-        terms: By name; NaN for a term that tells the images apart in no group, in neither decode.
-        total: Of the weighted rewards; NaN likewise.
+        terms: Correlation by term; NaN for a term that is flat in every group in both decodes.
+        total: Correlation of the weighted totals; NaN likewise.
     """
 
     terms: Mapping[str, float]
@@ -36,7 +36,7 @@ class RankAgreement:
 
 
 def compare_ranks(cheap: RewardTable, full: RewardTable, *, mode: Mode) -> RankAgreement:
-    """Compares the scores of the same images in two decodes, term by term and in all.
+    """Compare the scores of the same images in two decodes, by term and in total.
 
     Args:
         cheap: Scores of one decode.
@@ -55,28 +55,28 @@ def compare_ranks(cheap: RewardTable, full: RewardTable, *, mode: Mode) -> RankA
 def spearman_correlations(
     first: Float32[Tensor, "P G"], second: Float32[Tensor, "P G"]
 ) -> Float64[Tensor, " P"]:
-    """Spearman's rank correlation of each group: Pearson's of the ranks, ties by average rank.
+    """Spearman's rank correlation of each group: Pearson's correlation of average ranks.
 
-    0 where one of the two is flat: it shows nothing of the order that the other sees. NaN where
-    both are: there is no order to be seen.
+    0 if one of the two is flat, because it shows nothing of the other's order. NaN if both are
+    flat, because there is no order.
 
     Source: Spearman, The proof and measurement of association between two things, American
     Journal of Psychology 15 (1904).
 
     Args:
-        first: Finite.
-        second: Finite, of the same images.
+        first: Finite scores.
+        second: Finite scores of the same images.
     """
     flat = torch.stack([is_flat(first), is_flat(second)])
     ranks, others = _centred_ranks(first), _centred_ranks(second)
     sizes = ranks.square().sum(dim=1) * others.square().sum(dim=1)
-    # 0 / 0 in a flat group, which is filled below.
+    # 0 / 0 in a flat group; replaced below.
     correlations = (ranks * others).sum(dim=1) / sizes.sqrt()
     return correlations.masked_fill(flat.any(dim=0), 0.0).masked_fill(flat.all(dim=0), math.nan)
 
 
 def _centred_ranks(scores: Float32[Tensor, "P G"]) -> Float64[Tensor, "P G"]:
-    # torch has no ranks of ties.
+    # torch has no ranks with ties.
     ranks = torch.from_numpy(rankdata(scores.numpy(), axis=1))
     return ranks - ranks.mean(dim=1, keepdim=True)
 
@@ -90,12 +90,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecheckSettings:
-    """When the cheap decode is rechecked, and when it ends.
+    """When to recheck the cheap decode, and when to end it.
 
     Attributes:
-        every: Training steps from one recheck to the next, >= 1; the first is at step 1.
-        groups: Prompts whose images are decoded in full too, >= 1, at most those of a step.
-        min_rank_correlation: Of the totals inside groups; below it the cheap decode ends.
+        every: Training steps between rechecks, >= 1; the first is at step 1.
+        groups: Prompts whose images are also decoded in full, >= 1, at most those of a step.
+        min_rank_correlation: Smallest correlation of the totals within groups; below it, cheap
+            decoding ends.
     """
 
     every: int
@@ -104,14 +105,14 @@ class RecheckSettings:
 
 
 class Recheck:
-    """The decode of a run's rollouts.
+    """Decides how a run's rollouts are decoded.
 
     Args:
-        models: Of the run; their decoder is the full one.
+        models: Models of the run, with the full decoder.
         collect: How experience is made, with the denoising steps of rollouts.
         settings: Plain values.
-        state: Keeps at which step the cheap decode ended.
-        processes: That collect together.
+        state: Stores the step at which cheap decoding ended.
+        processes: Processes that collect together.
     """
 
     def __init__(
@@ -129,25 +130,25 @@ class Recheck:
         self._processes = processes
 
     def collect_settings(self, step: int) -> CollectSettings:
-        """How a step, from 1, makes experience: in full once the cheap decode has ended."""
+        """Settings for the experience of a step, from 1; decodes in full after cheap decoding."""
         if self._has_ended(step):
             return replace(self._collect, decode_steps=self._models.decoder.steps)
         return self._collect
 
     def compare(self, experience: Experience, step: int, clock: PhaseClock) -> dict[str, float]:
-        """Rechecks where it is due; ends the cheap decode, with a warning, where it ranks badly.
+        """Recheck if it is due; end cheap decoding, with a warning, if it ranks badly.
 
         Args:
-            experience: Of this step and process, made with `collect_settings`.
-            step: From 1.
-            clock: Gets the time, as phase `recheck`.
+            experience: Experience of this step and process, made with `collect_settings`.
+            step: Training step, from 1.
+            clock: Records the time as phase `recheck`.
 
         Returns:
             `decode/is_cheap` for this step, and at a recheck `decode/rank_correlation/<term>` and
-            `.../total`, NaN where no group has an order; nothing for runs without a cheap decode.
+            `.../total`, NaN if no group has an order; empty for runs without cheap decoding.
 
         Raises:
-            RewardError: A term failed; names term, prompt and image.
+            RewardError: A term failed; the message names term, prompt and image.
             PeerError: Another process failed.
         """
         if self._collect.decode_steps == self._models.decoder.steps:
@@ -169,7 +170,7 @@ class Recheck:
         return self._at.full_decode_from is not None and step >= self._at.full_decode_from
 
     def _rank_agreement(self, experience: Experience) -> RankAgreement:
-        """Of the first groups of the step, each decoded where it was sampled."""
+        """Rank agreement of the step's first groups, decoded by the process that sampled them."""
         batch, table = experience.prompts, experience.rewards
         counts = self._processes.gather(len(batch.prompts))
         groups = self._settings.groups - sum(counts[: self._processes.rank])
@@ -188,10 +189,10 @@ class Recheck:
         return compare_ranks(cheap, full, mode=self._collect.combine)
 
     def _judge(self, agreement: RankAgreement, step: int) -> None:
-        # NaN, where no group has an order, says nothing against the cheap decode.
+        # NaN, if no group has an order, is no evidence against the cheap decode.
         if not agreement.total < self._settings.min_rank_correlation:
             return
-        # From a step on, not from now on: this step may yet fail and be taken again.
+        # From the next step on: this step may still fail and be repeated.
         self._at.full_decode_from = step + 1
         if not self._processes.is_main:
             return
