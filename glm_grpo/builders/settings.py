@@ -6,6 +6,7 @@ from glm_grpo.config import Config
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.loop import LoopSettings
+from glm_grpo.training.steps import StepSettings
 
 
 def collect_settings(config: Config) -> CollectSettings:
@@ -38,9 +39,16 @@ def loop_settings(config: Config) -> LoopSettings:
         steps=config.train.steps,
         eval_every=config.train.eval_every,
         checkpoint_every=config.train.checkpoint_every,
+        is_stopping_on_hacking=config.reward.on_hacking == "stop",
+    )
+
+
+def step_settings(config: Config) -> StepSettings:
+    """Plain values for a step."""
+    return StepSettings(
+        steps=config.train.steps,
         update=update_settings(config),
         anchor=config.anchor,
-        is_stopping_on_hacking=config.reward.on_hacking == "stop",
         reference_mix=config.loss.reference_mix,
         reference_sync_every=config.loss.reference_sync_every if config.needs_reference else None,
     )

@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from glm_grpo.builders.asynchronous import build_asynchronous_source
 from glm_grpo.builders.prompts import Prompts, build_batch, build_evaluation_batches, build_spares
-from glm_grpo.builders.settings import collect_settings, loop_settings
+from glm_grpo.builders.settings import collect_settings, loop_settings, step_settings
 from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource
@@ -44,6 +44,7 @@ from glm_grpo.training.records import RunRecorder
 from glm_grpo.training.resume import OpenedRun, start_step
 from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.sources import ExperienceSource, SynchronousSource
+from glm_grpo.training.steps import RewardStep, TargetStep
 from glm_grpo.training.targets import TargetSource
 
 
@@ -102,11 +103,13 @@ def build_trainer(
     )
     # Last: collectors begin to work, and the trainer ends them.
     source = _build_source(config, models, prompts.training, learner, recheck, launch)
+    settings = step_settings(config)
     return Trainer(
         models,
         learner,
-        source=source,
-        recheck=recheck,
+        step=TargetStep(models, learner, source, settings, recorder)
+        if isinstance(source, TargetSource)
+        else RewardStep(models, learner, source, recheck, settings, recorder, processes),
         evaluation_batches=evaluation_batches,
         settings=loop_settings(config),
         recorder=recorder,

@@ -20,29 +20,21 @@ from dataclasses import dataclass
 import torch
 
 from glm_grpo.config import shell_override
-from glm_grpo.config.sections import AnchorSection
-from glm_grpo.data.prompts import prompts_at
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
-from glm_grpo.grpo.update import (
-    UpdateReport,
-    UpdateSettings,
-    update_on_examples,
-    update_policy,
-)
+from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learner import Learner
-from glm_grpo.training.monitors.recheck import Recheck
-from glm_grpo.training.phase import Models, PhaseClock, replay_size
+from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import RunRecorder, StepRecord
-from glm_grpo.training.replay_check import check_replay
 from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.sources import ExperienceSource
-from glm_grpo.training.targets import TargetSource, anchor_weight, examples_of
-from glm_grpo.types import EvaluationPart, Examples, Experience, PromptBatch
+from glm_grpo.training.steps import Step
+from glm_grpo.training.targets import TargetSource
+from glm_grpo.types import EvaluationPart, PromptBatch
 from rewards.audit.canaries import Departure
 
 logger = logging.getLogger(__name__)
@@ -60,21 +52,13 @@ class LoopSettings:
         eval_every: Steps between evaluations; two more run before the first and after the last
             step.
         checkpoint_every: Steps between checkpoints.
-        update: Settings for training the policy on an experience.
-        anchor: Settings for target pictures as examples.
-        reference_mix: Weight of the policy in the new reference at each sync.
-        reference_sync_every: Steps between syncs of the reference with the policy; None: never.
         is_stopping_on_hacking: Whether a canary outside its band ends the run.
     """
 
     steps: int
     eval_every: int
     checkpoint_every: int
-    update: UpdateSettings
-    anchor: AnchorSection
     is_stopping_on_hacking: bool
-    reference_mix: float = 1.0
-    reference_sync_every: int | None = None
 
 
 class Trainer:
@@ -83,8 +67,7 @@ class Trainer:
     Args:
         models: Policy, decoder and reward terms.
         learner: Optimizer, learning rate, state and average of the policy.
-        source: Gives each step its experience, or the target pictures to learn from.
-        recheck: Compares the cheap decode of rollouts with the full one.
+        step: What is repeated.
         evaluation_batches: Held-out prompts of this process; the main one has at least one.
         settings: Plain values.
         recorder: Writes the run folder.
@@ -98,8 +81,7 @@ class Trainer:
         models: Models,
         learner: Learner,
         *,
-        source: ExperienceSource | TargetSource,
-        recheck: Recheck,
+        step: Step,
         evaluation_batches: Sequence[PromptBatch],
         settings: LoopSettings,
         recorder: RunRecorder,
@@ -110,14 +92,18 @@ class Trainer:
         self._models = models
         self._learner = learner
         self._state = learner.state
-        self.source = source
-        self._recheck = recheck
+        self._stepping = step
         self._evaluation_batches = evaluation_batches
         self._settings = settings
         self._recorder = recorder
         self._saver = saver
         self._progress = progress
         self._processes = processes
+
+    @property
+    def source(self) -> ExperienceSource | TargetSource:
+        """What the steps learn from."""
+        return self._stepping.source
 
     def run(self) -> list[SummaryRow] | None:
         """Train to the last step, or to the end of the current one after Ctrl-C or SIGTERM.
@@ -162,10 +148,7 @@ class Trainer:
         clock = PhaseClock(self._progress)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        if isinstance(self.source, TargetSource):
-            updates, record = self._learn_targets(self.source, step, clock)
-        else:
-            updates, record = self._learn_rewards(self.source, step, clock, is_first=is_first)
+        updates, record = self._stepping.take(step, clock, is_first=is_first)
         self._saver.finish_step(step)
         metrics, departures, is_best = record.metrics, record.departures, False
         if self._is_evaluation_due():
@@ -179,99 +162,6 @@ class Trainer:
         if is_best or self._is_checkpoint_due():
             self._saver.save()
         self._stop_on_hacking(departures)
-
-    def _learn_rewards(
-        self, source: ExperienceSource, step: int, clock: PhaseClock, *, is_first: bool
-    ) -> tuple[list[UpdateReport], StepRecord]:
-        """Run one step of GRPO."""
-        # Sample -> decode -> score -> advantages.
-        experience, of_source = source.next_experience(step, clock)
-        prepared = self._recorder.prepare(experience)
-        of_decode = self._recheck.compare(experience, step, clock)
-        if is_first:
-            self._check_replay(experience)
-        updates = self._update_policy(experience, self._anchor(experience, step, clock), clock)
-        if self._learner.average is not None:
-            self._learner.average.update()
-        self._follow_with_reference(step)
-        source.policy_updated(step)
-        clock.announce("records")
-        more = {**of_decode, **of_source}
-        return updates, self._recorder.step(step, prepared, updates, clock, more)
-
-    def _learn_targets(
-        self, source: TargetSource, step: int, clock: PhaseClock
-    ) -> tuple[list[UpdateReport], StepRecord]:
-        """Run one step of supervised fine-tuning."""
-        examples, num_prompts = source.next_examples(step, clock)
-        settings, policy = self._settings.update, self._models.policy
-        size = replay_size(examples.prompts, policy, settings.micro_batch_size)
-        with self._models.phase("update", size, clock):
-            updates = update_on_examples(
-                policy,
-                self._learner.optimizer,
-                self._learner.learning_rate,
-                examples,
-                settings,
-                self._learner.strategy,
-                num_prompts=num_prompts,
-            )
-        if self._learner.average is not None:
-            self._learner.average.update()
-        return updates, self._recorder.supervised_step(step, len(examples.places), updates, clock)
-
-    def _check_replay(self, experience: Experience) -> None:
-        """Check that sampling and replay agree before anything is learned."""
-        rows, policy = self._settings.update.micro_batch_size, self._models.policy
-        self._progress.phase("self-check")
-        with (
-            self._learner.strategy.full_parameters(),
-            self._processes.together(),
-            self._models.phase("update", replay_size(experience.prompts, policy, rows)),
-        ):
-            report = check_replay(policy, experience, rows=rows)
-        logger.info(
-            "self-check passed: %d tokens a grid, replay gap %.1e nats (largest %.1e)",
-            experience.rollout.token_ids.shape[-1],
-            report.mean_gap,
-            report.max_gap,
-        )
-
-    def _anchor(self, experience: Experience, step: int, clock: PhaseClock) -> Examples | None:
-        """Target pictures of the step as examples, if it uses any."""
-        settings = self._settings.anchor
-        if not settings.is_used:
-            return None
-        with self._processes.together():
-            return examples_of(
-                self._models,
-                prompts_at(experience.prompts, experience.trained_rows()),
-                weight=anchor_weight(settings, step, self._settings.steps),
-                preview=settings.preview,
-                clock=clock,
-            )
-
-    def _update_policy(
-        self, experience: Experience, anchor: Examples | None, clock: PhaseClock
-    ) -> list[UpdateReport]:
-        """Run the updates of a step; every process gets the same reports."""
-        rows, policy = self._settings.update.micro_batch_size, self._models.policy
-        with self._models.phase("update", replay_size(experience.prompts, policy, rows), clock):
-            return update_policy(
-                policy,
-                self._learner.optimizer,
-                self._learner.learning_rate,
-                experience,
-                self._settings.update,
-                self._learner.strategy,
-                anchor,
-                clock.count,
-            )
-
-    def _follow_with_reference(self, step: int) -> None:
-        every = self._settings.reference_sync_every
-        if every is not None and step % every == 0:
-            self._models.policy.mix_reference(self._settings.reference_mix)
 
     def _begin(self) -> None:
         """Evaluate the untrained policy, or resume the run."""
