@@ -1,1 +1,1 @@
-"""The models that can be trained, one folder each."""
+"""Models that can be trained, one folder each."""

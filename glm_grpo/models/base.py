@@ -1,7 +1,7 @@
 """Protocols of the models: an AR policy, and the decoder of its tokens.
 
-`glm_grpo.models.glm_image` contains the GLM-Image implementations. A second model is a second
-folder beside it, and `glm_grpo.builders`, which constructs one or the other.
+`glm_grpo.models.glm_image` contains the GLM-Image implementations. To add a second model, add a
+folder next to it, and construct the model in `glm_grpo.builders`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout, not_counted
 class Policy(PolicyForUpdate, Protocol):
     """An AR model that samples token grids and is trained.
 
-    `replay` and `reference_log_probs` score tokens under the distribution that `sample` draws from:
-    temperature and truncation included.
+    `replay` and `reference_log_probs` score tokens under the distribution that `sample` draws from,
+    including temperature and truncation.
 
     Attributes:
         codebook_size: Token ids are in [0, codebook_size).
@@ -33,20 +33,20 @@ class Policy(PolicyForUpdate, Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """What is trained, as one module, for DDP or FSDP2 to wrap."""
+        """The trained module, for DDP or FSDP2 to wrap."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         ...
 
     def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
-        """T of an image of `height` x `width` pixels; edits are generated without a preview."""
+        """T for an image of `height` x `width` pixels; edits are generated without a preview."""
         ...
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
-        """The batch with the tokens of its source pictures; the same where it has none."""
+        """Encode the batch's source pictures as tokens; without any, return it unchanged."""
         ...
 
     def sample(
@@ -60,13 +60,14 @@ class Policy(PolicyForUpdate, Protocol):
         """Sample G token grids for each of P prompts, a pure function of weights and batch.
 
         Args:
-            batch: Prompts and seed.
-            policy_step: Recorded in the rollout.
-            phase: Of the run, for errors.
-            count: Told of every token of the grids.
+            batch: Prompts and seeds.
+            policy_step: Number to record in the rollout.
+            phase: Phase of the run, for errors.
+            count: Called after every token of the grids.
 
         Raises:
-            NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
+            NonFiniteError: A log-probability is not finite; the message names phase, prompt, sample
+                and token.
         """
         ...
 
@@ -77,13 +78,13 @@ class Policy(PolicyForUpdate, Protocol):
         has_preview: bool = True,
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
-        """Token grids that the decoder turns back into these pictures.
+        """Encode pictures as token grids that the decoder turns back into them.
 
         Args:
-            pixels: RGB, 0..255, of a size that is generated.
-            has_preview: False for edits.
+            pixels: RGB, 0..255, of a size that can be generated.
+            has_preview: Whether the grids have a preview; False for edits.
             preview: Tokens of the preview, which the decoder does not read: zeros, those of the
-                picture made as small as the preview, or the target's nearest ones.
+                picture scaled down to the preview's size, or the nearest target tokens.
         """
         ...
 
@@ -92,7 +93,7 @@ class Policy(PolicyForUpdate, Protocol):
         ...
 
     def run_network_once(self) -> None:
-        """A pass of `network` over as little as possible, without gradient."""
+        """Run `network` on the smallest possible input, without gradient."""
         ...
 
     def modules(self) -> Sequence[nn.Module]:
@@ -116,26 +117,26 @@ class Policy(PolicyForUpdate, Protocol):
         ...
 
     def reference_tensors(self) -> dict[str, Tensor]:
-        """The reference, by the names of `state_tensors`; empty while it is the untrained one."""
+        """Reference weights, named as in `state_tensors`; empty while it is the untrained model."""
         ...
 
     def load_reference_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `reference_tensors` returned."""
+        """Restore what `reference_tensors` returned."""
         ...
 
     def reference_modules(self) -> Sequence[nn.Module]:
-        """Modules that the reference needs on the accelerator besides those of `modules`."""
+        """Modules that the reference needs on the accelerator in addition to those of `modules`."""
         ...
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The tensors that training changes, by name."""
+        """Trained tensors by name."""
         ...
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `state_tensors` returned.
+        """Restore what `state_tensors` returned.
 
         Raises:
-            CheckpointError: Names or shapes do not fit this model.
+            CheckpointError: Names or shapes do not match this model.
         """
         ...
 
@@ -144,11 +145,11 @@ class Policy(PolicyForUpdate, Protocol):
 class Decoder(Protocol):
     """A frozen model that turns token grids into pictures.
 
-    Pictures are a function of (prompt, tokens, decode seed): the G images of a prompt share one
-    initial noise.
+    Pictures are a function of (prompt, tokens, decode seed): the G images of a prompt share the
+    same initial noise.
 
     Attributes:
-        steps: Of denoising, >= 1.
+        steps: Number of denoising steps, >= 1.
     """
 
     steps: int
@@ -158,32 +159,32 @@ class Decoder(Protocol):
         ...
 
     def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:
-        """Pictures of a batch.
+        """Decode all pictures of a batch.
 
         Raises:
-            DecoderError: A pixel is not finite; names prompt and sample.
+            DecoderError: A pixel is not finite; the message names prompt and sample.
         """
         ...
 
     def decode_groups(
         self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
     ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
-        """As `decode`, prompt by prompt; each group is on the CPU when it is handed out."""
+        """Like `decode`, prompt by prompt; each group is on the CPU when it is yielded."""
         ...
 
     def modules(self) -> Sequence[nn.Module]:
-        """What decoding needs on the accelerator."""
+        """Modules that decoding needs on the accelerator."""
         ...
 
 
 @dataclass(frozen=True)
 class ReservedTokens:
-    """Texts that stand for a token of their own, which a prompt cannot hold as text.
+    """Texts of special tokens, which a prompt cannot contain as text.
 
     Attributes:
-        language: Of the language model's tokenizer.
-        glyphs: Of the glyph encoder's.
-        find_glyph_texts: The parts of a prompt that the glyph encoder reads.
+        language: Those of the language model's tokenizer.
+        glyphs: Those of the glyph encoder's tokenizer.
+        find_glyph_texts: Finds the parts of a prompt that the glyph encoder reads.
     """
 
     language: frozenset[str] = frozenset()
@@ -192,21 +193,22 @@ class ReservedTokens:
 
 
 Preview = Literal["zeros", "encode", "repeat"]
-"""What stands in the preview of a given picture, see `Policy.tokenize_pictures`."""
+"""Source of the preview tokens of a given picture, see `Policy.tokenize_pictures`."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""By the value of `model.dtype`."""
+"""Dtypes by the value of `model.dtype`."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What is held in fewer bits than the model's type.
+    """Which weights are stored in fewer bits than the model's dtype.
 
     Attributes:
-        language: Matrices of the language model's layers in 4 bits, blocks of 64, scales in 8 bits;
-            None: none. Source: QLoRA, Dettmers et al. 2023 (arXiv 2305.14314), section 3.
-        decoder: Weights of the diffusion transformer in 8 bits, cast to the model's type layer by
-            layer as they are used; None: none.
+        language: Store the matrices of the language model's layers in 4 bits, with blocks of 64 and
+            8-bit scales; None: do not. Source: QLoRA, Dettmers et al. 2023 (arXiv 2305.14314),
+            section 3.
+        decoder: Store the weights of the diffusion transformer in 8 bits, and cast them to the
+            model's dtype layer by layer when used; None: do not.
     """
 
     language: Literal["nf4"] | None = None
@@ -214,4 +216,4 @@ class Quantization:
 
 
 AS_PUBLISHED = Quantization()
-"""Every weight in the model's type."""
+"""Every weight in the model's dtype."""

@@ -1,4 +1,4 @@
-"""Offload: modules are on the accelerator in the phases that use them, else in CPU memory."""
+"""Keep modules on the accelerator only in the phases that use them, else in CPU memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDED: Mapping[Phase, frozenset[str]] = {
     "reward": frozenset({"rewards"}),
     "update": frozenset({"policy", "reference", "optimizer"}),
 }
-"""The parts each phase uses."""
+"""Parts that each phase uses."""
 
 
 @runtime_checkable
@@ -27,11 +27,11 @@ class Movable(Protocol):
     """A part that can wait in CPU memory."""
 
     def load(self) -> None:
-        """Bring it to the accelerator."""
+        """Move it to the accelerator."""
         ...
 
     def evict(self) -> None:
-        """Put it back into CPU memory."""
+        """Move it back to CPU memory."""
         ...
 
 
@@ -39,8 +39,8 @@ class ModulePart:
     """Modules that move together.
 
     Each weight keeps its place in (pinned) CPU memory. Frozen weights are only copied to the
-    accelerator; weights that training changes are copied back as well, and so are frozen ones that
-    were written to meanwhile, such as a reference that follows the policy.
+    accelerator. Trained weights are also copied back, and so are frozen weights that were written
+    meanwhile, such as a reference that follows the policy.
     """
 
     def __init__(self, modules: Sequence[nn.Module], *, device: torch.device) -> None:
@@ -58,15 +58,15 @@ class ModulePart:
         self._versions = [tensor._version for tensor in self._tensors]
 
     def load(self) -> None:
-        """Bring all weights to the accelerator."""
+        """Move all weights to the accelerator."""
         for tensor, home in zip(self._tensors, self._homes, strict=True):
             tensor.data = home.to(self._device, non_blocking=True)
         self._versions = [tensor._version for tensor in self._tensors]
 
     def evict(self) -> None:
-        """Drop the accelerator's copies, saving what was changed."""
+        """Drop the accelerator's copies, after saving changed weights."""
         for tensor, home, version in zip(self._tensors, self._homes, self._versions, strict=True):
-            # Kernels of other packages may write to what is trained without raising its version.
+            # Kernels of other packages may write trained weights without raising their version.
             if tensor.requires_grad or tensor._version != version:
                 home.copy_(tensor.data)
             tensor.data = home
@@ -80,17 +80,17 @@ class OptimizerPart:
         self._device = device
 
     def load(self) -> None:
-        """Bring the state to the accelerator."""
+        """Move the state to the accelerator."""
         self._move(self._device)
 
     def evict(self) -> None:
-        """Put the state into CPU memory."""
+        """Move the state to CPU memory."""
         self._move(torch.device("cpu"))
 
     def _move(self, device: torch.device) -> None:
         for state in self._optimizer.state.values():
             for name, value in state.items():
-                # The step counter stays where torch keeps it: on the CPU.
+                # The step counter stays where torch keeps it, on the CPU.
                 if isinstance(value, Tensor) and value.dim() > 0:
                     state[name] = value.to(device, non_blocking=device.type != "cpu")
 
@@ -99,7 +99,7 @@ class Offload:
     """Moves parts in and out as phases begin.
 
     Args:
-        parts: By name; a part no phase names, or that is not in here, stays where it is.
+        parts: Parts by name; a part that no phase names, or that is missing here, is never moved.
     """
 
     def __init__(self, parts: Mapping[str, Movable]) -> None:
@@ -107,7 +107,7 @@ class Offload:
         self._resident: set[str] = set()
 
     def add(self, name: str, part: Movable) -> None:
-        """Takes on a part that is made after the models are, such as the optimizer."""
+        """Add a part that is created after the models, such as the optimizer."""
         self._parts[name] = part
 
     def moves(self, name: str) -> bool:
@@ -116,7 +116,7 @@ class Offload:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Makes room first, then brings in what the phase needs and is not there yet."""
+        """Free memory first, then load what the phase needs and is not loaded."""
         needed = NEEDED[phase] & self._parts.keys()
         for name in sorted(self._resident - needed):
             self._parts[name].evict()
@@ -128,8 +128,9 @@ class Offload:
 
 
 def scales(weight: nn.Parameter) -> Iterator[Tensor]:
-    """What a weight of 4 bits needs beside it, which no module holds as a buffer."""
-    # bitsandbytes hangs it on the parameter; its class cannot be named where it is not installed.
+    """Tensors that a 4-bit weight needs, and that no module has as a buffer."""
+    # bitsandbytes attaches it to the parameter. Its class cannot be imported if it is not
+    # installed.
     state = vars(weight).get("quant_state")
     if state is not None:
         yield from _tensors_in(state)
@@ -140,5 +141,5 @@ def _tensors_in(state: object) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             yield value
         elif type(value) is type(state):
-            # The scales have scales of their own.
+            # The scales have their own scales.
             yield from _tensors_in(value)

@@ -1,4 +1,4 @@
-"""Memory and operations of a run: the figures, and the protocol that finds them."""
+"""Types for the memory and operations of a run, and the protocol that plans them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import torch
 from glm_grpo.models.base import AS_PUBLISHED, Quantization
 
 PHASES = ("sources", "rollout", "decode", "reward", "update", "idle")
-"""Of a step; the first is of edits alone, idle is what stays on the accelerator in every phase."""
+"""Phases of a step. `sources` exists only for edits; `idle` is the memory that stays on the
+accelerator in every phase."""
 
 OVERHEAD_BYTES = 600 * 10**6
-"""Of a CUDA context with cuBLAS and cuDNN: what drivers take before the first tensor, roughly."""
+"""Approximate memory of a CUDA context with cuBLAS and cuDNN, taken before the first tensor."""
 
 Offload = Literal["none", "modules", "modules_and_optimizer"]
 
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How a run is spread.
+    """How a run is distributed.
 
     Attributes:
-        count: Of processes, >= 1; each samples and replays its part of the prompts.
-        is_sharded: The policy's weights, gradients and moments are cut over them (FSDP2); else
-            each holds a copy (DDP).
-        is_mixed: Shards of what is trained are kept in fp32 whatever the model's type, and put
-            together in 16 bits.
-        on_machine: How many share the CPU memory of this machine, >= 1.
+        count: Number of processes, >= 1; each samples and replays its part of the prompts.
+        is_sharded: Whether the policy's weights, gradients and moments are sharded over them
+            (FSDP2); else each holds a copy (DDP).
+        is_mixed: Whether shards of trained weights are kept in fp32 whatever the model's dtype, and
+            gathered in 16 bits.
+        on_machine: Number of processes that share this machine's CPU memory, >= 1.
     """
 
     count: int = 1
@@ -39,19 +40,19 @@ class Parallelism:
 
 
 UNDIVIDED = Parallelism()
-"""A run of one process."""
+"""A run with one process."""
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """How the policy is held.
+    """How the policy is loaded and trained.
 
     Attributes:
-        adapter_rank: Of LoRA; None trains language model and head in full.
-        is_checkpointing: Activations are computed again in the backward pass.
-        needs_reference: A KL to the reference is weighted.
-        is_on_accelerator: Chooses the optimizer's form as torch does.
-        quantization: Which weights are held in fewer bits.
+        adapter_rank: Rank of LoRA; None: train the language model and its head in full.
+        is_checkpointing: Whether the backward pass recomputes activations.
+        needs_reference: Whether a KL to the reference has a weight.
+        is_on_accelerator: Selects the optimizer's implementation as torch does.
+        quantization: Which weights are stored in fewer bits.
     """
 
     dtype: torch.dtype
@@ -64,19 +65,19 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """What one step works on.
+    """Sizes of one step's work.
 
     Attributes:
-        prompts: P.
-        group_size: G.
-        height: Pixels.
-        width: Pixels.
-        micro_batch_size: Images a forward and backward pass.
-        is_truncated: By top-k, top-p or min-p.
-        decode_batch_size: Images of a group that are drawn at once; None: all.
-        vae_batch_size: Of those, images that go through the VAE at once; None: few.
-        num_sources: Source pictures of a prompt, whose tokens are not in `prompt_tokens`.
-        reads_targets: Whether target pictures are turned into tokens.
+        prompts: P, prompts of the step.
+        group_size: G, images per prompt.
+        height: Image height, pixels.
+        width: Image width, pixels.
+        micro_batch_size: Images per forward and backward pass.
+        is_truncated: Whether top-k, top-p or min-p truncate the distribution.
+        decode_batch_size: Images of a group to decode at once; None: all.
+        vae_batch_size: Those to pass through the VAE at once; None: few.
+        num_sources: Source pictures per prompt; their tokens are not counted in `prompt_tokens`.
+        reads_targets: Whether target pictures are encoded as tokens.
     """
 
     prompts: int
@@ -93,18 +94,18 @@ class BatchSizes:
 
     @property
     def images(self) -> int:
-        """P * G."""
+        """Number of images, P * G."""
         return self.prompts * self.group_size
 
 
 @dataclass(frozen=True)
 class ScorerSizes:
-    """Weights of the reward terms, bytes.
+    """Weights of the reward terms, in bytes.
 
     Attributes:
-        movable: Of networks that wait in CPU memory when modules are offloaded.
-        staying: Of networks in processes of their own, which no one moves.
-        on_cpu: Of engines that run on the CPU in any case.
+        movable: Networks that wait in CPU memory when modules are offloaded.
+        staying: Networks in separate processes, which are never moved.
+        on_cpu: Engines that always run on the CPU.
     """
 
     movable: int = 0
@@ -114,11 +115,11 @@ class ScorerSizes:
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One thing that takes memory.
+    """One item that takes memory.
 
     Attributes:
-        by_phase: Bytes on the accelerator; 0 where a phase is left out.
-        cpu: Bytes in CPU memory for the whole run, where it waits there or stays there.
+        by_phase: Bytes on the accelerator; 0 in phases that are missing.
+        cpu: Bytes in CPU memory for the whole run, whether it waits or stays there.
     """
 
     name: str
@@ -128,14 +129,15 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a run takes.
+    """Memory of a run.
 
     Attributes:
-        items: In the order they are shown.
-        phases: That the run has, of `PHASES`.
-        is_on_accelerator: False: there is none, and phases are in CPU memory like all else.
-        overhead: Bytes that driver and libraries take on the accelerator.
-        cpu_at_start: Most bytes in CPU memory while the models are loaded.
+        items: Items in the order in which they are shown.
+        phases: Phases of the run, a subset of `PHASES`.
+        is_on_accelerator: Whether there is an accelerator; if not, phases use CPU memory like
+            everything else.
+        overhead: Bytes on the accelerator for driver and libraries.
+        cpu_at_start: Peak bytes in CPU memory while the models are loaded.
         moved_in: Bytes that offloading copies to the accelerator in one step.
         moved_out: Bytes that offloading copies back in one step.
     """
@@ -149,41 +151,42 @@ class MemoryPlan:
     moved_out: int
 
     def total(self, phase: str) -> int:
-        """Bytes of a phase where it runs, overhead included."""
+        """Bytes of a phase on its device, including overhead."""
         cpu = 0 if self.is_on_accelerator else self.cpu
         return self.overhead + cpu + sum(item.by_phase.get(phase, 0) for item in self.items)
 
     def excess(self, memory: int) -> int:
-        """Bytes of all phases beyond what there is."""
+        """Bytes by which all phases together exceed the memory."""
         return sum(max(0, self.total(phase) - memory) for phase in self.phases)
 
     @property
     def cpu(self) -> int:
-        """Bytes that lie in CPU memory for the whole run."""
+        """Bytes in CPU memory for the whole run."""
         return sum(item.cpu for item in self.items)
 
     @property
     def peak_phase(self) -> str:
-        """The phase that takes most."""
+        """Phase that takes the most memory."""
         return max(self.phases, key=self.total)
 
     @property
     def peak(self) -> int:
-        """Bytes of that phase: what --memory is held against."""
+        """Bytes of the peak phase, which are compared with --memory."""
         return self.total(self.peak_phase)
 
 
 @dataclass(frozen=True)
 class LanguageWork:
-    """What the language model does for a token.
+    """Work of the language model per token.
 
     Attributes:
-        layer_entries: Of all matrices of all layers; each meets every token.
-        head_entries: Of the head's rows that can be drawn; they meet generated tokens alone.
-        attention_width: Layers x query heads x size of a head.
-        read_bytes: Of all weights that a token step reads: all but the token embedding, of which
-            it picks rows.
-        cache_bytes: Keys and values of one token.
+        layer_entries: Entries of all matrices of all layers; every token is multiplied by each.
+        head_entries: Entries of the head's rows that can be sampled; used only for generated
+            tokens.
+        attention_width: Layers x query heads x head size.
+        read_bytes: Bytes of all weights that a token step reads: all but the token embedding, of
+            which it only looks up rows.
+        cache_bytes: Bytes of the keys and values of one token.
     """
 
     layer_entries: int
@@ -195,7 +198,7 @@ class LanguageWork:
 
 @runtime_checkable
 class Planner(Protocol):
-    """Finds what runs of one model take, from its configs alone."""
+    """Computes what runs of one model need, from its configs alone."""
 
     def plan(
         self,
@@ -207,36 +210,36 @@ class Planner(Protocol):
         evaluation: BatchSizes | None = None,
         processes: Parallelism = UNDIVIDED,
     ) -> MemoryPlan:
-        """Memory of a run, or of each process of it, by phase.
+        """Plan the memory of a run, or of each of its processes, by phase.
 
         Args:
-            model: How the policy is held.
-            sizes: What a step works on in this process.
+            model: How the policy is loaded and trained.
+            sizes: Sizes of this process's part of a step.
             scorers: Weights of the reward terms.
-            offload: What waits in CPU memory; of no effect without an accelerator, nor for shards
-                of the policy, which stay where they are.
-            evaluation: What an evaluation samples and decodes at once, where there is one.
-            processes: That train together.
+            offload: What waits in CPU memory; has no effect without an accelerator, nor for shards
+                of the policy, which are never moved.
+            evaluation: What an evaluation samples and decodes at once; None: no evaluation.
+            processes: Processes that train together.
         """
         ...
 
     def sequence_tokens(self, sizes: BatchSizes) -> tuple[int, int]:
-        """Tokens of the longest prompt with its source pictures, and T of an image."""
+        """Tokens of the longest prompt with its source pictures, and T per image."""
         ...
 
     def longest_prompt_tokens(
         self, captions: Sequence[str], *, height: int, width: int
     ) -> int | None:
-        """Of at least one caption, with the chat template; None where no tokenizer can be read."""
+        """Tokens of the longest caption with the chat template; None without a tokenizer."""
         ...
 
     def language_work(self, model: ModelSettings) -> LanguageWork:
-        """Of the language model as a run holds it.
+        """Work per token of the language model as a run loads it.
 
-        Adapters are read, their operations not counted.
+        Adapters count among the bytes read, but their operations are not counted.
         """
         ...
 
     def decoder_flops(self, height: int, width: int) -> tuple[int, int]:
-        """Operations of a denoising pass and of turning latents into pixels, for one image."""
+        """Operations for one image of a denoising pass, and of turning latents into pixels."""
         ...

@@ -1,4 +1,4 @@
-"""Quiet the libraries of the models: their bars would stand between our lines."""
+"""Silence the progress bars of the model libraries, which would interrupt our own lines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 
 def quiet_libraries(*, shows_downloads: bool = True) -> None:
-    """Turn off the bars of loading for the rest of the process.
+    """Turn off loading bars for the rest of the process.
 
     Args:
-        shows_downloads: Whether those of downloads are kept on a terminal: a model of 36 GB takes
-            long to be fetched.
+        shows_downloads: Whether to keep download bars on a terminal: a model of 36 GB takes long to
+            download.
     """
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""LoRA on the language model: one product of an adapter for sampling and replay."""
+"""Add LoRA to the language model, with one adapter product for both sampling and replay."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ ADAPTED_MODULES = (
     r"model\.language_model\.layers\.\d+\."
     r"(self_attn\.(q|k|v|o)_proj|mlp\.(gate_up|down)_proj)"
 )
-"""Linear layers that adapters go on, by path: the vision tower has modules of similar names."""
+"""Linear layers to adapt, by path, because the vision tower has modules with similar names."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
 def adapt(model: nn.Module, *, rank: int, alpha: float, seed: int) -> PeftModel:
-    """Puts LoRA on the language model; the adapters start as no change at all."""
+    """Add LoRA to the language model; the adapters initially change nothing."""
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=ADAPTED_MODULES)
-    # Weights of 4 bits are a kind of `nn.Linear`, too.
+    # Layers with 4-bit weights are subclasses of `nn.Linear`, too.
     config._register_custom_module({nn.Linear: AdaptedLinear})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with warnings.catch_warnings():
-            # peft asks by a name that transformers gives up.
+            # peft uses a name that transformers is about to remove.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             adapted = get_peft_model(model, config)
     return adapted.eval()
 
 
 class AdaptedLinear(LoraLinear):
-    """peft's layer, but states in half precision are multiplied by factors of their own type.
+    """Like peft's layer, but half-precision states are multiplied by factors cast to their dtype.
 
-    The factors stay in fp32, where the optimizer changes them. peft multiplies in fp32 as well:
-    that takes most of a step's elementwise traffic, and the sum is rounded to the type of the
-    states all the same. States in fp32 go peft's way, equal to the bit.
+    The factors stay in fp32, where the optimizer changes them. peft multiplies in fp32 as well,
+    which causes most of a step's elementwise traffic, although the sum is rounded to the states'
+    dtype anyway. For fp32 states this calls peft's code and is bitwise equal.
     """
 
     @property
     def is_plain(self) -> bool:
-        """Whether one adapter is active, in its simplest form and beside the base's weights."""
+        """Whether exactly one adapter is active, in its simplest form and not merged."""
         return len(self.active_adapters) == 1 and not (self.merged or self.lora_variant)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """As peft's."""
+        """Like peft's."""
         factors = half_factors(self, x.dtype)
         if factors is None or args or kwargs:
             changed: Tensor = super().forward(x, *args, **kwargs)
             return changed
         down, up = factors
-        # In two dimensions the product is added in place: in a view it would be copied, backwards.
+        # In two dimensions the product is added in place; in a view, the backward pass would copy
+        # it.
         rows = x.flatten(0, -2)
         added = add_adapter(self.base_layer(rows), nn.functional.linear(rows, down), up)
         return added.unflatten(0, x.shape[:-1])
@@ -63,14 +64,14 @@ class AdaptedLinear(LoraLinear):
 def half_factors(
     module: Any, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "r D"], Float[Tensor, "O r"]] | None:
-    """Both factors of an adapter in half precision, the second scaled.
+    """Both factors of an adapter in half precision, the second one scaled.
 
     Args:
-        module: A linear layer.
-        dtype: Of the states that it reads.
+        module: Linear layer.
+        dtype: Dtype of the states that it reads.
 
     Returns:
-        None where there is no plain adapter, it is switched off, or `dtype` is not half.
+        The factors; None if there is no plain adapter, it is switched off, or `dtype` is not half.
     """
     is_adapted = isinstance(module, AdaptedLinear) and not module.disable_adapters
     if dtype not in _HALF or not is_adapted or not module.is_plain:
@@ -83,11 +84,11 @@ def half_factors(
 def add_adapter(
     base: Float[Tensor, "N O"], reduced: Float[Tensor, "N r"], up: Float[Tensor, "O r"]
 ) -> Float[Tensor, "N O"]:
-    """Adds reduced @ up.T to the base layer's output, in place, and rounds once.
+    """Add reduced @ up.T to the base layer's output, in place, with a single rounding.
 
     Args:
-        base: What the base layer gives.
-        reduced: The states after the adapter's first factor.
-        up: Its second, scaled.
+        base: Output of the base layer.
+        reduced: States after the adapter's first factor.
+        up: Second factor, scaled.
     """
     return base.addmm_(reduced, up.T)

@@ -1,4 +1,4 @@
-"""The frozen decoder: tokens -> DiT -> VAE -> pixels, through the published pipeline itself."""
+"""Decode tokens into pixels with the frozen DiT and VAE of the published pipeline."""
 
 from __future__ import annotations
 
@@ -28,30 +28,31 @@ from glm_grpo.models.glm_image.token_grid import (
 from glm_grpo.types import ImageBatch, PromptBatch
 
 _REMEMBERED_TEXTS = 256
-"""Texts whose embeddings are kept in CPU memory; of the published model 3 kB a letter and text."""
+"""Texts whose embeddings are kept in CPU memory; in the published model, 3 kB per letter and
+text."""
 
 _LARGEST_DECODED = 2 * 128 * 128
-"""Pixels that go through the VAE together by default; more were no faster on the CPU."""
+"""Pixels to pass through the VAE together by default; more were not faster on the CPU."""
 
 
 class GlmImageDecoder:
-    """Draws token grids, one group at a time, without gradient.
+    """Decodes token grids, one group at a time, without gradient.
 
-    One group at a time because glyph embeddings of prompts with different lengths would be padded
-    without a mask, and a picture would depend on its neighbours (diffusers issue 13587). Small
-    groups whose glyph embeddings have the same length are drawn together.
+    Groups are separate because glyph embeddings of prompts with different lengths would be padded
+    without a mask, and an image would depend on its neighbours (diffusers issue 13587). Small
+    groups whose glyph embeddings have the same length are decoded together.
 
     Args:
-        pipeline: Published; its parts are used, not its language model.
-        steps: Of denoising, >= 1.
-        guidance_scale: 1 for no classifier-free guidance; above it a step costs two passes.
-        batch_size: Images that are drawn at once, >= 1; None: a whole group. Changes pictures by
-            no more than rounding.
-        joined_size: Images of several groups that are drawn at once, at most; 1: groups are not
-            joined. Changes pictures by no more than rounding.
-        vae_batch_size: Images that go through the VAE at once, at most; None: as many as are fast
-            on the CPU.
-        is_compiling: Compile the networks; see `CompiledDecoder`.
+        pipeline: Published pipeline; its language model is not used.
+        steps: Number of denoising steps, >= 1.
+        guidance_scale: 1 for no classifier-free guidance; above 1, a step costs two passes.
+        batch_size: Images to decode at once, >= 1; None: a whole group. Changes images only by
+            rounding.
+        joined_size: Largest number of images of several groups to decode at once; 1: do not join
+            groups. Changes images only by rounding.
+        vae_batch_size: Largest number of images to pass through the VAE at once; None: as many as
+            are fast on the CPU.
+        is_compiling: Whether to compile the networks; see `CompiledDecoder`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class GlmImageDecoder:
         is_compiling: bool = False,
     ) -> None:
         self._transformer = _SourceReader(pipeline.transformer)
-        # A pipeline of its own without the language model: that may be on another device.
+        # A separate pipeline without the language model, which may be on another device.
         self._pipeline = _RememberingPipeline(
             tokenizer=pipeline.tokenizer,
             processor=None,
@@ -80,7 +81,7 @@ class GlmImageDecoder:
             vae_scale_factor=self._pipeline.vae_scale_factor
         )
         self._pipeline.set_progress_bar_config(disable=True)
-        # What convolutions work in; otherwise each of them turns its input and its output around.
+        # The layout of convolutions; otherwise each of them converts its input and output.
         self._vae = pipeline.vae.to(memory_format=torch.channels_last)
         self.steps = steps
         self._guidance_scale = guidance_scale
@@ -97,19 +98,19 @@ class GlmImageDecoder:
         return other
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """What decoding needs on the accelerator."""
+        """Modules that decoding needs on the accelerator."""
         parts = self._pipeline
         return (parts.text_encoder, self._transformer.published, self._vae)
 
     @torch.no_grad()
     def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:
-        """Draws every grid; the images of a prompt share one initial noise.
+        """Decode every grid; the images of a prompt share the same initial noise.
 
-        Equals the stock pipeline called with the same `prior_token_ids` and `latents`, and of edits
-        with the same `image`, `prior_token_image_ids` and `source_image_grid_thw`.
+        Equals the stock pipeline called with the same `prior_token_ids` and `latents`, and for
+        edits with the same `image`, `prior_token_image_ids` and `source_image_grid_thw`.
 
         Raises:
-            DecoderError: A pixel is not finite; names prompt and sample.
+            DecoderError: A pixel is not finite; the message names prompt and sample.
         """
         pixels = torch.stack([*self.decode_groups(batch, token_ids)])
         return ImageBatch(pixels=pixels, decode_seeds=batch.decode_seeds)
@@ -118,7 +119,7 @@ class GlmImageDecoder:
     def decode_groups(
         self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
     ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
-        """As `decode`, prompt by prompt; each group is on the CPU when it is handed out."""
+        """Like `decode`, prompt by prompt; each group is on the CPU when it is yielded."""
         layout = batch_layout(batch)
         prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
         joined = self._joined_places(batch)
@@ -130,11 +131,11 @@ class GlmImageDecoder:
             yield drawn.pop(index)
 
     def _joined_places(self, batch: PromptBatch) -> Iterator[list[int]]:
-        """Places of the prompts that are drawn together, ordered by the first of each."""
+        """Positions of the prompts to decode together, ordered by the first of each."""
         most = 1 if batch.num_sources > 0 else max(1, self._joined_size // batch.group_size)
         by_length: dict[int, list[int]] = {}
         for place, prompt in enumerate(batch.prompts):
-            # One that is drawn alone is encoded when its turn comes.
+            # A prompt that is decoded alone is encoded when its turn comes.
             length = self._embed(prompt.prompt).shape[1] if most > 1 else place
             by_length.setdefault(length, []).append(place)
         parts = (
@@ -147,17 +148,17 @@ class GlmImageDecoder:
     def _decode_places(
         self, batch: PromptBatch, places: list[int], prior: Int64[Tensor, "P G S4"]
     ) -> UInt8[Tensor, "P G 3 H W"]:
-        """Draws the groups of these prompts; P is the number of places."""
+        """Decode the groups of these prompts; P is the number of places."""
         prompts = [batch.prompts[place] for place in places]
         seeds = [batch.decode_seeds[place] for place in places]
         texts = [prompt.prompt for prompt in prompts]
-        # Read by every image of the group, and freed also where one fails.
+        # Read by every image of the group, and freed even if one fails.
         with self._transformer.reading(self._write_sources(batch, places[0])):
             if self._compiled is not None:
                 few = self.with_steps(min(self.steps, CHECKED_STEPS))
 
                 def draw(size: int) -> Float[Tensor, "N 3 H W"]:
-                    """The first of the pictures of the first prompt."""
+                    """Decode the first images of the first prompt."""
                     first = prior[:1, :size]
                     return few.draw(texts[:1], first, seeds[:1], batch.height, batch.width)[0]
 
@@ -165,7 +166,7 @@ class GlmImageDecoder:
             decoded = self.draw(texts, prior, seeds, batch.height, batch.width)
         for prompt, group in zip(prompts, decoded, strict=True):
             _refuse_non_finite(group, prompt.prompt_id)
-        # As diffusers turns its pictures into 8 bits.
+        # Converted to 8 bits as in diffusers.
         return (decoded * 255).round().to(torch.uint8).cpu()
 
     @torch.no_grad()
@@ -177,14 +178,14 @@ class GlmImageDecoder:
         height: int,
         width: int,
     ) -> Float[Tensor, "P G 3 H W"]:
-        """RGB in 0..1, before it is cut to 8 bits.
+        """RGB in 0..1, before rounding to 8 bits.
 
         Args:
             texts: The P prompts, whose glyph embeddings have the same length.
-            prior: Target tokens, upsampled.
-            seeds: Of the noise of each prompt.
-            height: Pixels.
-            width: Pixels.
+            prior: Upsampled target tokens.
+            seeds: Noise seed of each prompt.
+            height: Image height, pixels.
+            width: Image width, pixels.
         """
         parts, (_, group_size, _) = self._pipeline, prior.shape
         device, grids = parts.transformer.device, prior.flatten(0, 1)
@@ -219,7 +220,7 @@ class GlmImageDecoder:
         return self._compiled.running(is_eager=is_eager)
 
     def _embed(self, text: str) -> Float[Tensor, "1 L D"]:
-        """What the glyph encoder makes of the quoted text of a prompt."""
+        """Glyph embeddings of the quoted text of a prompt."""
         transformer = self._transformer
         embeddings: Tensor
         embeddings, _ = self._pipeline.encode_prompt(
@@ -231,7 +232,7 @@ class GlmImageDecoder:
         return embeddings
 
     def _write_sources(self, batch: PromptBatch, index: int) -> GlmImageKVCache | None:
-        """Keys and values of a prompt's source pictures in every layer, once for its group.
+        """Keys and values of a prompt's source pictures in every layer, computed once per group.
 
         Source: `GlmImagePipeline.__call__` (diffusers), step 6.
         """
@@ -250,7 +251,7 @@ class GlmImageDecoder:
             prior = upsample_token_ids(ids[None], layout).to(device)
             pixels = (2 * (source[None].to(device) / 255) - 1).to(dtype)
             latents = (vae.encode(pixels).latent_dist.mode() - mean) / std
-            # Once a prompt: not worth compiling for the empty text.
+            # Runs once per prompt, so compiling for the empty text is not worthwhile.
             with self._running(is_eager=True):
                 transformer(
                     hidden_states=latents,
@@ -267,7 +268,7 @@ class GlmImageDecoder:
         return cache
 
     def initial_noise(self, seed: int, *, height: int, width: int) -> Float[Tensor, "1 C h w"]:
-        """The noise the stock pipeline draws for one image from a CPU generator of this seed."""
+        """Noise that the stock pipeline draws for one image from a CPU generator with this seed."""
         parts = self._pipeline
         shape = (
             1,
@@ -280,7 +281,7 @@ class GlmImageDecoder:
 
 
 def _refuse_non_finite(decoded: Float[Tensor, "G 3 H W"], prompt_id: str) -> None:
-    # As 8 bits NaN is black: a picture like any other, for which terms have scores.
+    # In 8 bits NaN becomes black: an ordinary picture, which terms would score.
     for sample in decoded.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist():
         raise DecoderError(
             f"decode: pixels of prompt {prompt_id}, sample {sample} are not finite; the decoder's "
@@ -292,22 +293,23 @@ def _refuse_non_finite(decoded: Float[Tensor, "G 3 H W"], prompt_id: str) -> Non
 def decoded_at_once(
     pictures: int, height: int, width: int, vae_batch_size: int | None = None
 ) -> int:
-    """How many of `pictures` of `height` x `width` pixels go through the VAE together.
+    """Number of `pictures` of `height` x `width` pixels to pass through the VAE together.
 
-    At most `vae_batch_size`; None: two of 128 x 128 pixels, else one.
+    At most `vae_batch_size`; None: two of 128 x 128 pixels, otherwise one.
 
-    A divisor of their number: another number at a time would be rounded otherwise, and samples of
-    equal tokens would get different pixels. That holds on one thread; on two, one value of 100,000
-    still differs by one level of 255.
+    It divides their number: a smaller last batch would be rounded differently, and samples with
+    equal tokens would get different pixels. This is exact on one thread; on two, one value in
+    100,000 still differs by one level of 255.
     """
     most = vae_batch_size or max(1, _LARGEST_DECODED // (height * width))
     return max(size for size in range(1, most + 1) if pictures % size == 0)
 
 
 class _SourceReader(nn.Module):
-    """The published transformer, but that its conditional passes read source pictures.
+    """The published transformer, except that its conditional passes read source pictures.
 
-    The pipeline writes them anew for every image of a group; here they are written once.
+    The pipeline computes their keys and values again for every image of a group; here they are
+    computed once.
     """
 
     def __init__(self, transformer: GlmImageTransformer2DModel) -> None:
@@ -319,17 +321,17 @@ class _SourceReader(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self.published.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """Device of the weights."""
         return self.published.device
 
     @contextmanager
     def reading(self, sources: GlmImageKVCache | None) -> Iterator[None]:
-        """Passes in this context read `sources`, which are freed at its end."""
+        """Let passes in this context read `sources`, which are freed at its end."""
         self._sources = sources
         try:
             yield
@@ -344,7 +346,7 @@ class _SourceReader(nn.Module):
         kv_caches: GlmImageKVCache | None = None,
         **inputs: object,
     ) -> tuple[Tensor]:
-        """As upstream. Unconditional passes, which drop the prior, skip the sources."""
+        """Like upstream. Unconditional passes, which drop the prior, skip the sources."""
         if self._sources is not None:
             self._sources.set_mode("skip" if prior_token_drop.all() else "read")
             kv_caches = self._sources
@@ -359,7 +361,7 @@ class _SourceReader(nn.Module):
     def _rotary_tables(self, hidden_states: Float[Tensor, "N C h w"]) -> tuple[Tensor, ...]:
         """Cosine and sine of the positions, on the device.
 
-        Upstream makes them on the CPU in every pass, and every block copies them.
+        Upstream computes them on the CPU in every pass, and every block copies them.
         """
         key = (hidden_states.shape[-2:], hidden_states.device)
         if key not in self._rotary:
@@ -369,11 +371,11 @@ class _SourceReader(nn.Module):
 
 
 class _SlicedVae(nn.Module):
-    """The published VAE, but that a group goes through it in parts; at least a picture at a time.
+    """The published VAE, except that it processes a group in slices of at least one image.
 
-    Its last layers hold many channels of every pixel: of a whole group more than caches do, and at
-    1024 x 1024 more than is left on a small accelerator. Upstream's `enable_slicing` takes pictures
-    one by one, which is slower where they are small.
+    Its last layers hold many channels per pixel: for a whole group more than fits in caches, and at
+    1024 x 1024 more than the free memory of a small accelerator. Upstream's `enable_slicing` always
+    takes one image at a time, which is slower for small images.
     """
 
     def __init__(self, vae: AutoencoderKL, batch_size: int | None) -> None:
@@ -384,18 +386,18 @@ class _SlicedVae(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self._vae.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """Device of the weights."""
         return self._vae.device
 
     def decode(
         self, latents: Float[Tensor, "N C h w"], *, return_dict: bool, generator: None
     ) -> tuple[Float[Tensor, "N 3 H W"]]:
-        """As upstream, without `return_dict` and without a generator, which it never uses."""
+        """Like upstream, without `return_dict` and the generator, which it never uses."""
         factor = 2 ** (len(self.config.block_out_channels) - 1)
         height, width = (factor * size for size in latents.shape[-2:])
         parts = latents.split(decoded_at_once(len(latents), height, width, self._batch_size))
@@ -403,18 +405,18 @@ class _SlicedVae(nn.Module):
 
 
 class _MarkingImageProcessor(VaeImageProcessor):
-    """The published one, but that an infinite pixel becomes NaN, which it would cut to white."""
+    """Like the published processor, except that infinite pixels become NaN instead of white."""
 
     def postprocess(self, image: Tensor, output_type: str) -> Tensor:
-        """As upstream."""
+        """Like upstream."""
         return super().postprocess(image.masked_fill(image.isinf(), torch.nan), output_type)
 
 
 class _RememberingPipeline(GlmImagePipeline):
-    """The published pipeline, but that it encodes a text once.
+    """Like the published pipeline, except that it encodes each text only once.
 
-    Stock, a picture with guidance has the empty text encoded once more for every call, and prompts
-    come back in every pass through the data and in every evaluation.
+    The stock pipeline with guidance encodes the empty text again in every call, and prompts recur
+    in every epoch and every evaluation.
     """
 
     def _get_glyph_embeds(
@@ -424,7 +426,7 @@ class _RememberingPipeline(GlmImagePipeline):
         device: torch.device,
         dtype: torch.dtype,
     ) -> Float[Tensor, "N L D"]:
-        """As upstream, for N times the same text."""
+        """Like upstream, for the same text N times."""
         texts = [prompt] if isinstance(prompt, str) else [*prompt]
         if len({*texts}) != 1:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Write trained weights in the forms other programs load, with a model card.
+"""Export trained weights in formats that other programs load, with a model card.
 
-The card is a README.md in the form of the Hugging Face hub: metadata, how to draw a picture with
-stock classes, what the weights were trained for and what came of it.
+The card is a README.md in the format of the Hugging Face hub: metadata, how to generate an image
+with stock classes, what the weights were trained for, and the results.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class StockSettings:
-    """What a run sampled and decoded with, in the terms of stock classes.
+    """How a run sampled and decoded, in the parameters of stock classes.
 
     Attributes:
-        base: Folder or hub id of the pipeline that the run began with.
-        dtype: Name of torch's type of the weights.
-        height: Pixels.
-        width: Pixels.
-        temperature: Of token sampling, > 0.
-        top_k: Of token sampling; None: not truncated.
-        top_p: Of token sampling; None: not truncated.
-        min_p: Of token sampling; None: not truncated.
-        outside_codebook: What stock sampling, which is not restricted to the codebook, may draw
-            besides; empty: not measured.
-        license: Of the base, by its name on the hub; None: not known.
-        training: Sections of the card, in Markdown: how it was trained, with what result.
-        prompt: What the card's example draws, or asks of a picture.
-        num_sources: Source pictures of a prompt; 0: text-to-image.
+        base: Folder or hub id of the pipeline that the run started from.
+        dtype: Name of the weights' torch dtype.
+        height: Image height, pixels.
+        width: Image width, pixels.
+        temperature: Temperature of token sampling, > 0.
+        top_k: Top-k of token sampling; None: not truncated.
+        top_p: Top-p of token sampling; None: not truncated.
+        min_p: Min-p of token sampling; None: not truncated.
+        outside_codebook: Note on tokens outside the codebook, which stock sampling does not
+            exclude; empty: not measured.
+        license: Hub name of the base's licence; None: unknown.
+        training: Sections of the card, in Markdown, on training and its results.
+        prompt: Prompt of the card's example, for generation or editing.
+        num_sources: Source pictures per prompt; 0: text-to-image.
         is_embedded: Whether the base is the model in the package.
     """
 
@@ -64,32 +64,32 @@ class StockSettings:
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether `base` is an id of the hub."""
+        """Whether `base` is a hub id."""
         return bool(_HUB_ID.fullmatch(self.base)) and not Path(self.base).exists()
 
     @property
     def base_name(self) -> str:
-        """Without the folders of this machine, which mean nothing on another one."""
+        """Name of the base without the local path, which means nothing on another machine."""
         if self.is_embedded:
             return "glm_grpo.tiny"
         return self.base if self.is_on_hub else Path(self.base).name
 
     @property
     def base_code(self) -> str:
-        """Python that gives the base; for a folder, what its reader fills in."""
+        """Python expression for the base; for a folder, a placeholder for the reader to fill in."""
         if self.is_embedded:
             return 'model_path("tiny")'
         return repr(self.base if self.is_on_hub else f"PATH/TO/{self.base_name}")
 
 
 def find_license(base: str) -> str | None:
-    """The licence of a pipeline, as the card beside it names it.
+    """Find the licence of a pipeline in its model card.
 
     Args:
         base: Folder or hub id.
 
     Returns:
-        Its name on the hub, such as `mit`; None where no card can be read.
+        Its name on the hub, such as `mit`; None if no card can be read.
     """
     try:
         card = Path(base) / README
@@ -102,12 +102,12 @@ def find_license(base: str) -> str | None:
 
 
 def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path) -> None:
-    """A folder that `PeftModel.from_pretrained(language model, directory)` loads.
+    """Write a folder that `PeftModel.from_pretrained(language model, directory)` loads.
 
     Args:
         adapted: The peft model around the language model.
-        settings: For the README.
-        directory: New or empty.
+        settings: Settings for the README.
+        directory: Output folder, new or empty.
     """
     for config in adapted.peft_config.values():
         config.base_model_name_or_path = settings.base_name
@@ -116,22 +116,22 @@ def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path)
 pipeline = GlmImagePipeline.from_pretrained({settings.base_code}, dtype=torch.{settings.dtype})
 adapted = PeftModel.from_pretrained(pipeline.vision_language_encoder, ".")
 pipeline.register_modules(vision_language_encoder=adapted.merge_and_unload())"""
-    # peft has written a README of its own, in which every line is to be filled in.
+    # peft writes its own README, a template in which every line is to be filled in.
     _write_readme(directory, _ADAPTER, load, settings)
 
 
 def export_pipeline(
     policy: GlmImagePolicy, pipeline: GlmImagePipeline, settings: StockSettings, directory: Path
 ) -> None:
-    """A folder that stock `GlmImagePipeline.from_pretrained` loads, adapters merged in.
+    """Write a folder that stock `GlmImagePipeline.from_pretrained` loads, with adapters merged.
 
-    The policy cannot be trained on after this.
+    The policy cannot be trained after this.
 
     Args:
-        policy: Built on the parts of `pipeline`.
-        pipeline: Gives all other parts.
-        settings: For the README.
-        directory: New or empty.
+        policy: Policy built on the parts of `pipeline`.
+        pipeline: Pipeline that provides all other parts.
+        settings: Settings for the README.
+        directory: Output folder, new or empty.
     """
     model = policy.model
     if policy.adapted_model is not None:
@@ -198,7 +198,7 @@ image.save("picture.png")
 
 
 def _metadata(what: str, settings: StockSettings) -> str:
-    """The YAML that the hub reads; it takes a base model by its hub id alone."""
+    """YAML metadata for the hub, which accepts a base model only by its hub id."""
     is_adapter = what == _ADAPTER
     return ModelCardData(
         base_model=settings.base if settings.is_on_hub else None,
@@ -227,7 +227,10 @@ image = pipeline(
 
 
 def _edit(settings: StockSettings) -> str:
-    """Source: `GlmImagePipeline.generate_prior_tokens` (diffusers), steps 1 to 4."""
+    """Python for the tokens of an edit.
+
+    Source: `GlmImagePipeline.generate_prior_tokens` (diffusers), steps 1 to 4.
+    """
     height, width = settings.height, settings.width
     rows, columns = height // 32, width // 32
     paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]

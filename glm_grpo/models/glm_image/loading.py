@@ -34,33 +34,33 @@ _PARTS: dict[str, Any] = {
     "vae": AutoencoderKL,
     "transformer": GlmImageTransformer2DModel,
 }
-"""The parts with weights, by their name in `model_index.json`."""
+"""Parts with weights, by name in `model_index.json`."""
 
 _LANGUAGE = "vision_language_encoder"
 
 _CPU = torch.device("cpu")
 
 _MOST_NAMED = 3
-"""Parameters that an error lists, of thousands."""
+"""Number of parameters that an error lists, of possibly thousands."""
 
 _SMALL_FILES = ["*.json", "*.jinja"]
-"""Configs and tokenizers: what can be checked before gigabytes are fetched."""
+"""Configs and tokenizers, which can be checked before gigabytes are downloaded."""
 
 
 def check_model(path: str) -> ReservedTokens:
-    """Checks what can be read of a model in a second: configs, tokenizers, whether files are whole.
+    """Check what can be read in a second: configs, tokenizers, and whether files are complete.
 
-    Of a hub id configs and tokenizers are fetched for it. Whether the weights hold every parameter
-    is found when they are loaded.
+    For a hub id, configs and tokenizers are downloaded for the check. Missing parameters are only
+    found when the weights are loaded.
 
     Args:
         path: As in `load_pipeline`.
 
     Returns:
-        What no prompt may hold.
+        Texts that no prompt may contain.
 
     Raises:
-        ModelError: No pipeline can be loaded from there; names folder, file and remedy.
+        ModelError: No pipeline can be loaded from there; the message names folder, file and remedy.
     """
     folder = _find_folder(
         path, lambda: snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
@@ -71,16 +71,16 @@ def check_model(path: str) -> ReservedTokens:
 def check_source_size(path: str, *, height: int, width: int) -> None:
     """Refuse sizes at which the model cannot read source pictures.
 
-    Its processor enlarges or shrinks a picture whose sides are out of its bounds; tokens and
-    latents of the picture are then of different sizes.
+    The processor resizes a picture whose sides are outside its bounds, and the picture's tokens and
+    latents would then have different sizes.
 
     Args:
         path: As in `load_pipeline`.
-        height: Of the rollout, pixels, to which sources are brought.
-        width: Likewise.
+        height: Height of the rollout's images, to which sources are fitted, pixels.
+        width: Width, pixels.
 
     Raises:
-        ConfigError: Names size, rule and remedy.
+        ConfigError: The size is refused; the message names size, rule and remedy.
     """
     folder = _find_folder(
         path, lambda: snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
@@ -100,18 +100,18 @@ def check_source_size(path: str, *, height: int, width: int) -> None:
 
 
 _LARGEST_ASPECT = 4
-"""Of pictures that the model's processor reads; source: transformers' `smart_resize`."""
+"""Largest aspect ratio that the processor reads; source: transformers' `smart_resize`."""
 
 
 def check_target_size(*, height: int, width: int) -> None:
     """Refuse sizes at which the model cannot read target pictures.
 
     Args:
-        height: Of the rollout, pixels.
-        width: Likewise.
+        height: Height of the rollout's images, pixels.
+        width: Width, pixels.
 
     Raises:
-        ConfigError: Names size, rule and remedy.
+        ConfigError: The size is refused; the message names size, rule and remedy.
     """
     if max(height, width) > _LARGEST_ASPECT * min(height, width):
         raise ConfigError(
@@ -129,18 +129,18 @@ def load_pipeline(
     quantization: Quantization = AS_PUBLISHED,
     quantize_on: torch.device = _CPU,
 ) -> GlmImagePipeline:
-    """All parts of the pipeline, on the CPU, in evaluation mode; every parameter from its files.
+    """Load all parts of the pipeline on the CPU in evaluation mode, every parameter from its files.
 
     Args:
-        path: A folder that `GlmImagePipeline.save_pretrained` wrote, or a hub id.
-        dtype: Of all weights but those of fewer bits.
-        quantization: Which weights are held in fewer bits.
-        quantize_on: Device that brings the language model to 4 bits: an accelerator does in seconds
-            what takes the CPU minutes.
+        path: Folder that `GlmImagePipeline.save_pretrained` wrote, or a hub id.
+        dtype: Dtype of all weights that are not quantised.
+        quantization: Which weights to store in fewer bits.
+        quantize_on: Device that quantises the language model to 4 bits; an accelerator takes
+            seconds, the CPU minutes.
 
     Raises:
-        ModelError: Nothing can be loaded from there, or not all that the model needs; names folder
-            and file, and the remedy.
+        ModelError: Loading failed, or parameters are missing; the message names folder, file and
+            remedy.
     """
     is_quantizing = quantization.language is not None
     four_bits = options_for_4_bits(dtype, quantize_on) if is_quantizing else {}
@@ -174,7 +174,7 @@ def _load_part(folder: Path, part: str, dtype: torch.dtype, options: dict[str, A
             local_files_only=True,
             **options,
         )
-    # Of parameters of another shape the library tells by itself.
+    # The library itself reports parameters of a wrong shape.
     missing = sorted(report["missing_keys"])
     if missing:
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
@@ -243,7 +243,7 @@ def _check_index(folder: Path) -> None:
 def _check_sizes(
     folder: Path, *, vision_language_encoder: Any, transformer: Any, vae: Any, text_encoder: Any
 ) -> None:
-    """What one part makes must be what the next one reads."""
+    """Check that each part's output has the size that the next part reads."""
     language = vision_language_encoder
     codebook = language.vq_config.num_embeddings
     entries, outputs = language.text_config.vocab_size, language.text_config.vision_vocab_size

@@ -1,4 +1,4 @@
-"""Memory of a run of GLM-Image, and its operations: the run's code on the meta device."""
+"""Plan the memory and operations of a GLM-Image run by running its code on the meta device."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ from glm_grpo.models.planning import (
 _Found = TypeVar("_Found")
 
 _FEW_LAYERS, _MORE_LAYERS = 4, 6
-"""Layers are alike: two depths tell what a further one takes."""
+"""Layers are alike, so two depths determine the cost of each further one."""
 
 _MOST_PROMPTS = 1024
-"""Prompts up to which a token step is measured; beyond, memory grows by what a prompt takes."""
+"""Largest number of prompts for which a token step is measured; beyond, extrapolate per prompt."""
 
 _FLOAT32, _HALF = 4, 2
 
@@ -70,10 +70,10 @@ _FLOAT32, _HALF = 4, 2
 def build_meta_policy(
     configs: PartConfigs, settings: ModelSettings, *, layers: int | None = None
 ) -> tuple[GlmImageForConditionalGeneration, GlmImagePolicy]:
-    """The real policy around a model without values.
+    """Build the real policy around a model without values.
 
     Args:
-        layers: None: all there are; a number: so many, and no reference beside them.
+        layers: None: all layers; a number: that many, and no reference in addition.
     """
     model = build_language_model(configs.language, settings.dtype, layers=layers)
     if settings.quantization.language is not None:
@@ -93,7 +93,7 @@ def build_meta_policy(
 
 
 def cache_token_bytes(model: GlmImageForConditionalGeneration, dtype: torch.dtype) -> int:
-    """Keys and values of one token in all layers."""
+    """Bytes of one token's keys and values in all layers."""
     text = model.config.text_config
     attention = model.model.language_model.layers[0].self_attn
     heads = 2 * text.num_hidden_layers * text.num_key_value_heads
@@ -101,12 +101,12 @@ def cache_token_bytes(model: GlmImageForConditionalGeneration, dtype: torch.dtyp
 
 
 def gradient_bytes(policy: GlmImagePolicy) -> int:
-    """Of every trained weight, in its own type; the optimizer's two moments take twice that."""
+    """Bytes of all trained weights in their own dtypes; the optimizer's moments take twice that."""
     return sum(p.numel() * p.element_size() for p in policy.trainable_parameters())
 
 
 def rollout_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
-    """Most that sampling takes besides weights, cache included."""
+    """Peak bytes of sampling besides weights, including the cache."""
     if sizes.prompts > _MOST_PROMPTS:
         half = _MOST_PROMPTS // 2
         few, many = (
@@ -118,12 +118,12 @@ def rollout_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSiz
 
 
 def update_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
-    """Most that replay, backward pass and optimizer take besides weights and optimizer state."""
+    """Peak bytes of replay, backward pass and optimizer besides weights and optimizer state."""
     return max(_over_layers(configs, lambda layers: _update(configs, settings, sizes, layers)))
 
 
 def backward_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
-    """Most that replay and backward pass take where gradients leave as soon as they are made."""
+    """Peak bytes of replay and backward pass if gradients are freed as soon as they are made."""
 
     def measure(layers: int) -> tuple[int, ...]:
         _, policy = build_meta_policy(configs, settings, layers=layers)
@@ -137,7 +137,7 @@ def backward_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSi
 
 
 def scoring_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
-    """Most that replay takes without gradient, as the reference is read."""
+    """Peak bytes of replay without gradient, as for the reference."""
 
     def measure(layers: int) -> tuple[int, ...]:
         _, policy = build_meta_policy(configs, settings, layers=layers)
@@ -149,11 +149,11 @@ def scoring_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSiz
 
 
 def sources_bytes(configs: PartConfigs, dtype: torch.dtype, height: int, width: int) -> int:
-    """Most that turning one source picture into tokens takes besides weights."""
-    # Nothing is kept for a backward pass: one layer takes what all do.
+    """Peak bytes, besides weights, of encoding one source picture as tokens."""
+    # Nothing is kept for a backward pass, so one layer needs as much as all.
     model = build_language_model(configs.language, dtype, layers=1).model
     tower = model.visual
-    # The processor makes a patch of each token's pixels.
+    # The processor makes one patch from each token's pixels.
     rows, columns = token_layout(height, width, has_preview=False).target
     patches, side = rows * columns, tower.config.patch_size
     with measured_on_meta() as memory, torch.no_grad():
@@ -161,7 +161,7 @@ def sources_bytes(configs: PartConfigs, dtype: torch.dtype, height: int, width: 
         hidden_states = tower.embeddings(
             tower.patch_embed(pixels), _zeros(1), _zeros(1, 3), _zeros(patches), _zeros(patches)
         )
-        # Lengths are looked into.
+        # The code reads the values of lengths.
         lengths = torch.tensor([0, patches])
         hidden_states = tower.blocks[0](hidden_states, cu_seqlens=lengths)
         model.vqmodel.encode(hidden_states.T.reshape(1, -1, rows, columns))
@@ -169,8 +169,8 @@ def sources_bytes(configs: PartConfigs, dtype: torch.dtype, height: int, width: 
 
 
 def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes) -> int:
-    """Most that drawing one group takes besides weights; guidance runs its passes in turn."""
-    # Nothing is kept for a backward pass: two layers take what all do.
+    """Peak bytes of decoding one group besides weights; guidance runs its passes in turn."""
+    # Nothing is kept for a backward pass, so two layers need as much as all.
     layers = min(2, configs.transformer.get("num_layers", 2))
     shallow = replace(configs, transformer=configs.transformer | {"num_layers": layers})
     transformer, vae, _ = build_decoder(shallow, settings.dtype)
@@ -183,14 +183,14 @@ def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSize
     )
     with measured_on_meta() as turning, torch.no_grad():
         decode_latents_on_meta(vae, sizes, settings.dtype, images=turned)
-    # What was turned before waits, and is put together while all of it is there.
+    # Slices decoded earlier wait, and are concatenated while all of them exist.
     picture = 3 * sizes.height * sizes.width * settings.dtype.itemsize
     turning_bytes = turning.peak_bytes + (at_once - turned) * picture
-    # A layer of the transformer at a time is cast.
+    # The transformer is cast one layer at a time.
     cast = 0
     if settings.quantization.decoder is not None:
         cast = max(weight.numel() for weight in transformer.parameters()) * settings.dtype.itemsize
-    # The pictures that are finished wait for the rest of their group.
+    # Finished images wait for the rest of their group.
     waiting = (sizes.group_size - at_once) * picture
     return max(drawing.peak_bytes + cast, turning_bytes, 2 * at_once * picture) + waiting
 
@@ -198,9 +198,9 @@ def decode_bytes(configs: PartConfigs, settings: ModelSettings, sizes: BatchSize
 def denoise_on_meta(
     transformer: Any, vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int
 ) -> None:
-    """One pass of the diffusion transformer, after a write of each source picture.
+    """Run one pass of the diffusion transformer, after writing each source picture.
 
-    `prompt_tokens` are those of glyphs.
+    `prompt_tokens` counts glyph tokens.
     """
     height, width = _latent_sides(vae, sizes)
     num_patches = height * width // transformer.config.patch_size**2
@@ -232,7 +232,7 @@ def denoise_on_meta(
 
 
 def decode_latents_on_meta(vae: Any, sizes: BatchSizes, dtype: torch.dtype, *, images: int) -> None:
-    """Latents to pixels."""
+    """Decode latents to pixels."""
     channels = vae.config.latent_channels
     vae.decode(torch.empty(images, channels, *_latent_sides(vae, sizes), dtype=dtype, device=META))
 
@@ -245,7 +245,7 @@ def _latent_sides(vae: Any, sizes: BatchSizes) -> tuple[int, int]:
 def _over_layers(
     configs: PartConfigs, measure: Callable[[int], tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """Figures at the model's depth, from two smaller depths where it is deep."""
+    """Values at the model's depth, extrapolated from two smaller depths if it is deep."""
     layers = configs.num_layers
     if layers <= _MORE_LAYERS:
         return measure(layers)
@@ -259,21 +259,22 @@ def _over_layers(
 def _rollout(
     configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes, layers: int
 ) -> tuple[int, ...]:
-    """Peaks while prompts are read, while their caches are joined, and while tokens are drawn."""
+    """Peaks of reading prompts, joining their caches, and sampling tokens."""
     model, policy = build_meta_policy(configs, settings, layers=layers)
     language_model = model.model.language_model
     read = min(sizes.prompts, PREFILLED_AT_ONCE)
     shape = (read, _read_tokens(sizes))
     joining = 0
     with measured_on_meta() as memory, torch.no_grad():
-        # A mask would be looked into for padding, and there are no values here.
+        # A mask would be checked for padding, but there are no values here.
         held, cache = prefill(
             language_model, _zeros(*shape), _zeros(3, *shape), attention_mask=None
         )
         reading = memory.peak_bytes
         if sizes.prompts > read:
-            # Prompts are read in equal parts, of which one is read here: what is left of each
-            # waits, and is copied in the end. Where the last part is smaller this is a bit much.
+            # Prompts are read in equal parts, one of which is read here. The cache of each part
+            # waits, and is copied at the end. If the last part is smaller, this overestimates
+            # slightly.
             rest = memory.live_bytes * (sizes.prompts - read) // read
             reading += rest
             a_cache = _read_tokens(sizes) * cache_token_bytes(model, settings.dtype)
@@ -293,14 +294,14 @@ def _rollout(
         )
         pick_tokens(support_log_probs(logits, sampling_mask), _zeros(sizes.images).double())
     heads = model.config.text_config.num_attention_heads
-    # At the last token: scores for prompt and generated tokens, the two joined, their softmax in
-    # fp32, in the model's type, and taken apart again.
+    # At the last token: scores for prompt and generated tokens, both concatenated, their softmax in
+    # fp32, in the model's dtype, and split again.
     scores = sizes.images * heads * (_read_tokens(sizes) + _tokens(sizes))
     return reading, joining, memory.peak_bytes + scores * (4 * settings.dtype.itemsize + 4)
 
 
 def _widened(cache: DynamicCache, sizes: BatchSizes) -> DynamicCache:
-    """Keys and values of all prompts in the form of those of a few."""
+    """Expand the keys and values of a few prompts to the shape of all."""
     joined = DynamicCache()
     for index, layer in enumerate(cache.layers):
         rows = (
@@ -311,7 +312,7 @@ def _widened(cache: DynamicCache, sizes: BatchSizes) -> DynamicCache:
 
 
 def _unpadded(prompts: int) -> PromptInputs:
-    """Of no size but that of the mask, the one thing whose values are asked for."""
+    """Minimal inputs; only the mask has its real size, because its values are read."""
     return PromptInputs(
         input_ids=_zeros(prompts, 1),
         attention_mask=torch.ones(prompts, 1, dtype=torch.int64),
@@ -323,7 +324,7 @@ def _unpadded(prompts: int) -> PromptInputs:
 def _update(
     configs: PartConfigs, settings: ModelSettings, sizes: BatchSizes, layers: int
 ) -> tuple[int, ...]:
-    """Peaks of a backward pass, and of an optimizer step, gradients included."""
+    """Peaks of a backward pass and of an optimizer step, including gradients."""
     _, policy = build_meta_policy(configs, settings, layers=layers)
     parameters = policy.trainable_parameters()
     optimizer = AdamW(parameters, foreach=settings.is_on_accelerator)
@@ -334,17 +335,17 @@ def _update(
         torch.autograd.backward(_replay(policy, sizes).sum())
         replaying = memory.peak_bytes
         optimizer.step()
-        # The first step makes the state, which is counted by itself.
+        # The first step creates the state, which is counted separately.
         memory.peak_bytes = memory.live_bytes
         optimizer.step()
     return replaying, memory.peak_bytes - 2 * gradient_bytes(policy)
 
 
 def _replay(policy: GlmImagePolicy, sizes: BatchSizes) -> Tensor:
-    """As `Policy.replay`, which reads values of its inputs that there are none of here."""
+    """Like `Policy.replay`, which reads input values that do not exist here."""
     language_model, head = policy.modules()
     rows, length = sizes.micro_batch_size, _read_tokens(sizes) + _tokens(sizes) - 1
-    # A micro-batch that can hold prompts of different lengths needs a mask.
+    # A micro-batch that can contain prompts of different lengths needs a mask.
     is_padded = sizes.prompts > 1 and sizes.group_size % rows != 0
     language_model.train()
     hidden_states = language_model(
@@ -376,15 +377,16 @@ def _zeros(*shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ShardBytes:
-    """What the policy takes in the process that has the largest part of it.
+    """Bytes of the policy in the process with the largest shards.
 
     Attributes:
-        frozen: Of weights that are not trained.
-        trained: Of those that are; of their gradients as much, of their moments twice.
-        whole: Of all weights together, as they are computed with.
-        root: Of what is in no layer: embedding, head and the last norm.
-        upcast: Of all weights in CPU memory before they are cut.
-        widening: By which gradients grow on their way to the other processes: 1, or 2 where 16
+        frozen: Weights that are not trained.
+        trained: Trained weights; their gradients take as much, their moments twice as much.
+        whole: All weights together, in the dtype of computation.
+        root: Weights outside the layers: embedding, head and last norm.
+        upcast: All weights in CPU memory before they are sharded.
+        widening: Factor by which gradients grow on their way to the other processes: 1, or 2 if 16
+            bits become 32.
             bits become 32.
     """
 
@@ -399,10 +401,10 @@ class ShardBytes:
 
 @dataclass(frozen=True)
 class UpdateBytes:
-    """What the update phase takes besides weights that are always there.
+    """Bytes of the update phase, besides weights that are always there.
 
     Attributes:
-        whole: Of weights and gradients that are together for a moment; 0 without shards.
+        whole: Weights and gradients that are gathered for a moment; 0 without shards.
     """
 
     gradients: int
@@ -411,11 +413,11 @@ class UpdateBytes:
 
 
 def shard_bytes(policy: GlmImagePolicy, processes: Parallelism) -> ShardBytes:
-    """How the policy is cut: along the first dimension of each weight, layer by layer.
+    """Shard the policy along the first dimension of each weight, layer by layer.
 
     Args:
-        policy: Whole, or without values.
-        processes: That share it.
+        policy: Unsharded policy, or one without values.
+        processes: Processes that share it.
     """
 
     def kept(weight: Tensor) -> int:
@@ -423,7 +425,7 @@ def shard_bytes(policy: GlmImagePolicy, processes: Parallelism) -> ShardBytes:
         return _FLOAT32 if is_kept_in_full else weight.element_size()
 
     def part(weight: Tensor) -> int:
-        # The first process has the largest part where rows cannot be shared out evenly.
+        # If rows cannot be distributed evenly, the first process has the most.
         return -(-weight.shape[0] // processes.count) * weight[0].numel() * kept(weight)
 
     def together(weights: Iterable[Tensor]) -> int:
@@ -444,11 +446,11 @@ def shard_bytes(policy: GlmImagePolicy, processes: Parallelism) -> ShardBytes:
 
 
 def update_on_shards(shards: ShardBytes, *, scoring: int, backward: int) -> UpdateBytes:
-    """The largest of three moments: reading the reference, a backward pass, and the end of that.
+    """Largest of three moments: reading the reference, a backward pass, and the end of that.
 
-    While a layer's backward pass runs, the next layer's weights are fetched, and the gradients of
-    the last one are on their way to the others. What is in no layer is whole from the forward pass
-    on; its gradients leave at the end, when there are no activations any more.
+    During a layer's backward pass, the next layer's weights are fetched, and the previous layer's
+    gradients are sent to the other processes. Weights outside the layers are whole from the forward
+    pass on; their gradients leave at the end, when no activations remain.
 
     Source: torch.distributed.fsdp._fully_shard._fsdp_param_group, of torch 2.15.
 
@@ -471,7 +473,7 @@ def update_on_shards(shards: ShardBytes, *, scoring: int, backward: int) -> Upda
 
 @dataclass(frozen=True)
 class _Part:
-    """Modules that move together: their bytes, and those that training changes."""
+    """Modules that move together: their bytes, and the bytes that training changes."""
 
     name: str
     needs: str
@@ -481,10 +483,10 @@ class _Part:
 
 
 class GlmImagePlanner:
-    """Plans runs of one model; what was measured for one plan serves the next.
+    """Plans runs of one model; measurements for one plan are reused by the next.
 
     Args:
-        folder: Of its tokenizers; None where they are not at hand.
+        folder: Folder of the model's tokenizers; None if they are not available.
     """
 
     def __init__(self, configs: PartConfigs, folder: Path | None = None) -> None:
@@ -502,20 +504,20 @@ class GlmImagePlanner:
         evaluation: BatchSizes | None = None,
         processes: Parallelism = UNDIVIDED,
     ) -> MemoryPlan:
-        """Plans a run, or each process of it.
+        """Plan the memory of a run, or of each of its processes.
 
-        Counted are weights, gradients, optimizer state, caches and activations. Not counted are
-        the activations of the scorers, scratch space inside operations, what a caching allocator
+        Counts weights, gradients, optimizer state, caches and activations. Does not count the
+        activations of the scorers, scratch space inside operations, memory that a caching allocator
         cannot use between its blocks, and the program with its libraries in CPU memory.
 
         Args:
-            model: How the policy is held.
-            sizes: What a step works on in this process.
+            model: How the policy is loaded and trained.
+            sizes: Sizes of this process's part of a step.
             scorers: Weights of the reward terms.
-            offload: What waits in CPU memory; of no effect without an accelerator, nor for shards
-                of the policy, which stay where they are.
-            evaluation: What an evaluation samples and decodes at once, where there is one.
-            processes: That train together.
+            offload: What waits in CPU memory; has no effect without an accelerator, nor for shards
+                of the policy, which are never moved.
+            evaluation: What an evaluation samples and decodes at once; None: no evaluation.
+            processes: Processes that train together.
         """
         is_offloading = offload != "none" and model.is_on_accelerator
         is_state_moved = offload == "modules_and_optimizer" and model.is_on_accelerator
@@ -592,28 +594,28 @@ class GlmImagePlanner:
         )
 
     def sequence_tokens(self, sizes: BatchSizes) -> tuple[int, int]:
-        """Tokens of the longest prompt with its source pictures, and T of an image."""
+        """Tokens of the longest prompt with its source pictures, and T per image."""
         return _read_tokens(sizes), _tokens(sizes)
 
     def longest_prompt_tokens(
         self, captions: Sequence[str], *, height: int, width: int
     ) -> int | None:
-        """Of at least one caption, with the chat template; None where no tokenizer can be read."""
+        """Tokens of the longest caption with the chat template; None without a tokenizer."""
         if self._folder is None or not (self._folder / "processor").is_dir():
             return None
         try:
             return longest_prompt_tokens(str(self._folder), captions, height=height, width=width)
         except (OSError, ValueError):
-            # Loading the model names what is wrong with its files.
+            # Loading the model reports what is wrong with its files.
             return None
 
     def language_work(self, model: ModelSettings) -> LanguageWork:
-        """Of the language model as a run holds it.
+        """Work per token of the language model as a run loads it.
 
-        Adapters are read, their operations not counted.
+        Adapters count among the bytes read, but their operations are not counted.
         """
         configs = self._configs
-        # As published: entries of matrices are counted there, whatever form a run keeps them in.
+        # Unquantised, because matrix entries are counted, however a run stores them.
         plain = build_language_model(configs.language, model.dtype, layers=1)
         layer = plain.model.language_model.layers[0]
         head = plain.lm_head.weight
@@ -624,7 +626,7 @@ class GlmImagePlanner:
         read -= module_bytes([held.model.language_model.embed_tokens])
         read -= (len(head) - drawn) * head.shape[1] * model.dtype.itemsize
         if model.adapter_rank is not None:
-            # A step reads them in the model's type, to which they are cast once a rollout.
+            # A step reads them in the model's dtype, to which they are cast once per rollout.
             read -= gradient_bytes(policy) * (_FLOAT32 - model.dtype.itemsize) // _FLOAT32
         return LanguageWork(
             # Layers are alike.
@@ -639,9 +641,9 @@ class GlmImagePlanner:
         )
 
     def decoder_flops(self, height: int, width: int) -> tuple[int, int]:
-        """Operations of a pass of the diffusion transformer and of the VAE, for one image.
+        """Operations for one image of a pass of the diffusion transformer, and of the VAE.
 
-        Without glyphs: how many a prompt has, its config does not say.
+        Without glyphs, whose number is not in the config.
 
         """
         dtype, configs = torch.bfloat16, self._configs
@@ -672,7 +674,7 @@ class GlmImagePlanner:
     def _rollout(
         self, held: ModelSettings, sizes: BatchSizes, a_token: int
     ) -> tuple[int, int, int]:
-        """Most that sampling takes, and its caches: a prompt's is kept once for its group."""
+        """Peak bytes of sampling, and of its caches, where a group shares its prompt's cache."""
         drawn = replace(sizes, micro_batch_size=1, decode_batch_size=None, vae_batch_size=None)
         return (
             self._once(rollout_bytes, held, drawn),
@@ -681,7 +683,7 @@ class GlmImagePlanner:
         )
 
     def _once(self, find: Callable[..., _Found], *arguments: object) -> _Found:
-        """Of the model and hashable arguments."""
+        """Call `find` on the model and hashable arguments, and remember the result."""
         key = (find, *arguments)
         if key not in self._known:
             self._known[key] = find(self._configs, *arguments)
@@ -690,7 +692,7 @@ class GlmImagePlanner:
 
 
 def _without_update(model: ModelSettings) -> ModelSettings:
-    """Settings of a policy that is not trained, so that it is measured once for all plans."""
+    """Settings of an untrained policy, so that one measurement serves all plans."""
     return replace(model, is_checkpointing=False, needs_reference=False, is_on_accelerator=False)
 
 
@@ -699,7 +701,7 @@ def _part(name: str, needs: str, modules: Sequence[nn.Module]) -> _Part:
 
 
 def _policy_parts(policy: GlmImagePolicy, model: ModelSettings) -> list[_Part]:
-    """Frozen weights and adapters, or all of it where it is trained in full."""
+    """Frozen weights and adapters, or the whole policy if it is trained in full."""
     trained = gradient_bytes(policy)
     adapters = 0 if model.adapter_rank is None else trained
     frozen = module_bytes(policy.modules()) - adapters
@@ -730,7 +732,7 @@ def _always(size: int) -> Mapping[str, int]:
 
 
 def _experience_bytes(sizes: BatchSizes, entries: int) -> int:
-    """Pictures, token ids, log-probs, and which entries could be drawn."""
+    """Bytes of images, token ids, log-probs, and the mask of tokens that could be sampled."""
     a_token = 8 + 4 + (entries if sizes.is_truncated else 0)
     return sizes.images * (3 * sizes.height * sizes.width + a_token * _tokens(sizes))
 
@@ -742,9 +744,10 @@ def _cpu_at_start(
     *,
     is_offloading: bool,
 ) -> int:
-    """All weights are loaded before they move; pinned copies of a part stand beside it at first.
+    """Peak bytes in CPU memory at the start, where all weights are loaded before they move.
 
-    A policy that is cut up stays until the others have moved.
+    Pinned copies of a part briefly exist in addition. A policy to be sharded stays until the others
+    have moved.
     """
     staying, upcast = (0, 0) if shards is None else (module_bytes(policy.modules()), shards.upcast)
     loaded = sum(part.size for part in parts) + staying
@@ -764,7 +767,7 @@ def _tokens(sizes: BatchSizes) -> int:
 
 
 def _read_tokens(sizes: BatchSizes) -> int:
-    """Of the longest prompt, source pictures included: each between a start and an end token."""
+    """Tokens of the longest prompt, with source pictures between start and end tokens."""
     source = token_layout(sizes.height, sizes.width, has_preview=False).num_tokens + 2
     return sizes.prompt_tokens + sizes.num_sources * source
 

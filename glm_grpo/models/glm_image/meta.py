@@ -1,4 +1,4 @@
-"""GLM-Image on torch's meta device: sizes without values, nothing allocated, every byte counted."""
+"""Run GLM-Image on torch's meta device, to count every byte without allocating any."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from glm_grpo.models.glm_image.model_folder import damage_named, read_config
 from glm_grpo.models.glm_image.quantization import BLOCK, KEPT_MODULES, SCALES_BLOCK, hold_in_8_bits
 
 META = torch.device("meta")
-"""Tensors there have a shape and a type."""
+"""Device whose tensors have only a shape and a dtype."""
 
 PUBLISHED_ID = "zai-org/GLM-Image"
-"""Hub id whose sizes are known without its files."""
+"""Hub id of the model whose sizes are known without its files."""
 
 _PUBLISHED: dict[str, dict[str, Any]] = {
-    # What the published config.json files say where it is not the default of the class.
+    # Values of the published config.json files that differ from the defaults of the class.
     "vision_language_encoder": {
         "text_config": {
             "rope_parameters": {
@@ -72,14 +72,14 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 class MetaMemory(TorchDispatchMode):
-    """Counts the bytes of all meta tensors that operations make, until Python drops them.
+    """Counts the bytes of all meta tensors that operations create, until Python frees them.
 
-    What existed before counts for nothing. Not seen: scratch space inside operations, and what a
-    caching allocator keeps or loses between blocks.
+    Tensors that existed before do not count. Neither do scratch space inside operations, and memory
+    that a caching allocator keeps or loses between blocks.
 
     Attributes:
-        live_bytes: At this moment.
-        peak_bytes: The most there were at a time.
+        live_bytes: Bytes at this moment.
+        peak_bytes: Most bytes at any moment.
     """
 
     def __init__(self) -> None:
@@ -95,8 +95,8 @@ class MetaMemory(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs one operation and notes the storages it made."""
-        # A view of a weight is no memory of its own: storages that come in are known already.
+        """Run one operation and record the storages it created."""
+        # A view of a weight takes no memory: storages of the inputs are already known.
         for tensor in _meta_tensors((args, kwargs)):
             self._note(tensor, 0)
         out = func(*args, **(kwargs or {}))
@@ -128,9 +128,9 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As devices with a fused kernel run it; the meta device would take the plain one."""
+    """Attention as on devices with a fused kernel; the meta device would use the plain one."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        # Fused kernels add a mask: it is made of the queries' type, and kept for the backward pass.
+        # Fused kernels convert a mask to the queries' dtype and keep it for the backward pass.
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask, 0)
     attended: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
@@ -139,9 +139,10 @@ def _attend(
 
 
 def _few_rows(chunks: token_scores._Chunks) -> list[slice]:
-    """The first chunk, the second, which finds what the first left, and the last: others are alike.
+    """Return the first chunk, the second (which meets the first one's leftovers), and the last.
 
-    There are as many as a micro-batch has tokens for, and each takes as long as any other.
+    The others are like the second. Their number grows with the tokens of a micro-batch, and each
+    takes as long as any other.
     """
     size, num_tokens = chunks._size, len(chunks._hidden)
     last = (num_tokens - 1) // size * size
@@ -161,23 +162,23 @@ def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
 
 @contextmanager
 def built_on_meta() -> Iterator[None]:
-    """Modules made inside have no values; torch would spend most of the time on drawing them."""
+    """Create modules without values, whose random initialisation would take most of the time."""
     with META, _replaced(nn.init, "kaiming_uniform_", lambda tensor, *_, **__: tensor):
         yield
 
 
 @contextmanager
 def measured_on_meta() -> Iterator[MetaMemory]:
-    """Everything inside runs on meta tensors and is counted.
+    """Run everything inside on meta tensors and count their bytes.
 
-    Functions are replaced, not caught by a mode of torch: backward passes leave such modes, and
-    checkpointing computes attention again in them.
+    Functions are replaced rather than intercepted by a torch mode, because backward passes leave
+    such modes, and checkpointing recomputes attention in them.
     """
     memory = MetaMemory()
-    # The module replaces its own class at import, which type checkers do not see.
+    # The module replaces its own class on import, which type checkers cannot see.
     config: Any = fx_config
     with (
-        # A boolean index picks all entries, the most it can.
+        # Assume that a boolean index selects all entries, the maximum.
         config.patch(meta_nonzero_assume_all_nonzero=True),
         _replaced(nn.functional, "scaled_dot_product_attention", _attend),
         _replaced(token_scores._Chunks, "rows", _few_rows),
@@ -193,7 +194,7 @@ def module_bytes(modules: Iterable[nn.Module]) -> int:
 
 
 def pinned_bytes(modules: Iterable[nn.Module]) -> int:
-    """Bytes they take in pinned CPU memory, of which torch takes powers of two for each tensor."""
+    """Bytes in pinned CPU memory, where torch rounds each tensor up to a power of two."""
     sizes = [
         tensor.numel() * tensor.element_size()
         for module in modules
@@ -218,7 +219,7 @@ class PartConfigs:
     """The config.json of each part, as plain values.
 
     Attributes:
-        language: Of the language model with its vision tower.
+        language: Config of the language model with its vision tower.
     """
 
     language: dict[str, Any]
@@ -233,14 +234,14 @@ class PartConfigs:
 
 
 def read_part_configs(path: str) -> PartConfigs:
-    """The configs of a folder in the diffusers layout, or of the published model.
+    """Read the configs of a folder in the diffusers layout, or of the published model.
 
     Args:
         path: A folder, or the published model's hub id.
 
     Raises:
-        ModelError: It is neither, or a part's config.json is missing or damaged, or no model can be
-            built from it.
+        ModelError: The path is neither, or a part's config.json is missing, damaged, or describes
+            no model that can be built.
     """
     folder = Path(path)
     if path == PUBLISHED_ID and not folder.is_dir():
@@ -260,13 +261,13 @@ def read_part_configs(path: str) -> PartConfigs:
 
 
 def trained_side(path: str) -> int | None:
-    """Pixels a side of the pictures that a model was trained on: `sample_size` of its VAE.
+    """Side in pixels of the model's training images: `sample_size` of its VAE.
 
     Args:
         path: A folder in the diffusers layout, or a hub id.
 
     Returns:
-        None where no config says so, as of a hub id other than the published one.
+        None if no config contains it, as for a hub id other than the published one.
 
     Raises:
         ModelError: The VAE's config.json is damaged.
@@ -287,7 +288,7 @@ def _part_configs(parts: dict[str, dict[str, Any]]) -> PartConfigs:
 
 
 def build_part(configs: PartConfigs, part: str) -> Any:
-    """A model without values, in fp32; `part` is a name of `model_index.json`."""
+    """Build a part without values, in fp32; `part` is a name in `model_index.json`."""
     with built_on_meta():
         match part:
             case "vision_language_encoder":
@@ -303,16 +304,17 @@ def build_part(configs: PartConfigs, part: str) -> Any:
 def build_language_model(
     config: dict[str, Any], dtype: torch.dtype, *, layers: int | None = None
 ) -> GlmImageForConditionalGeneration:
-    """Language model, vision tower and head.
+    """Build language model, vision tower and head.
 
     Args:
-        config: As in its config.json.
-        layers: Decoder layers, and one of the vision tower; None: as many as the config says.
+        config: Contents of its config.json.
+        layers: Number of decoder layers, with one layer in the vision tower; None: as in the
+            config.
     """
     settings = GlmImageConfig.from_dict(config)
     if layers is not None:
         settings.text_config.num_hidden_layers = layers
-        # Never run: text alone is read.
+        # Never used: only text is read.
         settings.vision_config.depth = 1
     with built_on_meta():
         return GlmImageForConditionalGeneration(settings).to(dtype).eval()
@@ -321,14 +323,14 @@ def build_language_model(
 def build_decoder(
     configs: PartConfigs, dtype: torch.dtype, is_in_8_bits: bool = False
 ) -> tuple[Any, Any, nn.Module]:
-    """Transformer, VAE and glyph encoder, in this order.
+    """Build transformer, VAE and glyph encoder, in this order.
 
     Args:
-        is_in_8_bits: The transformer's weights are held in 8 bits.
+        is_in_8_bits: Whether the transformer's weights are stored in 8 bits.
     """
     logger = logging.getLogger("diffusers.models.modeling_utils")
     level = logger.level
-    # It tells that nothing is to be kept in fp32.
+    # Suppresses its message that no module is kept in fp32.
     logger.setLevel(logging.ERROR)
     transformer = build_part(configs, "transformer").to(dtype)
     vae = build_part(configs, "vae").to(dtype)
@@ -340,17 +342,17 @@ def build_decoder(
 
 
 class MetaLinear4bit(nn.Linear):
-    """A matrix of 4 bits with its scales; a product takes it in full for as long as it lasts.
+    """A 4-bit matrix with its scales; a product holds the full matrix while it runs.
 
-    Its sizes are those of bitsandbytes' layer, which need not be there; tests compare the two.
+    Its sizes equal those of bitsandbytes' layer, which need not be installed; tests compare them.
 
     Args:
-        linear: What is replaced.
+        linear: Layer to replace.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         device = linear.weight.device
-        # Its own matrix is never that of full size.
+        # Its own matrix never has the full size.
         super().__init__(1, 1, bias=False, device=device)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
@@ -364,13 +366,13 @@ class MetaLinear4bit(nn.Linear):
         self.register_buffer("singles", torch.empty(singles, device=device))
 
     def forward(self, states: Tensor) -> Tensor:
-        """As `nn.Linear`."""
+        """Like `nn.Linear`."""
         product: Tensor = _Product.apply(states, self)
         return product if self.bias is None else product + self.bias
 
 
 class _Product(torch.autograd.Function):
-    """Keeps the packed matrix for the backward pass, not the one it multiplied with."""
+    """Keeps the packed matrix for the backward pass, not the full one it multiplied by."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, layer: MetaLinear4bit) -> Tensor:
@@ -387,7 +389,7 @@ def _unpacked(layer: MetaLinear4bit, like: Tensor) -> Tensor:
 
 
 def quantize_on_meta(model: nn.Module) -> None:
-    """Replaces the matrices that `options_for_4_bits` names."""
+    """Replace the matrices that `options_for_4_bits` names."""
     for name, module in [*model.named_modules()]:
         if type(module) is nn.Linear and not name.startswith(KEPT_MODULES):
             parent, _, child = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Check the files of a model's folder before weights are loaded; nothing in them is executed."""
+"""Check the files of a model's folder before loading weights; nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = {
     "transformer": ("_class_name", "GlmImageTransformer2DModel"),
     "vae": ("_class_name", "AutoencoderKL"),
 }
-"""Where each part's config.json says what it is, and what it must be."""
+"""Key that identifies the part in its config.json, and the required value."""
 
 _PARTS = (*_KINDS, "processor", "tokenizer", "scheduler")
 _POINTER = b"version https://git-lfs"
@@ -34,13 +34,13 @@ _POINTER = b"version https://git-lfs"
 
 @contextmanager
 def damage_named(place: Path) -> Iterator[None]:
-    """Turns whatever a reader of a model's file raises inside into an error that names the file.
+    """Turn any error from reading a model's file into one that names the file.
 
-    Libraries raise errors of every class on files that are not what they take them for. Memory that
-    runs out is no fault of the file.
+    Libraries raise all kinds of errors on files with unexpected contents. Out-of-memory errors pass
+    through, because they are not the file's fault.
 
     Args:
-        place: File, or folder of a part, that is read inside.
+        place: File that is read inside, or folder of a part.
 
     Raises:
         ModelError: The file cannot be read.
@@ -54,10 +54,10 @@ def damage_named(place: Path) -> Iterator[None]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
-        ModelError: There is no such file, or it holds something else.
+        ModelError: The file is missing, or contains something else.
     """
     if not path.is_file():
         raise ModelError(f"{path}: no such file; {FETCH_AGAIN}")
@@ -69,13 +69,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path, part: str) -> dict[str, Any]:
-    """A part's config.json, of the model that the part must be.
+    """Read a part's config.json and check that it describes the right model.
 
     Args:
-        part: A key of `model_index.json` with weights.
+        part: Key of `model_index.json` whose part has weights.
 
     Raises:
-        ModelError: The file is missing or damaged, or of another model.
+        ModelError: The file is missing or damaged, or describes another model.
     """
     path = folder / part / "config.json"
     values = read_object(path)
@@ -89,12 +89,12 @@ def read_config(folder: Path, part: str) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuses files that were not fetched whole.
+    """Refuse incompletely downloaded files.
 
-    Of weights the headers are read, which say how long a file is.
+    For weights, reads the header, which contains the length of the file.
 
     Raises:
-        ModelError: Names the file.
+        ModelError: A file is incomplete; the message names it.
     """
     for part in _PARTS:
         for path in sorted((folder / part).glob("*")):
@@ -114,15 +114,15 @@ def check_files(folder: Path) -> None:
 
 
 def check_tokenizers(folder: Path, *, vocabulary: int, glyphs: int) -> ReservedTokens:
-    """Loads both tokenizers and encodes two prompts.
+    """Load both tokenizers and encode two prompts.
 
     Args:
         vocabulary: Entries of the language model's embedding.
-        glyphs: Of the glyph encoder's.
+        glyphs: Entries of the glyph encoder's embedding.
 
     Raises:
-        ModelError: A tokenizer is missing or damaged, has ids beyond its model's vocabulary, or its
-            chat template drops the prompt.
+        ModelError: A tokenizer is missing or damaged, has ids outside its model's vocabulary, or
+            its chat template drops the prompt.
     """
     place, glyph_place = folder / "processor", folder / "tokenizer"
     with damage_named(place):

@@ -1,4 +1,4 @@
-"""Prompts and pictures as the language model reads them: token ids, mask and 3-D positions."""
+"""Encode prompts and pictures for the language model: token ids, mask and 3-D positions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 from glm_grpo.errors import ModelError
 
 _COUNTED = 32
-"""Captions that are tokenized to find the longest."""
+"""Number of captions that are tokenized to find the longest."""
 
 
 @dataclass(frozen=True)
 class PromptInputs:
-    """A batch of encoded prompts, padded on the left; L is the longest.
+    """A batch of encoded prompts, padded on the left to the longest, with L tokens.
 
     Attributes:
-        input_ids: Ends with the image-start token.
+        input_ids: Token ids; the last one is the image-start token.
         attention_mask: 1 on tokens, 0 on padding.
-        position_ids: Temporal, height, width; arbitrary on padding.
-        next_position: Where the first generated token stands, one per prompt.
+        position_ids: Temporal, height and width position; arbitrary on padding.
+        next_position: Position of the first generated token, one per prompt.
     """
 
     input_ids: Int64[Tensor, "P L"]
@@ -36,7 +36,7 @@ class PromptInputs:
     next_position: Int64[Tensor, " P"]
 
     def rows(self, index: Int64[Tensor, " N"]) -> PromptInputs:
-        """The prompts of some rows, repeats allowed, without the padding all of them share."""
+        """Select the prompts of some rows, repeats allowed, without the padding that all share."""
         mask = self.attention_mask[index]
         first = int((mask.sum(0) > 0).to(mask.dtype).argmax())
         return PromptInputs(
@@ -56,24 +56,24 @@ def encode_prompts(
     width: int,
     source_token_ids: Int64[Tensor, "P N S"] | None = None,
 ) -> PromptInputs:
-    """Encodes captions with the published chat template and grid sizes, on the CPU.
+    """Encode captions with the published chat template and grid sizes, on the CPU.
 
-    Source pictures come before the caption, each as its tokens between an image-start and an
-    image-end token.
+    Source pictures come before the caption, each as tokens between an image-start and an image-end
+    token.
 
-    Positions come from the model's own `get_rope_index`. What that call leaves behind on the module
-    (it would be stale at the next call) is removed again.
+    Positions come from the model's own `get_rope_index`. The state that this call stores on the
+    module is removed, because it would be stale at the next call.
 
     Args:
         model: Only its position arithmetic is used.
-        processor: The published one.
+        processor: The published processor.
         prompts: P captions.
-        height: Of the image, pixels.
-        width: Of the image, pixels.
-        source_token_ids: Of N source pictures a prompt, as `picture_tokens` gives them.
+        height: Image height, pixels.
+        width: Image width, pixels.
+        source_token_ids: Tokens of N source pictures per prompt, from `picture_tokens`.
 
     Raises:
-        ModelError: The processor makes another number of tokens of a picture of this size.
+        ModelError: The processor makes a different number of tokens from a picture of this size.
     """
     num_sources = 0 if source_token_ids is None else source_token_ids.shape[1]
     inputs = tokenize_prompts(
@@ -108,15 +108,16 @@ def encode_prompts(
 
 
 def longest_prompt_tokens(path: str, captions: Sequence[str], *, height: int, width: int) -> int:
-    """Tokens of the longest prompt with all that the chat template adds.
+    """Count the tokens of the longest prompt, including the chat template.
 
-    Counted are the captions with the most bytes, of which the longest in tokens is one or close.
+    Only the captions with the most bytes are tokenized; the longest in tokens is one of them, or
+    close.
 
     Args:
-        path: Folder of the model; its processor alone is loaded.
+        path: Folder of the model; only its processor is loaded.
         captions: At least one.
-        height: Of the image, pixels.
-        width: Of the image, pixels.
+        height: Image height, pixels.
+        width: Image width, pixels.
 
     Raises:
         OSError, ValueError: The folder has no processor that can be loaded.
@@ -128,15 +129,15 @@ def longest_prompt_tokens(path: str, captions: Sequence[str], *, height: int, wi
 
 
 def source_tokens(path: str, *, height: int, width: int) -> int:
-    """Tokens that the model's processor makes of a source picture of this size.
+    """Count the tokens that the processor makes from a source picture of this size.
 
     Args:
-        path: Folder of the model; its processor alone is loaded.
-        height: Pixels.
-        width: Pixels.
+        path: Folder of the model; only its processor is loaded.
+        height: Picture height, pixels.
+        width: Picture width, pixels.
 
     Raises:
-        ValueError: The processor takes no picture of this size.
+        ValueError: The processor does not support this size.
     """
     processor = GlmImageProcessor.from_pretrained(path, subfolder="processor")
     inputs = tokenize_prompts(processor, ["-"], height=height, width=width, num_sources=1)
@@ -151,11 +152,11 @@ def tokenize_prompts(
     width: int,
     num_sources: int = 0,
 ) -> Any:
-    """Token ids, mask and grids of captions, by the published chat template.
+    """Tokenize captions with the published chat template: token ids, mask and grids.
 
     Arguments as in `encode_prompts`. Tokens of source pictures are placeholders.
     """
-    # Its size alone tells how many placeholders there are.
+    # Its size determines the number of placeholders.
     blank = {"type": "image", "image": Image.new("RGB", (width, height))}
     messages = [
         [{"role": "user", "content": [*[blank] * num_sources, {"type": "text", "text": prompt}]}]
@@ -175,7 +176,7 @@ def tokenize_prompts(
 
 
 _ANY_SIZE = {"shortest_edge": 1, "longest_edge": 2**40}
-"""Areas between which a processor leaves pictures as they are, in pixels."""
+"""Range of areas, in pixels, within which a processor does not resize pictures."""
 
 
 @torch.no_grad()
@@ -186,14 +187,14 @@ def picture_tokens(
     *,
     is_any_size: bool = False,
 ) -> Int64[Tensor, "B S"]:
-    """The tokens that stand for pictures, as the decoder reads them.
+    """Encode pictures as the tokens that the decoder reads.
 
-    Runs where the vision tower is, picture by picture: one alone decides what memory it takes.
+    Runs on the vision tower's device, picture by picture, to limit the memory to that of one.
 
     Args:
-        pixels: Sides are multiples of 32 pixels.
-        is_any_size: Take them as they are; else the processor brings pictures to the sizes that it
-            takes, as it does with the source pictures of an edit.
+        pixels: Pixels of the pictures; sides are multiples of 32.
+        is_any_size: Whether to keep their size; else the processor resizes pictures to the sizes it
+            supports, as it does with the source pictures of an edit.
     """
     tower = model.model.visual
     size = {"size": _ANY_SIZE} if is_any_size else {}
@@ -211,7 +212,7 @@ def tokens_of_patches(
 ) -> Int64[Tensor, " S"]:
     """The tokens of one picture, from what the model's processor makes of it."""
     (features,) = model.get_image_features(patches, image_grid_thw=grid).pooler_output
-    # Not `get_image_tokens`, which takes what `get_image_features` of the same version gives.
+    # Not `get_image_tokens`, which expects the `get_image_features` of the same version.
     _, rows, columns = grid[0].tolist()
     ids: Tensor = model.model.vqmodel.encode(_as_grid(features, rows, columns)[None]).image_tokens
     return ids.flatten()
@@ -223,7 +224,7 @@ def _as_grid(features: Float[Tensor, "..."], rows: int, columns: int) -> Float[T
 
 
 def find_glyph_texts(prompt: str) -> Sequence[str]:
-    """The parts of a prompt that the stock pipeline's glyph encoder reads."""
+    """Find the parts of a prompt that the stock pipeline's glyph encoder reads."""
     texts: Sequence[str]
     (texts,) = GlmImagePipeline.get_glyph_texts(None, prompt)
     return texts

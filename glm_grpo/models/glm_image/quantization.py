@@ -1,4 +1,4 @@
-"""Frozen weights in fewer bits: the language model's matrices in 4, the decoder's weights in 8."""
+"""Store frozen weights in fewer bits: the language model's in 4 bits, the decoder's in 8."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from glm_grpo.errors import ModelError
 from glm_grpo.models.offload import scales
 
 KEPT_MODULES = ("lm_head", "model.visual", "model.vqmodel")
-"""Not quantised: the head is scored with as it is, and the vision tower is small. The
-token embedding is no matrix product and stays as well."""
+"""Modules to keep unquantised: the head, because it computes the scores, and the vision tower,
+because it is small. The token embedding is not a matrix product and stays as well."""
 
 BLOCK = 64
-"""Entries of a matrix that share a scale: what bitsandbytes takes for 4 bits."""
+"""Matrix entries that share a scale; the default of bitsandbytes for 4 bits."""
 
 SCALES_BLOCK = 256
-"""Scales, of 8 bits each, that share a scale of their own (double quantisation)."""
+"""Number of 8-bit scales that share a scale (double quantisation)."""
 
 STORED_IN_8_BITS = torch.float8_e4m3fn
-"""4 bits of exponent, 3 of mantissa."""
+"""Dtype with 4 exponent bits and 3 mantissa bits."""
 
 
 def options_for_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """How the language model is loaded, so that each matrix is quantised as it is read.
+    """Loading options with which each matrix is quantised as it is read.
 
     Args:
-        dtype: Of what is kept, and of the products.
-        device: That quantises, and holds the whole model then. One device for all, so that
-            accelerate puts no hooks on the modules, which would move them by themselves.
+        dtype: Dtype of unquantised weights, and of the products.
+        device: Device that quantises, and then holds the whole model. Naming one device keeps
+            accelerate from adding hooks that move modules on their own.
 
     Raises:
         ModelError: bitsandbytes is not installed.
@@ -57,7 +57,7 @@ def options_for_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, An
 
 
 def move_to_cpu(model: nn.Module) -> None:
-    """Moves weights, those of 4 bits with their scales, and buffers to CPU memory."""
+    """Move weights (4-bit ones with their scales) and buffers to CPU memory."""
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [tensor for weight in model.parameters() for tensor in scales(weight)]
     for tensor in tensors:
@@ -65,9 +65,9 @@ def move_to_cpu(model: nn.Module) -> None:
 
 
 def hold_in_8_bits(transformer: GlmImageTransformer2DModel) -> None:
-    """Keeps weights in 8 bits between their uses.
+    """Store weights in 8 bits between their uses.
 
-    Norms with what modulates them, the first and the last layer stay as they are.
+    Norms and their modulation, and the first and last layers, are kept.
     """
     transformer.enable_layerwise_casting(
         storage_dtype=STORED_IN_8_BITS, compute_dtype=transformer.dtype

@@ -1,8 +1,8 @@
-"""Sizes, order and 3-D positions of the tokens GLM-Image generates. Pure.
+"""Sizes, order and 3-D positions of the tokens GLM-Image generates, as pure functions.
 
 Text-to-image generates two grids one after the other: a preview of about 256 tokens, then the
-target grid of (H / 32) x (W / 32). An edit generates the target grid alone. Only the target tokens
-reach the decoder, each covering 2 x 2 of its patches.
+target grid of (H / 32) x (W / 32). An edit generates only the target grid. Only the target tokens
+reach the decoder; each covers 2 x 2 of its patches.
 
 Source: `GlmImageProcessor._get_target_shape`, `GlmImageModel.get_rope_index` (transformers) and
 `GlmImagePipeline._upsample_token_ids` (diffusers).
@@ -20,19 +20,19 @@ from torch import Tensor
 from glm_grpo.types import PromptBatch
 
 PIXELS_PER_TOKEN = 32
-"""Side of the square of pixels that one target token stands for."""
+"""Side, in pixels, of the square that one target token represents."""
 
 _PREVIEW_SIDE = 16
-"""Side of the preview grid of a square image, in tokens."""
+"""Side of a square image's preview grid, in tokens."""
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """Grids of one image size, in tokens.
+    """Token grids of one image size.
 
     Attributes:
         preview: (rows, columns) of the grid generated first; (0, 0) for edits, which have none.
-        target: (rows, columns) of the grid generated second, the one that is decoded.
+        target: (rows, columns) of the grid generated second, which is decoded.
     """
 
     preview: tuple[int, int]
@@ -40,27 +40,27 @@ class TokenLayout:
 
     @property
     def num_preview(self) -> int:
-        """Tokens of the preview grid."""
+        """Number of tokens in the preview grid."""
         return self.preview[0] * self.preview[1]
 
     @property
     def num_target(self) -> int:
-        """Tokens of the target grid."""
+        """Number of tokens in the target grid."""
         return self.target[0] * self.target[1]
 
     @property
     def num_tokens(self) -> int:
-        """T: all generated tokens of an image."""
+        """T, the number of generated tokens per image."""
         return self.num_preview + self.num_target
 
 
 def token_layout(height: int, width: int, *, has_preview: bool = True) -> TokenLayout:
-    """The grids generated for an image of `height` x `width` pixels.
+    """Grids generated for an image of `height` x `width` pixels.
 
     Args:
-        height: Pixels, a multiple of 32.
-        width: Pixels, a multiple of 32.
-        has_preview: False for edits.
+        height: Image height in pixels, a multiple of 32.
+        width: Image width in pixels, a multiple of 32.
+        has_preview: Whether a preview is generated; False for edits.
 
     Raises:
         ValueError: A side is not a positive multiple of 32 pixels.
@@ -80,18 +80,18 @@ def token_layout(height: int, width: int, *, has_preview: bool = True) -> TokenL
 
 
 def batch_layout(batch: PromptBatch) -> TokenLayout:
-    """The grids generated for each image of a batch."""
+    """Grids generated for each image of a batch."""
     return token_layout(batch.height, batch.width, has_preview=batch.num_sources == 0)
 
 
 def generated_positions(layout: TokenLayout, first_position: int) -> Int64[Tensor, "3 T"]:
     """Temporal, height and width position of every generated token.
 
-    Inside a grid the temporal position is constant, height and width count from the grid's first
-    position; the next grid starts max(rows, columns) further on.
+    Within a grid the temporal position is constant, and height and width count from the grid's
+    first position; the next grid starts max(rows, columns) later.
 
     Args:
-        layout: Grids in the order they are generated.
+        layout: Grids in the order in which they are generated.
         first_position: The position after the last prompt token.
     """
     parts = []
@@ -107,13 +107,13 @@ def generated_positions(layout: TokenLayout, first_position: int) -> Int64[Tenso
 def target_token_ids(
     token_ids: Int64[Tensor, "*B T"], layout: TokenLayout
 ) -> Int64[Tensor, "*B S"]:
-    """The tokens of the target grid (S of them), row by row."""
+    """Tokens of the target grid (S of them), row by row."""
     return token_ids[..., layout.num_preview :]
 
 
 def upsample_token_ids(
     token_ids: Int64[Tensor, "*B S"], layout: TokenLayout
 ) -> Int64[Tensor, "*B S4"]:
-    """Target tokens repeated 2 x 2 (nearest), as the decoder reads them: four times as many."""
+    """Repeat target tokens 2 x 2 (nearest) for the decoder, which makes four times as many."""
     grid = token_ids.unflatten(-1, layout.target)
     return grid.repeat_interleave(2, -2).repeat_interleave(2, -1).flatten(-2)
