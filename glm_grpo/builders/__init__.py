@@ -1,1 +1,1 @@
-"""Config -> models, prompts, plain values, trainer; nothing else constructs."""
+"""Construct models, prompts, plain values and the trainer from a config; only this package does."""

@@ -1,4 +1,4 @@
-"""Collectors of an asynchronous run, and the source that hands on what they collect."""
+"""Build the collectors of an asynchronous run, and the source of what they collect."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
 
 BatchForStep = Callable[[int], PromptBatch]
-"""The prompts of a step, from 0."""
+"""Returns the prompts of a step, from 0."""
 
 
 def collector_needs(config: Config) -> Needs:
-    """What the collectors of an asynchronous run take."""
+    """Resources for the collectors of an asynchronous run."""
     section = config.asynchronous
     return Needs(section.collectors, section.cpus_per_collector, section.gpus_per_collector)
 
 
 def build_collector_models(config: Config) -> Models:
-    """The models of a collector, on the accelerator that is kept for it, or on the CPU.
+    """Load a collector's models onto its accelerator, or onto the CPU.
 
     Raises:
-        GlmGrpoError, RewardError: Something cannot be loaded.
+        GlmGrpoError, RewardError: Loading failed.
     """
-    # Ray hides no accelerator from a process that asked for none.
+    # Ray does not hide accelerators from a process that asked for none.
     has_accelerator = config.asynchronous.gpus_per_collector > 0
     device = Accelerator().device if has_accelerator else torch.device("cpu")
     start = find_start(config)
@@ -53,16 +53,16 @@ def build_asynchronous_source(
     *,
     first_step: int,
 ) -> AsynchronousSource:
-    """Starts the collectors.
+    """Start the collectors.
 
     Args:
-        models: The learner's.
-        batch_for_step: The prompts of a step, from 0.
-        recheck: Says how the pictures of a step are decoded.
-        cluster: In which the collectors run.
-        first_step: The next to be learned, from 1.
+        models: Models of the learner.
+        batch_for_step: Returns the prompts of a step, from 0.
+        recheck: Decides how the images of a step are decoded.
+        cluster: Cluster in which the collectors run.
+        first_step: Next step to be learned, from 1.
     """
-    # Ray need not be installed for anything else, and the cluster has set it up by now.
+    # Nothing else needs Ray to be installed; the cluster has been started by now.
     from glm_grpo.collectors.ray_pool import RayPool  # noqa: PLC0415
 
     settings = CollectorSettings(

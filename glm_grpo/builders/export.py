@@ -1,4 +1,4 @@
-"""Trained weights as other programs load them."""
+"""Export trained weights in formats that other programs load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from glm_grpo.run.folder import storage_errors
 from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION
 
 _TINY_LICENSE = "apache-2.0"
-"""That of the package."""
+"""Licence of the package."""
 
 
 def export_model(
@@ -35,21 +35,22 @@ def export_model(
     note: Callable[[int], str],
     training: str,
 ) -> Path:
-    """Writes trained weights as other programs load them.
+    """Write trained weights in a format that other programs load.
 
     Args:
-        tensors: Of the policy, from a checkpoint.
-        directory: New or empty.
-        kind: A folder that peft loads, or one that `GlmImagePipeline.from_pretrained` loads.
-        note: What users should mind, given the tokens of an image.
+        tensors: Tensors of the policy, from a checkpoint.
+        directory: Output folder, new or empty.
+        kind: `adapter`: a folder that peft loads; `pipeline`: one that
+            `GlmImagePipeline.from_pretrained` loads.
+        note: Returns a warning for users, given the number of tokens per image.
         training: Sections of the card, in Markdown.
 
     Returns:
-        The model card, which shows how to draw a picture with it.
+        Path of the model card, which shows how to generate an image.
 
     Raises:
-        ModelError: The model the run began with cannot be loaded.
-        CheckpointError: The tensors do not fit it.
+        ModelError: The original model of the run cannot be loaded.
+        CheckpointError: The tensors do not match it.
         StorageError: The folder cannot be written.
     """
     base = model_path(config.model.path)
@@ -86,7 +87,7 @@ def export_model(
 
 
 def _example_prompt(config: Config) -> str:
-    """Of a model card: the embedded model knows the prompts of its world alone."""
+    """Prompt for a model card: the embedded model only knows prompts of its own world."""
     is_edit = config.data.sources > 0
     if config.model.path == TINY:
         return EXAMPLE_INSTRUCTION if is_edit else EXAMPLE_CAPTION

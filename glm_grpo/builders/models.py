@@ -1,4 +1,4 @@
-"""The models of a run: policy, decoder and reward terms, loaded and placed."""
+"""Load and place the models of a run: policy, decoder and reward terms."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ logger = logging.getLogger(__name__)
 
 
 def model_path(path: str) -> str:
-    """A folder or hub id; `tiny` becomes the folder inside the package."""
+    """Resolve `tiny` to the folder inside the package; return other paths unchanged."""
     return str(files("glm_grpo.tiny") / "weights" / "pipeline") if path == TINY else path
 
 
 def build_planner(path: str) -> Planner:
-    """What finds the memory of runs of a model.
+    """Build the planner for runs of a model.
 
     Args:
         path: As `model.path`.
 
     Raises:
-        ModelError: The model's configs are not at hand.
+        ModelError: The model's configs are not available.
     """
     path = model_path(path)
     return GlmImagePlanner(read_part_configs(path), Path(path))
 
 
 _LARGEST_AREA = 4
-"""How many times the smallest trained area a picture may have: 2048 x 2048 against 1024 x 1024.
+"""Largest ratio of an image's area to the smallest trained area: 2048 x 2048 to 1024 x 1024.
 Source: zai-org/GLM-Image, issue 12."""
 
 
 def hint_at_size(config: Config) -> list[str]:
-    """A line on a picture size that the model was not trained for."""
+    """Hint on an image size for which the model was not trained."""
     side = trained_side(model_path(config.model.path))
     height, width = config.rollout.height, config.rollout.width
     size = f"rollout.height={height} rollout.width={width}"
@@ -78,20 +78,20 @@ def hint_at_size(config: Config) -> list[str]:
 
 
 def find_planner(path: str) -> Planner | None:
-    """As `build_planner`; None for a hub id whose sizes are not known.
+    """Like `build_planner`, but None for a hub id whose sizes are unknown.
 
-    Any other folder than that of a model is refused when it is loaded.
+    A folder that is not a model is refused when it is loaded.
     """
     is_known = path == PUBLISHED_ID or (Path(model_path(path)) / "model_index.json").is_file()
     return build_planner(path) if is_known else None
 
 
 def find_start(config: Config) -> FoundCheckpoint | None:
-    """The checkpoint that `model.start_from` names, verified; None where it names none.
+    """Find and verify the checkpoint in `model.start_from`; None if it is not set.
 
     Raises:
-        ConfigError: It was trained from another kind of weights.
-        CheckpointError: There is no whole checkpoint.
+        ConfigError: Its run trained another kind of weights.
+        CheckpointError: There is no intact checkpoint.
     """
     path = config.model.start_from
     if path is None:
@@ -114,10 +114,10 @@ def find_start(config: Config) -> FoundCheckpoint | None:
 
 
 def begin_with(models: Models, start: FoundCheckpoint | None) -> None:
-    """Puts the weights of a checkpoint into policy and reference.
+    """Load the weights of a checkpoint into policy and reference.
 
     Raises:
-        CheckpointError: They do not fit the model.
+        CheckpointError: They do not match the model.
     """
     if start is not None:
         with start.checkpoint.named():
@@ -127,10 +127,10 @@ def begin_with(models: Models, start: FoundCheckpoint | None) -> None:
 def load_models(
     config: Config, device: torch.device, *, needs_reference: bool, is_sharded: bool = False
 ) -> Models:
-    """As `build_models`; memory that runs out is explained.
+    """Like `build_models`, but explains out-of-memory errors.
 
     Raises:
-        GlmGrpoError, RewardError: Something cannot be loaded.
+        GlmGrpoError, RewardError: Loading failed.
     """
     with out_of_memory_explained("loading", f"{config.model.path} in {config.model.dtype}"):
         return build_models(config, device, needs_reference=needs_reference, is_sharded=is_sharded)
@@ -139,15 +139,15 @@ def load_models(
 def build_models(
     config: Config, device: torch.device, *, needs_reference: bool, is_sharded: bool = False
 ) -> Models:
-    """Loads all models and puts them where they belong.
+    """Load all models and place them on their devices.
 
     Args:
-        needs_reference: Whether a KL to the untrained policy is weighted.
-        is_sharded: Whether the engine places the policy's weights, cut over processes.
+        needs_reference: Whether a KL to the untrained policy has a weight.
+        is_sharded: Whether the engine places the policy's weights in shards.
 
     Raises:
-        ConfigError: Weights of 4 bits are asked for where there is no accelerator, or the function
-            of a custom loss cannot be imported.
+        ConfigError: 4-bit weights are requested without an accelerator, or the function of a custom
+            loss cannot be imported.
         ModelError: The model cannot be loaded.
     """
     if isinstance(config.loss, CustomLoss):
@@ -182,7 +182,7 @@ def place_models(
     needs_reference: bool,
     is_sharded: bool = False,
 ) -> Models:
-    """Puts the parts of a loaded pipeline, and the reward terms, where they belong.
+    """Place the parts of a loaded pipeline, and the reward terms, on their devices.
 
     Arguments as in `build_models`.
     """
@@ -195,7 +195,8 @@ def place_models(
         steps=config.decode.steps,
         guidance_scale=config.decode.guidance_scale,
         batch_size=config.decode.batch_size,
-        # Of evaluations: fewer samples a prompt than a rollout has, in the same memory.
+        # For evaluations: they have fewer samples per prompt than a rollout, so groups can be
+        # joined.
         joined_size=config.rollout.group_size,
         vae_batch_size=config.decode.vae_batch_size,
         is_compiling=is_on_cuda and config.decode.compile and config.decode.quantization is None,
@@ -211,7 +212,7 @@ def place_models(
     logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
     reads_pictures = config.data.sources > 0 or config.reads_targets
     modules = {
-        # If it is not used it stays on the CPU, where no phase looks for it.
+        # An unused vision tower stays on the CPU; no phase uses it.
         "vision": policy.source_modules() if reads_pictures else (),
         "policy": policy.modules(),
         "reference": policy.reference_modules(),
@@ -231,7 +232,7 @@ def place_models(
 
 
 def _keep_compiled() -> None:
-    """Has Inductor keep what it compiles in the user's cache, so that the next run finds it."""
+    """Let Inductor keep compiled code in the user's cache for the next run."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "glm-grpo" / "inductor"))
 
@@ -239,7 +240,7 @@ def _keep_compiled() -> None:
 def build_policy(
     config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool
 ) -> GlmImagePolicy:
-    """The policy on the parts of a loaded pipeline."""
+    """Build the policy from the parts of a loaded pipeline."""
     adapter = config.model.adapter
     return GlmImagePolicy(
         pipeline,
@@ -259,13 +260,13 @@ def build_policy(
 
 
 def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: bool) -> None:
-    """What can be said before anything is loaded.
+    """Check the accelerator before anything is loaded.
 
     Args:
-        is_on_accelerator: Whether there is one.
+        is_on_accelerator: Whether there is an accelerator.
 
     Raises:
-        ConfigError: Weights of 4 bits are asked for where there is no accelerator.
+        ConfigError: 4-bit weights are requested without an accelerator.
     """
     if quantization is not None and not is_on_accelerator:
         raise ConfigError(
@@ -275,6 +276,6 @@ def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: b
 
 
 def count_parameters(*modules: nn.Module) -> str:
-    """How many they have together, such as `4.8 M`."""
+    """Format the number of their parameters, such as `4.8 M`."""
     count = sum(weight.numel() for module in modules for weight in module.parameters())
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

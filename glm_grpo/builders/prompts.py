@@ -1,4 +1,4 @@
-"""The prompt sets of a run, what is refused in them, and the batches made of them."""
+"""Build and check the prompt sets of a run, and deal batches from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rewards.texts import find_quoted_texts, is_blank
 from rewards.types import Prompt
 
 _MOST_NAMED = 3
-"""Prompts that a hint names."""
+"""Largest number of prompts that a hint names."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class Prompts:
     held_out: PromptSource
 
     def named(self) -> tuple[tuple[str, PromptSource], ...]:
-        """Both, with the words for them."""
+        """Both prompt sets, with their names for messages."""
         return ("training", self.training), ("held-out", self.held_out)
 
 
 def build_prompts(config: Config) -> Prompts:
-    """Checks the model's files, then loads and checks both prompt sets.
+    """Check the model's files, then load and check both prompt sets.
 
     Raises:
         ModelError: The model's files cannot be used.
-        DataError: A prompt cannot, or there are fewer than a step takes.
+        DataError: A prompt cannot be used, or there are fewer than a step takes.
     """
     path = model_path(config.model.path)
     reserved = check_model(path)
@@ -72,20 +72,20 @@ def build_prompts(config: Config) -> Prompts:
 
 
 def build_held_out(config: Config) -> PromptSource:
-    """Checks the model's files, then loads and checks the held-out prompts alone.
+    """Check the model's files, then load and check only the held-out prompts.
 
     Raises:
-        ModelError, DataError: As `build_prompts`.
+        ModelError, DataError: As for `build_prompts`.
     """
     reserved = check_model(model_path(config.model.path))
     return build_prompt_set(config.data.eval_path, config, reserved)
 
 
 def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> PromptSource:
-    """Prompts of a file, a folder, a hub data set, or of the embedded world (`tiny:...`).
+    """Load prompts of a file, a folder, a hub data set, or the embedded world (`tiny:...`).
 
     Args:
-        reserved: What no prompt may hold.
+        reserved: Texts that no prompt may contain.
     """
     height, width = config.rollout.height, config.rollout.width
     if path.startswith(EMBEDDED):
@@ -97,7 +97,7 @@ def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> Pro
 
 
 def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
-    """Lines on prompts that can be used, but hardly as they were meant; no model is needed."""
+    """Hints on prompts that are valid but probably not as intended; needs no model."""
     lines = []
     if config.model.path == TINY:
         is_edit = config.data.sources > 0
@@ -125,7 +125,7 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
 
 
 def _hint_at_glyphs(of: str, prompt_set: PromptSource) -> list[str]:
-    """A line on prompts of which the glyph encoder reads other texts than they quote."""
+    """Hint on prompts whose quoted texts differ from those that the glyph encoder reads."""
     differing = {}
     for row, caption in enumerate(prompt_set.captions()):
         quoted = sorted(find_quoted_texts(caption))
@@ -143,7 +143,7 @@ def _hint_at_glyphs(of: str, prompt_set: PromptSource) -> list[str]:
 
 
 def list_texts(config: Config, prompts: Prompts) -> list[str]:
-    """Lines on the texts that the reward asks for; none where no term reads them."""
+    """Lines on the texts that the reward asks for; empty if no term reads them."""
     if not any("text" in term.needs() for term in config.reward.terms.values()):
         return []
     lines = []
@@ -155,11 +155,11 @@ def list_texts(config: Config, prompts: Prompts) -> list[str]:
 
 
 def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[str]:
-    """Refuses prompts that no term can score; lines on terms that apply to few prompts.
+    """Refuse prompts that no term can score; returns lines on terms that apply to few prompts.
 
     Raises:
         RewardError: See `Scorer.check_prompts`.
-        ConfigError: Target pictures are to be learned from, and no training prompt has one.
+        ConfigError: The run learns from target pictures, but no training prompt has one.
     """
     targets = 0
     is_supervised = config.train.method == "sft"
@@ -208,9 +208,9 @@ def _missing_targets_error(config: Config, count: int) -> ConfigError:
 
 
 def _name_some(prompt_set: PromptSource, rows: Iterable[int] | Mapping[int, str]) -> str:
-    """Ids of the first prompts, with what is said of each."""
+    """Ids of the first prompts, with a remark on each."""
     said = rows if isinstance(rows, Mapping) else dict.fromkeys(rows, "")
-    # Each is taken with its pictures.
+    # Accessing a prompt loads its pictures.
     named = [
         printable(f"{prompt_set[row].prompt_id} {text}".rstrip())
         for row, text in islice(said.items(), _MOST_NAMED)
@@ -219,13 +219,13 @@ def _name_some(prompt_set: PromptSource, rows: Iterable[int] | Mapping[int, str]
 
 
 def _list_some(texts: Sequence[str]) -> str:
-    """The first texts, each cut."""
+    """The first texts, each shortened."""
     shown = [*map(shorten, texts[:_MOST_NAMED]), *(["..."] if len(texts) > _MOST_NAMED else [])]
     return " and ".join(shown) or "nothing"
 
 
 def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch:
-    """The batch of a step, from 0."""
+    """Batch of a step, from 0."""
     return batch_for_step(
         prompts,
         step=step,
@@ -236,7 +236,7 @@ def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch
 
 
 def build_spares(config: Config, prompts: PromptSource, step: int) -> SparePrompts:
-    """The prompts that can take the place of those of a step, from 0."""
+    """Prompts that can replace those of a step, from 0."""
     return spares_for_step(
         prompts,
         step=step,
@@ -249,7 +249,7 @@ def build_spares(config: Config, prompts: PromptSource, step: int) -> SparePromp
 def build_evaluation_batches(
     config: Config, held_out: PromptSource, processes: Processes = ALONE
 ) -> list[PromptBatch]:
-    """This process's held-out prompts, with the seeds of every evaluation, in batches of a step."""
+    """Held-out prompts of this process in batches, with the same seeds at every evaluation."""
     images = config.rollout.prompts_per_step * config.rollout.group_size // processes.count
     return evaluation_batches(
         held_out,

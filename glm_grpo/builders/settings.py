@@ -1,4 +1,4 @@
-"""Sections of the config as the plain values that the loop receives."""
+"""Turn sections of the config into the plain values that the loop receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer of a run, with the state of its checkpoint if there is one."""
+"""Build the trainer of a run, and restore its checkpoint if there is one."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from glm_grpo.training.targets import TargetSource
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes of a run.
+    """Processes of the run, and where it collects.
 
     Attributes:
-        processes: What they agree through.
-        cluster: In which collectors run; None where this process collects.
-        work: What the models do on its devices; None where the devices' peaks are not known.
+        processes: The processes, which agree through this object.
+        cluster: Cluster of the collectors; None if this process collects.
+        work: Operations of the models on the run's devices; None if the devices' peaks are unknown.
     """
 
     accelerator: Accelerator
@@ -72,7 +72,7 @@ def build_trainer(
     launch: Launch,
     console: Console,
 ) -> Trainer:
-    """Optimizer, schedule, records and loop, with the state of the checkpoint if there is one."""
+    """Build optimizer, schedule, recorder and loop, and restore the checkpoint if there is one."""
     folder, processes = opened.folder, launch.processes
     learner = _build_learner(config, models, opened, launch)
     state = learner.state
@@ -101,7 +101,7 @@ def build_trainer(
         finish_records=recorder.finish,
         announce=progress.phase,
     )
-    # Last: collectors begin to work, and the trainer ends them.
+    # Last, because collectors start to work, and only the trainer ends them.
     source = _build_source(config, models, prompts.training, learner, recheck, launch)
     settings = step_settings(config)
     return Trainer(
@@ -120,14 +120,14 @@ def build_trainer(
 
 
 def _build_learner(config: Config, models: Models, opened: OpenedRun, launch: Launch) -> Learner:
-    """With the weights and the state of the checkpoint, in the order that engines need."""
+    """Build the learner with a checkpoint's weights and state, in the order that engines need."""
     checkpoint = opened.checkpoint
     if has_shards(launch.accelerator) and launch.accelerator.mixed_precision != "no":
-        # As the engine would, but before a checkpoint's weights lose what bf16 cannot hold.
+        # The engine would do this too, but after a checkpoint's weights lose what bf16 cannot hold.
         for weight in models.policy.trainable_parameters():
             weight.data = weight.data.float()
     if checkpoint is not None:
-        # Before an engine cuts them up.
+        # Before an engine shards them.
         with checkpoint.named():
             models.policy.load_state_tensors(checkpoint.tensors["policy"])
             models.policy.load_reference_tensors(checkpoint.tensors.get("reference", {}))
@@ -142,7 +142,7 @@ def _build_learner(config: Config, models: Models, opened: OpenedRun, launch: La
     if checkpoint is not None:
         state = _restore(checkpoint, optimizer, learning_rate)
         if models.offload.moves("optimizer"):
-            # Its moments came back to where the weights are, and wait in CPU memory.
+            # Its moments were restored onto the device of the weights; move them to CPU memory.
             OptimizerPart(optimizer, device=device).evict()
     state.start_step = start_step(config)
     average = _build_average(config, models.policy, checkpoint)
@@ -160,7 +160,7 @@ def _build_optimizer(config: Config, policy: Policy) -> AdamW:
 
 
 def build_learning_rate(config: Config, optimizer: Optimizer) -> LearningRate:
-    """The schedule of a run's updates, at its beginning."""
+    """Build the schedule of a run's updates, at its beginning."""
     updates = config.train.updates_per_step
     return LearningRate(
         optimizer,
@@ -201,7 +201,7 @@ def _build_source(
     recheck: Recheck,
     launch: Launch,
 ) -> ExperienceSource | TargetSource:
-    """What a step learns from: own samples, those of collectors, or target pictures."""
+    """Build the source of a step's data: own samples, those of collectors, or target pictures."""
     state, learning_rate = learner.state, learner.learning_rate
     batch_for_step = partial(build_batch, config, prompts)
     if launch.cluster is not None:
@@ -228,20 +228,20 @@ def _build_source(
 
 
 def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Recorder, HackingMonitor]:
-    """What writes the run folder, cut to the step it goes on from, and what watches for gaming."""
+    """Open the recorder, truncated to the step where the run resumes, and the hacking monitor."""
     recorder = Recorder(
         folder,
         trackers=config.trackers,
         config=config.model_dump(mode="json"),
-        # A run that goes on keeps the name that it began with.
+        # A resumed run keeps its original name.
         about=read_config(folder).run,
         combine=config.reward.combine,
     )
-    # First: a checkpoint whose records are gone could not be gone on from.
+    # First, because a checkpoint whose records are gone could not be resumed from.
     forget_checkpoints_after(folder, at.step)
-    # A run that has finished no step makes its evaluation of step 0 anew.
+    # A run that has finished no step repeats its evaluation of step 0.
     recorder.truncate_after(at.step if at.step > 0 else -1)
-    # A kill may have come between the checkpoint and the removal of those no longer kept.
+    # A kill may have come between writing a checkpoint and removing old ones.
     prune_checkpoints(folder, config.train.keep_checkpoints, at.best_step)
     return recorder, HackingMonitor(
         folder,
@@ -252,7 +252,7 @@ def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Record
 
 
 def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: LearningRate) -> RunState:
-    """Puts a checkpoint's state, save the weights, back into the objects of a run."""
+    """Restore a checkpoint's state, except the weights, into the objects of a run."""
     state = checkpoint.run_state()
     load_optimizer(optimizer, checkpoint.tensors["optimizer"], state.optimizer.model_dump())
     learning_rate.set(state.updates)

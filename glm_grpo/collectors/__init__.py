@@ -1,1 +1,1 @@
-"""Collection by other processes while this one learns, through Ray."""
+"""Collect experience in other processes, through Ray, while this one learns."""

@@ -1,4 +1,4 @@
-"""Collectors, wherever they run: what is asked of them, and what they say."""
+"""Protocol of collectors: their orders and results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Order:
     """What a collector is to make.
 
     Attributes:
-        number: Of the assignment; the result bears it.
+        number: Number of the assignment, repeated in the result.
         batch: Prompts and seeds.
-        settings: How.
-        policy_step: Updates of the weights it is sampled with; they were pushed before.
+        settings: How to make the experience.
+        policy_step: Updates of the weights to sample with, which were pushed before.
     """
 
     number: int
@@ -33,11 +33,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collector made.
+    """Result of a collector.
 
     Attributes:
-        experience: In CPU memory.
-        seconds: Of every phase, on the collector.
+        experience: Experience in CPU memory.
+        seconds: Seconds of every phase on the collector.
     """
 
     experience: Experience
@@ -45,19 +45,19 @@ class Collected:
 
 
 Outcome = Collected | RewardError | GlmGrpoError
-"""An experience, or why there is none."""
+"""An experience, or the error that prevented it."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A collector has its models and waits for its first order."""
+    """A collector has loaded its models and waits for its first order."""
 
     collector: int
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A collector ended an order, well or with an error, and waits for the next."""
+    """A collector finished an order, successfully or with an error, and waits for the next."""
 
     collector: int
     number: int
@@ -66,7 +66,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Unusable:
-    """A collector cannot be used, and another one in its place could not either."""
+    """A collector cannot be used, and replacing it would not help."""
 
     collector: int
     error: RewardError | GlmGrpoError
@@ -74,11 +74,11 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Died:
-    """A collector's process, or its machine, is gone.
+    """A collector's process or machine is gone.
 
     Attributes:
         collector: Its index.
-        reason: What is known of it, for a person.
+        reason: What is known about it, for people.
     """
 
     collector: int
@@ -90,31 +90,31 @@ Event = Ready | Finished | Unusable | Died
 
 @runtime_checkable
 class CollectorPool(Protocol):
-    """Collectors by index, from 0. `wait` is called by one thread, all else by any."""
+    """Collectors by index, from 0. One thread calls `wait`; any thread may call the rest."""
 
     def push(self, policy_step: int, weights: Mapping[str, Tensor]) -> None:
-        """Keep weights for orders to come.
+        """Store weights for later orders.
 
         Args:
-            policy_step: Updates they have had.
-            weights: In CPU memory; may change once this returns.
+            policy_step: Number of updates they have had.
+            weights: Tensors in CPU memory; may change after this returns.
         """
         ...
 
     def forget_before(self, policy_step: int) -> None:
-        """Weights with fewer updates are not asked for any more."""
+        """Allow dropping weights with fewer updates, which no later order uses."""
         ...
 
     def submit(self, collector: int, order: Order) -> None:
-        """Give an order to a collector that waits for one; does not wait for it."""
+        """Give an order to a waiting collector, without waiting for the result."""
         ...
 
     def wait(self, seconds: float) -> Sequence[Event]:
-        """What happened since the last call; waits so long for something to happen."""
+        """Return the events since the last call; waits up to `seconds` for one."""
         ...
 
     def replace(self, collector: int) -> None:
-        """Start another collector in the place of one that died."""
+        """Start another collector in place of one that died."""
         ...
 
     def close(self) -> None:

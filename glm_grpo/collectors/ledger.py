@@ -1,8 +1,8 @@
-"""Ledger of batches: steps given out in order, none twice, none lost, none grown too old.
+"""Assign batches to collectors in step order, without losing, repeating or outdating any.
 
-The learner takes steps in order, and each brings the same number of updates. So the age that an
-experience will have when it is trained on is known when its batch is given out, and a batch that
-would come out too old is not given out yet.
+The learner takes steps in order, and each brings the same number of updates. The age that an
+experience will have when it is trained on is therefore known when its batch is assigned, and a
+batch that would become too old is not assigned yet.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Assignment:
-    """A batch that is given to a collector.
+    """A batch that is assigned to a collector.
 
     Attributes:
-        number: Counts assignments; a batch that is given out again has another one.
-        step: Whose batch it is, from 1.
+        number: Counts assignments; a reassigned batch gets a new number.
+        step: Step of the batch, from 1.
         policy_step: Updates of the weights it is sampled with.
         settings: How it is collected.
     """
@@ -35,13 +35,14 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Steps:
-    """Which steps are given out, and how far ahead.
+    """Which steps to assign, and how far ahead.
 
     Attributes:
-        first: The next to be learned, from 1.
-        updates_each: Updates a step brings, >= 1.
-        max_age: Updates between the weights that sample and those that learn, at most, >= 0.
-        collectors: How many there are, >= 1.
+        first: Next step to be learned, from 1.
+        updates_each: Updates per step, >= 1.
+        max_age: Largest number of updates by which sampling weights may lag behind the learner, >=
+            0.
+        collectors: Number of collectors, >= 1.
     """
 
     first: int
@@ -52,22 +53,22 @@ class Steps:
 
     @property
     def are_weights_settled(self) -> bool:
-        """Whether there is a collector for every batch that may be on its way.
+        """Whether there is a collector for every batch that may be in flight.
 
-        Then no batch gains from waiting for newer weights, and its age need not depend on when
-        a collector is ready: it takes the weights with which it may first be sampled.
+        If so, no batch gains from waiting for newer weights. Its age then does not depend on when a
+        collector is ready: it uses the first weights with which it may be sampled.
         """
         return self.collectors > self.max_age // self.updates_each
 
 
 class Ledger(Generic[T]):
-    """Batches on their way; not safe for threads.
+    """Batches in flight; not thread-safe.
 
     Args:
-        steps: Which, and how far ahead.
-        policy_step: Updates of the weights the collectors have.
-        settings_for_step: How the experience of a step, from 1, is made; the answer may change
-            until the step before it is learned.
+        steps: Which steps to assign, and how far ahead.
+        policy_step: Updates of the weights that the collectors have.
+        settings_for_step: Returns how to make the experience of a step, from 1; the result may
+            change until the step before it is learned.
     """
 
     def __init__(
@@ -82,25 +83,25 @@ class Ledger(Generic[T]):
         self._next = steps.first
         self._count = 0
         self._under_way: dict[int, Assignment] = {}
-        # Steps to give out before `_next`, and the updates of their weights: None for the newest.
+        # Steps to assign before `_next`, and the updates of their weights; None means the newest.
         self._due: list[tuple[int, int | None]] = []
         self._finished: dict[int, tuple[Assignment, T]] = {}
         self._settle_weights()
 
     def push(self, policy_step: int) -> None:
-        """The collectors have newer weights."""
+        """Note that the collectors have newer weights."""
         self._policy_step = policy_step
         self._settle_weights()
 
     def age(self, assignment: Assignment) -> int:
-        """Updates between the weights that sampled and those that learn from it."""
+        """Updates by which the weights that sampled lag behind those that learn from it."""
         return (assignment.step - 1) * self._steps.updates_each - assignment.policy_step
 
     def give_out(self) -> Assignment | None:
-        """The next batch for a collector that is idle; None where the next would be too old.
+        """Assign the next batch to an idle collector; None if the next would become too old.
 
-        Batches that were lost come first, with the weights they had: that they were lost changes no
-        figure. Those that were withdrawn get the newest, unless weights are settled.
+        Lost batches come first, with their original weights, so that losing them changes no result.
+        Withdrawn batches get the newest weights, unless weights are settled.
         """
         if self._due:
             self._due.sort(key=lambda entry: entry[0])
@@ -117,19 +118,19 @@ class Ledger(Generic[T]):
         return assignment
 
     def finish(self, number: int, result: T) -> None:
-        """A collector brings a result; that of a batch withdrawn meanwhile is thrown away."""
+        """Accept a collector's result; the result of a withdrawn batch is discarded."""
         assignment = self._under_way.pop(number, None)
         if assignment is not None:
             self._finished[assignment.step] = (assignment, result)
 
     def lose(self, number: int) -> None:
-        """A collector died: its batch is given out again, as it was."""
+        """Handle a dead collector: its batch is assigned again, unchanged."""
         assignment = self._under_way.pop(number, None)
         if assignment is not None:
             self._due.append((assignment.step, assignment.policy_step))
 
     def withdraw_outdated(self) -> int:
-        """Has batches collected again whose settings have changed since; how many there were."""
+        """Withdraw and recollect batches whose settings have changed; returns their number."""
         finished = [assignment for assignment, _ in self._finished.values()]
         outdated = [
             each
@@ -144,20 +145,20 @@ class Ledger(Generic[T]):
         return len(outdated)
 
     def take(self, step: int) -> tuple[Assignment, T] | None:
-        """The result of a step, once; None where it is not there yet."""
+        """Return the result of a step, once; None if it is not available yet."""
         return self._finished.pop(step, None)
 
     @property
     def waiting(self) -> int:
-        """Results that are there and not yet taken."""
+        """Number of results that are available but not taken."""
         return len(self._finished)
 
     @property
     def oldest(self) -> int:
-        """Updates of the oldest weights that a batch may still be sampled with."""
+        """Updates of the oldest weights with which a batch may still be sampled."""
         due = [policy_step for _, policy_step in self._due if policy_step is not None]
         under_way = [each.policy_step for each in self._under_way.values()]
-        # These may be withdrawn yet, and made again.
+        # These may still be withdrawn and made again.
         finished = [each.policy_step for each, _ in self._finished.values()]
         return min([*due, *under_way, *finished, self._policy_step])
 
@@ -167,6 +168,6 @@ class Ledger(Generic[T]):
             self._next += 1
 
     def _may_begin(self, step: int) -> bool:
-        """Whether there is such a step, and the newest weights are new enough for it."""
+        """Whether the step exists, and the newest weights are new enough for it."""
         age = (step - 1) * self._steps.updates_each - self._policy_step
         return step <= self._steps.last and age <= self._steps.max_age

@@ -1,4 +1,4 @@
-"""A Ray cluster to collect in: one of the run's own on this machine, or one that is there."""
+"""Connect to a Ray cluster for collection: a private one on this machine, or a running one."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ import torch
 from glm_grpo.errors import ConfigError
 
 AUTO = "auto"
-"""Address of the cluster that this machine is part of, or that RAY_ADDRESS names."""
+"""Address of the cluster that includes this machine, or that RAY_ADDRESS names."""
 
 _CONNECT_SECONDS = 10.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _PRIVATE: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Every process of the cluster asks for the run's token, which travels in the environment.
+    # Every process of the cluster needs the run's token, which the environment passes on.
     "RAY_AUTH_MODE": "token",
-    # A connection that was closed is not opened again by whatever is asked next.
+    # Later calls do not reopen a closed connection.
     "RAY_ENABLE_AUTO_CONNECT": "0",
-    # Has Ray listen on the loopback address alone, on Linux too.
+    # Makes Ray listen only on the loopback address, on Linux too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""Of a cluster of the run's own; read by Ray where it is imported first."""
+"""Environment of a private cluster; Ray reads it on first import."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What the collectors of a run take.
+    """Resources for a run's collectors.
 
     Attributes:
-        collectors: How many, >= 1.
-        cpus: Cores of each, >= 1.
-        gpus: Accelerators of each, >= 0; a fraction shares one.
+        collectors: Number of collectors, >= 1.
+        cpus: Cores per collector, >= 1.
+        gpus: Accelerators per collector, >= 0; a fraction shares one.
     """
 
     collectors: int
@@ -50,10 +50,10 @@ class Needs:
 
 
 def require_ray() -> None:
-    """Refuses an asynchronous run where Ray is not installed.
+    """Refuse an asynchronous run if Ray is not installed.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
@@ -63,17 +63,18 @@ def require_ray() -> None:
 
 
 class RayCluster:
-    """A connection to a cluster; closed at the latest when the process ends.
+    """A connection to a cluster, closed at the latest when the process ends.
 
-    A cluster of the run's own listens on the loopback address, asks for a token that only the run
-    knows, keeps its files in a folder that only the user can read, and ends with the run.
+    A private cluster listens on the loopback address, requires a token that only the run knows,
+    keeps its files in a folder that only the user can read, and ends with the run.
 
     Args:
-        address: Of a cluster that is there, `host:port` or `auto`; None starts one on this machine.
-        needs: What the collectors take.
+        address: Address of a running cluster, `host:port` or `auto`; None: start one on this
+            machine.
+        needs: Resources for the collectors.
 
     Raises:
-        ConfigError: There is no cluster, or it is too small.
+        ConfigError: There is no such cluster, or it is too small.
     """
 
     def __init__(self, address: str | None, needs: Needs) -> None:
@@ -86,7 +87,7 @@ class RayCluster:
         self._check(address, needs)
 
     def close(self) -> None:
-        """Leaves the cluster, and ends it if it is the run's own."""
+        """Disconnect from the cluster, and stop it if it is private."""
         import ray  # noqa: PLC0415
 
         atexit.unregister(self.close)
@@ -100,7 +101,7 @@ class RayCluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         import ray  # noqa: PLC0415
 
-        # Not where TMPDIR says: the paths of Ray's sockets have at most 107 characters.
+        # Not in TMPDIR, because the paths of Ray's sockets are limited to 107 characters.
         self._folder = tempfile.mkdtemp(prefix="glm-ray-", dir="/tmp")
         with _others_visible():
             ray.init(
@@ -108,7 +109,7 @@ class RayCluster:
                 num_cpus=needs.collectors * needs.cpus,
                 include_dashboard=False,
                 logging_level="error",
-                # Ray opens its own folder to every user; the one around it stays closed.
+                # Ray opens its own folder to every user; the folder around it stays private.
                 _temp_dir=f"{self._folder}/ray",
             )
 
@@ -118,7 +119,7 @@ class RayCluster:
 
         try:
             if address != AUTO:
-                # Ray itself would try for five minutes.
+                # Ray itself would retry for five minutes.
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
             ray.init(address=address, logging_level="error")
@@ -156,7 +157,7 @@ class RayCluster:
 
 @contextmanager
 def _others_visible() -> Iterator[None]:
-    """Hides the learner's accelerator from the cluster, where there is another one."""
+    """Hide the learner's accelerator from the cluster if there is another one."""
     before = os.environ.get(_DEVICES)
     count = torch.cuda.device_count()
     if count > 1:

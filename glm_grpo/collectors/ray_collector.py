@@ -1,4 +1,4 @@
-"""A collector: policy, decoder and scorers in a process of their own, kept by Ray as an actor."""
+"""A collector: a Ray actor with its own policy, decoder and scorers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from glm_grpo.training.phase import Models, PhaseClock
 from rewards.types import RewardError
 
 _WHOLE_STEP = "step"
-"""What a clock calls all the time since it was made."""
+"""Name in a clock for the whole time since its creation."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Place:
 
     Attributes:
         host: Name of the machine.
-        process_id: On it.
+        process_id: Process id on that machine.
     """
 
     host: str
@@ -37,12 +37,12 @@ class Place:
 
 @dataclass(frozen=True)
 class CollectorSettings:
-    """How a collector sets itself up.
+    """How to set up a collector.
 
     Attributes:
-        make_models: Loads its models; called in its process.
-        threads: Of torch on the CPU.
-        folder: The current one, for paths and modules that the config names.
+        make_models: Loads its models; called in the collector's process.
+        threads: Number of torch's CPU threads.
+        folder: Working directory, for paths and modules in the config.
     """
 
     make_models: Callable[[], Models]
@@ -51,23 +51,23 @@ class CollectorSettings:
 
 
 class Collector:
-    """Makes experience to order. Expected errors are returned: they keep their type and pictures.
+    """Makes experience to order. Returns expected errors, to preserve their types and pictures.
 
     Args:
-        settings: How it sets itself up.
+        settings: How to set it up.
     """
 
     def __init__(self, settings: CollectorSettings) -> None:
         self._settings = settings
 
     def place(self) -> Place:
-        """Where it runs."""
+        """Where the collector runs."""
         return Place(socket.gethostname(), os.getpid())
 
     def prepare(self) -> RewardError | GlmGrpoError | None:
-        """Loads the models; the error where that fails."""
+        """Load the models; returns the error if that fails."""
         settings = self._settings
-        # Their bars redraw a line with control characters; what a collector prints is a log.
+        # These bars redraw lines with control characters, but a collector's output is a log.
         diffusers.utils.logging.disable_progress_bar()
         transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(settings.threads)
@@ -81,11 +81,11 @@ class Collector:
         return None
 
     def collect(self, order: Order, weights: Mapping[str, Tensor]) -> Outcome:
-        """Makes the experience of one batch.
+        """Make the experience of one batch.
 
         Args:
-            order: Which.
-            weights: What training changes, as of `order.policy_step` updates.
+            order: Batch and settings.
+            weights: Trained tensors after `order.policy_step` updates.
         """
         clock = PhaseClock()
         try:

@@ -1,4 +1,4 @@
-"""Collectors as Ray actors; imported only where Ray is installed."""
+"""Run collectors as Ray actors; import this only if Ray is installed."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ _DEATHS = (
     ObjectLostError,
     OutOfMemoryError,
 )
-"""What Ray raises over a process or a machine that is gone."""
+"""Ray's errors about a lost process or machine."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Something asked of a collector; `number` is None for its preparation."""
+    """A pending request to a collector; `number` is None for its preparation."""
 
     collector: int
     number: int | None
 
 
 class RayPool:
-    """Actors that collect.
+    """A pool of collecting actors.
 
     Args:
-        cluster: Where they run; closed with the pool.
-        needs: How many, and what each takes.
-        settings: How they set themselves up.
+        cluster: Cluster in which they run; closed with the pool.
+        needs: Their number, and the resources of each.
+        settings: How to set them up.
     """
 
     def __init__(self, cluster: RayCluster, needs: Needs, settings: CollectorSettings) -> None:
         self._cluster = cluster
         actor_class = ray.remote(Collector)
-        # A dead actor is replaced by the source, which knows what it was doing.
+        # The source replaces a dead actor, because it knows what the actor was doing.
         self._make = actor_class.options(
             num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0
         ).remote
@@ -77,22 +77,22 @@ class RayPool:
         self._actors = [self._start(index) for index in range(needs.collectors)]
 
     def push(self, policy_step: int, weights: Mapping[str, Tensor]) -> None:
-        """Puts weights into the object store."""
+        """Put weights into the object store."""
         self._weights[policy_step] = ray.put(dict(weights))
 
     def forget_before(self, policy_step: int) -> None:
-        """Lets the object store drop weights with fewer updates."""
+        """Let the object store drop weights with fewer updates."""
         for old in [step for step in self._weights if step < policy_step]:
             del self._weights[old]
 
     def submit(self, collector: int, order: Order) -> None:
-        """Gives an order to a collector."""
+        """Give an order to a collector."""
         weights = self._weights[order.policy_step]
         reference = self._actors[collector].collect.remote(order, weights)
         self._jobs[reference] = _Job(collector, order.number)
 
     def wait(self, seconds: float) -> Sequence[Event]:
-        """What happened since the last call."""
+        """Return the events since the last call."""
         asked = list(self._jobs)
         if not asked:
             time.sleep(seconds)
@@ -101,12 +101,12 @@ class RayPool:
         return [self._event(reference, self._jobs.pop(reference)) for reference in done]
 
     def replace(self, collector: int) -> None:
-        """Starts another actor; what is left of the old one is ended."""
+        """Start another actor, and end what remains of the old one."""
         ray.kill(self._actors[collector], no_restart=True)
         self._actors[collector] = self._start(collector)
 
     def close(self) -> None:
-        """Leaves the cluster, which ends the actors."""
+        """Disconnect from the cluster, which ends the actors."""
         self._cluster.close()
 
     def _start(self, collector: int) -> Any:
@@ -119,11 +119,11 @@ class RayPool:
         try:
             result = ray.get(reference)
         except RayTaskError as error:
-            # A defect: its traceback is all that tells where.
+            # A bug, which only the traceback locates.
             result = CollectorError(f"it failed\n{error}")
         except ActorDiedError as error:
             if error.actor_init_failed:
-                # No machine would do it better: a package that is missing there, most likely.
+                # Another machine would fail too, most likely because a package is missing there.
                 failure = CollectorError(f"a collector could not be begun\n{error}")
                 return Unusable(job.collector, failure)
             return self._death(job.collector, error)
@@ -140,7 +140,7 @@ class RayPool:
         return Died(collector, f"{self._describe(collector)} died ({reason})")
 
     def _named(self, collector: int, result: Any) -> Any:
-        """An error with the collector's name in front; those of terms name what they are about."""
+        """Prefix an error with the collector's name; errors of terms already name their subject."""
         if isinstance(result, Collected | RewardError):
             return result
         error: GlmGrpoError = result

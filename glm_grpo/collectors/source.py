@@ -1,4 +1,4 @@
-"""Experience from collectors that work while the learner learns, and its off-policy correction."""
+"""Get experience from collectors that work during learning, and correct it for their old policy."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from glm_grpo.types import Experience, OffPolicyCorrection, PromptBatch
 
 @dataclass(frozen=True)
 class StaleSettings:
-    """How stale experience counts.
+    """How to weight stale experience.
 
     Attributes:
-        treatment: Of tokens that have become much more likely since they were sampled.
-        max_importance_ratio: From which ratio on a token is such a one, >= 1.
-        min_importance_ratio: Below which `mask` leaves a token out, too, in [0, 1].
-        micro_batch_size: Sequences scored at once.
+        treatment: How to treat tokens above the largest ratio.
+        max_importance_ratio: Largest ratio, >= 1.
+        min_importance_ratio: Smallest ratio in [0, 1], below which `mask` drops a token, too.
+        micro_batch_size: Number of sequences scored at once.
     """
 
     treatment: StaleTreatment
@@ -51,20 +51,20 @@ class StaleSettings:
 def correct_stale(
     models: Models, experience: Experience, settings: StaleSettings, clock: PhaseClock
 ) -> tuple[Experience, dict[str, float]]:
-    """Weighs the tokens of an older policy, by one more forward pass of the present one.
+    """Weight the tokens of an older policy, with one more forward pass of the current one.
 
     Args:
-        models: Their policy has the weights that are about to learn.
-        experience: Sampled by older ones.
+        models: Models whose policy has the weights that are about to learn.
+        experience: Experience sampled with older weights.
         settings: Plain values.
-        clock: Gets the time of the forward pass, as phase `proximal`.
+        clock: Records the time of the forward pass as phase `proximal`.
 
     Returns:
-        The experience with its correction, and figures of it: `async/importance_ratio`, the mean
-        over tokens, and `async/truncated_fraction`, the share of those outside the limits.
+        The experience with its correction, and metrics: `async/importance_ratio`, the mean over
+        tokens, and `async/truncated_fraction`, the fraction of tokens outside the limits.
 
     Raises:
-        MemoryLimitError: Memory ran out; names phase, size and remedy.
+        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     old_log_probs = experience.rollout.log_probs
     shape = old_log_probs.shape[:2]
@@ -96,26 +96,26 @@ def correct_stale(
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS_IN_A_ROW = 3
-"""Collectors that may die one after another, with no batch made in between, before a run stops."""
+"""Stop a run after this many collectors died without a batch made in between."""
 
 _POLL_SECONDS = 0.1
-"""After which the thread looks for orders that were given meanwhile."""
+"""Interval after which the thread looks for new orders."""
 
 PATIENCE_SECONDS = 120.0
-"""After which a learner that waits says that there is no collector yet."""
+"""Time after which a waiting learner reports that there is no collector yet."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is collected.
+    """What to collect.
 
     Attributes:
-        batch_for_step: The prompts of a step, from 0, a pure function of its number.
-        settings_for_step: How the experience of a step, from 1, is made; the answer may change
-            until the updates of the step before it are done.
-        steps: Which, and how old their experience may be.
-        push_every: Updates from one push of weights to the next, >= 1.
-        stale: How experience of an older policy counts.
+        batch_for_step: Returns the prompts of a step, from 0; a pure function.
+        settings_for_step: Returns how to make the experience of a step, from 1; the result may
+            change until the updates of the step before it are done.
+        steps: Which steps to collect, and how old their experience may be.
+        push_every: Updates between pushes of the weights, >= 1.
+        stale: How to weight experience of an older policy.
     """
 
     batch_for_step: Callable[[int], PromptBatch]
@@ -127,7 +127,7 @@ class Recipe:
 
 @dataclass
 class _Counts:
-    """Since the last step was taken."""
+    """Counts since the last step was taken."""
 
     dropped: int = 0
     restarts: int = 0
@@ -138,10 +138,11 @@ class AsynchronousSource:
     """Takes experience from a pool of collectors.
 
     Args:
-        pool: Starts to work at once; closed with the source.
-        recipe: What is collected.
-        models: The learner's; their policy weighs stale experience, and its weights are pushed.
-        now: Seconds of a clock that never goes back.
+        pool: Pool of collectors; starts to work at once, and is closed with the source.
+        recipe: What to collect.
+        models: Models of the learner; their policy weights stale experience, and its weights are
+            pushed.
+        now: Returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class AsynchronousSource:
         self._deaths_in_a_row = 0
         self._failure: Exception | None = None
         self._is_closing = threading.Event()
-        # Held while any of the above is read or changed; notified when there is something to take.
+        # Held while any of the above is read or changed; notified when a result is available.
         self._changed = threading.Condition()
         pool.push(updates, self._weights())
         self._thread = threading.Thread(target=self._work, daemon=True, name="collectors")
@@ -172,11 +173,11 @@ class AsynchronousSource:
     def next_experience(
         self, step: int, clock: PhaseClock
     ) -> tuple[Experience, Mapping[str, float]]:
-        """Waits for the experience of a step, weighs it where it is stale.
+        """Wait for the experience of a step, and weight it if it is stale.
 
         Raises:
-            RewardError: A term failed in a collector; names term, prompt and image.
-            GlmGrpoError: A collector failed otherwise, or collectors died again and again.
+            RewardError: A term failed in a collector; the message names term, prompt and image.
+            GlmGrpoError: A collector failed otherwise, or collectors died repeatedly.
         """
         clock.announce("waiting")
         started = self._now()
@@ -201,7 +202,7 @@ class AsynchronousSource:
         return experience, {"async/policy_age": float(age), **metrics, **figures}
 
     def policy_updated(self, step: int) -> None:
-        """Pushes the weights where that is due; has outdated batches collected again."""
+        """Push the weights if that is due; have outdated batches collected again."""
         steps = self._recipe.steps
         if step == steps.last:
             return
@@ -216,13 +217,13 @@ class AsynchronousSource:
             self._give_out()
 
     def close(self) -> None:
-        """Ends the collectors; what they were making is lost."""
+        """End the collectors; their unfinished work is lost."""
         self._is_closing.set()
         self._thread.join()
         self._pool.close()
 
     def _work(self) -> None:
-        """Of the thread: hears what the collectors say, and gives them their next orders."""
+        """Run in the thread: handle the collectors' events, and give them their next orders."""
         try:
             while not self._is_closing.is_set():
                 events = self._pool.wait(_POLL_SECONDS)
@@ -231,7 +232,8 @@ class AsynchronousSource:
                         self._handle(event)
                     self._give_out()
                     self._changed.notify_all()
-        # Handed to the thread that takes: this thread's end alone would leave the learner waiting.
+        # Passed to the thread that takes results; if this thread just ended, the learner would
+        # hang.
         except Exception as error:
             self._fail(error)
 
@@ -291,7 +293,7 @@ class AsynchronousSource:
             self._changed.notify_all()
 
     def _warn_where_nobody_comes(self, waited: float) -> None:
-        """Ray lets a collector that finds no place wait without a word."""
+        """Warn, because Ray silently lets a collector wait for free resources."""
         if self._is_anyone_ready or self._is_warned or waited < PATIENCE_SECONDS:
             return
         self._is_warned = True
@@ -303,7 +305,7 @@ class AsynchronousSource:
         )
 
     def _metrics(self, waited: float) -> dict[str, float]:
-        """Of the time since the last step was taken, up to now."""
+        """Metrics for the time since the last step was taken."""
         now = self._now()
         for collector, since in self._idle_since.items():
             self._counts.idle_seconds += now - since

@@ -1,6 +1,6 @@
-"""Values of the command line, refused before anything is imported, loaded or sampled for them.
+"""Parse command-line values, and refuse invalid ones before any expensive import.
 
-What argparse takes as a `type`; errors say the value, the rule and what to write.
+These are `type`s for argparse; errors name the value, the rule and what to write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_MEMORY = 10**18
 
 
 def whole_number(least: int, most: int, *, remedy: str) -> Callable[[str], int]:
-    """A type: a whole number in a range, both ends included."""
+    """Make a type for a whole number in a range, including both ends."""
 
     def parse(text: str) -> int:
         try:
@@ -42,7 +42,7 @@ def whole_number(least: int, most: int, *, remedy: str) -> Callable[[str], int]:
 
 
 def memory_size(text: str) -> int:
-    """Bytes of a size such as 24GB."""
+    """Parse a size such as 24GB into bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text, flags=re.IGNORECASE)
     size = 0.0
     if match is not None:
@@ -57,7 +57,7 @@ def memory_size(text: str) -> int:
 
 
 def output_file(*suffixes: str) -> Callable[[str], Path]:
-    """A type: a file that can be written, named for what it will hold."""
+    """Make a type for a writable file with one of these suffixes."""
     rule = " or ".join(suffixes)
 
     def parse(text: str) -> Path:
@@ -73,7 +73,7 @@ def output_file(*suffixes: str) -> Callable[[str], Path]:
 
 
 def output_folder(text: str) -> Path:
-    """A folder that can be written, or made."""
+    """Parse a folder that can be written or created."""
     found = Path(text)
     _check_writable(text, found.absolute())
     return found
@@ -96,7 +96,7 @@ _TERM = re.compile("[a-z][a-z0-9_]*")
 
 
 def is_weight(text: str) -> bool:
-    """Whether a word gives a term something, as `ocr=0.5` or `reward.terms.ocr.weight=0.5` do."""
+    """Whether a word sets a term's weight, as in `ocr=0.5` or `reward.terms.ocr.weight=0.5`."""
     key, equals, _ = text.partition("=")
     return bool(equals) and _TERM.fullmatch(_term_of(key)) is not None
 
@@ -107,14 +107,14 @@ def _term_of(key: str) -> str:
 
 
 def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
-    """Read `TERM=NUMBER` words of a command line, or `reward.terms.TERM.weight=NUMBER`.
+    """Parse `TERM=NUMBER` or `reward.terms.TERM.weight=NUMBER` from a command line.
 
     Args:
-        words: As given behind the option.
-        option: Such as `--weights`, for the error.
+        words: Words given with the option.
+        option: Name of the option, such as `--weights`, for errors.
 
     Raises:
-        ConfigError: A word is of another form, names a term twice, or is no finite number.
+        ConfigError: A word has another form, repeats a term, or is not a finite number.
     """
     weights: dict[str, float] = {}
     for each in words:

@@ -1,4 +1,4 @@
-"""`glm-grpo check`: everything that can be checked before a run."""
+"""`glm-grpo check`: check everything that can be checked before a run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from rewards.types import RewardTable
 
 
 def check_config(config: Config) -> Iterator[str]:
-    """Everything that can be checked before a run, cheapest first; yields what was found.
+    """Check everything that can be checked before a run, cheapest first; yields the findings.
 
     Raises:
-        GlmGrpoError, RewardError: The first check that fails.
+        GlmGrpoError, RewardError: Raised by the first check that fails.
     """
     quiet_libraries()
     device = make_accelerator().device
@@ -63,7 +63,7 @@ def check_config(config: Config) -> Iterator[str]:
 
 
 def _evaluate_one(models: Models, config: Config, prompts: Prompts) -> Evaluation:
-    """The first held-out prompt as an evaluation scores it, which is not as training does."""
+    """Evaluate the first held-out prompt; evaluations score differently from training."""
     batches = evaluation_batches(
         prompts.held_out,
         range(1),
@@ -88,7 +88,7 @@ def _describe_means(table: RewardTable) -> str:
 
 
 def _described_processes(config: Config) -> str:
-    """How many can run the config; no reason to refuse it here, where there is always one."""
+    """Describe how many processes can run the config; never refuses it, because one always can."""
     try:
         refuse_for_processes(config, UNDIVIDED)
     except ConfigError as error:

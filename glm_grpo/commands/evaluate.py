@@ -1,4 +1,4 @@
-"""`glm-grpo eval`: evaluate a checkpoint against the untrained policy."""
+"""`glm-grpo eval`: compare a checkpoint with the untrained policy."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _CHANGEABLE = (
     *(f"decode.{name}" for name in ("steps", "guidance_scale", "batch_size")),
     *("eval.samples_per_prompt", "eval.seed"),
 )
-"""Keys of sampling and decoding; which weights are evaluated is what the run stored."""
+"""Keys of sampling and decoding; the stored config decides which weights are evaluated."""
 
 
 def evaluate_run(run: Path, overrides: Sequence[str] = ()) -> tuple[int, list[SummaryRow]]:
-    """Evaluates a run's newest checkpoint, or the one the path names, against its start.
+    """Compare a run's newest checkpoint, or the one the path names, with the run's start.
 
-    Nothing is written into the run.
+    Writes nothing into the run.
 
     Args:
-        run: Its folder, or a checkpoint in it.
-        overrides: `key=value` of another sampler or decoding, for both sides:
+        run: Run folder, or a checkpoint in it.
+        overrides: `key=value` for sampling or decoding, applied to both sides:
             `rollout.temperature`, `.top_p`, `.top_k` and `.min_p`, `decode.steps`,
             `.guidance_scale` and `.batch_size`, `eval.samples_per_prompt` and `.seed`.
 
     Returns:
-        The step of the checkpoint, and before against after.
+        The step of the checkpoint, and the comparison.
 
     Raises:
-        CheckpointError: The path holds no run or no whole checkpoint.
+        CheckpointError: The path contains no run or no intact checkpoint.
         ConfigError: An override is refused.
     """
     quiet_libraries()
@@ -64,7 +64,7 @@ def evaluate_run(run: Path, overrides: Sequence[str] = ()) -> tuple[int, list[Su
 
 def _override(config: Config, overrides: Sequence[str]) -> Config:
     values = config.model_dump(mode="json")
-    # Of what is trained on; evaluations take all steps, of which there may be fewer now.
+    # Only training uses it; evaluations use all steps, which may now be fewer than this.
     values["decode"]["rollout_steps"] = None
     problems = []
     for key, value in map(parse_override, overrides):

@@ -16,14 +16,14 @@ from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, read_conf
 
 
 def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline"] | None) -> str:
-    """Writes the weights of a run's newest checkpoint, or of the one the path names.
+    """Export the weights of a run's newest checkpoint, or of the one the path names.
 
     Returns:
-        What was written, how to load it, and what to mind.
+        Lines on what was written, how to load it, and any warnings.
 
     Raises:
-        ConfigError: An adapter is asked for where none was trained.
-        CheckpointError: The path holds no run or no whole checkpoint.
+        ConfigError: An adapter is requested, but none was trained.
+        CheckpointError: The path contains no run or no intact checkpoint.
         StorageError: The folder is not empty, or cannot be written.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -52,10 +52,10 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
 
 
 def _outside_codebook_note(found: FoundCheckpoint, tokens: int) -> str:
-    """Nothing where the run's metrics do not have it."""
+    """Warning about tokens outside the codebook; empty if the metrics lack it."""
     try:
         rows = read_metrics(found.folder)
     except StorageError:
-        # The weights are whole, whatever became of the metrics.
+        # The weights are intact, even if the metrics are not.
         return ""
     return outside_codebook_note(rows, step=found.checkpoint.step, tokens=tokens)

@@ -1,4 +1,4 @@
-"""`glm-grpo gallery`: write a run's gallery again from its tables."""
+"""`glm-grpo gallery`: rewrite a run's gallery from its tables."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ def rewrite_gallery(
     film: Path | None,
     prompt_id: str | None,
 ) -> Iterator[Path]:
-    """Writes the gallery, and where asked for a picture of the run, a film and a ZIP.
+    """Write the gallery and, on request, a picture of the run, a film and a ZIP.
 
     Args:
-        run: Its folder.
-        beside: Other runs that the gallery shows from now on; None leaves those it shows.
-        sheet: A PNG of the run.
-        archive: A ZIP of gallery and pictures.
-        film: A GIF or WebP of one prompt through the steps.
-        prompt_id: Of the film; the first held-out prompt without.
+        run: Run folder.
+        beside: Other runs to show in the gallery from now on; None: keep the current ones.
+        sheet: Path for a PNG of the run.
+        archive: Path for a ZIP of gallery and pictures.
+        film: Path for a GIF or WebP of one prompt through the steps.
+        prompt_id: Prompt of the film; None: the first held-out prompt.
 
     Yields:
-        The path of each once it is written.
+        The path of each output after it is written.
 
     Raises:
-        CheckpointError: The folder holds no run.
-        ConfigError: The run has no prompt of that identifier, or another run cannot be shown
-            beside it.
-        StorageError: It cannot be read or written; not where nothing may be written and there is a
-            gallery already, which stays as it is.
+        CheckpointError: The folder contains no run.
+        ConfigError: The run has no prompt with that id, or another run cannot be shown beside it.
+        StorageError: Reading or writing failed; not raised if the run is read-only and has a
+            gallery, which then stays unchanged.
     """
     folder = RunFolder(run)
     _refuse_no_run(folder)
@@ -66,7 +65,7 @@ def rewrite_gallery(
 
 
 def _renew(folder: RunFolder) -> Path:
-    """Of a run that cannot be written to, the gallery stays what it was."""
+    """Rewrite the gallery; if the run is read-only, keep the existing one."""
     try:
         return write_gallery(folder, _summarise(folder))
     except StorageError as error:
@@ -80,7 +79,7 @@ def _renew(folder: RunFolder) -> Path:
 
 
 def _refuse_no_run(folder: RunFolder) -> None:
-    # Not its config.yaml alone: the gallery of a run that lost it shows the rest.
+    # Not only config.yaml: the gallery of a run that lost it can show the rest.
     signs = (folder.config_path, folder.metrics_path, folder.rollouts_dir, folder.evaluations_dir)
     if not any(path.exists() for path in signs):
         raise CheckpointError(
@@ -90,7 +89,7 @@ def _refuse_no_run(folder: RunFolder) -> None:
 
 
 def _summarise(folder: RunFolder) -> list[SummaryRow]:
-    """Before against after; without, where an evaluation is damaged, of which the pages tell."""
+    """Summarise before and after; empty if an evaluation is damaged, which the pages report."""
     try:
         return summarise(folder)
     except StorageError as error:

@@ -1,4 +1,4 @@
-"""`glm-grpo train` and train.py: argv -> config -> training, by Hydra."""
+"""`glm-grpo train` and train.py: compose the config with Hydra, and train."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def train(composed: DictConfig) -> None:
     """Validate what Hydra composed, and train."""
     with job_errors_explained():
         announce_loading(composed)
-        # Libraries take seconds: the first line does not wait for them, nor does a mistake in the
-        # config for those of the models.
+        # Libraries take seconds to import; the first line is printed before, and config errors are
+        # found before the models' libraries are imported.
         from glm_grpo.config import resolve_config  # noqa: PLC0415
 
         config = resolve_config(composed)
@@ -45,13 +45,13 @@ def train(composed: DictConfig) -> None:
 
 
 def train_by_words(words: Sequence[str]) -> None:
-    """Train as a command line says, whose options are Hydra's.
+    """Train according to a command line with Hydra's options.
 
     Args:
-        words: Behind `glm-grpo train`.
+        words: Words after `glm-grpo train`.
 
     Raises:
-        SystemExit: As `glm_grpo.terminal.errors_explained`.
+        SystemExit: As for `glm_grpo.terminal.errors_explained`.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, interrupt)
@@ -61,7 +61,7 @@ def train_by_words(words: Sequence[str]) -> None:
         given = _config_options().parse_known_args(words)[0]
         folder, name = choose_config(given.config_dir, None)
         find_packaged_configs()
-        # What Hydra reads.
+        # Hydra reads the command line from here.
         sys.argv[1:] = _with_whole_weights(words, given.config_dir, given.config_name)
         hydra.main(version_base=None, config_path=str(folder), config_name=name)(train)()
 
@@ -74,14 +74,14 @@ def _with_whole_weights(
 ) -> list[str]:
     if not may_hold_weights(words):
         return [*words]
-    # Takes seconds, for which the first line of a run does not wait.
+    # Takes seconds to import, after the first line is printed.
     from glm_grpo.config import with_whole_weights  # noqa: PLC0415
 
     return with_whole_weights(words, config_dir, name)
 
 
 def _config_options() -> argparse.ArgumentParser:
-    """Of Hydra's options, those that say where the config is."""
+    """Parser of Hydra's options that locate the config."""
     parser = argparse.ArgumentParser(prog="glm-grpo train", add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     parser.add_argument("--config-name", "-cn")

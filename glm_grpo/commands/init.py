@@ -1,4 +1,4 @@
-"""`glm-grpo init`: a folder to begin with, which holds a config, prompts and a README."""
+"""`glm-grpo init`: create a starter folder with a config, prompts and a README."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rewards.pictures import encode_png
 from rewards.types import Prompt
 
 _PROMPTS = {"prompts.jsonl": ("train", 24), "held_out.jsonl": ("heldout", 8)}
-"""File -> the set of the embedded world that its prompts are of, and how many."""
+"""File -> prompt set of the embedded world, and the number of its prompts to write."""
 
 _WORLD_SIZE = 128
-"""Pixels of the world's pictures."""
+"""Side of the world's pictures, pixels."""
 
 _CONFIG = """\
 # Builds on the config `{name}`: what stands here wins over that, and key=value on the
@@ -78,7 +78,7 @@ _COMMENTS = {
     "eval_every": "steps between evaluations on the held-out prompts",
     "checkpoint_every": "steps between checkpoints",
 }
-"""Keys that the config shows, of three sections."""
+"""Keys of three sections that the written config shows."""
 
 _README = """\
 # {title}
@@ -98,20 +98,20 @@ _EDIT_FIELDS = "`prompt`, `source` (the picture to edit), and if you have it `ta
 
 
 def init_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Writes a config that builds on one of the package, prompts and a README; yields their paths.
+    """Write a config that builds on a packaged one, prompts and a README; yields their paths.
 
-    The prompts are signs of the embedded world, with their pictures as targets: the embedded model
-    knows them, and for any other model they show the form.
+    The prompts are signs of the embedded world, with their pictures as targets. The embedded model
+    knows them; for any other model they show the format.
 
     Args:
-        folder: New or empty.
-        name: Of the config it builds on.
+        folder: Folder to fill, new or empty.
+        name: Name of the config to build on.
 
     Raises:
         ConfigError: There is no such config.
         StorageError: The folder is not empty, or cannot be written.
     """
-    # Whatever prompts the config asks for, it gets these.
+    # These prompts replace whatever the config asks for.
     paths = [
         f"data.{key}={file}" for key, file in zip(("path", "eval_path"), _PROMPTS, strict=True)
     ]
@@ -143,7 +143,7 @@ def _quoted(folder: Path) -> str:
 
 
 def _write_prompts(folder: Path, file: str, set_name: str, count: int, *, sources: int) -> Path:
-    """Rows of a prompt file, and the pictures that they name."""
+    """Write a prompt file and the pictures that it names."""
     set_name = f"edit-{set_name}" if sources else set_name
     prompts = tiny_prompts(set_name, height=_WORLD_SIZE, width=_WORLD_SIZE, sources=min(sources, 1))
     rows = [_write_row(folder, prompts[index]) for index in range(count)]
@@ -187,7 +187,7 @@ def _describe_config(folder: Path, name: str, config: Config) -> str:
 
 
 def _describe_section(section: BaseModel) -> str:
-    """The keys of a section that are shown, a line each, with their values and comments."""
+    """Format the shown keys of a section, one per line, with values and comments."""
     values = section.model_dump()
     lines = [f"  {key}: {values[key]:g}" for key in _COMMENTS if key in values]
     width = max(map(len, lines))

@@ -1,4 +1,4 @@
-"""What the model card of an export says of the run: how it was trained, with what result."""
+"""Describe a run's training and its results for the model card of an export."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from glm_grpo.run.tables import SummaryRow
 
 
 def describe_training(folder: RunFolder, config: Config, *, step: int) -> str:
-    """Sections of a model card, in Markdown.
+    """Write the sections of a model card, in Markdown.
 
     Args:
-        folder: The run, whose evaluations give the figures.
-        config: Of the run.
-        step: Of the exported weights.
+        folder: Run whose evaluations provide the results.
+        config: Config of the run.
+        step: Step of the exported weights.
     """
     return f"{_describe_settings(config, step=step)}\n{_describe_figures(folder, step=step)}"
 
@@ -58,7 +58,7 @@ def _describe_figures(folder: RunFolder, *, step: int) -> str:
     try:
         summary = summarise_until(folder, step)
     except StorageError:
-        # The weights are whole, whatever became of the evaluations.
+        # The weights are intact, even if the evaluations are not.
         return f"{title}The evaluations of the run cannot be read.\n"
     if summary is None:
         return f"{title}The run had no evaluation after its first step by then.\n"
@@ -79,6 +79,6 @@ def _figures_row(row: SummaryRow) -> str:
 
 
 def _public(path: str) -> str:
-    # In a cell of a table of Markdown.
+    # For a cell of a Markdown table.
     name = re.sub(r"[|`\s]", "_", without_folders(path))
     return f"`{name}`"

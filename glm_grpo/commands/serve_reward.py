@@ -1,4 +1,4 @@
-"""`glm-grpo serve-reward`: serve a term over HTTP."""
+"""`glm-grpo serve-reward`: serve a reward term over HTTP."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rewards.remote.serve import serve
 def serve_term(
     config: Config, name: str, *, host: str, port: int, announce: Callable[[str], None]
 ) -> None:
-    """Serves one term of the config over HTTP until Ctrl-C or SIGTERM.
+    """Serve one term of the config over HTTP until Ctrl-C or SIGTERM.
 
     Raises:
         ConfigError: The config has no such term.
-        RewardError: It cannot be built, or the address cannot be listened at.
+        RewardError: The term cannot be built, or the server cannot listen at the address.
     """
     terms = config.reward.terms
     if name not in terms:

@@ -1,4 +1,4 @@
-"""End of a sweep: its runs compared, as `glm-grpo compare` would print them."""
+"""Compare the runs of a sweep at its end, as `glm-grpo compare` would print them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from glm_grpo.output import printable
 
 
 class CompareRuns(Callback):
-    """Prints the comparison of a sweep's runs once all of them have ended.
+    """Prints the comparison of a sweep's runs after all of them have ended.
 
-    Hydra makes one for every run of train.py, and calls it after the last run of a sweep.
+    Hydra creates one for every run of train.py, and calls it after the last run of a sweep.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the tables, or why there are none."""
-        # Libraries take seconds: the first line of a run does not wait for them.
+        # Libraries take seconds to import; the first line of a run is printed before.
         from glm_grpo.report.compare.comparison import compare  # noqa: PLC0415
         from glm_grpo.report.compare.page import comparison_tables  # noqa: PLC0415
         from rewards.types import RewardError  # noqa: PLC0415

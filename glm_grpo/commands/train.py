@@ -1,4 +1,4 @@
-"""Training, as `glm-grpo train` asks for it."""
+"""Run training for `glm-grpo train`."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from glm_grpo.training.resume import OpenedRun, open_run, pin_start
 logger = logging.getLogger(__name__)
 
 _SUMMARY = "held-out prompts, before and after; total: by this run's own weights"
-"""Totals of runs of other weights are no common measure, even of the same pictures."""
+"""Totals of runs with other weights are not comparable, even for the same pictures."""
 _PAGE = "gallery/index.html"
-"""Of a run that got as far as its first evaluation."""
+"""Gallery page of a run that reached its first evaluation."""
 
 
 def run_training(config: Config) -> RunFolder:
-    """Trains as the config says; prints where, and before against after.
+    """Train according to a config; prints the run folder and the comparison of before and after.
 
     Returns:
-        The run.
+        The run folder.
 
     Raises:
-        ConfigError: The processes it was started on, or a tracker, cannot be used.
+        ConfigError: The launched processes, or a tracker, cannot be used.
         PeerError: Another process of the run failed.
-        GlmGrpoError, RewardError: What is needed cannot be read, loaded or written.
+        GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
     launch = _launch(config)
     console = Console(stderr=True, quiet=not launch.processes.is_main)
     quiet_libraries(shows_downloads=launch.processes.is_main)
     processes, device = launch.processes, launch.accelerator.device
-    # Before there is a run folder: a config that is refused leaves nothing behind.
+    # Before there is a run folder, so that a refused config leaves nothing behind.
     checked = check_before_loading(
         config, device, parallelism=_parallelism(launch), processes=processes
     )
@@ -68,13 +68,13 @@ def run_training(config: Config) -> RunFolder:
     with processes.together():
         work = work_of_run(config, checked.planner, training, device, processes.count)
     launch = replace(launch, work=work)
-    # A sweep goes on in this process, whatever this run ends by.
+    # A sweep continues in this process, however this run ends.
     with ExitStack() as ending:
         if config.train.mode == "async":
             cluster = RayCluster(config.asynchronous.address, collector_needs(config))
             ending.callback(cluster.close)
             launch = replace(launch, cluster=cluster)
-        # Nothing keeps the checkpoint: its files are mapped, and are removed while the run goes on.
+        # Keep no reference to the checkpoint: its files are mapped, and are removed during the run.
         trainer, folder = _prepare(given, checked, launch, console, ending)
         summary = trainer.run()
     if processes.count > 1:
@@ -95,7 +95,7 @@ def run_training(config: Config) -> RunFolder:
 
 
 def _next_commands(folder: RunFolder) -> list[str]:
-    """What to do with a run that has ended, to be pasted into a shell."""
+    """Commands for a finished run, to be pasted into a shell."""
     run = shlex.quote(str(folder.path))
     other = _run_before(folder.path)
     compared = "OTHER_RUN" if other is None else shlex.quote(str(other))
@@ -108,9 +108,9 @@ def _next_commands(folder: RunFolder) -> list[str]:
 
 
 def _run_before(run: Path) -> Path | None:
-    """The last other run by name, beside this one or of another day; None where there is none.
+    """Find the previous run by name, in this folder or of another day; None if there is none.
 
-    Only names are looked at: whatever is wrong with another folder ends no run.
+    Only looks at names, so that problems in another folder cannot end the run.
     """
     run = run.absolute()
     pages = (*run.parent.glob(f"*/{_PAGE}"), *run.parent.parent.glob(f"*/*/{_PAGE}"))
@@ -125,9 +125,9 @@ def _prepare(
     console: Console,
     ending: ExitStack,
 ) -> tuple[Trainer, RunFolder]:
-    """Opens the run folder, which keeps the config as given, and loads the models.
+    """Open the run folder, which keeps the config as given, and load the models.
 
-    Its lock is released at the end.
+    The folder's lock is released at the end.
     """
     processes = launch.processes
     opened = open_run(given, processes)
@@ -155,17 +155,17 @@ def _prepare(
 
 
 def _has_start(config: Config, opened: OpenedRun) -> bool:
-    """Whether the checkpoint that the run goes on from has all that it began with."""
+    """Whether the checkpoint to resume from contains everything the run started with."""
     if opened.checkpoint is None:
         return False
     return not config.needs_reference or "reference" in opened.checkpoint.tensors
 
 
 def _launch(config: Config) -> Launch:
-    """The processes that train; the log of all but the main one is for what goes wrong.
+    """Set up the training processes; all but the main one only log problems.
 
     Raises:
-        ConfigError: The config cannot be run by so many, or by their engine.
+        ConfigError: This many processes, or their engine, cannot run the config.
     """
     accelerator = make_accelerator()
     processes = current_processes()
@@ -185,18 +185,18 @@ def _launch(config: Config) -> Launch:
 
 
 def _parallelism(launch: Launch) -> Parallelism:
-    """How the launch spreads the run."""
+    """Describe how the launch distributes the run."""
     return Parallelism(
         count=launch.processes.count,
         is_sharded=has_shards(launch.accelerator),
         is_mixed=launch.accelerator.mixed_precision != "no",
-        # torchrun's, which accelerate starts processes by.
+        # Set by torchrun, with which accelerate starts processes.
         on_machine=get_int_from_env(["LOCAL_WORLD_SIZE"], 1),
     )
 
 
 def _check_asynchronous(processes: Processes) -> None:
-    """Refuses what an asynchronous run cannot do, before anything is loaded.
+    """Refuse what an asynchronous run cannot do, before anything is loaded.
 
     Raises:
         ConfigError: Ray is not installed, or several processes train.

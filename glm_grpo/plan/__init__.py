@@ -1,1 +1,1 @@
-"""Memory by phase and the least time of a step, before a run is started."""
+"""Plan memory by phase and the minimum time of a step before a run starts."""

@@ -1,4 +1,4 @@
-"""`glm-grpo plan`: memory by phase and the least time of a step."""
+"""`glm-grpo plan`: print memory by phase and the minimum time of a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from glm_grpo.run.folder import RunFolder
 
 
 def memory_table(plan: MemoryPlan, *, title: str) -> Table:
-    """Bytes by item and phase; the phase that takes most is bold."""
+    """Table of bytes by item and phase, with the peak phase in bold."""
     place = "accelerator" if plan.is_on_accelerator else "CPU memory"
     table = Table(title=title, caption=f"phases: {place}, 1 GB = 1e9 bytes")
     table.add_column("")
@@ -39,7 +39,7 @@ def memory_table(plan: MemoryPlan, *, title: str) -> Table:
 
 
 def memory_lines(plan: MemoryPlan) -> list[str]:
-    """The figures a table has no column for."""
+    """Lines for the values that have no column in the table."""
     lines = [
         f"peak: {describe_bytes(plan.peak)} in the {plan.peak_phase} phase",
         f"CPU memory while the models are loaded: {describe_bytes(plan.cpu_at_start)}",
@@ -55,12 +55,13 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
 def floor_lines(
     floors: Mapping[str, PhaseFloor], *, device: str, collectors: int | None = None
 ) -> list[str]:
-    """The least time a step takes, and what that figure is.
+    """Lines on the minimum time of a step, and what that value means.
 
     Args:
-        floors: By phase.
-        device: Its name.
-        collectors: That make batches while others are learned; None: the phases follow each other.
+        floors: Floors by phase.
+        device: Name of the device.
+        collectors: Number of collectors that make batches during learning; None: phases run one
+            after the other.
     """
     seconds = {name: floor.seconds for name, floor in floors.items()}
     phases = ", ".join(f"{name} {describe_seconds(each)}" for name, each in seconds.items())
@@ -88,19 +89,19 @@ def plan_config(
     processes: Parallelism,
     measured: RunFolder | None = None,
 ) -> Iterator[Table | str]:
-    """What a run would take, by phase; yields what is to be printed.
+    """Plan a run by phase; yields what to print.
 
     Args:
-        config: Of the run to come; no model is loaded.
-        memory: Bytes there are; None: it is not asked whether they suffice.
-        device: None: there is no accelerator, and everything is in CPU memory.
-        processes: That train together; figures are of the one with the largest part.
-        measured: A run of this config, whose seconds are shown beside the floors.
+        config: Config of the planned run; no model is loaded.
+        memory: Available bytes; None: do not check whether they suffice.
+        device: Device; None: there is no accelerator, and everything is in CPU memory.
+        processes: Processes that train together; values are for the one with the largest part.
+        measured: A run of this config, whose seconds are shown next to the floors.
 
     Raises:
-        StorageError: What `measured` recorded cannot be read, or is too little.
-        ModelError: It does not fit, or the model's configs are not at hand.
-        ConfigError: So many processes cannot run it.
+        StorageError: The records of `measured` cannot be read, or are too few.
+        ModelError: The run exceeds `memory`, or the model's configs are not available.
+        ConfigError: This many processes cannot run it.
     """
     of_model = build_planner(config.model.path)
     planner = ConfigPlanner(

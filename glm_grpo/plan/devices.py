@@ -1,4 +1,4 @@
-"""Published peak figures of devices."""
+"""Published peak performance of devices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """Published peak figures of a device.
+    """Published peak performance of a device.
 
     Attributes:
-        bandwidth: Of its memory, bytes a second.
-        flops: Operations a second in bf16 on dense matrices, sums in fp32.
-        link: From CPU memory and back, bytes a second in each direction.
+        bandwidth: Memory bandwidth, bytes per second.
+        flops: Operations per second in bf16 on dense matrices, accumulated in fp32.
+        link: Bandwidth to and from CPU memory, bytes per second in each direction.
     """
 
     name: str
@@ -29,7 +29,7 @@ DEVICES: Mapping[str, DeviceSpeed] = {
     "l40s": DeviceSpeed("L40S", bandwidth=864e9, flops=362.05e12, link=32e9),
     "rtx4090": DeviceSpeed("RTX 4090", bandwidth=1.008e12, flops=165.2e12, link=32e9),
 }
-"""Half of the figure where the maker's counts zeros (sparsity), or both directions of PCIe.
+"""Halved if the maker counts sparsity, or both directions of PCIe.
 
 Source: nvidia.com/en-us/data-center/ a100, h100, h200 and l40s; RTX 4090: NVIDIA Ada GPU
 Architecture, appendix A (images.nvidia.com/aem-dam/Solutions/geforce/ada/
@@ -37,14 +37,16 @@ nvidia-ada-gpu-architecture.pdf).
 """
 
 _OTHER_FORMS = ("pcie", "nvl", "laptop")
-"""Of the same name in the driver, with other figures."""
+"""Variants that the driver gives the same name, with different performance."""
 
 
 def find_device(name: str) -> DeviceSpeed | None:
-    """Published figures by the driver's name, such as `NVIDIA H200`; None where they are not known.
+    """Find the performance of a device by the driver's name, such as `NVIDIA H200`.
+
+    Returns None for unknown devices.
 
     Args:
-        name: As `torch.cuda.get_device_name` returns it.
+        name: Name from `torch.cuda.get_device_name`.
     """
     written = name.replace(" ", "").lower()
     if any(form in written for form in _OTHER_FORMS):

@@ -1,4 +1,4 @@
-"""Fit of a config to the memory and the processes at hand, and keys that make it fit."""
+"""Check whether a config fits memory and processes, and find keys that make it fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from glm_grpo.plan.scorers import scorer_sizes
 
 
 def model_settings(config: Config, *, is_on_accelerator: bool) -> ModelSettings:
-    """How the policy is held."""
+    """Settings of the policy that affect memory."""
     adapter = config.model.adapter
     return ModelSettings(
         dtype=DTYPES[config.model.dtype],
@@ -46,14 +46,14 @@ def model_settings(config: Config, *, is_on_accelerator: bool) -> ModelSettings:
 
 
 def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> BatchSizes:
-    """What one step works on, in the process that has most of it.
+    """Sizes of one step in the process with the largest part of it.
 
     Args:
-        processes: That share the prompts.
+        processes: Number of processes that share the prompts.
     """
     rollout = config.rollout
     prompts = math.ceil(rollout.prompts_per_step / processes)
-    # A target picture of each prompt is learned, and none is sampled.
+    # One target picture per prompt is learned, and nothing is sampled.
     group_size = 1 if config.train.method == "sft" else rollout.group_size
     return BatchSizes(
         prompts=prompts,
@@ -73,7 +73,7 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
 
 
 def evaluation_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> BatchSizes:
-    """What an evaluation works on at once, if there are as many held-out prompts."""
+    """Sizes of an evaluation batch, assuming that there are enough held-out prompts."""
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
     samples = config.eval.samples_per_prompt
     images = config.rollout.prompts_per_step * config.rollout.group_size // processes
@@ -83,26 +83,26 @@ def evaluation_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) 
 logger = logging.getLogger(__name__)
 
 UNCERTAINTY = 0.1
-"""Part of a plan by which measured peaks differ from it, at most."""
+"""Largest relative deviation of measured peaks from a plan."""
 
 PROMPT_TOKENS = 256
-"""Of the longest prompt where the model's tokenizer is not at hand, as `glm-grpo plan` takes it."""
+"""Tokens that `glm-grpo plan` assumes for the longest prompt if the tokenizer is not available."""
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Of the container, in the second and the first version of control groups."""
+"""Files with the container's memory limit, in versions 2 and 1 of control groups."""
 
 _Remedy = Mapping[str, Any]
-"""Keys with their values, which are set together."""
+"""Keys and values that are set together."""
 
 
 def _remedies(config: Config) -> Iterator[_Remedy]:
-    """Those that change least of what is learned first; before 8 bits nothing but time changes.
+    """Remedies, least intrusive first; those before 8 bits only cost time.
 
-    One that does not apply is refused or saves nothing, and is passed over.
+    Remedies that do not apply are refused or save nothing, and are skipped.
     """
     rollout, adapter = config.rollout, config.model.adapter
     for choice in ("modules", "modules_and_optimizer"):
@@ -133,18 +133,18 @@ def _smaller(key: str, sizes: Iterable[int], than: int) -> Iterator[_Remedy]:
 
 @dataclass(frozen=True)
 class MemoryAdvice:
-    """Settings under which a run fits.
+    """Settings with which a run fits.
 
     Attributes:
-        overrides: As on the command line, to be set together; none where nothing makes it fit.
-        peak: Bytes with them.
+        overrides: Command-line overrides to set together; empty if nothing makes it fit.
+        peak: Peak bytes with them.
     """
 
     overrides: tuple[str, ...]
     peak: int
 
     def describe(self, memory: int) -> str:
-        """What to change."""
+        """Describe what to change."""
         if not self.overrides:
             return "no change of one key, nor all of them together, makes it fit"
         return (
@@ -154,15 +154,15 @@ class MemoryAdvice:
 
 
 class ConfigPlanner:
-    """Plans configs of one model.
+    """Plans the memory of configs of one model.
 
     Args:
-        prompt_tokens: Of the longest prompt, >= 1.
-        is_on_accelerator: False: there is none, and everything is in CPU memory.
-        processes: That train together; plans are of the one with the largest part.
+        prompt_tokens: Tokens of the longest prompt, >= 1.
+        is_on_accelerator: Whether there is an accelerator; if not, everything is in CPU memory.
+        processes: Processes that train together; plans are for the one with the largest part.
 
     Raises:
-        ConfigError: No prompt has so few tokens.
+        ConfigError: No prompt can have so few tokens.
     """
 
     def __init__(
@@ -184,11 +184,11 @@ class ConfigPlanner:
         self._processes = processes
 
     def plan(self, config: Config) -> MemoryPlan:
-        """Memory by phase.
+        """Plan memory by phase.
 
         Raises:
-            ConfigError: Weights of 4 bits are asked for where there is no accelerator, or so many
-                processes cannot run it.
+            ConfigError: 4-bit weights are requested without an accelerator, or this many processes
+                cannot run the config.
             RewardError: A term names a network that does not exist.
         """
         refuse_without_accelerator(
@@ -210,20 +210,20 @@ class ConfigPlanner:
         )
 
     def advise(self, config: Config, memory: int) -> MemoryAdvice:
-        """Keys that make a config fit: remedies in their order, each that helps, until it does.
+        """Find keys that make a config fit: add helpful remedies in order until it fits.
 
-        Then those are left out again that it can do without, the latest first.
+        Then drop those that turn out to be unnecessary, the latest first.
 
         Args:
-            config: One that does not fit.
-            memory: Bytes.
+            config: Config that does not fit.
+            memory: Available bytes.
         """
         config = self._effective(config)
         plan, chosen = self.plan(config), dict[tuple[str, ...], _Remedy]()
         for remedy in _remedies(config):
             if plan.peak <= memory:
                 break
-            # A stronger one of the same keys takes the place of the one before.
+            # A stronger remedy for the same keys replaces the earlier one.
             with_it = {**chosen, tuple(remedy): remedy}
             helped = self._plan_changed(config, with_it.values())
             if helped is not None and helped.excess(memory) < plan.excess(memory):
@@ -239,7 +239,7 @@ class ConfigPlanner:
         return MemoryAdvice(tuple(_written(*change) for change in changes), plan.peak)
 
     def _plan_changed(self, config: Config, remedies: Iterable[_Remedy]) -> MemoryPlan | None:
-        """None where no run would take it here, or not with each other."""
+        """Plan with remedies applied; None if they are not allowed here or conflict."""
         try:
             return self.plan(_changed(config, remedies))
         except (ValidationError, ConfigError):
@@ -264,17 +264,17 @@ def _changed(config: Config, remedies: Iterable[_Remedy]) -> Config:
 
 
 def _written(key: str, value: Any) -> str:
-    """As a word of a shell, which would make several of what stands in braces."""
+    """Format an override for a shell, quoting braces that it would expand."""
     if isinstance(value, Mapping):
         return f"'{key}={{{', '.join(f'{name}: {each}' for name, each in value.items())}}}'"
     return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def refuse_for_processes(config: Config, processes: Parallelism) -> None:
-    """Refuses what so many processes, or shards, cannot run.
+    """Refuse what this many processes, or shards, cannot run.
 
     Raises:
-        ConfigError: Names the key and what to change.
+        ConfigError: The message names the key and what to change.
     """
     if config.rollout.prompts_per_step < processes.count:
         raise ConfigError(
@@ -317,14 +317,14 @@ def refuse_for_processes(config: Config, processes: Parallelism) -> None:
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes where the phases of a run take place.
+    """Memory in bytes of the device on which the phases run.
 
     Args:
-        device: Its own memory, all of it, where it is a CUDA device; that of the machine where it
-            is the CPU.
+        device: A CUDA device, whose total memory counts, or the CPU, for which it is the machine's
+            memory.
 
     Returns:
-        None where nothing is known of the device.
+        Bytes; None for other devices.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
@@ -332,14 +332,14 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def cpu_memory(meminfo: Path = _MEMINFO, limits: Iterable[Path] = _CGROUP_LIMITS) -> int | None:
-    """Bytes that programs can still take, at most what the container may have.
+    """Bytes that programs can still allocate, limited by the container.
 
     Args:
-        meminfo: Of Linux; other systems have none.
-        limits: Files that hold a limit in bytes, or none.
+        meminfo: Linux's memory information file; other systems have none.
+        limits: Files that contain a limit in bytes, or do not exist.
 
     Returns:
-        None where the system does not say.
+        Bytes; None if the system does not report them.
     """
     if not meminfo.is_file():
         return None
@@ -357,22 +357,23 @@ def check_fit(
     device: torch.device,
     processes: Parallelism = UNDIVIDED,
 ) -> str:
-    """Refuses a config that cannot fit, and warns of one that may not.
+    """Refuse a config that cannot fit, and warn about one that may not.
 
-    Without the model's sizes (a hub id other than the published one) or the device's, nothing is
-    planned, and a line of the log says so.
+    If the sizes of the model (a hub id other than the published one) or of the device are unknown,
+    nothing is planned, and a log line says so.
 
     Args:
-        planner: Of the model; None where its sizes are not known.
+        planner: Planner of the model; None if its sizes are unknown.
         sources: All prompts.
-        device: Where the phases take place.
-        processes: That train together. They share CPU memory, and have a CUDA device each.
+        device: Device on which the phases run.
+        processes: Processes that train together. They share CPU memory and have one CUDA device
+            each.
 
     Returns:
-        What it takes, of what there is.
+        Description of the memory needed and available.
 
     Raises:
-        MemoryLimitError: It takes more than there is by more than a plan is uncertain.
+        MemoryLimitError: The plan exceeds the memory by more than its uncertainty.
     """
     memory = available_memory(device)
     if memory is None or planner is None:
@@ -415,7 +416,7 @@ def check_fit(
 
 
 def _warn_of_loading(plan: MemoryPlan, processes: Parallelism) -> None:
-    """Only a warning: pages of files that are mapped count as taken, and can be given back."""
+    """Warn only, because pages of mapped files count as used, although they can be reclaimed."""
     memory = cpu_memory()
     takes = plan.cpu_at_start * processes.on_machine
     if memory is not None and takes > memory:

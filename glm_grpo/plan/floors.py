@@ -1,8 +1,8 @@
-"""Floors: the least time a phase can take on a device, from bytes moved and operations done.
+"""Compute the minimum time of each phase on a device, from bytes moved and operations done.
 
-A floor is what a device's published peak figures allow with nothing lost. It is no prediction: real
-runs take longer, and what is left out here (norms, softmax, adapters, optimizer, launches of
-kernels, reward networks) only adds to it.
+A floor is the time at the device's published peak performance, without any loss. It is not a
+prediction: real runs take longer, and everything omitted here (norms, softmax, adapters, optimizer,
+kernel launches, reward networks) only adds to it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from glm_grpo.training.metrics import StepWork
 
 @dataclass(frozen=True)
 class SequenceSizes:
-    """What one step samples and replays.
+    """Sizes of one step's sampling and replay.
 
     Attributes:
-        prompts: P.
-        group_size: G.
-        tokens: T, generated.
+        prompts: P, prompts of the step.
+        group_size: G, images per prompt.
+        tokens: T, generated tokens per image.
     """
 
     prompts: int
@@ -37,16 +37,16 @@ class SequenceSizes:
 
     @property
     def images(self) -> int:
-        """P * G."""
+        """Number of images, P * G."""
         return self.prompts * self.group_size
 
 
 @dataclass(frozen=True)
 class PhaseFloor:
-    """What a phase takes at least.
+    """Minimum time of a phase.
 
     Attributes:
-        flops: Operations of the models on one device; 0 where nothing is computed.
+        flops: Operations of the models on one device; 0 if nothing is computed.
     """
 
     seconds: float
@@ -62,14 +62,14 @@ def step_floors(
     device: DeviceSpeed,
     processes: int = 1,
 ) -> dict[str, PhaseFloor]:
-    """By phase; reward terms have no floor, since what they do is their own.
+    """Floors by phase; reward terms have none, because their work is unknown.
 
     Args:
-        prompt_tokens: Of the longest prompt; all are taken to be as long.
-        plan: Of the same config: says what offloading moves.
-        device: Where it runs.
-        processes: That share the prompts, each on such a device; what they send each other is not
-            counted.
+        prompt_tokens: Tokens of the longest prompt; all are assumed to be as long.
+        plan: Memory plan of the same config, which contains the bytes that offloading moves.
+        device: Device of each process.
+        processes: Processes that share the prompts, each on such a device; their communication is
+            not counted.
     """
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
     language, sequences = _language(config, planner, sizes)
@@ -97,12 +97,12 @@ def step_work(
     device: DeviceSpeed,
     processes: int = 1,
 ) -> StepWork:
-    """Operations of an image in each phase, beside what the devices of a run can do.
+    """Operations per image in each phase, with the peak performance of a run's devices.
 
     Args:
-        prompt_tokens: Of a prompt; all are taken to be as long.
-        device: Where each process runs.
-        processes: That share the prompts.
+        prompt_tokens: Tokens of a prompt; all are assumed to be as long.
+        device: Device of each process.
+        processes: Processes that share the prompts.
     """
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens)
     return _work(config, planner, *_language(config, planner, sizes), device.flops * processes)
@@ -146,18 +146,18 @@ def work_of_run(
     device: torch.device,
     processes: int,
 ) -> StepWork | None:
-    """What a run's metrics count as done on its devices; prompts as long as the one of median size.
+    """Work that a run's metrics count, assuming the median prompt length for all prompts.
 
-    Of an asynchronous run the update alone: collectors may work on other devices.
+    For an asynchronous run, only the update: collectors may use other devices.
 
     Args:
-        planner: Of the model; None where its sizes are not known.
-        prompts: That are trained on.
-        device: Of each process.
-        processes: That train together.
+        planner: Planner of the model; None if its sizes are unknown.
+        prompts: Training prompts.
+        device: Device of each process.
+        processes: Processes that train together.
 
     Returns:
-        None where the peak of the device or the sizes of the model are not known.
+        The work; None if the peak of the device or the sizes of the model are unknown.
     """
     speed = find_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if planner is None or speed is None:
@@ -188,9 +188,9 @@ def _language(
 
 
 def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed) -> float:
-    """Seconds to read the prompts and draw all tokens; the slower of memory and operations at each.
+    """Seconds to read the prompts and sample all tokens, each limited by memory or operations.
 
-    A prompt's keys and values are read once for its group.
+    A prompt's keys and values are read once per group.
     """
     return sum(
         max(read / device.bandwidth, flops / device.flops)
@@ -199,15 +199,15 @@ def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed)
 
 
 def rollout_flops(work: LanguageWork, sizes: SequenceSizes) -> int:
-    """Operations of reading the prompts and drawing all tokens."""
+    """Operations to read the prompts and sample all tokens."""
     return sum(flops for _, flops in _token_steps(work, sizes))
 
 
 def _token_steps(work: LanguageWork, sizes: SequenceSizes) -> Iterator[tuple[int, int]]:
-    """Bytes read and operations done: of the prompts, then of each token of every sample."""
+    """Bytes read and operations done: for the prompts, then for each token of every sample."""
     reading = _forward_flops(work, sizes.prompt_tokens, scored=1)
     yield work.read_bytes, sizes.prompts * reading
-    # The last token is drawn, and nothing follows from it.
+    # The last token is sampled, but not processed further.
     for generated in range(1, sizes.tokens):
         cached = sizes.prompts * sizes.prompt_tokens + sizes.images * generated
         attention = _attention_flops(work, sizes.prompt_tokens + generated)
@@ -226,16 +226,17 @@ def update_flops(
 ) -> int:
     """Operations of replay, backward pass and reference, over all images of a step.
 
-    A matrix costs 2 operations an entry and token, once forward, once for the gradient of its
-    input, once for its own, and once more where the forward pass is repeated: layers under
-    checkpointing. Logits beyond a chunk, which a trained head makes again, come on top. Attention
+    A matrix costs 2 operations per entry and token: once forward, once for the gradient of its
+    input, once for its own gradient, and once more if the forward pass is repeated by
+    checkpointing. A trained head adds the logits beyond a chunk, which it computes again. Attention
     costs twice as much backward as forward.
 
     Args:
-        updates: Of the optimizer on one rollout.
-        is_full: Gradients of all matrices; False: they flow through to adapters alone.
-        is_checkpointing: Layers are computed again in the backward pass.
-        needs_reference: A KL to the reference is weighted.
+        updates: Optimizer updates per rollout.
+        is_full: Whether all matrices get gradients; if not, these only flow through them to
+            adapters.
+        is_checkpointing: Whether the backward pass recomputes layers.
+        needs_reference: Whether a KL to the reference has a weight.
     """
     length = sizes.prompt_tokens + sizes.tokens - 1
     layers = 2 * work.layer_entries * length
@@ -250,13 +251,13 @@ def update_flops(
 def decode_flops(
     transformer_flops: int, vae_flops: int, *, images: int, steps: int, guidance_scale: float
 ) -> int:
-    """Operations of drawing images.
+    """Operations to decode images.
 
     Args:
-        transformer_flops: Of one pass of the diffusion transformer, for one image.
-        vae_flops: Of turning the latents of one image into pixels.
-        images: How many.
-        guidance_scale: Above 1 a step costs two passes.
+        transformer_flops: Operations of one pass of the diffusion transformer, for one image.
+        vae_flops: Operations to turn the latents of one image into pixels.
+        images: Number of images.
+        guidance_scale: Above 1, a step costs two passes.
     """
     passes = 2 if guidance_scale > 1 else 1
     return images * (steps * passes * transformer_flops + vae_flops)
@@ -268,10 +269,10 @@ def _forward_flops(work: LanguageWork, length: int, *, scored: int) -> int:
 
 
 def _attention_flops(work: LanguageWork, pairs: int) -> int:
-    """A query meets a key, and a weight a value: 2 operations an entry each."""
+    """Two products per pair, query by key and weight by value, at 2 operations per entry."""
     return 4 * work.attention_width * pairs
 
 
 def _causal_pairs(length: int) -> int:
-    """Pairs of a token with itself or one before it."""
+    """Number of pairs of a token with itself or an earlier one."""
     return length * (length + 1) // 2

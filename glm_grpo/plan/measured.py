@@ -1,4 +1,4 @@
-"""What a run measured beside the floors of its config."""
+"""Compare a run's measured times with the floors of its config."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from glm_grpo.run.tables import read_metrics
 _TIME = "time/"
 
 _BETWEEN = "between phases"
-"""What a step takes besides, copies of offloading among it."""
+"""Remaining time of a step, including offloading copies."""
 
 
 def measured_seconds(folder: RunFolder) -> dict[str, float]:
     """Median seconds by phase, `between phases` and `step`, over all steps but the first.
 
-    The first one compiles, chooses kernels and checks itself.
+    The first step also compiles, selects kernels and runs the self-check.
 
     Raises:
         StorageError: There are no such steps, or they cannot be read.
@@ -58,12 +58,12 @@ def measured_table(
     """Floor, measured seconds, their ratio and the model FLOPs utilisation (MFU) of each phase.
 
     Args:
-        folder: Of a run of the config that the floors are of.
-        device: On which it is taken to have run.
-        is_asynchronous: Its phases do not follow each other, and add up to no step.
+        folder: Folder of a run with the same config as the floors.
+        device: Device on which the run is assumed to have run.
+        is_asynchronous: Whether phases overlap, so that they do not add up to a step.
 
     Raises:
-        StorageError: See `measured_seconds`.
+        StorageError: As for `measured_seconds`.
     """
     seconds = measured_seconds(folder)
     step, between = seconds.pop("step"), seconds.pop(_BETWEEN)
@@ -97,7 +97,7 @@ def _cells(floor: PhaseFloor | None, seconds: float, device: DeviceSpeed) -> lis
 
 
 def describe_seconds(number: float) -> str:
-    """With three digits, in ms below a second."""
+    """Format seconds with three digits, in ms below one second."""
     if number < 1:
         return f"{number * 1000:.3g} ms"
     return f"{number:.3g} s" if number < 1000 else f"{number:.0f} s"

@@ -1,4 +1,4 @@
-"""Weights of the reward terms, from their options alone."""
+"""Compute the size of the reward terms' weights from their options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rewards.base import TermConfig
 
 
 def scorer_sizes(terms: Iterable[TermConfig]) -> ScorerSizes:
-    """What the terms hold in memory, in fp32.
+    """Memory of the terms' weights, in fp32.
 
     Raises:
         RewardError: A term names a CLIP architecture that does not exist.

@@ -210,7 +210,7 @@ def picture_tokens(
 def tokens_of_patches(
     model: GlmImageForConditionalGeneration, patches: Tensor, grid: Int64[Tensor, "1 3"]
 ) -> Int64[Tensor, " S"]:
-    """The tokens of one picture, from what the model's processor makes of it."""
+    """Tokens of one picture, from the output of the model's processor."""
     (features,) = model.get_image_features(patches, image_grid_thw=grid).pooler_output
     # Not `get_image_tokens`, which expects the `get_image_features` of the same version.
     _, rows, columns = grid[0].tolist()
