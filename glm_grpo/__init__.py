@@ -15,7 +15,7 @@ __all__ = ["Run", "evaluate", "load_config", "load_run", "rescore", "train"]
 
 
 def __getattr__(name: str) -> object:
-    """The API, imported when it is used: it takes seconds, which a help text need not wait for."""
+    """Import the API on first use, because it takes seconds, which help texts need not wait for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("glm_grpo.api"), name)

@@ -1,4 +1,4 @@
-"""`python -m glm_grpo`: the command line."""
+"""Run the command line with `python -m glm_grpo`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The Python API: what the command line does, from a script or a notebook.
+"""The Python API: the commands of the command line, for scripts and notebooks.
 
-The examples build on each other; the tests run them.
+The examples build on each other, and the tests run them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from glm_grpo.run.tables import (
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left on the disk; tables are read when they are asked for.
+    """Stored results of a run; tables are read on access.
 
     Attributes:
         path: The run folder.
-        config: What it was started with, every key resolved.
+        config: Config that it was started with, every key resolved.
     """
 
     path: Path
@@ -46,33 +46,33 @@ class Run:
 
     @property
     def gallery(self) -> Path:
-        """The page that shows its samples and scores, to be opened in a browser."""
+        """Path of the HTML page with its samples and scores."""
         return self._folder.gallery_path
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """A row a step, a column a metric (docs/reading_curves.md); step 0 is the evaluation."""
+        """Metrics, a row per step and a column per metric (docs/reading_curves.md)."""
         return pandas.DataFrame(read_metrics(self._folder)).set_index("step")
 
     @property
     def steps(self) -> list[int]:
-        """The steps that have a rollout, in order."""
+        """Steps that have a rollout, in order."""
         return stored_steps(self._folder.rollouts_dir)
 
     @property
     def evaluation_steps(self) -> list[int]:
-        """The steps after which the held-out prompts were evaluated, in order."""
+        """Steps after which the held-out prompts were evaluated, in order."""
         return evaluation_steps(self._folder)
 
     def rollout(self, step: int) -> pandas.DataFrame:
-        """What was sampled and scored in a step: a row an image.
+        """Images sampled and scored in a step, one row each.
 
         Args:
             step: One of `steps`.
 
         Returns:
-            Columns `prompt_id`, `prompt`, `sample`, `image`, `raw/<term>` (missing where the term
-            does not apply), `total`, `advantage`, `token_ids` and others.
+            Columns `prompt_id`, `prompt`, `sample`, `image`, `raw/<term>` (missing if the term does
+            not apply), `total`, `advantage`, `token_ids` and others.
 
         Raises:
             StorageError: There is no such step, or its table is damaged.
@@ -81,7 +81,7 @@ class Run:
         return read_table(self._folder.rollout_path(step)).to_pandas()
 
     def evaluation(self, step: int) -> pandas.DataFrame:
-        """The held-out prompts after a step: a row an image, columns as of `rollout`.
+        """Images of the held-out prompts after a step, one row each; columns as in `rollout`.
 
         Args:
             step: One of `evaluation_steps`.
@@ -93,22 +93,23 @@ class Run:
         return read_evaluation(self._folder, step).to_pandas()
 
     def picture(self, image: str) -> Image.Image:
-        """A stored picture.
+        """Load a stored picture.
 
         Args:
-            image: As in the columns `image` and `target` of the tables.
+            image: Value of the columns `image` or `target` in the tables.
 
         Raises:
-            StorageError: It is not below the run's images, missing or damaged.
+            StorageError: It is outside the run's images, missing or damaged.
         """
         return read_picture(self._folder.picture(image))
 
     def summary(self) -> pandas.DataFrame:
-        """The held-out prompts before and after: the first and the last stored evaluation.
+        """Compare the held-out prompts before and after: the first and the last stored evaluation.
 
         Returns:
-            A row a term and one for the total; columns `before`, `after`, `difference` and the ends
-            `low` and `high` of its 95 % interval. Empty without two evaluations.
+            A row per term and one for the total; columns `before`, `after`, `difference` and the
+            ends `low` and `high` of its 95 % interval. Empty if there are fewer than two
+            evaluations.
 
         Raises:
             StorageError: An evaluation is damaged.
@@ -132,21 +133,22 @@ def load_config(
         (2, 0.5)
 
     Args:
-        name: Of a config of the package, or in `config_dir`; None: `config` in a `config_dir` that
+        name: Name of a packaged config, or of one in `config_dir`; None: `config` if `config_dir`
             has one, else `tiny`.
-        overrides: As on the command line; `ocr=0.5` is `reward.terms.ocr.weight=0.5`.
-        config_dir: A folder of your own, such as `glm-grpo init` writes.
+        overrides: As on the command line; `ocr=0.5` means `reward.terms.ocr.weight=0.5`.
+        config_dir: Your own config folder, such as one that `glm-grpo init` wrote.
 
     Raises:
-        ConfigError: The name or a key is unknown, or a value is refused; says what to write.
+        ConfigError: The name or a key is unknown, or a value is refused; the message says what to
+            write.
     """
     return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
 
 
 def train(config: Config) -> Run:
-    """Train as a config says, in this process; progress and the result are printed.
+    """Train according to a config, in this process; prints progress and the result.
 
-    Ctrl-C (in a notebook: interrupt) ends the run after the step at hand, saved.
+    Ctrl-C (in a notebook: interrupt) ends the run after the current step and saves it.
 
     Examples:
         >>> from glm_grpo import load_config, train
@@ -157,20 +159,20 @@ def train(config: Config) -> Run:
         8
 
     Args:
-        config: From `load_config`. `config.run_dir` names the folder of the run.
+        config: Config from `load_config`. `config.run_dir` names the folder of the run.
 
     Returns:
-        The run, as `load_run` does.
+        The run, as from `load_run`.
 
     Raises:
-        ConfigError: The config does not fit the machine, or the folder holds another run.
-        GlmGrpoError, RewardError: What is needed cannot be read, loaded or written.
+        ConfigError: The config does not fit the machine, or the folder contains another run.
+        GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
     return load_run(run_training(config).path)
 
 
 def load_run(path: str | Path) -> Run:
-    """What a run left on the disk, also one that was stopped or crashed; no model is loaded.
+    """Open the stored results of a run, even of a stopped or crashed one; loads no model.
 
     Examples:
         >>> from glm_grpo import load_run
@@ -185,14 +187,14 @@ def load_run(path: str | Path) -> Run:
         path: The run folder.
 
     Raises:
-        CheckpointError: The folder holds no run.
+        CheckpointError: The folder contains no run.
         ConfigError: Its config is damaged.
     """
     return Run(Path(path), read_config(RunFolder(Path(path))))
 
 
 def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
-    """What other weights would have made of a run's stored scores; no model is loaded.
+    """Compute what other reward weights would have changed in a run; loads no model.
 
     Examples:
         >>> from glm_grpo import rescore
@@ -203,16 +205,16 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
         ['lpips', 'ssim', 'ocr', 'aesthetic']
 
     Args:
-        run: A run, or its folder.
-        overrides: `ocr=0.5`, `reward.combine=normalize_then_sum`, `advantage.clip=null` and such;
-            none for the weights that the run had.
+        run: Run, or its folder.
+        overrides: `ocr=0.5`, `reward.combine=normalize_then_sum`, `advantage.clip=null` and so on;
+            without any, the run's own weights.
 
     Returns:
-        Groups that change their winner, shares of the terms, and the images that gain and lose.
+        Groups whose winner changes, shares of the terms, and the images that gain or lose most.
 
     Raises:
         ConfigError: An override is refused.
-        CheckpointError: The folder holds no run.
+        CheckpointError: The folder contains no run.
         StorageError: A table is damaged.
     """
     return rescore_folder(RunFolder(_path_of(run)), overrides)
@@ -221,7 +223,7 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
 def evaluate(run: Run | str | Path, *overrides: str) -> pandas.DataFrame:
     """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
 
-    Nothing is written into the run.
+    Writes nothing into the run.
 
     Examples:
         >>> from glm_grpo import evaluate
@@ -229,16 +231,16 @@ def evaluate(run: Run | str | Path, *overrides: str) -> pandas.DataFrame:
         ['lpips', 'ssim', 'ocr', 'ocr_exact', 'aesthetic', 'total']
 
     Args:
-        run: A run, its folder, or one of its checkpoints.
-        overrides: Another sampler or decoding than the run's, such as `rollout.min_p=0.02`.
+        run: Run, its folder, or one of its checkpoints.
+        overrides: Changes of sampling or decoding, such as `rollout.min_p=0.02`.
 
     Returns:
-        As of `Run.summary`.
+        Table as from `Run.summary`.
 
     Raises:
-        CheckpointError: There is no whole checkpoint.
+        CheckpointError: There is no intact checkpoint.
         ConfigError: An override is refused.
-        GlmGrpoError, RewardError: What is needed cannot be read or loaded.
+        GlmGrpoError, RewardError: Reading or loading failed.
     """
     return _as_frame(evaluate_run(_path_of(run), overrides)[1])
 

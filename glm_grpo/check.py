@@ -1,7 +1,7 @@
-"""The door: all that refuses a run before it starts, cheapest first.
+"""Check a run before it starts, cheapest checks first.
 
-The start of a run and `glm-grpo check` go through it alike. What a type or a schema refuses was
-refused before, when the config was validated.
+Both the start of a run and `glm-grpo check` use these checks. What a type or a schema can refuse
+was refused earlier, when the config was validated.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from glm_grpo.training.phase import Models
 
 @dataclass(frozen=True)
 class Checked:
-    """A config that can begin, before its models are loaded.
+    """A config that can start, before its models are loaded.
 
     Attributes:
-        config: Keys of memory and speed have values that work.
-        note: About those keys; empty where all work as given.
-        prompts: All of them, checked.
-        planner: Of the model; None where its sizes are not known.
-        memory: What the run takes, of what there is.
-        hints: Sizes and prompts that are probably no good.
-        texts: What the prompts ask for.
+        config: Config whose memory and speed keys have values that work.
+        note: Line about adjusted keys; empty if all work as given.
+        prompts: All prompts, checked.
+        planner: Planner of the model; None if its sizes are unknown.
+        memory: Description of the memory needed and available.
+        hints: Hints on sizes and prompts that are probably wrong.
+        texts: Lines on the texts that the prompts ask for.
     """
 
     config: Config
@@ -63,17 +63,17 @@ def check_before_loading(
     parallelism: Parallelism = UNDIVIDED,
     processes: Processes = ALONE,
 ) -> Checked:
-    """Checks what needs no model, and leaves nothing behind.
+    """Check what needs no model, and leave nothing behind.
 
     Args:
-        config: As given.
-        device: That the run works on.
-        parallelism: How it is spread.
-        processes: That check together.
+        config: Config as given.
+        device: Device the run works on.
+        parallelism: How the run is distributed.
+        processes: Processes that check together.
 
     Raises:
-        GlmGrpoError: The first check that fails.
-        PeerError: It failed in another process.
+        GlmGrpoError: Raised by the first check that fails.
+        PeerError: A check failed in another process.
     """
     check_trackers(config.trackers)
     if config.train.mode == "async":
@@ -108,21 +108,21 @@ def load_checked(
     is_sharded: bool = False,
     is_beginning: bool = True,
 ) -> tuple[Models, list[str]]:
-    """Loads the models, and asks them whether they can work on the prompts.
+    """Load the models, and check that they can work with the prompts.
 
     Args:
-        config: Of `Checked`.
-        prompts: Of `Checked`.
-        device: That the run works on.
-        is_sharded: Whether the engine places the policy's weights, cut over processes.
-        is_beginning: Whether the policy takes the weights that `model.start_from` names; a resumed
-            run has its own.
+        config: `Checked.config`.
+        prompts: `Checked.prompts`.
+        device: Device the run works on.
+        is_sharded: Whether the engine places the policy's weights in shards.
+        is_beginning: Whether to load the weights that `model.start_from` names; a resumed run has
+            its own.
 
     Returns:
         The models, and lines on terms that apply to few prompts.
 
     Raises:
-        GlmGrpoError, RewardError: Something cannot be loaded, or a prompt cannot be rewarded.
+        GlmGrpoError, RewardError: Loading failed, or a prompt cannot be rewarded.
     """
     models = load_models(
         config, device, needs_reference=config.needs_reference, is_sharded=is_sharded

@@ -1,10 +1,10 @@
-"""The command line.
+"""Parse the command line and run its commands.
 
 glm-grpo init | train | check | plan | probe | eval | gallery | rescore | compare | export | ...
 """
 
-# Each command imports what it needs: the libraries of the models take seconds, and reading tables,
-# printing a help text or refusing a config needs none of them.
+# Each command imports what it needs, because the models' libraries take seconds to import, and
+# reading tables, printing a help text or refusing a config needs none of them.
 # ruff: noqa: PLC0415
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _CHOICES = "commands"
-"""Default of the parser: those of the commands, by name."""
+"""Where the parser stores the parsers of the commands, by name."""
 
 _PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any that is free")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command; errors end it with a message and exit code 1 or 2."""
+    """Run a command; errors end it with a message and exit code 1 or 2."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["train"] and not {"-h", "--help"}.intersection(words):
         _train(words[1:])
         return
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
-    # It warns of kernels that only CPUs would use.
+    # It warns about kernels that only CPUs would use.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     parser = _parser()
     commands = parser.get_default(_CHOICES)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     nearest = difflib.get_close_matches(words[0], commands, n=1) if words else []
     if chosen is None and nearest:
         parser.error(f"there is no command {words[0]!r}: did you mean {nearest[0]}?")
-    # Intermixed: key=value may stand before options, and behind them.
+    # Intermixed, because key=value may stand before or after options.
     options = chosen.parse_intermixed_args(words[1:]) if chosen else parser.parse_args(words)
     from glm_grpo.terminal import errors_explained
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _train(words: Sequence[str]) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Imports take seconds; before errors are explained, Ctrl-C ends the program without a word.
+        # Imports take seconds; until errors are explained, Ctrl-C ends the program silently.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from glm_grpo.commands.hydra_application import train_by_words
 
@@ -127,7 +127,7 @@ def _compose(options: argparse.Namespace) -> Config:
 
 
 def _compose_with_prompts(options: argparse.Namespace) -> Config:
-    """As `_compose`, for commands that read the prompts: they are there."""
+    """Like `_compose`, for commands that read the prompts: also checks that these exist."""
     config = _compose(options)
     from glm_grpo.data.places import check_prompt_places
 
@@ -344,7 +344,7 @@ def _probe(options: argparse.Namespace) -> None:
 
 
 def _config_words(options: argparse.Namespace) -> list[str]:
-    """What a command was told of its config, for a command line that tells another one."""
+    """A command's config options, for suggesting another command line."""
     named = {"--config-dir": options.config_dir, "--config-name": options.config_name}
     given = [(option, str(value)) for option, value in named.items() if value is not None]
     return [*itertools.chain.from_iterable(given), *options.overrides]
@@ -504,7 +504,7 @@ def _add_compare(commands: _Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    # A path goes first: the folder of a run may be named for what it changed.
+    # A path takes precedence: a run's folder may be named after its override.
     short = [str(run) for run in options.runs if types.is_weight(str(run)) and not run.exists()]
     runs = [run for run in options.runs if str(run) not in short]
     words = [*(options.weights or ()), *short]
@@ -593,7 +593,7 @@ _COMMANDS = (
     _add_serve_reward,
     _add_export,
 )
-"""In the order of the help."""
+"""Commands in the order of the help."""
 
 
 if __name__ == "__main__":

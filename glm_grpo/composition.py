@@ -1,6 +1,6 @@
-"""What Hydra composes a config with, and what it raises.
+"""Registrations and errors of Hydra's config composition.
 
-Imports nothing heavy: a run says what it loads before it loads it.
+Imports nothing heavy, because a run announces what it loads before loading it.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
-"""What Hydra raises over a file or an override that it cannot make a config of."""
+"""Hydra's errors about files or overrides from which it cannot compose a config."""
 
 _HYDRAS_OWN_FOLDER = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
-"""`hydra.run.dir` where no file and no override sets it."""
+"""Value of `hydra.run.dir` if no file and no override sets it."""
 
 _TIME_OF_DAY = re.compile(r"\d\d-\d\d-\d\d")
 _dated: set[str] = set()
-"""Run folders that a config named by the time, see `is_dated`."""
+"""Run folders whose names a config made from the time, see `is_dated`."""
 
 
 def is_sweep() -> bool:
-    """Whether Hydra trains several runs one after another in this process."""
+    """Whether Hydra trains several runs one after the other in this process."""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def folder_named_to_hydra() -> Path | None:
-    """What `hydra.run.dir` names; None where nobody set it."""
+    """Folder that `hydra.run.dir` names; None if it was not set."""
     if not HydraConfig.initialized():
         return None
     hydra = HydraConfig.get()
     if OmegaConf.to_container(hydra.run, resolve=False) == {"dir": _HYDRAS_OWN_FOLDER}:
         return None
-    # `run/dated.yaml` sets it to the current folder, so that Hydra makes none.
+    # `run/dated.yaml` sets it to the current folder, so that Hydra creates none.
     if Path(hydra.run.dir) == Path():
         return None
-    # Not made from the name while Hydra runs the job: that may be in another folder by now.
+    # While Hydra runs the job, the name cannot be resolved: the job may be in another folder.
     is_made = not OmegaConf.is_missing(hydra.runtime, "output_dir")
     return Path(hydra.runtime.output_dir if is_made else hydra.run.dir).absolute()
 
@@ -58,11 +58,11 @@ def _sweep_folder_or(run_dir: str) -> str:
 
 
 def is_dated(run_dir: str) -> bool:
-    """Whether a config named the run folder by the time; a name that someone gave is none."""
+    """Whether a config made the run folder's name from the time, rather than a user naming it."""
     return run_dir in _dated
 
 
-# `${sweep_folder_or:FOLDER}` in a YAML file: FOLDER, but in a sweep the folder that Hydra made for
-# this run of it, and otherwise that of `hydra.run.dir` where someone sets it. Hydra has no key that
-# means all of them.
+# `${sweep_folder_or:FOLDER}` in a YAML file: in a sweep, the folder that Hydra created for this
+# run; otherwise `hydra.run.dir` if it was set; otherwise FOLDER. No key of Hydra covers all of
+# these.
 OmegaConf.register_new_resolver("sweep_folder_or", _sweep_folder_or, replace=True)

@@ -1,16 +1,16 @@
-"""Errors a user can act on. Each says value, rule and remedy; the command line prints them bare."""
+"""Errors that users can act on: value, rule and remedy, printed without a traceback."""
 
 from __future__ import annotations
 
 
 class GlmGrpoError(Exception):
-    """Base of every error raised on purpose. Exit code 1 unless a child says otherwise."""
+    """Base of every error raised on purpose. Exit code 1 unless a subclass sets another one."""
 
     exit_code = 1
 
 
 class ConfigError(GlmGrpoError, ValueError):
-    """A config key is unknown, mistyped, out of range or at odds with another. Exit code 2."""
+    """A config key is unknown, mistyped, out of range or conflicts with another. Exit code 2."""
 
     exit_code = 2
 
@@ -22,15 +22,15 @@ class DataError(GlmGrpoError, ValueError):
 
 
 class ModelError(GlmGrpoError, RuntimeError):
-    """The model cannot be loaded, or does not behave as the method needs."""
+    """The model cannot be loaded, or does not behave as the method requires."""
 
 
 class DecoderError(ModelError):
-    """The decoder drew what is no picture; the policy is not at fault."""
+    """The decoder's output is not an image; the policy is not at fault."""
 
 
 class SelfCheckError(ModelError):
-    """Sampling and replay disagree, a ratio is not 1 on-policy, or a grid is not full."""
+    """Sampling and replay disagree, an on-policy ratio is not 1, or a grid is not full."""
 
 
 class StorageError(GlmGrpoError, OSError):
@@ -38,17 +38,17 @@ class StorageError(GlmGrpoError, OSError):
 
 
 class CheckpointError(GlmGrpoError, RuntimeError):
-    """A checkpoint is missing, torn, or belongs to another config. Exit code 2."""
+    """A checkpoint is missing, truncated, or belongs to another config. Exit code 2."""
 
     exit_code = 2
 
 
 class HackingError(GlmGrpoError, RuntimeError):
-    """A canary left its band and the run was asked to stop; everything is saved."""
+    """A canary left its band, and the run is configured to stop; everything is saved."""
 
 
 class MemoryLimitError(GlmGrpoError, MemoryError):
-    """Memory ran out, or would; says in which phase, and which keys to change."""
+    """Memory ran out, or would; the message names the phase and the keys to change."""
 
 
 class NonFiniteError(GlmGrpoError, ArithmeticError):
@@ -56,12 +56,12 @@ class NonFiniteError(GlmGrpoError, ArithmeticError):
 
 
 class NonFiniteUpdateError(NonFiniteError):
-    """No update of several steps was finite; the weights are those from before."""
+    """No update of several steps was finite; the weights are those from before them."""
 
 
 class CollectorError(GlmGrpoError, RuntimeError):
-    """A collector of an asynchronous run failed, or collectors died again and again."""
+    """A collector of an asynchronous run failed, or collectors died repeatedly."""
 
 
 class PeerError(GlmGrpoError, RuntimeError):
-    """Another process of the run failed or is gone; this one can do nothing without it."""
+    """Another process of the run failed or is gone, so this one cannot continue."""

@@ -1,4 +1,4 @@
-"""Texts for the terminal: sizes, folders, and characters that would steer it."""
+"""Format text for the terminal: sizes, paths, and untrusted characters."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 from pathlib import PurePath
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What moves the cursor, colours, renames a terminal's window, or turns the direction of a line."""
+"""Characters that move the cursor, set colours or titles, or change the text direction."""
 
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
 
 
 def without_folders(path: str) -> str:
-    """A hub id as it is; of a path the last part, which says nothing of the machine it was on."""
+    """Keep a hub id; shorten a path to its last part, which reveals nothing about the machine."""
     is_path = os.path.isabs(path) or os.path.exists(path)
     return PurePath(path).name if is_path else path
 
 
 def describe_bytes(number: int) -> str:
-    """In the largest decimal unit that leaves a digit before the point, with two after it."""
+    """Format bytes in the largest decimal unit with a value of at least 1, with two decimals."""
     for size, unit in _UNITS:
         if number >= size:
             return f"{number / size:.2f} {unit}"
@@ -27,8 +27,8 @@ def describe_bytes(number: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of someone else's for the terminal: characters that steer it are spelt out.
+    """Escape control characters in untrusted text for the terminal.
 
-    Line breaks and tabs stay.
+    Line breaks and tabs are kept.
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,6 +1,6 @@
-"""Folders that configs are found in: one of the user's own, then the one of the package.
+"""Find configs: first in the user's folder, then in the package.
 
-Imports nothing heavy: the first line of a run does not wait for it.
+Imports nothing heavy, because the first line of a run is printed before heavy imports.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PACKAGE = Path(__file__).resolve().parent
 _IN_WHEEL, _IN_CLONE = _PACKAGE / "configs", _PACKAGE.parent / "configs"
 
 PACKAGED_CONFIGS = _IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CLONE
-"""The folder that holds `tiny.yaml` and the groups."""
+"""Folder with `tiny.yaml` and the config groups."""
 
 OWN_CONFIG = "config"
-"""Name of the config in a folder of the user's own, as `glm-grpo init` writes it."""
+"""Name of the config in a user's folder, as `glm-grpo init` writes it."""
 
 _PROVIDER = "glm-grpo"
 _SHORT_NUMBER = re.compile(
@@ -32,7 +32,7 @@ _SHORT_WEIGHT = re.compile(r"([a-z][a-z0-9_]*)=")
 
 
 class _PackagedConfigs(SearchPathPlugin):
-    """Has Hydra look into the package after the folder it was given."""
+    """Makes Hydra search the package after the given folder."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         places = {(entry.path or "").removeprefix("file://") for entry in search_path.get_path()}
@@ -41,16 +41,16 @@ class _PackagedConfigs(SearchPathPlugin):
 
 
 def find_packaged_configs() -> None:
-    """From now on, configs of a user's folder can build on those of the package."""
+    """Let configs in a user's folder build on those of the package from now on."""
     Plugins.instance().register(_PackagedConfigs)
 
 
 def choose_config(config_dir: Path | None, name: str | None) -> tuple[Path, str]:
-    """Where Hydra looks first, and for which config.
+    """Choose the folder that Hydra searches first, and the config's name.
 
     Args:
-        config_dir: A folder of the user's own; None: that of the package.
-        name: As given; None: `config` where the folder has one, else `tiny`.
+        config_dir: The user's own config folder; None: that of the package.
+        name: Name as given; None: `config` if the folder has one, else `tiny`.
     """
     folder = PACKAGED_CONFIGS if config_dir is None else config_dir.absolute()
     has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
@@ -60,19 +60,19 @@ def choose_config(config_dir: Path | None, name: str | None) -> tuple[Path, str]
 
 
 def short_keys(words: Iterable[str]) -> set[str]:
-    """Keys without a dot, as in `ocr=0.5`: those of terms, of the config, or groups."""
+    """Keys without a dot, as in `ocr=0.5`: names of terms, top-level keys or groups."""
     return {match[1] for word in words if (match := _SHORT_WEIGHT.match(word)) is not None}
 
 
 def may_hold_weights(words: Iterable[str]) -> bool:
-    """Whether a word such as `ocr=0.5` is among them; which terms there are, others must know."""
+    """Whether a word like `ocr=0.5` is among them; it may name something other than a term."""
     return any(_SHORT_NUMBER.match(word) for word in words)
 
 
 def write_out_weights(words: Iterable[str], terms: Collection[str]) -> list[str]:
-    """Words in which `ocr=0.5` is `reward.terms.ocr.weight=0.5`; all others as they are.
+    """Rewrite `ocr=0.5` as `reward.terms.ocr.weight=0.5`; other words are unchanged.
 
-    `ocr=null`, which leaves a term out, is `reward.terms.ocr=null`.
+    `ocr=null`, which removes a term, becomes `reward.terms.ocr=null`.
     """
     return [
         _write_out(match[1], word[match.end() :])
@@ -88,11 +88,11 @@ def _write_out(term: str, value: str) -> str:
 
 
 def primary_folder() -> str:
-    """The folder of the config that Hydra composed, while it runs a job."""
+    """Folder of the config that Hydra composed, while it runs a job."""
     sources = HydraConfig.get().runtime.config_sources
     return next(source.path for source in sources if source.provider == "main")
 
 
-# `${config_dir:}` in a YAML file: the folder that Hydra looked into first, so that prompt files
-# beside a config are found from any folder.
+# `${config_dir:}` in a YAML file: the folder that Hydra searched first, so that prompt files next
+# to a config are found from any working directory.
 OmegaConf.register_new_resolver("config_dir", primary_folder, replace=True)

@@ -1,7 +1,7 @@
-"""Exit of a program: errors as a few lines on stderr.
+"""End a program with a few lines about its error on stderr.
 
-The traceback of a defect goes to a file; HYDRA_FULL_ERROR=1 prints it in its place. What takes
-seconds to import is imported where there is an error: the first line of a run does not wait for it.
+The traceback of a bug goes to a file; HYDRA_FULL_ERROR=1 prints it instead. Slow imports happen
+only when there is an error, so that the first line of a run does not wait for them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _IS_TRACEBACK_PRINTED = os.environ.get(_FULL_ERROR) == "1"
 """Hydra's switch, read before `run_hydra_application` sets it."""
 
 _INTERRUPTED = 128 + 2
-"""Exit code of a program that SIGINT ended, by the convention of POSIX shells."""
+"""Exit code of a program ended by SIGINT, by the convention of POSIX shells."""
 
 _PATIENCE_SECONDS = 10.0
-"""Time that threads have to end after the program failed."""
+"""Time for threads to end after the program failed."""
 
 
 def exit_code(error: Exception) -> int:
-    """Exit code of an expected error: 2 where the user's input is at fault, else 1."""
+    """Exit code of an expected error: 2 if the user's input is at fault, else 1."""
     if isinstance(error, COMPOSITION_ERRORS):
         return ConfigError.exit_code
     return error.exit_code if isinstance(error, GlmGrpoError) else GlmGrpoError.exit_code
 
 
 def explain(error: Exception) -> str:
-    """The lines to print for an error and its notes, without control characters.
+    """Format an error and its notes for printing, without control characters.
 
-    It may quote prompts, answers of servers and the command line.
+    The text may quote prompts, answers of servers and the command line.
     """
     if isinstance(error, COMPOSITION_ERRORS):
         error = _named(error)
@@ -56,14 +56,14 @@ def explain(error: Exception) -> str:
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether a user can act on it; any other exception is a defect."""
+    """Whether a user can act on it; any other exception is a bug."""
     from rewards.types import RewardError  # noqa: PLC0415
 
     return isinstance(error, (GlmGrpoError, RewardError, *COMPOSITION_ERRORS))
 
 
 def _named(error: Exception) -> ConfigError:
-    """An error of Hydra's as one of ours."""
+    """Convert an error of Hydra to one of ours."""
     from glm_grpo.config import composition_error  # noqa: PLC0415
 
     return composition_error(error)
@@ -74,12 +74,12 @@ def errors_explained(doing: str) -> Iterator[None]:
     """End the program with a message and an exit code on errors, without a traceback.
 
     Args:
-        doing: What is being done inside, for the message of a defect.
+        doing: Description of what runs inside, for the message about a bug.
 
     Raises:
-        SystemExit: An error was raised inside, or Ctrl-C was pressed where no run was under way to
-            be saved.
-        Exception: A defect, where the environment asks for tracebacks.
+        SystemExit: An error was raised inside, or Ctrl-C was pressed before there was a run to
+            save.
+        Exception: A bug, if the environment asks for tracebacks.
     """
     try:
         _refuse_folder()
@@ -87,7 +87,7 @@ def errors_explained(doing: str) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
         raise SystemExit(_INTERRUPTED) from None
-    # The last line of defence besides: whatever nobody foresaw.
+    # Also the last resort for any unforeseen error.
     except Exception as error:
         if is_expected(error):
             sys.stderr.write(f"{explain(error)}\n")
@@ -104,7 +104,7 @@ def _explain_defect(error: Exception, doing: str) -> str:
         errors="backslashreplace"
     )
     try:
-        # Not in the run folder, which may be what is damaged. Nobody else may read it.
+        # Not in the run folder, which may be the damaged part. Only the user may read it.
         with tempfile.NamedTemporaryFile(prefix="glm-grpo-", suffix=".txt", delete=False) as file:
             file.write(trace)
         where = f"the traceback in {file.name}"
@@ -126,12 +126,12 @@ def _refuse_folder() -> None:
 
 
 def announce_loading(composed: DictConfig) -> None:
-    """Say what a run is about to load: libraries alone take seconds.
+    """Announce what a run is about to load, because the libraries alone take seconds.
 
     Args:
-        composed: Not validated yet; what it lacks is left out.
+        composed: Config before validation; missing values are left out.
     """
-    # torchrun's number of the process.
+    # The process number, set by torchrun.
     if os.environ.get("RANK", "0") != "0":
         return
     keys = {"run": "run.name", "model": "model.path", "prompts": "data.path"}
@@ -151,27 +151,26 @@ def announce_loading(composed: DictConfig) -> None:
 
 @contextmanager
 def job_errors_explained() -> Iterator[None]:
-    """`errors_explained` for the inside of a function decorated by `hydra.main`.
+    """Like `errors_explained`, for the inside of a function decorated by `hydra.main`.
 
-    In a sweep the errors go on to Hydra: it names the run that failed, and runs the others.
+    In a sweep the errors pass through to Hydra, which names the failed run and runs the others.
 
     Raises:
-        SystemExit: As `errors_explained`, where there is one run.
+        SystemExit: As for `errors_explained`, outside a sweep.
     """
     if is_sweep():
         yield
         return
-    # Here, because Hydra heads whatever leaves its function with a line of its own.
+    # Here, because Hydra adds its own line above anything that leaves its function.
     with errors_explained("the run"):
         yield
 
 
 @contextmanager
 def ended_in_any_case() -> Iterator[None]:
-    """End the process after a failure, though a thread goes on that Python waits for.
+    """End the process after a failure, even if a thread that Python waits for continues.
 
-    A term that hangs may do so in a pool of threads, and would keep the process, and with it the
-    accelerator, for ever.
+    A hanging term may run in a thread pool, and would keep the process and its accelerator forever.
     """
     try:
         yield
@@ -192,9 +191,9 @@ def run_hydra_application(application: Callable[[], None]) -> None:
     """Run a function decorated by `hydra.main` so that its errors are explained here.
 
     Raises:
-        SystemExit: As `errors_explained`.
+        SystemExit: As for `errors_explained`.
     """
-    # Hydra's own report ends every error alike with exit code 1 and a shortened traceback; this
-    # switch makes it hand the exception on.
+    # By default Hydra ends every error with exit code 1 and a shortened traceback; this switch
+    # makes it pass the exception on.
     with errors_explained("glm-grpo train"), env_override({_FULL_ERROR: "1"}):
         application()

@@ -1,11 +1,11 @@
-"""The data that travels, in the order it travels.
+"""The data types of a step, in the order in which they are passed on.
 
-Axes, everywhere outside `glm_image/` and `rewards/`:
+Axes, everywhere except in `glm_image/` and `rewards/`:
 
 =====  ====================================================================
 P      prompts of one batch
 G      images (token grids) sampled for each prompt
-T      AR tokens of one image: preview grid, then target grid; of an edit, target grid alone
+T      AR tokens of one image: preview grid, then target grid; only the target grid for edits
 N      source pictures of a prompt, 0 for text-to-image; in `glm_grpo.grpo`, some of the P * G
        sequences
 S      tokens of a target grid or of a source picture
@@ -13,8 +13,8 @@ R      reward terms
 H W    pixels
 =====  ====================================================================
 
-P and G stay separate axes, so a token row can never meet another prompt's reward. One image size
-per batch: T is a constant and there is no padding mask over generated tokens.
+P and G stay separate axes, so a token row can never be paired with another prompt's reward. A batch
+has one image size: T is a constant, and there is no padding mask over generated tokens.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from rewards.types import Prompt, RewardTable
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """What one step asks for.
+    """Prompts and seeds of one step.
 
     Attributes:
         prompts: The P prompts, all with N source pictures.
         group_size: G, images per prompt (>= 2 when training).
-        height: Pixels, a multiple of 32.
-        width: Pixels, a multiple of 32.
-        seed: Of sampling; tokens are a function of (seed, prompt position, policy).
+        height: Image height in pixels, a multiple of 32.
+        width: Image width in pixels, a multiple of 32.
+        seed: Sampling seed; tokens are a function of (seed, prompt position, policy).
         decode_seeds: P seeds, one initial noise per prompt, shared by its G images.
-        source_token_ids: What policy and decoder read of the source pictures: codebook ids, row by
-            row. Encoded once, since rounding may flip a tie; None before that, and for
+        source_token_ids: Codebook ids of the source pictures, row by row, as policy and decoder
+            read them. Encoded once, because rounding may flip a tie; None before that, and for
             text-to-image.
     """
 
@@ -55,7 +55,7 @@ class PromptBatch:
 
     @property
     def num_sources(self) -> int:
-        """N."""
+        """N, source pictures per prompt."""
         return len(self.prompts[0].sources)
 
 
@@ -65,10 +65,10 @@ class Rollout:
 
     Attributes:
         token_ids: Codebook ids, preview grid first, then target grid.
-        log_probs: Natural logarithm, of the distribution the token was drawn from (temperature,
-            truncation and renormalisation included).
-        sampling_mask: The codebook entries that could be sampled at each token (top-k / top-p), V
-            wide; None when nothing was truncated.
+        log_probs: Natural logarithm, under the distribution the token was drawn from (including
+            temperature, truncation and renormalisation).
+        sampling_mask: Codebook entries that could be sampled at each token (top-k / top-p), V wide;
+            None if nothing was truncated.
         policy_step: Number of optimizer steps of the policy that sampled.
     """
 
@@ -96,8 +96,8 @@ class Advantages:
     """Group-relative advantages.
 
     Attributes:
-        values: Zero mean inside every group; exactly 0 in flat groups.
-        is_flat: True where all G rewards of a prompt are equal.
+        values: Advantages with zero mean in every group; exactly 0 in flat groups.
+        is_flat: True if all G rewards of a prompt are equal.
     """
 
     values: Float32[Tensor, "P G"]
@@ -106,12 +106,12 @@ class Advantages:
 
 @dataclass(frozen=True)
 class OffPolicyCorrection:
-    """For tokens that were sampled by a policy older than the one the updates begin with.
+    """Correction for tokens sampled by a policy older than the one the updates begin with.
 
     Attributes:
-        proximal_log_probs: Of the tokens under the policy that the updates begin with: what ratios
-            are taken to, instead of the log-probs as sampled.
-        weights: What each token's part of the policy loss is multiplied by, >= 0.
+        proximal_log_probs: Log-probs of the tokens under the policy that the updates begin with;
+            ratios are relative to these instead of the log-probs as sampled.
+        weights: Factor of each token in the policy loss, >= 0.
     """
 
     proximal_log_probs: Float32[Tensor, "*sequences T"]
@@ -120,14 +120,14 @@ class OffPolicyCorrection:
 
 @dataclass(frozen=True)
 class Examples:
-    """Token grids of target pictures, as examples to learn from.
+    """Token grids of target pictures, as training examples.
 
     Attributes:
-        prompts: One image each, at least one.
-        token_ids: Token grids of the targets of these prompts.
+        prompts: Prompts of the examples, one image each, at least one.
+        token_ids: Token grids of these prompts' targets.
         places: Position of each of these prompts in the batch. Empty if no prompt of the batch has
-            a target: `prompts` then holds one that is replayed with weight 0, because all processes
-            must call the model equally often.
+            a target; `prompts` then contains one that is replayed with weight 0, because all
+            processes must call the model equally often.
         weight: Factor of the mean cross-entropy in the loss.
     """
 
@@ -139,25 +139,25 @@ class Examples:
 
 @dataclass(frozen=True)
 class Experience:
-    """All of one batch: what is trained on, stored and replayed.
+    """Everything about one batch: what is trained on, stored and replayed.
 
     Attributes:
-        prompts: What was asked for.
-        rollout: What was sampled.
-        images: What was drawn.
+        prompts: Prompts and seeds.
+        rollout: Sampled tokens.
+        images: Decoded pictures.
         rewards: Raw scores of every term.
-        totals: The weighted rewards.
-        penalties: KL to the reference taken from each total before groups are compared; 0 where
-            it stands in the loss or nowhere.
-        advantages: From totals less penalties.
-        reference_log_probs: Of the sampled tokens under the policy before training; None where
-            nobody has read them yet.
+        totals: Weighted rewards.
+        penalties: KL to the reference, subtracted from each total before groups are compared; 0 if
+            the KL is part of the loss or unused.
+        advantages: Advantages computed from totals minus penalties.
+        reference_log_probs: Log-probs of the sampled tokens under the reference policy; None until
+            they are computed.
         is_sampled_by_reference: Whether the policy that sampled has the weights of the reference;
-            False where no KL to it is weighted.
-        correction: Of every token, P G T; None where the policy that sampled is the one that the
-            updates begin with.
-        trained: The groups that are trained on, in the order of the prompts of the step that they
-            stand for; the others were flat and are stored and counted alone. None: all of them.
+            False if no KL to the reference has a weight.
+        correction: Off-policy correction of every token, P G T; None if the updates begin with the
+            policy that sampled.
+        trained: Indices of the groups to train on, in the order of the step's prompts that they
+            represent; the others were flat and are only stored and counted. None: all groups.
     """
 
     prompts: PromptBatch
@@ -173,11 +173,11 @@ class Experience:
     trained: Int64[Tensor, " K"] | None = None
 
     def trained_rows(self) -> Int64[Tensor, " K"]:
-        """`trained`, also where it is all groups."""
+        """`trained`, with None resolved to all groups."""
         return torch.arange(len(self.totals)) if self.trained is None else self.trained
 
     def is_discarded(self) -> Bool[Tensor, " P"]:
-        """Groups that others were sampled in place of."""
+        """Whether other groups were sampled in place of a group."""
         return ~torch.isin(torch.arange(len(self.totals)), self.trained_rows())
 
 
@@ -186,7 +186,7 @@ class EvaluationPart:
     """Some of the held-out prompts, sampled and scored; attributes as in `Evaluation`.
 
     Attributes:
-        seconds: How long that took.
+        seconds: Duration of the evaluation.
     """
 
     step: int
@@ -206,10 +206,10 @@ class Evaluation:
         prompts: The P prompts, the same in every evaluation of a run.
         images: G samples per prompt.
         rewards: Raw scores of every term.
-        totals: The weighted rewards, on a scale that compares across steps; see
+        totals: Weighted rewards, on a scale that is comparable across steps; see
             `rewards.reweigh.contributions`.
-        entropy: Minus the mean log-probability of the tokens sampled for each prompt, nats: an
-            unbiased estimate of the entropy a token of the sampling distribution has.
+        entropy: Minus the mean log-probability of each prompt's sampled tokens, nats: an unbiased
+            estimate of the sampling distribution's entropy per token.
     """
 
     step: int
@@ -221,8 +221,8 @@ class Evaluation:
 
 
 Count = Callable[[int, int], object]
-"""Is told how much of a long piece of work is done, and of how much: 3 of 8."""
+"""Called with the amount of work done and the total, such as 3 of 8."""
 
 
 def not_counted(done: int, total: int) -> None:
-    """The `Count` where nobody watches."""
+    """A `Count` that does nothing."""

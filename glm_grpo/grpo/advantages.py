@@ -1,4 +1,4 @@
-"""Group-relative advantages: how much better an image is than the others of its prompt."""
+"""Compute group-relative advantages: how much better an image is than others of its prompt."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def group_advantages(
     - `mean_only`: c. Source: Dr. GRPO (arXiv 2503.20783), section 3.2: dividing by the group's
       std gives prompts that are nearly solved, or nearly hopeless, undue weight.
     - `batch_std`: c / max(std_PG(c), std_floor), one std over all P * G centred rewards.
-      Source: REINFORCE++ with baseline (arXiv 2501.03262). TRL's `scale_rewards="batch"` divides
-      by the std of the rewards as they are, which prompts of unlike difficulty raise: 1.07 to 1.15
-      times ours in its comparison with this code, more where prompts differ more.
+        Source: REINFORCE++ with baseline (arXiv 2501.03262). TRL's `scale_rewards="batch"` divides
+        by the std of the uncentred rewards, which differences between prompts increase: 1.07 to
+        1.15 times ours in its comparison with this code, more if prompts differ more.
 
-    The std is the sample one (divided by n - 1), as in TRL's `GRPOTrainer`; the papers do not say.
-    The floor takes the place of the usual epsilon: below it a group is not blown up to unit
-    variance, so that noise of nearly equal images stays small.
+    The std is the sample std (divided by n - 1), as in TRL's `GRPOTrainer`; the papers do not
+    specify it. The floor replaces the usual epsilon: a group with a smaller std is not scaled up to
+    unit variance, so that the noise of nearly equal images stays small.
 
-    `clip` scales a whole group down until its largest |advantage| equals `clip`. Clamping the
-    elements one by one would break the zero sum, and centring again would break the bound.
+    `clip` scales a whole group down until its largest |advantage| equals `clip`. Clamping single
+    elements would break the zero sum, and centring again would break the bound.
 
     Args:
         rewards: Totals, higher is better, finite, G >= 2.
         normalization: One of the three above.
-        std_floor: Smallest divisor, in units of the reward, >= 0; `mean_only` does not read it.
-        clip: Largest |advantage|, > 0; None for no bound.
+        std_floor: Smallest divisor, in reward units, >= 0; `mean_only` ignores it.
+        clip: Largest |advantage|, > 0; None: no bound.
 
     Returns:
-        Advantages that sum to zero in every group, exactly 0 in groups whose rewards are equal to
+        Advantages with a zero sum in every group, exactly 0 in groups whose rewards are equal to
         within `rewards.reweigh.FLAT_TOLERANCE`.
 
     Raises:
@@ -77,7 +77,7 @@ def _divisor(
         std = centred.std(dim=1, keepdim=True)
     else:
         std = centred.std().reshape(1, 1)
-    # A std of 0 only occurs where every centred reward is 0: any divisor leaves them there.
+    # A std of 0 only occurs if every centred reward is 0, and any divisor keeps them at 0.
     return std.clamp(min=std_floor).masked_fill(std == 0, 1.0)
 
 

@@ -1,7 +1,7 @@
-"""The loss of GRPO, a part at a time.
+"""Compute the loss of GRPO from its parts.
 
-N sequences of T tokens, all of them valid: images of one size have one length, so there is no
-padding mask, and a mean over tokens is the mean of the sequences' means.
+N sequences have T tokens, all of them valid: images of one size have the same length, so there is
+no padding mask, and a mean over tokens is the mean of the sequences' means.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from glm_grpo.types import OffPolicyCorrection
 KlEstimator = Literal["k1", "k2", "k3"]
 
 LossKlEstimator = Literal["k3_corrected", "k1", "k2", "k3"]
-"""Of the KL to the reference in the loss: see `corrected_kl_estimate` and `kl_estimate`."""
+"""Estimator of the KL to the reference in the loss: see `corrected_kl_estimate` and
+`kl_estimate`."""
 
 StaleTreatment = Literal["truncate", "mask"]
-"""What becomes of a token whose importance ratio is out of bounds: a limited weight, or none."""
+"""Treatment of a token whose importance ratio is out of bounds: a limited weight, or none."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss sees of N sequences.
+    """Input of a loss for N sequences.
 
     Attributes:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        reference_log_probs: Of the reference policy; None where nothing weighs them.
-        advantages: One a sequence.
-        correction: Of these tokens; None where the policy that sampled is the one that the updates
-            begin with.
-        entropy: Of the policy's distribution at each token, nats; with gradient where
+        log_probs: Log-probs under the policy being trained, with gradient.
+        old_log_probs: Log-probs as sampled.
+        reference_log_probs: Log-probs under the reference policy; None if nothing weighs them.
+        advantages: One per sequence.
+        correction: Off-policy correction of these tokens; None if the updates begin with the policy
+            that sampled.
+        entropy: Entropy of the policy's distribution at each token, nats; with gradient if
             `loss.entropy_coef` is not 0. None: not measured.
-        num_preview: Tokens of the preview, the first of each sequence; 0 where there is none.
+        num_preview: Number of preview tokens at the start of each sequence; 0 if there is no
+            preview.
     """
 
     log_probs: Float32[Tensor, "N T"]
@@ -59,14 +61,14 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A loss and what is reported of it.
+    """A loss and its metrics.
 
     Attributes:
-        total: To be minimised, a scalar: a mean over tokens, so that micro-batches weighted by
-            their share of tokens add up to the batch; carries the gradient.
-        metrics: By the name they are stored under; a scalar, or one value a token. What is
-            reported is the mean over the tokens of all sequences; under `loss/...` those that
-            `train.skip_flat` leaves out count as 0. `ratio/mean_square` becomes
+        total: Scalar to minimise, with gradient: a mean over tokens, so that micro-batches weighted
+            by their share of tokens add up to the batch.
+        metrics: Metrics by the name they are stored under; a scalar, or one value per token. The
+            mean over the tokens of all sequences is reported; in `loss/...`, sequences that
+            `train.skip_flat` skips count as 0. `ratio/mean_square` becomes
             `ratio/effective_sample_size`; `ratio/sequence_log` and its `_square` become
             `ratio/sequence_std`.
     """
@@ -77,7 +79,7 @@ class LossOutput:
 
 @runtime_checkable
 class Loss(Protocol):
-    """What is minimised: a policy loss, and the weights of KL and entropy beside it."""
+    """A policy loss, and the weights of KL and entropy."""
 
     @property
     def kl_coef_in_loss(self) -> float:
@@ -86,7 +88,7 @@ class Loss(Protocol):
 
     @property
     def kl_estimator(self) -> LossKlEstimator:
-        """Of that KL."""
+        """Estimator of that KL."""
         ...
 
     @property
@@ -96,37 +98,37 @@ class Loss(Protocol):
 
     @property
     def entropy_coef(self) -> float:
-        """Weight of the mean entropy, which is raised, >= 0."""
+        """Weight of the mean entropy, which the loss increases, >= 0."""
         ...
 
     @property
     def weighs_advantages_alone(self) -> bool:
-        """Whether a sequence of advantage 0 has no gradient."""
+        """Whether a sequence with advantage 0 has no gradient."""
         ...
 
     @property
     def weighs_no_more_than_kl(self) -> bool:
-        """Whether a sequence of advantage 0 has the gradient of KL terms, or none."""
+        """Whether a sequence with advantage 0 has only the gradient of KL terms, or none."""
         ...
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The part that raises the probability of what was rewarded."""
+        """The part of the loss that makes rewarded tokens more likely."""
         ...
 
 
 def mean_surrogate(
     surrogate: Surrogate, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
 ) -> LossOutput:
-    """The mean over all tokens, each weighted by the correction.
+    """Mean over all tokens, each weighted by the correction.
 
-    The clip sees ratios to the policy that the updates begin with, and so does
-    `ratio/sequence_std`. `ratio/mean` and the effective sample size are of the importance weights
-    to the policy that sampled: those ratios times the correction's weights.
+    The clip and `ratio/sequence_std` use ratios to the policy that the updates begin with.
+    `ratio/mean` and the effective sample size use the importance weights relative to the policy
+    that sampled: those ratios times the correction's weights.
 
     Args:
-        surrogate: Of each token, weighted by `token_weights`.
-        inputs: Of the same sequences.
-        token_weights: What each token counts; None where all count alike.
+        surrogate: Surrogate of each token, weighted by `token_weights`.
+        inputs: Inputs for the same sequences.
+        token_weights: Weight of each token; None if all weigh the same.
     """
     loss, importance = surrogate.loss, surrogate.ratio.double()
     if inputs.correction is not None:
@@ -148,10 +150,10 @@ def mean_surrogate(
 
 
 def top_entropy_weights(inputs: LossInputs, part: float) -> Float32[Tensor, "N T"]:
-    """1 at the tokens of highest entropy of each sequence, at least one, and 0 at the others.
+    """1 at the highest-entropy tokens of each sequence (at least one), 0 at the others.
 
-    Of each sequence and not of the batch, so that micro-batches and processes do not matter.
-    Source: Wang et al. 2025 (arXiv 2506.01939), equation 5.
+    Selected per sequence rather than per batch, so that the result does not depend on micro-batches
+    and processes. Source: Wang et al. 2025 (arXiv 2506.01939), equation 5.
     """
     if inputs.entropy is None:
         raise ValueError("top_entropy_quantile without entropy: pass that of the replay")
@@ -170,23 +172,23 @@ def kl_estimate(
 
     With d = reference_log_probs - log_probs:
 
-    - k1 = -d: unbiased, of either sign. As a *loss* it does nothing on average: the expectation
-      of its gradient is 0 on-policy. It belongs in the reward (`reference_penalty`).
+    - k1 = -d: unbiased, of either sign. As a *loss* it has no effect on average, because the
+      expectation of its gradient is 0 on-policy. It belongs in the reward (`reference_penalty`).
     - k2 = d^2 / 2: biased, >= 0; the expectation of its gradient is that of the KL.
     - k3 = exp(d) - d - 1: unbiased, >= 0, the one in the GRPO paper; the expectation of its
-      gradient is that of KL(reference || policy), the same to second order.
+      gradient is that of KL(reference || policy), which is the same to second order.
 
     Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html; k3 in
     the loss: DeepSeekMath (arXiv 2402.03300), equation 4; the gradients: Tang and Munos
     (arXiv 2506.09477).
 
     Args:
-        log_probs: Of the distribution the tokens come from, natural logarithm, finite.
-        reference_log_probs: Of the other distribution, for the same tokens.
+        log_probs: Log-probs (natural) under the distribution the tokens come from, finite.
+        reference_log_probs: Log-probs of the same tokens under the other distribution.
         estimator: One of the three above.
 
     Returns:
-        One estimate a token, in nats.
+        One estimate per token, in nats.
     """
     difference = reference_log_probs - log_probs
     if estimator == "k1":
@@ -194,8 +196,8 @@ def kl_estimate(
     if estimator == "k2":
         return difference.square() / 2
     if estimator == "k3":
-        # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where a healthy run lives; the
-        # clamp removes the rounding that is left, which could be below 0 by one unit.
+        # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where healthy runs are; the clamp
+        # removes remaining rounding errors, which could be one unit below 0.
         return (torch.expm1(difference) - difference).clamp(min=0.0)
     assert_never(estimator)
 
@@ -212,25 +214,25 @@ def corrected_kl_estimate(
     Estimate and gradient are unbiased for every sampling policy that can draw all tokens, so also
     in the second and later updates of a rollout: the expectation of r * k3 under the sampling
     policy is that of k3 under the policy. The gradient of one token is r * (log_prob -
-    reference_log_prob), k2's times r, while k3's own is 1 - exp(reference_log_prob - log_prob),
-    which a single token that became unlikely blows up.
+    reference_log_prob), r times k2's. k3's own is 1 - exp(reference_log_prob - log_prob), which a
+    single token that became unlikely blows up.
 
-    Where the policy has moved on since it sampled, r = weight * exp(log_prob - proximal_log_prob)
-    with the correction's weight, which is the ratio to the policy that sampled too, as long as the
-    weight is not limited. A ratio to the proximal policy alone would take the tokens for its own.
-    The limit bounds the variance as it does in the surrogate: with it, both parts of the loss see
-    the same tokens weighted alike, and one that is dropped is dropped from both.
+    If the policy has changed since sampling, r = weight * exp(log_prob - proximal_log_prob) with
+    the correction's weight. As long as the weight is not limited, this is the ratio to the policy
+    that sampled, too. A ratio only to the proximal policy would treat the tokens as its own
+    samples. The limit bounds the variance as it does in the surrogate: both parts of the loss
+    weight the same tokens alike, and a dropped token is dropped from both.
 
     Source: DeepSeek-V3.2 (arXiv 2512.02556), section 3.1; TRL's `use_bias_correction_kl`.
 
     Args:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        reference_log_probs: Of the reference policy.
+        log_probs: Log-probs under the policy being trained, with gradient.
+        old_log_probs: Log-probs as sampled.
+        reference_log_probs: Log-probs under the reference policy.
         correction: As in `LossInputs`.
 
     Returns:
-        One estimate a token, in nats, >= 0.
+        One estimate per token, in nats, >= 0.
     """
     if correction is None:
         ratio = torch.exp(log_probs - old_log_probs.detach())
@@ -240,39 +242,40 @@ def corrected_kl_estimate(
 
 
 def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
-    """The policy loss, plus KL to the reference and to the sampling policy, less entropy.
+    """Policy loss, plus KL to the reference and to the sampling policy, minus entropy.
 
     total = policy loss + kl_coef * mean(KL(policy || reference))
             + kl_behaviour_coef * mean(KL(sampling policy || policy))
             - entropy_coef * mean(entropy)
 
     Tokens were drawn from the sampling policy, so the second KL is unbiased at every update. The
-    first is with `k3_corrected`; with the others only while policy and sampling policy agree, as
-    in the paper. Every mean runs over all N * T tokens (DAPO's token level), so losses of
-    micro-batches weighted by their share of tokens add up to the loss of the whole batch.
+    first is unbiased with `k3_corrected`; with the other estimators only while policy and sampling
+    policy agree, as in the paper. Every mean runs over all N * T tokens (DAPO's token level), so
+    losses of micro-batches weighted by their share of tokens add up to the loss of the whole batch.
 
-    Where the policy has moved on since it sampled, `correction` decouples the two roles of the old
-    policy: ratios, which the clip keeps near 1, are to the policy that the updates begin with, and
-    each token of the surrogate is weighted by how much likelier that policy makes it than the one
-    that sampled. `k3_corrected` is weighted likewise; the other KL terms stay as they are.
+    If the policy has changed since sampling, `correction` separates the two roles of the old
+    policy. Ratios, which the clip keeps near 1, are relative to the policy that the updates begin
+    with. Each token of the surrogate is weighted by how much more likely that policy makes it than
+    the one that sampled. `k3_corrected` is weighted in the same way; the other KL terms are
+    unchanged.
 
     `kl/reference_tokens` are the values of `corrected_kl_estimate`, and `kl/reference` their mean,
-    whichever estimator the loss uses, so that runs are comparable, and so are the updates of one
-    rollout; k3 alone is biased on tokens from an older policy. NaN without a reference.
+    whichever estimator the loss uses, so that runs, and the updates of one rollout, are comparable;
+    plain k3 is biased on tokens from an older policy. NaN without a reference.
 
     Source: DeepSeekMath (arXiv 2402.03300), equation 3; decoupled: Hilton et al. 2022
     (arXiv 2110.00641), for language models AReaL (arXiv 2505.24298).
 
     Args:
-        inputs: `reference_log_probs` is None only where the loss weighs no KL to the reference.
-        settings: Which policy loss, and the weights of the other terms.
+        inputs: `reference_log_probs` may be None only if the loss weighs no KL to the reference.
+        settings: The policy loss, and the weights of the other terms.
 
     Returns:
-        The total with its gradient; `loss/total`, `loss/policy`, `loss/kl`, `kl/reference`,
-        `kl/behaviour` and the metrics of the kind.
+        The total with its gradient; metrics `loss/total`, `loss/policy`, `loss/kl`, `kl/reference`,
+        `kl/behaviour` and those of the kind.
 
     Raises:
-        ValueError: A KL to the reference is weighted and there is no reference.
+        ValueError: A KL to the reference has a weight, but there is no reference.
     """
     log_probs, old_log_probs = inputs.log_probs, inputs.old_log_probs
     reference_log_probs, kl_coef = inputs.reference_log_probs, settings.kl_coef_in_loss
@@ -286,7 +289,7 @@ def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
     kl_reference = torch.full_like(policy.total, torch.nan)
     kl = torch.zeros_like(policy.total)
     more: dict[str, Tensor] = {}
-    # A weight of 0 adds no term at all: 0 times an overflowed estimate would be NaN.
+    # A weight of 0 adds no term at all, because 0 times an overflowed estimate would be NaN.
     if settings.kl_behaviour_coef != 0:
         kl = kl + settings.kl_behaviour_coef * kl_behaviour
     if reference_log_probs is not None:
@@ -304,7 +307,7 @@ def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
             raise ValueError("entropy_coef without entropy: pass that of the replay")
         more["loss/entropy"] = -settings.entropy_coef * inputs.entropy.mean()
         total = total + more["loss/entropy"]
-    # Last: whether an update is skipped is read off the total, whatever a custom loss calls so.
+    # Last, because the total decides whether an update is skipped, whatever a custom loss reports.
     metrics = {
         **policy.metrics,
         **more,
@@ -325,25 +328,26 @@ def importance_weights(
     treatment: StaleTreatment,
     smallest: float = 0.0,
 ) -> Float32[Tensor, "*sequences T"]:
-    """Weights that make tokens of an older policy count as the present one would draw them.
+    """Weights with which tokens of an older policy count as if drawn from the current one.
 
-    With r = exp(proximal_log_prob - old_log_prob): min(r, largest) where treatment is `truncate`; r
-    from the smallest to the largest, bounds included, and 0 outside where it is `mask`. Both bound
-    the variance that r alone would have, at the price of a bias: the first still learns from a
-    token of which the older policy says little, the second does not.
+    With r = exp(proximal_log_prob - old_log_prob): min(r, largest) for `truncate`; for `mask`, r if
+    it is between smallest and largest, inclusive, and 0 otherwise. Both bound the variance of r, at
+    the price of a bias: the first still learns from a token about which the older policy says
+    little, the second does not.
 
     Source: Ionides, "Truncated importance sampling" (2008), J. Comput. Graph. Stat. 17(2); leaving
     tokens out: IcePop in Ling Team 2025 (arXiv 2510.18855), there from 0.5 to 5.
 
     Args:
-        proximal_log_probs: Of the policy that the updates begin with, natural logarithm, finite.
-        old_log_probs: As sampled.
-        largest: Of the weights, >= 1.
-        treatment: Of tokens above it.
-        smallest: Of the weights that are not 0, in [0, 1]; `truncate` does not read it.
+        proximal_log_probs: Log-probs (natural) under the policy that the updates begin with,
+            finite.
+        old_log_probs: Log-probs as sampled.
+        largest: Largest weight, >= 1.
+        treatment: Treatment of tokens above it.
+        smallest: Smallest weight that is not 0, in [0, 1]; `truncate` ignores it.
 
     Returns:
-        One weight a token, in [0, largest].
+        One weight per token, in [0, largest].
     """
     ratio = torch.exp(proximal_log_probs - old_log_probs)
     if treatment == "mask":
@@ -357,44 +361,45 @@ def reference_penalty(
     *,
     kl_coef: float,
 ) -> Float32[Tensor, "*sequences"]:
-    """What the KL in the reward takes from each image's reward, before advantages are formed.
+    """KL penalty to subtract from each image's reward before advantages are computed.
 
     penalty = kl_coef * sum_T(sampled_log_probs - reference_log_probs), the k1 estimate of the KL of
-    whole images. The sum, although the loss takes the mean of its KL over tokens, is what puts both
-    on one scale: the surrogate is a mean over tokens too, and multiplies the one penalty of an
-    image with the gradient of each token's mean log-prob, 1 / T of that of the image.
+    whole images. The loss takes the mean of its KL over tokens; here, the sum has the same scale.
+    The surrogate is a mean over tokens too: it multiplies the single penalty of an image by the
+    gradient of each token's mean log-prob, 1 / T of that of the image.
 
-    With advantages that are only centred (`mean_only`), the expected gradient of an update is
-    (G - 1) / G times that of the same `kl_coef` in the loss, as the rewards' own is, because an
-    image is in the mean it is compared with. Where advantages are divided by a standard deviation
-    the penalty is, too: of a group whose rewards less penalties spread by 0.1 it counts tenfold.
+    With advantages that are only centred (`mean_only`), the expected gradient of an update is (G -
+    1) / G times that of the same `kl_coef` in the loss, as for the rewards themselves, because an
+    image contributes to the mean it is compared with. If advantages are divided by a standard
+    deviation, the penalty is too: in a group whose penalised rewards have a spread of 0.1 it counts
+    tenfold.
 
     Source: InstructGPT (arXiv 2203.02155), equation 2.
 
     Args:
-        sampled_log_probs: As sampled.
-        reference_log_probs: Of the reference policy, for the same tokens.
-        kl_coef: Reward lost for one nat, >= 0.
+        sampled_log_probs: Log-probs as sampled.
+        reference_log_probs: Log-probs of the same tokens under the reference policy.
+        kl_coef: Reward lost per nat, >= 0.
 
     Returns:
-        One penalty a sequence, of either sign: reward - penalty is what advantages are made of.
+        One penalty per sequence, of either sign; advantages are computed from reward - penalty.
     """
     estimate = kl_estimate(sampled_log_probs, reference_log_probs, estimator="k1")
     return kl_coef * estimate.sum(dim=-1)
 
 
 def effective_sample_size(mean: float, mean_square: float) -> float:
-    """The share of samples that importance weights w leave: mean(w)^2 / mean(w^2).
+    """Fraction of samples that importance weights w effectively leave: mean(w)^2 / mean(w^2).
 
     Source: Kish, "Survey Sampling" (1965); for importance sampling Owen, "Monte Carlo theory,
     methods and examples" (2013), section 9.3.
 
     Args:
-        mean: Of n importance weights, each >= 0.
-        mean_square: Of the weights.
+        mean: Mean of n importance weights, each >= 0.
+        mean_square: Mean of their squares.
 
     Returns:
-        In (0, 1]: 1 where all weights are equal, 1 / n where one weight is all; NaN where all
+        In (0, 1]: 1 if all weights are equal, 1 / n if a single weight is nonzero; NaN if all
         weights are 0 or one is not finite.
     """
     return math.nan if mean_square == 0 else mean * mean / mean_square

@@ -1,4 +1,4 @@
-"""Strategy that joins the processes of a run: the protocol, and the case of one process."""
+"""Join the processes of a run: the protocol, and its implementation for one process."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Joins the gradients and figures of the processes that train one policy together.
+    """Joins the gradients and metrics of the processes that train one policy together.
 
-    Each of them replays its own sequences; gradients are averaged over the processes.
+    Each process replays its own sequences; gradients are averaged over the processes.
     """
 
     @property
     def num_processes(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         ...
 
     @property
     def rank(self) -> int:
-        """The place of this one among them, from 0."""
+        """Rank of this process, from 0."""
         ...
 
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward pass of a micro-batch; gradients are joined by the last."""
+        """Wrap forward and backward pass of a micro-batch; the last one joins the gradients."""
         ...
 
     def backward(self, loss: Tensor) -> None:
@@ -36,22 +36,22 @@ class Strategy(Protocol):
         ...
 
     def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the joined gradient down to an L2 norm; returns the norm before that."""
+        """Scale the joined gradient down to an L2 norm; returns the norm before scaling."""
         ...
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every process's values, in the order of processes."""
+        """Every process's values, in rank order."""
         ...
 
 
 class SingleProcess:
-    """Plain torch."""
+    """A single process with plain torch."""
 
     num_processes = 1
     rank = 0
 
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """There is nothing to join."""
+        """Do nothing, because there is nothing to join."""
         del is_last
         return nullcontext()
 
@@ -60,11 +60,11 @@ class SingleProcess:
         torch.autograd.backward(loss)
 
     def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the gradient down to an L2 norm; returns the norm before that."""
+        """Scale the gradient down to an L2 norm; returns the norm before scaling."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Those of this process."""
+        """The values of this process."""
         return [list(values)]
 
 

@@ -1,6 +1,6 @@
-"""The policy part of the loss, token by token: one function for each kind of loss.
+"""Compute the policy part of the loss per token, with one function for each kind of loss.
 
-N sequences of T tokens. r is the token ratio exp(log_prob - old_log_prob), s the sequence ratio
+N sequences have T tokens. r is the token ratio exp(log_prob - old_log_prob), s the sequence ratio
 exp(mean over tokens of log r), A the advantage of the sequence. While the policy is the one that
 sampled, r and s are 1, and all kinds have the same gradient, that of -A log_prob.
 """
@@ -19,11 +19,11 @@ class Surrogate:
     """The policy part of the loss.
 
     Attributes:
-        loss: To be minimised, of each token; carries the gradient. A kind whose ratio is that of
-            the sequence has the same loss at all tokens of a sequence.
+        loss: Loss of each token, to be minimised; carries the gradient. A kind with a sequence
+            ratio has the same loss at all tokens of a sequence.
         ratio: Token ratio, > 0; without gradient.
-        is_clipped: True where a bound acts: the token has no gradient (`cispo`: a weight at its
-            cap). None where the kind has no bound.
+        is_clipped: True where a bound acts, so that the token has no gradient (in `cispo`: where
+            its weight is capped). None for kinds without a bound.
     """
 
     loss: Float32[Tensor, "N T"]
@@ -40,25 +40,25 @@ def clipped_surrogate(
     clip_high: float,
     ratio_cap: float | None = None,
 ) -> Surrogate:
-    """The clipped objective of PPO, as a loss.
+    """PPO's clipped objective, as a loss.
 
     loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_prob - old_log_prob).
-    The bound acts where the ratio has already moved in the advantage's direction: above for
-    A > 0, below for A < 0. On the other side the token keeps its gradient and is brought back.
-    With `ratio_cap` the first r is min(r, ratio_cap): for A < 0 a token whose ratio rose beyond it
-    has no gradient either, which without the cap grows with the ratio.
+    The bound acts where the ratio has already moved in the advantage's direction: above for A > 0,
+    below for A < 0. On the other side the token keeps its gradient and is moved back. With
+    `ratio_cap` the first r is min(r, ratio_cap): for A < 0, a token whose ratio rose above the cap
+    has no gradient either; without the cap, its gradient grows with the ratio.
 
     Source: PPO (arXiv 1707.06347), equation 7; separate bounds: DAPO (arXiv 2503.14476),
     section 3.1; the cap: INTELLECT-2 (arXiv 2505.07291), section 3.4; one advantage for all tokens
     of an image: DeepSeekMath (arXiv 2402.03300).
 
     Args:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        advantages: One a sequence.
+        log_probs: Log-probs under the policy being trained, with gradient.
+        old_log_probs: Log-probs as sampled.
+        advantages: One per sequence.
         clip_low: The ratio is clipped below 1 - clip_low, in (0, 1).
         clip_high: The ratio is clipped above 1 + clip_high, > 0.
-        ratio_cap: Above 1 + clip_high; None for none.
+        ratio_cap: Cap of the ratio for A < 0, above 1 + clip_high; None: no cap.
     """
     ratio = torch.exp(log_probs - old_log_probs.detach())
     clipped = _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_cap)
@@ -75,22 +75,22 @@ def sequence_surrogate(
     ratio_cap: float | None = None,
     token_weights: Float32[Tensor, "N T"] | None = None,
 ) -> Surrogate:
-    """`clipped_surrogate` with the sequence ratio s in the place of each token's.
+    """Like `clipped_surrogate`, with the sequence ratio s instead of each token's ratio.
 
-    An image is clipped whole. Between images log s has a standard deviation of 0.002 to 0.03 in the
-    later updates of a rollout of the embedded model (`ratio/sequence_std`), so 0.02 to 0.03 is the
-    scale of the bounds; the 3e-4 that is usual for text clips nearly every image.
+    Each image is clipped as a whole. In later updates of a rollout of the embedded model, log s has
+    a standard deviation of 0.002 to 0.03 between images (`ratio/sequence_std`), so bounds should be
+    about 0.02 to 0.03; the 3e-4 that is usual for text clips nearly every image.
 
     Source: GSPO (arXiv 2507.18071), equations 5 to 7.
 
     Args:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        advantages: One a sequence.
+        log_probs: Log-probs under the policy being trained, with gradient.
+        old_log_probs: Log-probs as sampled.
+        advantages: One per sequence.
         clip_low: As in `clipped_surrogate`.
-        clip_high: As there.
-        ratio_cap: As there.
-        token_weights: Of each token in the mean of log r, 1 on average; None: all 1.
+        clip_high: As in `clipped_surrogate`.
+        ratio_cap: As in `clipped_surrogate`.
+        token_weights: Weight of each token in the mean of log r, 1 on average; None: all 1.
     """
     log_ratio = log_probs - old_log_probs.detach()
     ratio = torch.exp(_weighted(log_ratio, token_weights).mean(dim=1, keepdim=True))
@@ -109,17 +109,17 @@ def cispo_surrogate(
     *,
     ratio_cap: float,
 ) -> Surrogate:
-    """The policy gradient with a capped importance weight: -min(r, ratio_cap) A log_prob.
+    """Policy gradient with a capped importance weight: -min(r, ratio_cap) A log_prob.
 
-    The weight has no gradient, so every token keeps its own, however far its ratio went.
+    The weight has no gradient, so every token keeps its own, however large its ratio.
 
-    Source: CISPO in MiniMax-M1 (arXiv 2506.13585), equations 4 and 5; the cap is that of the ratio
-    itself, as TRL's `epsilon_high` is, where verl's is 1 + its bound.
+    Source: CISPO in MiniMax-M1 (arXiv 2506.13585), equations 4 and 5. The cap applies to the ratio
+        itself, like TRL's `epsilon_high`; verl's cap is 1 + its bound.
 
     Args:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        advantages: One a sequence.
+        log_probs: Log-probs under the policy being trained, with gradient.
+        old_log_probs: Log-probs as sampled.
+        advantages: One per sequence.
         ratio_cap: Largest weight, >= 1.
     """
     ratio = torch.exp(log_probs.detach() - old_log_probs.detach())
@@ -135,19 +135,19 @@ def sapo_surrogate(
     tau_positive: float,
     tau_negative: float,
 ) -> Surrogate:
-    """A soft gate in the place of the clip: -A sigmoid(tau (r - 1)) 4 / tau.
+    """Soft gate instead of the clip: -A sigmoid(tau (r - 1)) 4 / tau.
 
-    The slope falls smoothly on both sides of r = 1, the faster the larger tau; it is that of -A r
-    at r = 1.
+    The slope decreases smoothly on both sides of r = 1, faster with larger tau; at r = 1 it equals
+    that of -A r.
 
     Source: SAPO (arXiv 2511.20347), equations 5 and 6.
 
     Args:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        advantages: One a sequence.
-        tau_positive: Where A > 0, > 0.
-        tau_negative: Where A <= 0, > 0.
+        log_probs: Log-probs under the policy being trained, with gradient.
+        old_log_probs: Log-probs as sampled.
+        advantages: One per sequence.
+        tau_positive: tau for A > 0, > 0.
+        tau_negative: tau for A <= 0, > 0.
     """
     ratio = torch.exp(log_probs - old_log_probs.detach())
     weight = advantages[:, None]
@@ -164,19 +164,19 @@ def gmpo_surrogate(
     log_clip: float,
     token_weights: Float32[Tensor, "N T"] | None = None,
 ) -> Surrogate:
-    """The geometric mean of clipped token ratios: -A exp(mean over tokens of l).
+    """Geometric mean of clipped token ratios: -A exp(mean over tokens of l).
 
-    l = sgn(A) min(sgn(A) log r, sgn(A) clip(log r, -log_clip, log_clip)): single outliers move the
-    geometric mean less than the arithmetic one, so that the bound can be wide.
+    l = sgn(A) min(sgn(A) log r, sgn(A) clip(log r, -log_clip, log_clip)). Single outliers move the
+    geometric mean less than the arithmetic one, so the bound can be wide.
 
-    Source: GMPO (arXiv 2507.20673), equation 4, with its bounds of (e^-0.4, e^0.4).
+    Source: GMPO (arXiv 2507.20673), equation 4, with its bounds (e^-0.4, e^0.4).
 
     Args:
-        log_probs: Of the policy being trained, with gradient.
-        old_log_probs: As sampled.
-        advantages: One a sequence.
-        log_clip: Bound of |log r|, > 0.
-        token_weights: Of each token in the mean, 1 on average; None: all 1.
+        log_probs: Log-probs under the policy being trained, with gradient.
+        old_log_probs: Log-probs as sampled.
+        advantages: One per sequence.
+        log_clip: Bound on |log r|, > 0.
+        token_weights: Weight of each token in the mean, 1 on average; None: all 1.
     """
     log_ratio = log_probs - old_log_probs.detach()
     weight = advantages[:, None]

@@ -1,4 +1,4 @@
-"""The optimizer updates of one rollout, for any policy that can replay its tokens."""
+"""Run the optimizer updates of one rollout, for any policy that can replay its tokens."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ from glm_grpo.types import (
 
 @dataclass(frozen=True)
 class Replay:
-    """The policy's present view of tokens that were sampled before.
+    """The policy's current scores of tokens that were sampled before.
 
     Attributes:
-        log_probs: Natural logarithm, of the distribution the tokens were drawn from; with gradient.
-        entropy: Of that distribution at each token, nats; with gradient where the policy was built
-            to give it one.
-        outside_codebook: The probability of all tokens that are not part of a picture, which
-            sampling and replay leave out, in [0, 1).
-        num_preview: Tokens of the preview, the first of each sequence; 0 where there is none.
+        log_probs: Log-probabilities (natural) under the distribution the tokens were drawn from;
+            with gradient.
+        entropy: Entropy of that distribution at each token, nats; with gradient if the policy was
+            built to provide one.
+        outside_codebook: Total probability of tokens that are not part of an image, which sampling
+            and replay exclude, in [0, 1).
+        num_preview: Number of preview tokens at the start of each sequence; 0 if there is no
+            preview.
     """
 
     log_probs: Float32[Tensor, "N T"]
@@ -47,7 +49,7 @@ class Replay:
 
 @runtime_checkable
 class PolicyForUpdate(Protocol):
-    """What an update needs of a policy. Rows index the flattened P * G axis."""
+    """What an update needs from a policy. Rows index the flattened P * G axis."""
 
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         """Score the tokens of these rows, with gradient."""
@@ -60,7 +62,7 @@ class PolicyForUpdate(Protocol):
         ...
 
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
-        """The parameters the optimizer moves, whose gradient is clipped."""
+        """Parameters that the optimizer updates, and whose gradient is clipped."""
         ...
 
 
@@ -75,16 +77,15 @@ class LearningRateSchedule(Protocol):
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """How one rollout is trained on.
+    """How to train on one rollout.
 
     Attributes:
-        loss: What is minimised.
-        max_grad_norm: L2 norm the gradient is clipped to, > 0; None for no clipping.
+        loss: Loss to minimise.
+        max_grad_norm: L2 norm to which the gradient is clipped, > 0; None: no clipping.
         micro_batch_size: Sequences replayed at once, >= 1; changes memory, not the gradient.
         updates_per_rollout: Passes over the same tokens, >= 1.
-        minibatches_per_rollout: Optimizer updates of a pass, each on a part of the prompts, >= 1.
-        is_skipping_flat: Whether sequences of advantage 0 are left out where nothing else weighs
-            them.
+        minibatches_per_rollout: Optimizer updates per pass, each on part of the prompts, >= 1.
+        is_skipping_flat: Whether to skip sequences with advantage 0 if nothing else weighs them.
     """
 
     loss: Loss
@@ -97,12 +98,12 @@ class UpdateSettings:
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """One optimizer update.
+    """Report of one optimizer update.
 
     Attributes:
-        metrics: By the name they are stored under: those of the loss, averaged over all tokens,
-            and of the policy and the optimizer.
-        is_skipped: Loss or gradient were not finite, and no weight changed.
+        metrics: Metrics by the name they are stored under: those of the loss, averaged over all
+            tokens, of the policy, and of the optimizer.
+        is_skipped: Whether loss or gradient was not finite, so that no weight changed.
     """
 
     metrics: Mapping[str, float]
@@ -114,15 +115,15 @@ class _MicroBatch:
     """Some rows of the experience.
 
     Attributes:
-        rows: Into the flattened P * G axis.
-        old_log_probs: As sampled.
-        advantages: Of the rows.
-        reference_log_probs: None where nothing weighs them.
-        correction: None where the policy that sampled is the one that the updates begin with.
-        share: Part of the tokens of the minibatch, over all processes; 0 for a row that stands in
-            where this process has fewer micro-batches than another, since all must call the model
-            equally often.
-        replayed_share: Part of those that are replayed, which `share` is too where none is skipped.
+        rows: Indices into the flattened P * G axis.
+        old_log_probs: Log-probs as sampled.
+        advantages: Advantages of the rows.
+        reference_log_probs: Log-probs under the reference; None if nothing weighs them.
+        correction: Off-policy correction; None if the updates begin with the policy that sampled.
+        share: Fraction of the minibatch's tokens, over all processes; 0 for a dummy row where this
+            process has fewer micro-batches than another, because all must call the model equally
+            often.
+        replayed_share: Fraction of the replayed tokens; equals `share` if none is skipped.
     """
 
     rows: Int64[Tensor, " N"]
@@ -136,12 +137,12 @@ class _MicroBatch:
 
 @dataclass(frozen=True)
 class _ExamplePass:
-    """Some of the examples.
+    """Some of the target examples.
 
     Attributes:
-        rows: Into the prompts of the examples.
-        share: Part of the tokens of all examples in the minibatch, over all processes; 0 for a row
-            that stands in, see `_MicroBatch`.
+        rows: Indices into the prompts of the examples.
+        share: Fraction of the tokens of all examples in the minibatch, over all processes; 0 for a
+            dummy row, see `_MicroBatch`.
     """
 
     rows: Int64[Tensor, " N"]
@@ -163,50 +164,50 @@ def update_policy(
     A minibatch has every k-th prompt of the batch, counted over all processes, with k =
     `minibatches_per_rollout`; with 1 it is the whole batch. Discarded groups are excluded. Every
     update replays its sequences in micro-batches whose accumulated gradient is that of the whole
-    minibatch. Ratios are always to the log-probs as sampled, or where the policy has moved on since
-    then to those of the experience's correction. Reference log-probs are those of the experience,
-    else computed once, before the first update, and not at all when the loss has no KL to the
-    reference.
+    minibatch. Ratios are relative to the sampled log-probs or, if the policy has changed since
+    sampling, to the proximal log-probs of the experience's correction. Reference log-probs come
+    from the experience; otherwise they are computed once, before the first update, and only if the
+    loss has a KL to the reference.
 
-    The optimizer does not step, and no weight changes, when
+    The optimizer does not step, and no weight changes, if
 
-    - the loss or the gradient norm is not finite: the report says `is_skipped` and keeps the
-      values as they are;
-    - there is nothing to learn: the gradient is exactly zero, as it is when all advantages are 0
-      and no KL term is weighted; or it is zero but for rounding, because all advantages are 0 and
-      every KL term is to the policy itself. Momentum and weight decay would move weights on no
-      evidence, and Adam scales a gradient of rounding errors up to full steps. This is no failure,
-      so `is_skipped` is False. It is decided on what all processes know: one flat batch among
-      several must not part them.
+    - the loss or the gradient norm is not finite: the report sets `is_skipped` and keeps the
+      values;
+    - there is nothing to learn: the gradient is exactly zero, as when all advantages are 0 and no
+      KL term has a weight; or it is zero except for rounding, because all advantages are 0 and
+      every KL term is to the policy itself. Momentum and weight decay would change weights without
+      evidence, and Adam scales a gradient of rounding errors up to full steps. This is not a
+      failure, so `is_skipped` is False. The decision uses values that all processes know, because
+      one flat batch among several must not make them diverge.
 
-    With `is_skipping_flat`, and a loss that weighs nothing but advantages, sequences of advantage 0
-    are not replayed. The gradient is the same, to the bit where `micro_batch_size` divides the
-    group size; figures of replay (ratios, entropy, ...) are then of the sequences replayed.
+    With `is_skipping_flat` and a loss that weighs only advantages, sequences with advantage 0 are
+    not replayed. The gradient is the same, bitwise if `micro_batch_size` divides the group size;
+    replay metrics (ratios, entropy, ...) then cover only the replayed sequences.
 
-    Processes that train together each bring a part of the batch, of at least one sequence: losses
+    Processes that train together each contribute part of the batch, at least one sequence: losses
     are weighted by the number of all sequences, and every process returns the same reports.
 
     With an anchor, `weight` times the mean cross-entropy of its tokens is added to the loss of each
-    minibatch that has prompts of it. That is of the policy's distribution at the temperature of
-    sampling, without truncation.
+    minibatch that contains its prompts. The cross-entropy is under the policy's distribution at the
+    sampling temperature, without truncation.
 
-    The schedule advances in any case: the learning rate is a function of how many updates were
-    asked for, and runs that differ in a skipped update stay comparable.
+    The schedule always advances: the learning rate is a function of the number of requested
+    updates, so that runs that differ in a skipped update stay comparable.
 
     Args:
-        policy: Replays tokens; see `PolicyForUpdate`.
-        optimizer: Over the policy's trainable parameters.
-        schedule: Of the learning rate, advanced once an update.
+        policy: Policy that replays tokens; see `PolicyForUpdate`.
+        optimizer: Optimizer over the policy's trainable parameters.
+        schedule: Learning-rate schedule, advanced once per update.
         experience: One batch with its rollout and advantages.
         settings: Plain values.
         strategy: Joins the processes that train together.
-        anchor: Examples to learn from besides; all processes have one, or none has.
-        count: Told of every micro-batch of tokens that were sampled.
+        anchor: Additional examples to learn from; all processes have one, or none has.
+        count: Called after every micro-batch of sampled tokens.
 
     Returns:
-        One report an update; `kl/reference` is NaN where no reference was run.
-        `policy/replay_gap` is that of the first update, before any step: it measures replay against
-        sampling, not learning; NaN where the policy has moved on since it sampled.
+        One report per update; `kl/reference` is NaN if no reference was run. `policy/replay_gap` is
+        the first update's, before any step, so that it compares replay with sampling and excludes
+        learning; NaN if the policy has changed since it sampled.
     """
     minibatches = [
         _micro_batches(policy, experience, rows, settings, strategy)
@@ -275,18 +276,18 @@ def update_on_examples(
     *,
     num_prompts: int,
 ) -> list[UpdateReport]:
-    """Learn from token grids alone: supervised fine-tuning, by their mean cross-entropy.
+    """Learn only from token grids: supervised fine-tuning by their mean cross-entropy.
 
-    Passes, minibatches, micro-batches and the schedule are those of `update_policy`; so is the rule
-    of when the optimizer does not step. The cross-entropy is that of the policy's distribution at
-    the temperature of sampling, without truncation.
+    Passes, minibatches, micro-batches, the schedule and the conditions for an optimizer step are
+    those of `update_policy`. The cross-entropy is under the policy's distribution at the sampling
+    temperature, without truncation.
 
     Args:
-        settings: `loss` and `is_skipping_flat` are not read.
-        num_prompts: Of the batch of this process, with those that are no examples.
+        settings: `loss` and `is_skipping_flat` are ignored.
+        num_prompts: Number of prompts in this process's batch, including those without an example.
 
     Returns:
-        One report an update; figures are NaN, and the loss 0, where a minibatch has no example.
+        One report per update; metrics are NaN, and the loss 0, if a minibatch has no example.
     """
     reports = []
     for passes in (
@@ -310,11 +311,11 @@ _LEARNED_AS = {
     "entropy": "policy/entropy",
     "outside_codebook": "policy/outside_codebook",
 }
-"""Metric by what `_learn_examples` measures."""
+"""Names of metrics by the key that `_learn_examples` returns."""
 
 
 def _clip_gradient(policy: PolicyForUpdate, settings: UpdateSettings, strategy: Strategy) -> float:
-    """Scale the gradient down to the largest norm allowed; its norm before."""
+    """Scale the gradient down to the largest allowed norm; returns the norm before."""
     max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
     return strategy.clip_gradient(policy.trainable_parameters(), max_norm)
 
@@ -325,10 +326,10 @@ def _is_noise_alone(
     loss: Loss,
     strategy: Strategy,
 ) -> bool:
-    """Whether rounding is all there is in the gradient of a policy that has not moved.
+    """Whether the gradient of an unchanged policy consists only of rounding errors.
 
-    Log-probs that are read with and without gradient, or in other blocks of rows, differ in their
-    last bits, and so a KL to the policy itself has a gradient that is not exactly 0.
+    Log-probs computed with and without gradient, or in other blocks of rows, differ in their last
+    bits. A KL to the policy itself therefore has a gradient that is not exactly 0.
     """
     is_varied = any(bool((each.advantages != 0).any()) for each in micro_batches if each.share > 0)
     if any(others for (others,) in strategy.gather([float(is_varied)])):
@@ -361,13 +362,13 @@ def _take_step(
 def _minibatch_rows(
     experience: Experience, parts: int, strategy: Strategy
 ) -> list[Int64[Tensor, " N"]]:
-    """The rows of each minibatch that this process has, perhaps none."""
+    """Rows of each minibatch in this process, possibly none."""
     group_size = experience.advantages.values.shape[1]
     trained = experience.trained_rows()
     rows = (trained[:, None] * group_size + torch.arange(group_size)).flatten()
     if parts == 1:
         return [rows]
-    # Every k-th of all processes' prompts: each process has its part of each minibatch.
+    # Every k-th prompt over all processes: each process has its part of each minibatch.
     count = [float(len(trained))]
     before = sum(int(others) for (others,) in strategy.gather(count)[: strategy.rank])
     prompts = torch.arange(len(trained)).repeat_interleave(group_size) + before
@@ -377,7 +378,7 @@ def _minibatch_rows(
 def _example_passes(
     examples: Examples, num_prompts: int, settings: UpdateSettings, strategy: Strategy
 ) -> list[list[_ExamplePass]]:
-    """The passes over the examples of each minibatch: as many as in each of the other processes."""
+    """Passes over the examples of each minibatch: as many as in each of the other processes."""
     parts = settings.minibatches_per_rollout
     before = sum(int(count) for (count,) in strategy.gather([float(num_prompts)])[: strategy.rank])
     passes = []
@@ -402,7 +403,7 @@ def _learn_examples(
     """Accumulate the gradient of the examples of a minibatch.
 
     Returns:
-        Means over their tokens, in nats, of all processes; NaN where there is none.
+        Means over their tokens in all processes, in nats; NaN if there are none.
     """
     parts = []
     for index, each in enumerate(passes):
@@ -418,7 +419,7 @@ def _learn_examples(
 def _score_examples(
     policy: PolicyForUpdate, examples: Examples, some: _ExamplePass, strategy: Strategy
 ) -> dict[str, float]:
-    """Accumulate the gradient of some examples; their part of the means."""
+    """Accumulate the gradient of some examples; returns their share of the means."""
     rollout = Rollout(
         token_ids=examples.token_ids.unsqueeze(1),
         log_probs=torch.zeros(len(examples.token_ids), 1, examples.token_ids.shape[1]),
@@ -431,7 +432,7 @@ def _score_examples(
     nats = -replay.log_probs.detach()
     means = {
         "cross_entropy": nats,
-        # NaN of what is generated without a preview, as edits are.
+        # NaN for images that are generated without a preview, such as edits.
         "cross_entropy/preview": nats[:, : replay.num_preview],
         "cross_entropy/target": nats[:, replay.num_preview :],
         "entropy": replay.entropy.detach(),
@@ -447,7 +448,7 @@ def _micro_batches(
     settings: UpdateSettings,
     strategy: Strategy,
 ) -> list[_MicroBatch]:
-    """The passes over some rows of this process: as many as each of the others makes."""
+    """Passes over some rows of this process: as many as in each of the others."""
     advantages = experience.advantages.values.flatten()
     replayed = rows
     if settings.is_skipping_flat and settings.loss.weighs_advantages_alone:
@@ -456,7 +457,7 @@ def _micro_batches(
     sizes = [[int(size) for size in each] for each in strategy.gather(own)]
     total, num_replayed = (sum(each) for each in zip(*sizes, strict=True))
     if num_replayed == 0:
-        # Everything is flat: one pass for the figures, whose gradient is zero.
+        # Everything is flat: one pass for the metrics, with a gradient of zero.
         replayed = rows[: settings.micro_batch_size]
         sizes = [[size, min(size, settings.micro_batch_size)] for size, _ in sizes]
         num_replayed = sum(size for _, size in sizes)
@@ -488,7 +489,7 @@ def _micro_batch(
     replayed_share: float,
 ) -> _MicroBatch:
     reference_log_probs = None
-    # Of a KL in the reward they are at hand, and are measured.
+    # With the KL in the reward they are available, and are measured.
     if loss.kl_coef_in_loss != 0 or experience.reference_log_probs is not None:
         with torch.no_grad():
             reference_log_probs = _reference_log_probs(policy, experience, rows)
@@ -538,11 +539,11 @@ def _score(
     settings: Loss,
     strategy: Strategy,
 ) -> dict[str, float]:
-    """Replay, take the loss, accumulate its gradient; drop the graph before the next one.
+    """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
 
     Returns:
-        Metrics, weighted by the micro-batch's part of the tokens: of the loss by that of all
-        tokens, of the others by that of those replayed.
+        Metrics weighted by the micro-batch's share of the tokens: loss metrics by its share of all
+        tokens, the others by its share of the replayed tokens.
     """
     replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     device = replay.log_probs.device
@@ -558,7 +559,7 @@ def _score(
         num_preview=replay.num_preview,
     )
     loss = grpo_loss(inputs, settings)
-    # Gradients are averaged over the processes, while shares add up to 1 over all of them.
+    # Gradients are averaged over the processes, but shares add up to 1 over all of them.
     strategy.backward(loss.total * (micro_batch.share * strategy.num_processes))
     log_probs = replay.log_probs.detach()
     metrics = {
@@ -577,7 +578,7 @@ def _score(
 
 
 def _refuse_other_metrics(metrics: Mapping[str, float], names: Sequence[str]) -> None:
-    """A custom loss chooses its own; a mean over the step is of what every call reports."""
+    """Refuse varying metrics of a custom loss: a mean over the step needs them in every call."""
     for name in sorted({*metrics} ^ {*names}):
         raise ConfigError(
             f"loss.function: metric {name!r} was not reported by every call of a step; report the "
@@ -589,7 +590,7 @@ _SHOWN_BY_STAGE = ("policy/entropy", "ratio/clip_fraction", "kl/reference_tokens
 
 
 def _by_stage(metrics: Mapping[str, Tensor], num_preview: int) -> dict[str, Tensor]:
-    """Of the tokens of preview and target, for images that have both."""
+    """Split token metrics into preview and target, for images that have both."""
     found = {}
     for name in _SHOWN_BY_STAGE:
         tokens = metrics.get(name)
@@ -626,8 +627,8 @@ def _replay_gap(
     old_log_probs: Float32[Tensor, "N T"],
     correction: OffPolicyCorrection | None,
 ) -> Float32[Tensor, "N T"]:
-    # A policy that has moved on since it sampled differs for that reason, and says nothing of how
-    # well replay repeats sampling.
+    # A policy that has changed since it sampled differs for that reason, which says nothing about
+    # how well replay repeats sampling.
     if correction is not None:
         return torch.full_like(log_probs, torch.nan)
     return (log_probs - old_log_probs).abs()

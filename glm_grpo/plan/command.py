@@ -132,7 +132,7 @@ def plan_config(
     if memory is None:
         return
     if plan.peak <= memory:
-        yield f"it fits: {describe_bytes(memory - plan.peak)} to spare"
+        yield f"it fits: {describe_bytes(memory - plan.peak)} free"
         return
     raise ModelError(
         f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}, more than --memory "

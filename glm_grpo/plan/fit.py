@@ -149,7 +149,7 @@ class MemoryAdvice:
             return "no change of one key, nor all of them together, makes it fit"
         return (
             f"it fits with {' '.join(self.overrides)}: {describe_bytes(self.peak)}, "
-            f"{describe_bytes(memory - self.peak)} to spare"
+            f"{describe_bytes(memory - self.peak)} free"
         )
 
 
