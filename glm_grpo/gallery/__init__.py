@@ -1,4 +1,4 @@
-"""The gallery of a run: static pages that show its pictures, scores and curves, from its tables."""
+"""Gallery of a run: static pages with its pictures, scores and curves, made from its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's gallery and pictures as one file, to be sent to someone."""
+"""Pack a run's gallery and pictures into one file for sharing."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from glm_grpo.run.folder import RunFolder, storage_errors
 
 _PARTS = ("gallery", "images")
 _PICTURES = {".png", ".webp"}
-"""Compressed as they are."""
+"""Suffixes of files that are compressed already."""
 
 
 def write_archive(folder: RunFolder, path: Path) -> None:
-    """Write a zip of `gallery/` and `images/`, in a folder of the run's name, whole or not at all.
+    """Write a zip of `gallery/` and `images/` atomically, in a folder with the run's name.
 
     Args:
-        folder: The run, its gallery written.
-        path: Of the zip; its parent folders are made, an earlier file is replaced.
+        folder: Run folder with its gallery.
+        path: Path of the zip; parent folders are created, an earlier file is replaced.
 
     Raises:
-        StorageError: A file cannot be read, or the disk is full, read-only or otherwise refuses.
+        StorageError: A file cannot be read, or writing failed, for instance on a full or read-only
+            disk.
     """
-    # A name that is no UTF-8 has no form in a zip.
+    # A zip cannot store names that are not UTF-8.
     top = folder.path.resolve().name.encode("utf-8", "replace").decode()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
-                # Times before 1980 have no form in a zip either.
+                # A zip cannot store times before 1980 either.
                 with zipfile.ZipFile(file, "w", strict_timestamps=False) as archive:
                     for source in _files(folder, without=path.resolve()):
                         name = source.relative_to(folder.path).as_posix()
@@ -50,9 +51,9 @@ def write_archive(folder: RunFolder, path: Path) -> None:
 
 
 def _files(folder: RunFolder, *, without: Path) -> Iterator[Path]:
-    """All files to be packed; not those that are half written, and not an earlier archive.
+    """All files to pack, without half-written files and earlier archives.
 
-    What a link leads to is packed only where it lies in the same folder.
+    The target of a link is packed only if it is in the same folder.
     """
     for part in _PARTS:
         top = (folder.path / part).resolve()

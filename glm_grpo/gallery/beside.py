@@ -1,8 +1,8 @@
-"""Other runs in a gallery: the held-out pictures of their newest evaluations, beside the run's own.
+"""Show other runs in a gallery: held-out pictures of their newest evaluations, for comparison.
 
-They are kept in `gallery/beside/`, a folder a run, as they were when they were asked for. So a
-gallery that is sent, served or opened from disk reaches no other folder, and an update by a run
-that goes on leaves them where they are.
+They are copied to `gallery/beside/`, one folder per run, at the time of the request. A gallery that
+is sent, served or opened from disk therefore needs no other folder, and updates by a running run
+leave them unchanged.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _LIST = "runs.json"
 
 
 class ShownRun(BaseModel):
-    """Another run as the page shows it.
+    """Another run as shown on the page.
 
     Attributes:
-        name: What to call it.
-        step: Of its newest evaluation.
-        alike: Terms whose scores compare with those of the run itself.
-        is_weighed_alike: Whether its totals follow from the weights of the run itself; if not they
-            are as it stored them, and do not compare.
-        problem: What is not shown, and the remedy.
+        name: Name to show.
+        step: Step of its newest evaluation.
+        alike: Terms whose scores are comparable with those of the main run.
+        is_weighed_alike: Whether its totals use the weights of the main run; if not, they are as
+            stored and not comparable.
+        problem: What cannot be shown, and the remedy.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,13 +57,13 @@ class _ShownRuns(RootModel[tuple[ShownRun, ...]]):
 
 @dataclass(frozen=True)
 class OtherRun:
-    """Another run that is to be shown.
+    """Another run to show.
 
     Attributes:
-        folder: Where its pictures are.
-        groups: Prompts that the run itself has too, as its data files hold them; `images` are below
-            `images/` of `folder`, targets and sources those of the run itself.
-        shown: What the page says of it.
+        folder: Folder of its pictures.
+        groups: Prompts that the main run has too, in the form of its data files; `images` are
+            relative to `images/` of `folder`, targets and sources are those of the main run.
+        shown: What the page shows about it.
     """
 
     folder: RunFolder
@@ -72,12 +72,12 @@ class OtherRun:
 
 
 def data_key(number: int) -> str:
-    """Key of the data file of another run, which are counted from 1."""
+    """Key of the data file of another run; numbers start at 1."""
     return f"{_FOLDER}-{number}"
 
 
 def read_beside(folder: RunFolder) -> tuple[ShownRun, ...]:
-    """The other runs that a gallery shows, in order; none without any.
+    """Other runs that a gallery shows, in order; may be empty.
 
     Raises:
         StorageError: The list is damaged, or cannot be read.
@@ -91,24 +91,24 @@ def read_beside(folder: RunFolder) -> tuple[ShownRun, ...]:
 
 
 def list_path(folder: RunFolder) -> Path:
-    """Where the other runs that a gallery shows are listed."""
+    """Path of the list of other runs that a gallery shows."""
     return folder.path / f"gallery/{_FOLDER}/{_LIST}"
 
 
 def keep_beside(folder: RunFolder, others: Sequence[OtherRun]) -> dict[str, dict[str, Any]]:
-    """Keep pictures of other runs in a gallery, instead of any that were kept there.
+    """Copy pictures of other runs into a gallery, replacing any earlier ones.
 
-    A picture that is missing or damaged is left out, and said to be missing on the page.
+    A missing or damaged picture is left out, and the page shows that it is missing.
 
     Args:
-        folder: The run whose gallery it is.
-        others: In the order of their columns; may be empty.
+        folder: Run whose gallery it is.
+        others: Runs in the order of their columns; may be empty.
 
     Returns:
-        What the data file of each run holds, by its key.
+        Contents of each run's data file, by its key.
 
     Raises:
-        StorageError: The disk is full, read-only or otherwise refuses.
+        StorageError: Writing failed, for instance on a full or read-only disk.
     """
     directory = folder.path / f"gallery/{_FOLDER}"
     if not others:
@@ -133,22 +133,22 @@ def _placed(group: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _take(source: Path, target: Path) -> None:
-    """Put a picture and its thumbnail into a gallery."""
+    """Copy a picture and its thumbnail into a gallery."""
     thumbnail = shrink(source)
     if thumbnail is None:
         return
     if target.exists():
-        # Named twice by a table, or as the thumbnail of another.
+        # A table names it twice, or it is the thumbnail of another picture.
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     stored = os.path.realpath(source)
     try:
-        # No second copy on the disk. A stored picture is replaced, never written to.
+        # A link saves disk space. It is safe because stored pictures are replaced, never modified.
         os.link(stored, target)
     except OSError:
-        # Of another disk, or one that knows no links.
+        # The other run is on another disk, or the disk has no hard links.
         shutil.copyfile(stored, target)
     small = target.with_suffix(".webp")
-    # Never written to: where a table names a .webp, this is the link to the other run's own file.
+    # Unlink before writing: if a table names a .webp, this is a link to the other run's file.
     small.unlink(missing_ok=True)
     small.write_bytes(thumbnail.content)

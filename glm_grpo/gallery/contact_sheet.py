@@ -1,4 +1,4 @@
-"""One picture of a run: targets, before and after training."""
+"""Draw one picture of a run: targets, and samples before and after training."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from glm_grpo.run.tables import SOURCES, evaluation_steps, read_evaluation
 _GAP = 4
 """White pixels between pictures."""
 _LETTERS = 16
-"""Pixels of the letters that name a row."""
+"""Font size in pixels of the row labels."""
 
 
 def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
-    """Writes a PNG: a column for each of the first held-out prompts, in their order.
+    """Write a PNG with a column for each of the first held-out prompts, in order.
 
-    Rows are sources and target (where the prompts have them), the first sample of the first
-    evaluation and the first sample of the last, drawn with the same seeds. Each is named at its
-    left.
+    The rows are sources and target (if the prompts have them), the first sample of the first
+    evaluation and the first sample of the last, drawn with the same seeds. Labels are at the left.
 
     Args:
-        folder: A run with at least one evaluation.
-        path: Of the PNG.
-        columns: Prompts shown at the most.
+        folder: Run folder with at least one evaluation.
+        path: Path of the PNG.
+        columns: Largest number of prompts to show.
 
     Raises:
         StorageError: There is no evaluation, a picture is missing, or the file cannot be written.
@@ -78,7 +77,7 @@ def _load(path: Path) -> np.ndarray:
 
 
 def _draw_labels(names: Sequence[str], *, height: int) -> np.ndarray:
-    """The names of the rows, one below the other."""
+    """Draw the labels of the rows, one below the other."""
     font = ImageFont.load_default(size=_LETTERS)
     width = _LETTERS + math.ceil(max(map(font.getlength, names)))
     drawn = Image.new("RGB", (width, height * len(names)), "white")

@@ -1,4 +1,4 @@
-"""Content of the pages of a run, as plain values: settings, steps, evaluations, pictures."""
+"""Contents of a run's pages as plain values: settings, steps, evaluations, pictures."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from rewards.terms.ocr import OcrConfig
 from rewards.terms.text_matching import plain_form
 
 Problem = dict[str, str]
-"""`where`: the file; `message`: what, and the remedy."""
+"""`where`: the file; `message`: the problem and its remedy."""
 
 
 def describe(error: GlmGrpoError, folder: RunFolder) -> str:
-    """The text of an error, paths relative to the run: a gallery that is sent names no machine."""
+    """Text of an error with paths relative to the run: a shared gallery names no machine."""
     return str(error).replace(f"{folder.path}/", "")
 
 
@@ -53,14 +53,14 @@ _OCR = "ocr"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the pages need to know besides what was recorded.
+    """What the pages need to know in addition to the records.
 
     Attributes:
         values: `reward`, `advantage`, `group_size`, `picture`, `steps_planned`, `is_sampled`,
             `canary_margin`, `label` and `config`, as in `run.js`.
-        readers: OCR terms by name, and whether case counts.
-        problems: Why something is missing.
-        eval_every: Steps from one evaluation to the next, where known.
+        readers: OCR terms by name, and whether they are case-sensitive.
+        problems: Reasons why something is missing.
+        eval_every: Steps between evaluations, if known.
     """
 
     values: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Settings:
 
 
 def read_settings(folder: RunFolder) -> Settings:
-    """The settings of a run; where its config cannot be read, what its tables tell."""
+    """Read the settings of a run; if its config cannot be read, infer them from its tables."""
     text = None
     try:
         text = read_config_text(folder)
@@ -108,7 +108,7 @@ def _from_config(config: Config, text: str) -> dict[str, Any]:
 
 
 def list_readers(config: Config) -> dict[str, bool]:
-    """The OCR terms by name, and whether case counts there."""
+    """OCR terms by name, and whether they are case-sensitive."""
     return {
         name: term.case_sensitive
         for name, term in config.reward.terms.items()
@@ -118,7 +118,7 @@ def list_readers(config: Config) -> dict[str, bool]:
 
 def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Settings:
     weighing = _first_weighing(folder)
-    # A term that is used once bears the name of its kind.
+    # A term that is used once has the name of its kind.
     terms = [
         _term(name, name, _decimal(weight), _decimal(weighing.std_floors[name]))
         for name, weight in weighing.weights.items()
@@ -143,7 +143,7 @@ def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Setti
 
 
 def _first_weighing(folder: RunFolder) -> Weighing:
-    """How the first table that can be read was weighted; no terms without one."""
+    """How the first readable table was weighted; without terms if there is none."""
     for directory in (folder.rollouts_dir, folder.evaluations_dir):
         for path in sorted(directory.glob("step-*.parquet")):
             try:
@@ -158,12 +158,12 @@ def _term(name: str, kind: str, weight: float, std_floor: float) -> dict[str, An
 
 
 def _decimal(value: float) -> float:
-    """The shortest decimal that gives a 32-bit number back, as it stood in the config."""
+    """Shortest decimal that restores a 32-bit number, as it was written in the config."""
     return float(str(np.float32(value)))
 
 
 Group = dict[str, Any]
-"""One prompt's pictures with all that was stored about them, as JSON has it."""
+"""One prompt's pictures with everything stored about them, as JSON values."""
 
 EVALUATION_COLUMNS = (
     *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
@@ -176,16 +176,16 @@ _NUMBERS = ("total", "penalty", "advantage")
 def read_groups(
     path: Path, columns: Sequence[str], readers: Mapping[str, bool]
 ) -> tuple[Group, ...]:
-    """The groups of a stored rollout or evaluation, in stored order.
+    """Read the groups of a stored rollout or evaluation, in stored order.
 
-    Numbers are the shortest decimals that give the stored 32-bit ones back.
+    Numbers become the shortest decimals that restore the stored 32-bit values.
 
     Args:
         columns: `ROLLOUT_COLUMNS` or `EVALUATION_COLUMNS`.
-        readers: Terms whose notes are what an OCR engine read, and whether case counts there.
+        readers: Terms whose notes are OCR readings, and whether they are case-sensitive.
 
     Raises:
-        StorageError: The table is missing or damaged, or this version did not write it.
+        StorageError: The table is missing, damaged, or written by another version.
     """
     table = read_table(path, columns)
     try:
@@ -215,7 +215,7 @@ def _groups(table: pyarrow.Table, readers: Mapping[str, bool]) -> Iterator[Group
 
 
 def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
-    """A group from the columns of its rows."""
+    """Build a group from the columns of its rows."""
     prompt_id, texts = columns["prompt_id"][0], columns["texts"][0]
     raw, notes = {}, {}
     for name, column in columns.items():
@@ -229,7 +229,7 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
         "prompt": columns["prompt"][0],
         "texts": texts,
         "target": None if columns["target"][0] is None else picture_name(columns["target"][0]),
-        # A string: numbers are exact up to 53 bits in JavaScript, and seeds have 64.
+        # A string, because JavaScript numbers are exact up to 53 bits, and seeds have 64.
         "decode_seed": str(columns["decode_seed"][0]),
         "images": [picture_name(name) for name in columns["image"]],
         "raw": raw,
@@ -251,15 +251,15 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
 
 
 def _floats(column: pyarrow.ChunkedArray) -> Float32[np.ndarray, " rows"]:
-    """A column of numbers; NaN where it has none."""
+    """Convert a column of numbers; NaN where values are missing."""
     return np.asarray(column.to_numpy(), dtype=np.float32)
 
 
 def _decimals(values: Float32[np.ndarray, " rows"]) -> list[float]:
-    """The shortest decimals that give 32-bit numbers back.
+    """Shortest decimals that restore 32-bit numbers.
 
     Raises:
-        ValueError: One is not finite.
+        ValueError: A number is not finite.
     """
     if not np.isfinite(values).all():
         raise ValueError("numbers are missing or not finite for some pictures of a prompt")
@@ -267,7 +267,7 @@ def _decimals(values: Float32[np.ndarray, " rows"]) -> list[float]:
 
 
 def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> Any:
-    """What a term said of a picture: the text, or for OCR terms its letters, right and wrong."""
+    """A term's note on a picture: the text, or for OCR terms its letters, marked right or wrong."""
     if is_case_sensitive is None:
         return note
     read = plain_form(note)
@@ -276,22 +276,22 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
 
 
 SCHEMA = 1
-"""Version of the data files, for the scripts that read them."""
+"""Version of the data files, for scripts that read them."""
 _CHUNK_STEPS = 10
 
 
 @dataclass(frozen=True)
 class Records:
-    """What a run has recorded, pictures and scores aside.
+    """Everything that a run has recorded, except pictures and scores.
 
     Attributes:
         folder: The run.
-        metrics: By step; step 0 is the evaluation before the first.
-        bands: Of the canaries; None without.
-        chunks: Key of a data file -> its steps in order, those with a rollout or metrics. Step 0
-            is in the first file and in no list.
-        evaluations: Policy steps, in order.
-        marks: Stars, rejections and notes, by path of the picture below `images/`.
+        metrics: Metrics by step; step 0 is the evaluation before the first step.
+        bands: Bands of the canaries; None if there are none.
+        chunks: Key of a data file -> its steps in order, those with a rollout or metrics. Step 0 is
+            in the first file and in no list.
+        evaluations: Policy steps with an evaluation, in order.
+        marks: Stars, rejections and notes, by path of the picture relative to `images/`.
         beside: Other runs that the gallery shows.
         problems: Files that could not be read.
     """
@@ -308,7 +308,7 @@ class Records:
 
 
 def read_records(folder: RunFolder) -> Records:
-    """Look through a run folder; what cannot be read there becomes a problem."""
+    """Read the records of a run folder; whatever cannot be read becomes a problem."""
     settings = read_settings(folder)
     problems = list(settings.problems)
     rows: dict[int, MetricsRow] = {}
@@ -350,26 +350,26 @@ def read_records(folder: RunFolder) -> Records:
 
 
 def chunk_key(step: int) -> str:
-    """Name of the data file that holds a step."""
+    """Name of the data file that contains a step."""
     first = max(step - 1, 0) // _CHUNK_STEPS * _CHUNK_STEPS + 1
     return f"steps-{first:06d}"
 
 
 def evaluation_key(step: int) -> str:
-    """Name of the data file of the evaluation made at a policy step."""
+    """Name of the data file of the evaluation at a policy step."""
     return f"evaluation-{step:06d}"
 
 
 _OVERVIEW = ("reward/mean", "reward/std", "eval/total", "canary/departures")
-"""Metrics of all steps that the first page shows before any other file is read."""
+"""Metrics of all steps that the first page shows before any other file is loaded."""
 
 
 def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, Any]:
-    """The run as a whole: its settings, its course, and which data files there are.
+    """Data of the whole run: its settings, its progress, and the list of data files.
 
     Args:
-        summary: Before and after, as of the last evaluation; may be empty. Rows with a figure that
-            is not finite are left out.
+        summary: Comparison of before and after for the last evaluation; may be empty. Rows with a
+            value that is not finite are left out.
     """
     return {
         "schema": SCHEMA,
@@ -398,13 +398,13 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
 
 
 def _is_finite(row: SummaryRow) -> bool:
-    """Whether a page can show it: JSON has no other numbers, and scores go as far as floats do."""
+    """Whether a page can show a row: JSON only has finite numbers, but scores may overflow."""
     figures = (row.before, row.after, row.difference, row.low, row.high)
     return all(math.isfinite(figure) for figure in figures)
 
 
 def _overview(records: Records) -> dict[str, Any]:
-    """Steps and columns of a few metrics; None where a step has none, or none that is finite."""
+    """Steps and columns of a few metrics; None where a value is missing or not finite."""
     metrics, bands = records.metrics, records.bands or {}
     of_evaluations = (f"canary/{name}" for name in bands if bands[name]["is_of_evaluations"])
     columns = {
@@ -416,9 +416,9 @@ def _overview(records: Records) -> dict[str, Any]:
 
 
 def steps_data(records: Records, key: str) -> dict[str, Any]:
-    """One chunk of steps: their metrics and their groups."""
+    """Data of one chunk of steps: their metrics and their groups."""
     folder = records.folder
-    # Of supervised fine-tuning there are no groups.
+    # Supervised fine-tuning has no groups.
     sampled = records.chunks[key] if records.settings.values["is_sampled"] else ()
     return {
         "metrics": [row for step, row in records.metrics.items() if chunk_key(step) == key],
@@ -429,13 +429,13 @@ def steps_data(records: Records, key: str) -> dict[str, Any]:
 
 
 def evaluation_data(records: Records, step: int) -> dict[str, Any]:
-    """One evaluation of the held-out prompts."""
+    """Data of one evaluation of the held-out prompts."""
     path = records.folder.evaluation_path(step)
     return _entry(records, step, path, EVALUATION_COLUMNS)
 
 
 def pictures_in(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Paths, relative to `images/`, of all pictures of steps or evaluations that could be read."""
+    """Paths, relative to `images/`, of all pictures in readable steps or evaluations."""
     for entry in entries:
         yield from pictures_of(entry.get("groups", ()))
 

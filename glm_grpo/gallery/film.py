@@ -1,4 +1,4 @@
-"""One prompt through all steps of a run, as an animated GIF or WebP."""
+"""Animate one prompt through the steps of a run, as a GIF or WebP."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from glm_grpo.run.folder import RunFolder, read_picture, write_atomically
 from glm_grpo.run.tables import evaluation_steps, read_evaluation, read_table, stored_steps
 
 _SMALLEST, _LARGEST = 384, 768
-"""Pixels of the longer side of a picture: smaller ones are enlarged by a whole number, larger ones
-shrunk."""
+"""Range in pixels of the longer side of a picture: smaller ones are enlarged by a whole factor,
+larger ones are shrunk."""
 _FRAME_MS, _LAST_MS = 700, 2500
-"""Milliseconds that a picture, and the last one, is seen."""
+"""Milliseconds for which each picture, and the last one, is shown."""
 _CAPTION_HEIGHT = 36
 _COLUMNS = ("step", "prompt_id", "sample", "total", "image")
 _NAMED = 8
-"""Prompts that an error names at the most."""
+"""Largest number of prompts that an error names."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Frame:
     """One picture of a film.
 
     Attributes:
-        step: Of the policy that made it.
+        step: Step of the policy that made it.
         total: Its total reward.
         image: Path relative to the run folder.
     """
@@ -40,15 +40,17 @@ class Frame:
 
 
 def write_film(folder: RunFolder, path: Path, *, prompt_id: str | None = None) -> None:
-    """Write a prompt's pictures through the steps as an animation that goes on for ever.
+    """Write a prompt's pictures through the steps as an endless animation.
 
-    Of a held-out prompt that is its first sample in every evaluation, drawn with the same seeds; of
-    a training prompt the sample with the highest total in every step that has the prompt.
+    For a held-out prompt, these are its first samples in every evaluation, drawn with the same
+    seeds; for a training prompt, the samples with the highest total in every step that has the
+    prompt.
 
     Args:
-        folder: The run.
-        path: Ends in `.gif` or `.webp`, which says what is written; an earlier file is replaced.
-        prompt_id: Of a held-out prompt, or of a training prompt; the first held-out one without.
+        folder: Run folder.
+        path: Path ending in `.gif` or `.webp`, which selects the format; an earlier file is
+            replaced.
+        prompt_id: Id of a held-out or training prompt; None: the first held-out prompt.
 
     Raises:
         ConfigError: The run has no such prompt.
@@ -69,7 +71,7 @@ def write_film(folder: RunFolder, path: Path, *, prompt_id: str | None = None) -
 
 
 def find_frames(folder: RunFolder, prompt_id: str | None) -> list[Frame]:
-    """The pictures of a prompt in the order of their steps, see `write_film`.
+    """Find the pictures of a prompt in step order, see `write_film`.
 
     Raises:
         ConfigError: The run has no such prompt.
@@ -99,7 +101,7 @@ def _explain(prompt_id: str | None, held_out: list[str]) -> str:
 
 
 def _held_out(folder: RunFolder) -> Iterator[tuple[str, Frame]]:
-    """The first sample of every prompt in every evaluation."""
+    """First sample of every prompt in every evaluation."""
     for step in evaluation_steps(folder):
         for row in read_evaluation(folder, step, _COLUMNS).to_pylist():
             if row["sample"] == 0:
@@ -107,7 +109,7 @@ def _held_out(folder: RunFolder) -> Iterator[tuple[str, Frame]]:
 
 
 def _trained(folder: RunFolder, prompt_id: str) -> Iterator[Frame]:
-    """The best sample of a training prompt in every step that has it."""
+    """Best sample of a training prompt in every step that has it."""
     for step in stored_steps(folder.rollouts_dir):
         rows = read_table(folder.rollout_path(step), _COLUMNS).to_pylist()
         own = [row for row in rows if row["prompt_id"] == prompt_id]
@@ -117,7 +119,7 @@ def _trained(folder: RunFolder, prompt_id: str) -> Iterator[Frame]:
 
 
 def _draw(folder: RunFolder, frame: Frame) -> Image.Image:
-    """A picture with its step and total below it."""
+    """Draw a picture with its step and total below."""
     picture = read_picture(folder.picture(frame.image))
     longer = max(picture.size)
     if longer > _LARGEST:

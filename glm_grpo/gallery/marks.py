@@ -1,4 +1,4 @@
-"""What people think of a run's pictures: stars, rejections and notes, kept in `marks.json`."""
+"""Store what people think of a run's pictures: stars, rejections and notes in `marks.json`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from glm_grpo.run.tables import check_stored
 LONGEST_NOTE = 2_000
 """Characters."""
 _LONGEST_IMAGE = 300
-"""Characters of a path below `images/`: folder and file have at most about 100."""
+"""Characters of a path relative to `images/`; folder and file have at most about 100."""
 
 
 class Mark(BaseModel):
-    """What one person said of one picture."""
+    """One person's opinion of one picture."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -32,20 +32,20 @@ class Mark(BaseModel):
 
 
 class MarkChange(Mark):
-    """The mark that a picture is to have from now on; one that says nothing takes its mark away."""
+    """New mark of a picture; an empty one removes the mark."""
 
     image: Annotated[str, Field(min_length=1, max_length=_LONGEST_IMAGE)]
 
 
 class _Marks(RootModel[dict[str, Mark]]):
-    """`marks.json`, by path below `images/`."""
+    """Schema of `marks.json`: marks by path relative to `images/`."""
 
 
 def read_marks(folder: RunFolder) -> dict[str, Mark]:
-    """All marks of a run, by path of the picture below `images/`; empty without any.
+    """Read all marks of a run, by path of the picture relative to `images/`; may be empty.
 
     Raises:
-        StorageError: The file cannot be read, or holds something else.
+        StorageError: The file cannot be read or has other contents.
     """
     path = folder.marks_path
     if not path.exists():
@@ -56,7 +56,7 @@ def read_marks(folder: RunFolder) -> dict[str, Mark]:
 
 
 def change_mark(folder: RunFolder, change: MarkChange) -> None:
-    """Store the mark of one picture; not to be called twice at a time.
+    """Store the mark of one picture; calls must not overlap.
 
     Raises:
         StorageError: The run has no such picture, or the file cannot be read or written.
@@ -77,6 +77,6 @@ def change_mark(folder: RunFolder, change: MarkChange) -> None:
 
 
 def to_json(marks: dict[str, Mark]) -> bytes:
-    """The content of `marks.json`."""
+    """Contents of `marks.json`."""
     values = {image: marks[image].model_dump() for image in sorted(marks)}
     return (json.dumps(values, indent=1) + "\n").encode()

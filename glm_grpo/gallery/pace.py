@@ -1,4 +1,4 @@
-"""When a run recorded its last figures, and how long it still takes."""
+"""Estimate when a run last recorded metrics, and how long it will still take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glm_grpo.run.folder import RunFolder, storage_errors
 from glm_grpo.run.tables import MetricsRow
 
 _RECENT = 10
-"""Steps whose time counts: a run that was resumed elsewhere has another pace than before."""
+"""Number of recent steps that count, because a run resumed elsewhere has another pace."""
 
 
 def pace(
@@ -20,21 +20,22 @@ def pace(
     steps: int | None,
     eval_every: int | None,
 ) -> dict[str, Any]:
-    """What an open page needs to tell how long a run still takes.
+    """Values from which an open page shows how long a run will still take.
 
     Args:
-        folder: The run.
-        metrics: By step, in order.
-        steps: Of the run; None where its config cannot be read.
-        eval_every: Steps from one evaluation to the next; None as `steps`.
+        folder: Run folder.
+        metrics: Metrics by step, in order.
+        steps: Number of steps of the run; None if its config cannot be read.
+        eval_every: Steps between evaluations; None if the config cannot be read.
 
     Returns:
-        `recorded`: when the last figures were recorded, in seconds since 1970; `seconds_per_step`:
-        the median of the last ten steps, evaluations and checkpoints aside; `seconds_left`: then,
-        with the evaluations to come, each as long as the last one. None where not known.
+        `recorded`: when the last metrics were recorded, in seconds since 1970; `seconds_per_step`:
+        median of the last ten steps, excluding evaluations and checkpoints; `seconds_left`:
+        remaining time at that moment, including evaluations as long as the last one. None if
+        unknown.
 
     Raises:
-        StorageError: The folder cannot be looked at.
+        StorageError: The folder cannot be read.
     """
     recorded = None
     with storage_errors("read", folder.metrics_path):

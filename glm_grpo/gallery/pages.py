@@ -1,4 +1,4 @@
-"""Pages of HTML from the templates of this package."""
+"""Render HTML pages from the templates of this package."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ENVIRONMENT = Environment(
 
 
 def render_page(template_name: str, **values: object) -> bytes:
-    """Fill a template of `templates/`; text among the values stays text, whatever it holds.
+    """Fill a template from `templates/`; text values are escaped.
 
     Args:
         template_name: File name, such as `compare.html.j2`.
-        values: What the template names; one that is missing raises `jinja2.UndefinedError`.
+        values: Values for the template; a missing one raises `jinja2.UndefinedError`.
 
     Returns:
-        The page in UTF-8. Lone surrogates, as in names of files that are no UTF-8, have no form in
-        it and become question marks.
+        The page in UTF-8. Lone surrogates, as in file names that are not UTF-8, become question
+        marks.
     """
     return _ENVIRONMENT.get_template(template_name).render(values).encode("utf-8", "replace")

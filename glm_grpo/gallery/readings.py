@@ -1,4 +1,4 @@
-"""What an OCR engine read, letter by letter, beside what was asked for."""
+"""Compare what an OCR engine read with the wanted texts, letter by letter."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Mark = tuple[str, bool]
 """A piece of a reading, and whether its letters are right."""
 
 Error = tuple[str, str]
-"""A letter asked for and the one read in its place; "" where one is missing or too many."""
+"""A wanted letter and the one read instead; "" for a missing or an extra letter."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading held against the texts that should appear.
+    """Comparison of a reading with the texts that should appear.
 
     Attributes:
-        marks: Pieces, right and wrong in turn, that joined give what was read; white space goes
-            with what stands before it. Empty where nothing was read.
-        errors: Of the words that a wanted text took, and of texts that took none; words that no
-            text took are no errors of a letter. In capitals where case does not count.
+        marks: Pieces, alternately right and wrong, that together give the reading; white space
+            belongs to the piece before it. Empty if nothing was read.
+        errors: Errors in words matched to a wanted text, and in wanted texts without a match;
+            unmatched words are not errors of a letter. In capitals if case does not count.
     """
 
     marks: tuple[Mark, ...]
@@ -34,29 +34,30 @@ class Reading:
 
 
 def read_letters(read: str, wanted: Sequence[str], *, is_case_sensitive: bool = False) -> Reading:
-    """Tell the right letters of a reading from the wrong ones.
+    """Mark which letters of a reading are right and which are wrong.
 
-    Right are the letters that a wanted text shares, by the fewest edits, with the words that
-    `match_texts` gives to it; all else is wrong: other letters, and words that no text took. What
-    is no difference there (plain form, white space, case if so) is none here.
+    A letter is right if a wanted text shares it, with the fewest edits, with the words that
+    `match_texts` assigns to that text. Everything else is wrong: other letters, and unmatched
+    words. Differences that `match_texts` ignores (compatibility form, white space, case if so) are
+    ignored here as well.
 
     Args:
-        read: What was read.
-        wanted: The texts that should appear.
-        is_case_sensitive: Whether case is a difference.
+        read: Text that was read.
+        wanted: Texts that should appear.
+        is_case_sensitive: Whether case counts.
     """
     is_right, errors = _align(read, wanted, is_case_sensitive=is_case_sensitive)
     return Reading(_marks(read, is_right, is_case_sensitive=is_case_sensitive), errors)
 
 
 def asked_letters(wanted: Sequence[str], *, is_case_sensitive: bool = False) -> str:
-    """All letters of the wanted texts, as `Reading.errors` names them."""
+    """All letters of the wanted texts, in the form of `Reading.errors`."""
     folded = "".join(fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted)
     return _shown(folded, is_case_sensitive=is_case_sensitive)
 
 
 def _shown(letters: str, *, is_case_sensitive: bool) -> str:
-    # One letter a letter: of some the capital is two.
+    # Only capitals of one letter: some letters have capitals of two.
     return letters if is_case_sensitive else "".join(map(_capital, letters))
 
 
@@ -68,7 +69,7 @@ def _capital(letter: str) -> str:
 def _align(
     read: str, wanted: Sequence[str], *, is_case_sensitive: bool
 ) -> tuple[list[bool], tuple[Error, ...]]:
-    """Of each letter of the folded reading whether a wanted text has it, and the errors."""
+    """Whether a wanted text has each letter of the folded reading, and the errors."""
     words = split_words(read, is_case_sensitive=is_case_sensitive)
     texts = [fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted]
     starts = [0, *itertools.accumulate(map(len, words))]
@@ -111,7 +112,7 @@ def _marks(read: str, is_right: Sequence[bool], *, is_case_sensitive: bool) -> t
 
 
 def _clusters(text: str) -> list[str]:
-    """Split where the compatibility form of the whole is that of the parts, joined."""
+    """Split where the compatibility forms of the parts, joined, give that of the whole."""
     clusters: list[str] = []
     for character in text:
         if clusters and _is_joined(clusters[-1], character):

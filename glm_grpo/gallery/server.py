@@ -1,8 +1,8 @@
-"""Serve a run's gallery to browsers on this machine, where no page can be opened from disk.
+"""Serve a run's gallery to browsers on this machine that cannot open pages from disk.
 
-It answers with files of the gallery, and takes one thing: marks of pictures, from its own page.
+It serves the files of the gallery, and accepts only marks of pictures, from its own page.
 
-What is not covered: other machines. There is no password, so no address but the loopback listens.
+Other machines are not supported. There is no password, so it listens only on the loopback address.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from glm_grpo.gallery.marks import MarkChange, change_mark, read_marks, to_json
 from glm_grpo.run.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
-"""The address that only this machine can reach."""
+"""Address that only this machine can reach."""
 
 _SERVED = ("gallery", "images")
-"""Folders of a run; what else lies there, checkpoints for one, is nothing for a browser."""
+"""Folders of a run that are served; others, such as checkpoints, are of no use to a browser."""
 _PAGE = "/gallery/index.html"
 _MARKS = "/marks.json"
 _JSON = "application/json"
 _LONGEST_REQUEST = 16_384
 """Bytes of a mark; the longest note takes at most 12,000."""
 _TIMEOUT = 30.0
-"""Seconds in which a request must arrive, and a connection may wait for the next."""
+"""Seconds within which a request must arrive, and that an idle connection is kept open."""
 _OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -57,12 +57,12 @@ def serve_gallery(folder: RunFolder, *, port: int, announce: Callable[[str], Non
     """Serve a gallery until Ctrl-C.
 
     Args:
-        folder: The run. Files are read when they are asked for, so a reload shows a new step.
-        port: 0 for any that is free.
-        announce: Is told the address of the page once requests are taken.
+        folder: Run folder. Files are read on request, so that reloading a page shows new steps.
+        port: Port; 0: any free port.
+        announce: Called with the address of the page when requests are accepted.
 
     Raises:
-        ConfigError: The port cannot be listened at.
+        ConfigError: The server cannot listen at the port.
     """
     with GalleryServer(folder, port) as server, contextlib.suppress(KeyboardInterrupt):
         announce(server.url)
@@ -70,21 +70,21 @@ def serve_gallery(folder: RunFolder, *, port: int, announce: Callable[[str], Non
 
 
 class GalleryServer(ThreadingHTTPServer):
-    """Answers with the files of a run's `gallery/` and `images/`, and keeps its marks.
+    """Serves the files of a run's `gallery/` and `images/`, and stores its marks.
 
     Args:
-        folder: The run.
-        port: 0 for any that is free.
+        folder: Run folder.
+        port: Port; 0: any free port.
 
     Raises:
-        ConfigError: The port cannot be listened at.
+        ConfigError: The server cannot listen at the port.
     """
 
     def __init__(self, folder: RunFolder, port: int) -> None:
         self._folder = folder
         self._marking = threading.Lock()
         try:
-            # The folder is unused; without one, a request fails where the current folder is gone.
+            # The folder is unused, but without it a request fails if the working directory is gone.
             super().__init__((LOOPBACK, port), partial(_Handler, directory=folder.path))
         except (OSError, OverflowError) as error:
             raise ConfigError(
@@ -94,13 +94,13 @@ class GalleryServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{LOOPBACK}:{self.server_address[1]}{_PAGE}"
 
     def open(self, address: str) -> BinaryIO | None:
-        """The file at an address such as `/images/step-000001/x-0.png`; None where none is served.
+        """Open the file at an address such as `/images/step-000001/x-0.png`; None if not served.
 
-        Neither `..` nor a link leads out of the two folders.
+        Neither `..` nor a link leads outside the two folders.
         """
         parts = unquote(address).split("/")[1:]
         is_plain = all(part and not part.startswith(".") and "\0" not in part for part in parts)
@@ -110,14 +110,14 @@ class GalleryServer(ThreadingHTTPServer):
         try:
             return path.open("rb") if path.is_relative_to(root) and path.is_file() else None
         except OSError:
-            # Replaced or removed meanwhile.
+            # Replaced or removed in the meantime.
             return None
 
     def marks(self) -> bytes:
-        """All marks as JSON.
+        """Return all marks as JSON.
 
         Raises:
-            StorageError: `marks.json` is damaged, or a link that leads out of the run.
+            StorageError: `marks.json` is damaged, or a link that leads outside the run.
         """
         return to_json(read_marks(self._folder))
 
@@ -125,18 +125,18 @@ class GalleryServer(ThreadingHTTPServer):
         """Store a mark.
 
         Raises:
-            StorageError: As `change_mark`.
+            StorageError: As for `change_mark`.
         """
         with self._marking:
             change_mark(self._folder, change)
 
     def server_bind(self) -> None:
-        """Bind without asking a name server for the host's name, which can take long."""
+        """Bind without a reverse name look-up of the host, which can be slow."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what went wrong, unless the browser merely went away."""
+        """Report an error, unless the browser merely disconnected."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -147,11 +147,12 @@ class _Handler(SimpleHTTPRequestHandler):
     server: GalleryServer
 
     def send_head(self) -> BinaryIO | None:
-        """Answer all but the content: GET sends, and GET and HEAD close, the file returned."""
-        # Nothing of the class above looks at a file by its name.
+        """Send everything but the content; GET sends, and GET and HEAD close, the returned file."""
+        # The parent class never looks up a file by its name.
         address = urlsplit(self.path).path
         if not _OWN_HOSTS.fullmatch(self.headers.get("Host", "")):
-            # A name that someone else made lead here, so that their page may read the answer.
+            # Someone else's domain points here (DNS rebinding), so that their page could read the
+            # answer.
             self.send_error(HTTPStatus.FORBIDDEN)
         elif address in ("/", "/gallery", "/gallery/"):
             self.send_response(HTTPStatus.FOUND)
@@ -185,17 +186,17 @@ class _Handler(SimpleHTTPRequestHandler):
             self.wfile.write(content)
 
     def do_PUT(self) -> None:
-        """Store one mark: JSON of `MarkChange`, from a page of this server alone."""
+        """Store one mark, sent as JSON of `MarkChange` by a page of this server only."""
         host = self.headers.get("Host", "")
         length = self.headers.get("Content-Length", "")
-        # A page of someone else's names its own origin, whichever address it was sent to.
+        # A foreign page sends its own origin, whatever address it uses.
         is_own = _OWN_HOSTS.fullmatch(host) and self.headers.get("Origin") == f"http://{host}"
         if not is_own:
             self._refuse(HTTPStatus.FORBIDDEN)
         elif self.path != _MARKS:
             self._refuse(HTTPStatus.NOT_FOUND)
         elif self.headers.get("Content-Type") != _JSON:
-            # Any other kind a browser would send for a foreign page without asking first.
+            # Browsers send some other types for foreign pages without a preflight request.
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         elif not (length.isascii() and length.isdecimal()):
             self._refuse(HTTPStatus.LENGTH_REQUIRED)
@@ -214,14 +215,14 @@ class _Handler(SimpleHTTPRequestHandler):
             self.end_headers()
 
     def _refuse(self, status: HTTPStatus, reason: Exception | None = None) -> None:
-        """Answer that a request was not followed; what it still holds is not read."""
+        """Reject a request, without reading the rest of it."""
         if reason is not None:
             _logger.warning("%s", reason)
         self.close_connection = True
         self.send_error(status)
 
     def end_headers(self) -> None:
-        # The pages grow while the run goes on.
+        # The pages grow while the run continues.
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         super().end_headers()

@@ -1,4 +1,4 @@
-"""Small versions of a run's pictures for its pages."""
+"""Make small versions of a run's pictures for its pages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, read_picture, storage_errors, write_atomically
 
 LONGER_SIDE = 384
-"""Pixels of the longer side of a thumbnail, at most."""
+"""Largest size of a thumbnail's longer side, pixels."""
 _WHOLE_SIDE = 256
-"""Pixels up to which a picture is kept as it is: small ones are shown enlarged, pixel by pixel."""
+"""Side in pixels up to which a picture is not shrunk; pages enlarge such pictures pixel by
+pixel."""
 _QUALITY = 80
 _METHOD = 1
-"""Of WebP, 0 (fastest) to 6: training waits."""
+"""Effort of the WebP encoder, 0 (fastest) to 6; training waits for it."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Thumbnail:
     """A small version of a picture.
 
     Attributes:
-        content: WebP.
-        width: Pixels.
+        content: WebP file.
+        width: Width, pixels.
     """
 
     content: bytes
@@ -34,27 +35,27 @@ class Thumbnail:
 
 
 def thumbnail_name(image: str) -> str:
-    """Path below `thumbs/` of the thumbnail of a picture, whose path is relative to `images/`."""
+    """Path, relative to `thumbs/`, of the thumbnail of a picture given relative to `images/`."""
     return f"{image.removesuffix('.png')}.webp"
 
 
 def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
-    """Write the thumbnails that are missing, or of pictures that have changed since.
+    """Write the thumbnails of new and changed pictures.
 
-    A picture that is missing or damaged gets none, and keeps one that was made before.
+    Missing or damaged pictures get none, and keep an earlier one.
 
     Args:
         folder: The run.
         images: Paths relative to `images/`.
 
     Raises:
-        StorageError: A picture lies outside the run folder, or the disk is full, read-only or
-            otherwise refuses.
+        StorageError: A picture is outside the run folder, or writing failed, for instance on a full
+            or read-only disk.
     """
     for image in dict.fromkeys(images):
         source = folder.picture(f"images/{image}")
         target = folder.path / f"gallery/thumbs/{thumbnail_name(image)}"
-        # Not Path.is_file, which raises where a name is too long.
+        # Not Path.is_file, which raises an error for names that are too long.
         if not os.path.isfile(source):
             continue
         made = source.stat().st_mtime_ns
@@ -64,12 +65,13 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
         if thumbnail is not None:
             write_atomically(target, thumbnail.content)
             with storage_errors("write", target):
-                # The picture's own: under a clock that jumps, the older file can be the later one.
+                # The picture's own time, because an unsteady clock can give the older file the
+                # later time.
                 os.utime(target, ns=(made, made))
 
 
 def shrink(path: Path) -> Thumbnail | None:
-    """The thumbnail of a picture; None where the file holds no whole picture."""
+    """Make a thumbnail; None if the file is not an intact picture."""
     content = io.BytesIO()
     try:
         picture = read_picture(path)

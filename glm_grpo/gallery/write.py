@@ -1,4 +1,4 @@
-"""Write the gallery of a run: a folder of static files that is opened from disk."""
+"""Write the gallery of a run: a folder of static files that opens from disk."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _UNSAFE = re.compile("[<\u2028\u2029\ud800-\udfff]")
 
 
 def to_script(key: str, value: Mapping[str, Any]) -> bytes:
-    """A script that hands a value to the page: one call, `glmGallery.receive(key, value)`.
+    """Make a script that passes a value to the page: one call, `glmGallery.receive(key, value)`.
 
-    No text of the value can end the call or a script element: `<` and the two separators that end
-    a line of a script, U+2028 and U+2029, are escaped. Halves of surrogate pairs, which have no
-    UTF-8 form and which an address refuses, become U+FFFD.
+    No text in the value can end the call or the script element: `<` and the line separators U+2028
+    and U+2029 are escaped. Lone surrogates, which have no UTF-8 form and are invalid in an address,
+    become U+FFFD.
 
     Args:
-        key: Name by which the page asks for the value.
-        value: Plain values as JSON has them; numbers finite.
+        key: Name by which the page requests the value.
+        value: JSON values; numbers must be finite.
 
     Raises:
         ValueError: A number is not finite.
@@ -58,20 +58,21 @@ def _escape(match: re.Match[str]) -> str:
 
 _RUN_KEY = "run"
 _KEY = re.compile(r"(?:steps|evaluation)-\d{6,}")
-"""What `chunk_key` and `evaluation_key` give."""
+"""Pattern of the results of `chunk_key` and `evaluation_key`."""
 
 
 def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
-    """Write the whole gallery again from what a run stored, and remove what no longer belongs.
+    """Rewrite the whole gallery from the stored data, and remove outdated files.
 
-    It needs no server and no network. What cannot be read is said in its place on the page.
+    The gallery needs no server and no network. The page reports whatever cannot be read.
 
     Args:
-        folder: The run, also one that crashed or still goes on.
-        summary: Before and after, one row a term and one for the total; may be empty.
+        folder: Run folder, even of a crashed or running run.
+        summary: Comparison of before and after, one row per term and one for the total; may be
+            empty.
 
     Returns:
-        The path of the page.
+        Path of the page.
 
     Raises:
         StorageError: A file cannot be written.
@@ -86,20 +87,20 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
     _write_script(folder, _RUN_KEY, run)
     write_before_after(folder, summary)
     write_atomically(folder.gallery_path, render_page("gallery.html.j2", name=run["name"]))
-    # Looked at again: a run that goes on has recorded more since.
+    # Read again, because a running run has recorded more by now.
     _remove_outdated(read_records(folder))
     return folder.gallery_path
 
 
 def write_beside(folder: RunFolder, others: Sequence[OtherRun]) -> None:
-    """Show other runs in the gallery from its next writing on, instead of any shown before.
+    """Show other runs in the gallery from its next writing on, replacing earlier ones.
 
     Args:
-        folder: The run.
-        others: In the order of their columns; empty to show the run alone.
+        folder: Run folder.
+        others: Runs in the order of their columns; empty to show only this run.
 
     Raises:
-        StorageError: See `keep_beside`.
+        StorageError: As for `keep_beside`.
     """
     data = keep_beside(folder, others)
     for key, value in data.items():
@@ -110,15 +111,15 @@ def write_beside(folder: RunFolder, others: Sequence[OtherRun]) -> None:
 
 
 def update_gallery(folder: RunFolder, step: int) -> None:
-    """Bring a gallery up to date after a step or an evaluation was recorded.
+    """Update a gallery after a step or an evaluation was recorded.
 
-    Writes the data file of the step, the thumbnails that are missing there, the evaluations that
-    were added, the list of all, and with an evaluation the page of before and after, without its
-    intervals; everything where there is no gallery yet.
+    Writes the data file of the step, its missing thumbnails, new evaluations and the list of all
+    files. With an evaluation, also writes the page of before and after, without its intervals.
+    Writes everything if there is no gallery yet.
 
     Args:
-        folder: The run.
-        step: That was recorded last; 0 for the evaluation before the first.
+        folder: Run folder.
+        step: Step recorded last; 0 for the evaluation before the first step.
 
     Raises:
         StorageError: A file cannot be written.
@@ -163,7 +164,7 @@ def _script_path(folder: RunFolder, key: str) -> Path:
 
 
 def _write_assets(folder: RunFolder) -> None:
-    """The scripts and styles of the page; those of another version go."""
+    """Write the scripts and styles of the page, and remove those of other versions."""
     directory = folder.path / "gallery/assets"
     assets = dict(_files_below(resources.files("glm_grpo.gallery") / "static"))
     for name, content in assets.items():
@@ -184,7 +185,7 @@ def _files_below(directory: Traversable, prefix: str = "") -> Iterator[tuple[str
 
 
 def _remove_outdated(records: Records) -> None:
-    """Remove what was made of steps that are no longer there, as when a run went on from before."""
+    """Remove files of steps that no longer exist, as after resuming at an earlier step."""
     folder = records.folder
     keys = {_RUN_KEY, *records.chunks, *map(evaluation_key, records.evaluations)}
     for path in sorted((folder.path / "gallery/data").glob("*.js")):

@@ -1,1 +1,1 @@
-"""The embedded model: a real GLM-Image in miniature, its world, its training and its weights."""
+"""The embedded model: a miniature GLM-Image, with its world, training and weights."""

@@ -1,4 +1,4 @@
-"""Edits of the synthetic world: a sign, an instruction, and the sign so changed."""
+"""Edits of the synthetic world: a sign, an instruction, and the changed sign."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glm_grpo.tiny.world import (
 )
 
 KINDS = ("word", "colours", "shape", "place")
-"""What of a sign an edit changes."""
+"""Parts of a sign that an edit can change."""
 
 _SHAPE_INSTRUCTIONS = {
     "circle": "make it round",
@@ -29,7 +29,7 @@ INSTRUCTION_FORM = (
     'write instead "WORD" | change the colours to COLOURS | '
     f"{' | '.join(_SHAPE_INSTRUCTIONS.values())} | move the word to the top|bottom"
 )
-"""Of every instruction; words as of `CAPTION_FORM`."""
+"""Forms of all instructions; words in capitals as in `CAPTION_FORM`."""
 _INSTRUCTION = re.compile(
     f'write instead "{WORD_PATTERN}"|change the colours to ({"|".join(COLOUR_NAMES)})|'
     f"{'|'.join(_SHAPE_INSTRUCTIONS.values())}|move the word to the (top|bottom)"
@@ -42,8 +42,8 @@ class Edit:
 
     Attributes:
         kind: One of `KINDS`.
-        before: The source picture.
-        after: The target picture: as before but for what the kind changes.
+        before: Source picture.
+        after: Target picture, which differs from `before` only in what the kind changes.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Edit:
 
 
 def instruction(edit: Edit) -> str:
-    """What the policy is told; a new word stands in quotation marks, last."""
+    """Instruction for the policy; a new word comes last, in quotation marks."""
     if edit.kind == "word":
         return f'write instead "{edit.after.word}"'
     if edit.kind == "colours":
@@ -63,28 +63,28 @@ def instruction(edit: Edit) -> str:
 
 
 def is_instruction(text: str) -> bool:
-    """Whether `instruction` says such a sentence of some edit."""
+    """Whether `instruction` can return this text for some edit."""
     return _INSTRUCTION.fullmatch(text) is not None
 
 
 def edit_of(after: Sign, kind: str, rng: np.random.Generator) -> Edit:
-    """An edit that ends with a sign: what it changes was something else before."""
+    """Make an edit that ends with a given sign, whose changed part was different before."""
     return Edit(kind, _changed(after, kind, rng), after)
 
 
 def random_edit(rng: np.random.Generator) -> Edit:
-    """An edit of a random kind between signs with no held-out word."""
+    """Make an edit of a random kind between signs without held-out words."""
     return edit_of(random_sign(rng), KINDS[rng.integers(len(KINDS))], rng)
 
 
 def careless(edit: Edit, rng: np.random.Generator, *, letter_rate: float, rate: float) -> Sign:
-    """What a careless hand makes of an edit; what was not to be changed stays.
+    """Result of an edit by a careless hand; parts that were not to change stay the same.
 
     Args:
-        edit: What was asked for.
+        edit: Edit to perform.
         rng: Draws the mistakes.
         letter_rate: Probability that a letter of a new word is random.
-        rate: Probability that another change goes wrong.
+        rate: Probability that any other change goes wrong.
     """
     if edit.kind != "word":
         return _changed(edit.after, edit.kind, rng) if rng.random() < rate else edit.after
@@ -99,7 +99,7 @@ def careless(edit: Edit, rng: np.random.Generator, *, letter_rate: float, rate: 
 
 
 def _changed(sign: Sign, kind: str, rng: np.random.Generator) -> Sign:
-    """A sign with something else in the place of what a kind of edit changes."""
+    """Replace the part of a sign that a kind of edit changes."""
     if kind == "word":
         while (word := random_sign(rng).word) == sign.word:
             pass

@@ -1,9 +1,9 @@
-"""The stock GLM-Image classes, configured in miniature, with fresh weights.
+"""Build the stock GLM-Image classes in miniature, with fresh weights.
 
-What constrains a miniature: one target token is 32 pixels, `vae_scale_factor * patch_size` is 16,
-preview tokens stay 256. What makes it learn: `rope_theta` and `mrope_section` are chosen so that
-the width axis turns fast enough for columns to be told apart at head size 32 (GLM-Image's own
-values suit head size 128 only).
+Constraints of a miniature: one target token is 32 pixels, `vae_scale_factor * patch_size` is 16,
+and there are still 256 preview tokens. `rope_theta` and `mrope_section` make it learn: the width
+axis turns fast enough to distinguish columns at head size 32 (GLM-Image's own values only suit head
+size 128).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import (
 )
 
 CODEBOOK = 512
-"""Entries of the visual codebook; text token ids begin after it and its 16 special ids."""
+"""Entries of the visual codebook; text token ids start after it and its 16 special ids."""
 
 _SPECIAL_TOKENS = ("<|pad|>", "<|image|>", "<|grid_bos|>", "<|grid_eos|>")
 _VISION_WIDTH = 64
@@ -40,19 +40,19 @@ _CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class PolicySizes:
-    """Of the language model; the defaults are those of the embedded one.
+    """Sizes of the language model; the defaults are those of the embedded one.
 
     Attributes:
         codebook: Entries of the visual codebook.
-        reserved: Ids behind it: the first starts an image, the second ends one.
+        reserved: Number of ids after the codebook: the first starts an image, the second ends one.
         hidden_size: D.
-        intermediate_size: Of the gated layer in between.
+        intermediate_size: Size of the gated layer.
         layers: Decoder layers.
-        heads: Of attention, each of size D / heads.
-        key_value_heads: Divides heads.
+        heads: Attention heads, each of size D / heads.
+        key_value_heads: Key and value heads; a divisor of `heads`.
         rope_theta: Base of the rotary frequencies.
-        rope_section: Chunks of the frequencies, dealt to time, height and width in turn; their sum
-            is half the head size.
+        rope_section: Chunks of the frequencies, assigned to time, height and width in turn; their
+            sum is half the head size.
     """
 
     codebook: int = CODEBOOK
@@ -77,20 +77,20 @@ class PolicySizes:
 
     @property
     def vision_vocabulary(self) -> int:
-        """Outputs of the head; ids of text begin here."""
+        """Outputs of the head; text ids start here."""
         return self.codebook + self.reserved
 
 
 TINY = PolicySizes()
-"""Of the embedded model."""
+"""Sizes of the embedded model."""
 
 
 def build_processor(sizes: PolicySizes = TINY) -> GlmImageProcessor:
-    """A byte-level tokenizer behind the stock processor.
+    """Build the stock processor with a byte-level tokenizer.
 
-    Ids 0..511 are the codebook, 512 and 513 start and end an image (as 16384 and 16385 do in the
-    published model), then 14 unused ids, four special tokens and 256 bytes; with other sizes
-    likewise.
+    Ids 0..511 are the codebook, 512 and 513 start and end an image (like 16384 and 16385 in the
+    published model), followed by 14 unused ids, four special tokens and 256 bytes; other sizes are
+    analogous.
     """
     names = [f"<|code_{index}|>" for index in range(sizes.codebook)]
     names += ["<|image_start|>", "<|image_end|>"]
@@ -175,7 +175,7 @@ def build_policy_model(*, seed: int, sizes: PolicySizes = TINY) -> GlmImageForCo
 
 
 def build_vae(*, seed: int) -> AutoencoderKL:
-    """Factor 8, 8 latent channels, as GLM-Image's in shape but half as deep."""
+    """Factor 8, 8 latent channels, shaped like GLM-Image's VAE but half as deep."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoencoderKL(
@@ -198,7 +198,7 @@ def build_vae(*, seed: int) -> AutoencoderKL:
 
 
 def build_transformer(*, seed: int) -> GlmImageTransformer2DModel:
-    """The decoder: 4 layers, 6 heads of 32, patches of 2 x 2 latents (64 for a picture)."""
+    """The decoder: 4 layers, 6 heads of size 32, patches of 2 x 2 latents (64 per image)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return GlmImageTransformer2DModel(
@@ -216,10 +216,10 @@ def build_transformer(*, seed: int) -> GlmImageTransformer2DModel:
 
 
 def build_text_encoder(*, seed: int) -> T5EncoderModel:
-    """Glyph encoder over bytes: one layer.
+    """Build a one-layer glyph encoder over bytes.
 
-    Embeddings start nearly equal: constant glyph embeddings serve the decoder as an absolute
-    anchor (its own positions are relative), random ones disturb it.
+    Embeddings start nearly equal: the decoder uses constant glyph embeddings as an absolute anchor
+    (its own positions are relative), and random ones disturb it.
     """
     config = T5Config(
         vocab_size=384,

@@ -1,4 +1,4 @@
-"""The prompt sets of the synthetic world: signs to be drawn, and signs to be edited."""
+"""Prompt sets of the synthetic world: signs to generate, and signs to edit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SETS = {
     "edit-train": (world.TRAINING_WORDS, 3),
     "edit-heldout": (world.HELD_OUT_WORDS, 4),
 }
-"""Name -> words, and the seed their shapes, colours and places are drawn from."""
+"""Set name -> words, and the seed for their shapes, colours and positions."""
 
 EXAMPLE_CAPTION = 'white on green: a square above the word "PARK"'
 EXAMPLE_INSTRUCTION = 'write instead "PARK"'
@@ -30,20 +30,20 @@ def is_known(prompt: str, *, is_edit: bool) -> bool:
 
 
 def known_form(*, is_edit: bool) -> str:
-    """What `is_known` takes, in words."""
+    """Describe the form that `is_known` accepts."""
     return edits.INSTRUCTION_FORM if is_edit else world.CAPTION_FORM
 
 
 @dataclass(frozen=True)
 class WorldPrompts:
-    """Prompts of the world, drawn when asked for.
+    """Prompts of the world, whose pictures are drawn on access.
 
     Attributes:
-        path: Such as `tiny:train`.
-        signs: What is wanted, one a prompt.
-        changes: The edits that lead to them; none for text-to-image.
-        height: Of the pictures, pixels.
-        width: Of the pictures, pixels.
+        path: Name of the set, such as `tiny:train`.
+        signs: Target signs, one per prompt.
+        changes: Edits that lead to them; empty for text-to-image.
+        height: Height of the pictures, pixels.
+        width: Width of the pictures, pixels.
     """
 
     path: str
@@ -53,17 +53,17 @@ class WorldPrompts:
     width: int = world.SIZE
 
     def captions(self) -> list[str]:
-        """What every prompt says, without drawing its picture."""
+        """Captions of all prompts, without drawing a picture."""
         if self.changes:
             return [edits.instruction(edit) for edit in self.changes]
         return [world.caption(sign) for sign in self.signs]
 
     def texts(self) -> list[tuple[str, ...]]:
-        """The word on every sign."""
+        """Word on every sign."""
         return [(sign.word,) for sign in self.signs]
 
     def identities(self) -> list[Hashable]:
-        """What every prompt says, with the sign that it changes."""
+        """Caption of every prompt, with the sign that it changes."""
         if self.changes:
             return [(edits.instruction(edit), edit.before) for edit in self.changes]
         return [*self.captions()]
@@ -87,17 +87,17 @@ class WorldPrompts:
 
 
 def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> WorldPrompts:
-    """One sign for each word, with its picture as the target; two edits of each, with one source.
+    """One sign per word, with its picture as the target; with one source, two edits per word.
 
     Args:
-        name: Of the set.
-        height: Of the pictures, pixels.
-        width: Of the pictures, pixels.
-        sources: Source pictures a prompt that the run asks for.
+        name: Name of the set.
+        height: Height of the pictures, pixels.
+        width: Width of the pictures, pixels.
+        sources: Number of source pictures per prompt that the run needs.
 
     Raises:
-        DataError: There is no such set, its prompts have another number of sources, or the world's
-            pictures have another size.
+        DataError: The set does not exist, its prompts have a different number of sources, or the
+            world's pictures have another size.
     """
     if name not in _SETS:
         raise DataError(

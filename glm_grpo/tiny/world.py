@@ -1,11 +1,11 @@
 """The synthetic world of the embedded model: coloured signs with a word and a shape.
 
-A picture is 4 x 4 cells of 32 pixels. One row holds the word, a letter a cell; a block of 2 x 2
-cells holds the shape; the rest is blank. All cells of a sign share one pair of colours. There are
-8 colour pairs x (26 letters + 3 shapes x 4 quadrants + blank) = 312 distinct cells, so a codebook
-of 512 entries can represent every picture without loss.
+A picture has 4 x 4 cells of 32 pixels. One row contains the word, one letter per cell; a block of 2
+x 2 cells contains the shape; the rest is blank. All cells of a sign share one pair of colours.
+There are 8 colour pairs x (26 letters + 3 shapes x 4 quadrants + blank) = 312 distinct cells, so a
+codebook of 512 entries can represent every picture without loss.
 
-Drawing is a table look-up: every cell is drawn once with Pillow's bundled font.
+Drawing is a table look-up: every cell is drawn only once, with Pillow's bundled font.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLOURS = {
     "white": (245, 245, 240),
     "yellow": (250, 215, 40),
 }
-# (foreground, background): chosen for a contrast that OCR reads.
+# (foreground, background), with enough contrast for OCR.
 COLOUR_PAIRS = (
     ("white", "red"),
     ("white", "blue"),
@@ -48,7 +48,8 @@ COLOUR_PAIRS = (
 )
 COLOUR_NAMES = tuple(f"{foreground} on {background}" for foreground, background in COLOUR_PAIRS)
 CAPTION_FORM = 'COLOURS: a SHAPE above|below the word "WORD"'
-"""Of every caption; COLOURS is one of `COLOUR_NAMES`, SHAPE of `SHAPES`, WORD 3 or 4 capitals."""
+"""Form of all captions; COLOURS is one of `COLOUR_NAMES`, SHAPE of `SHAPES`, WORD 3 or 4
+capitals."""
 WORD_PATTERN = "[A-Z]{3,4}"
 _CAPTION = re.compile(
     f'({"|".join(COLOUR_NAMES)}): a ({"|".join(SHAPES)}) (above|below) the word "{WORD_PATTERN}"'
@@ -57,8 +58,8 @@ KINDS = len(LETTERS) + 4 * len(SHAPES) + 1
 BLANK = KINDS - 1
 NUM_CELLS = KINDS * len(COLOUR_PAIRS)
 
-# Real words make the galleries readable. The split is fixed: words of HELD_OUT_WORDS occur neither
-# in pre-training captions (random letter strings without them) nor in training prompts.
+# Real words make the galleries readable. The split is fixed: HELD_OUT_WORDS occur neither in
+# pre-training captions (random letter strings without them) nor in training prompts.
 TRAINING_WORDS = tuple(
     """ACE ACID ALSO ARCH AREA ARM ATOM AUNT BABY BACK BAND BANK BARN BEAM BEAR BELT BIRD BLUE BOAT
     BODY BOLD BOOK BOWL BULB BUSH CAFE CAKE CALM CAMP CARD CASH CAVE CHEF CITY CLAY CLUB COAL COAT
@@ -88,7 +89,7 @@ class Sign:
         word: 3 or 4 capital letters.
         shape: One of `SHAPES`.
         colours: Index into `COLOUR_PAIRS`.
-        is_word_above: Whether the word stands above the shape.
+        is_word_above: Whether the word is above the shape.
     """
 
     word: str
@@ -98,17 +99,17 @@ class Sign:
 
 
 def caption(sign: Sign) -> str:
-    """The sentence that describes a sign; the word stands in quotation marks.
+    """Sentence that describes a sign, with the word in quotation marks.
 
-    It stands last: its letters are then always as far from the first token of the picture, and so
-    small a model with relative positions learns to copy them.
+    The word comes last: its letters then always have the same distance to the first token of the
+    picture, from which such a small model with relative positions learns to copy them.
     """
     place = "below" if sign.is_word_above else "above"
     return f'{COLOUR_NAMES[sign.colours]}: a {sign.shape} {place} the word "{sign.word}"'
 
 
 def is_caption(text: str) -> bool:
-    """Whether `caption` says such a sentence of some sign."""
+    """Whether `caption` can return this text for some sign."""
     return _CAPTION.fullmatch(text) is not None
 
 
@@ -124,7 +125,7 @@ def sign_cells(sign: Sign) -> Int64[Tensor, "4 4"]:
 
 
 def draw_cells(cells: Int64[Tensor, "*B h w"]) -> UInt8[Tensor, "*B 3 H W"]:
-    """Draws grids of cell ids; H = 32 h, W = 32 w."""
+    """Draw grids of cell ids; H = 32 h, W = 32 w."""
     tiles = cell_atlas()[cells]
     *batch, rows, columns = cells.shape
     lead = len(batch)
@@ -133,12 +134,12 @@ def draw_cells(cells: Int64[Tensor, "*B h w"]) -> UInt8[Tensor, "*B 3 H W"]:
 
 
 def draw_sign(sign: Sign) -> UInt8[Tensor, "3 128 128"]:
-    """Draws one sign."""
+    """Draw one sign."""
     return draw_cells(sign_cells(sign))
 
 
 def random_sign(rng: np.random.Generator) -> Sign:
-    """A sign with a random string of 3 or 4 letters that is no held-out word."""
+    """Make a sign with a random string of 3 or 4 letters that is not a held-out word."""
     while True:
         length = int(rng.integers(3, 5))
         word = "".join(LETTERS[i] for i in rng.integers(len(LETTERS), size=length))
@@ -148,16 +149,16 @@ def random_sign(rng: np.random.Generator) -> Sign:
 
 
 def signs_of_words(words: tuple[str, ...], *, seed: int) -> list[Sign]:
-    """One sign for each word; shapes, colours and places drawn from the seed."""
+    """Make one sign per word, with shapes, colours and positions drawn from the seed."""
     rng = np.random.default_rng(seed)
     return [_random_sign_of(word, rng) for word in words]
 
 
 def confuse(sign: Sign, rng: np.random.Generator, *, letter_rate: float, other_rate: float) -> Sign:
-    """A sign as a careless captioner would describe it.
+    """Change a sign to one that a careless captioner might describe.
 
-    Each letter is replaced by a random one with probability `letter_rate`; shape, colours and place
-    each with probability `other_rate`. A held-out word never comes out.
+    Each letter is replaced by a random one with probability `letter_rate`; shape, colours and
+    position each with probability `other_rate`. The result never contains a held-out word.
     """
     while True:
         letters = [
@@ -176,9 +177,9 @@ def confuse(sign: Sign, rng: np.random.Generator, *, letter_rate: float, other_r
 
 
 def random_mosaic(rng: np.random.Generator) -> Int64[Tensor, "4 4"]:
-    """Cells in random order: teaches the decoder every cell in every place.
+    """Arrange cells in random order, to teach the decoder every cell in every position.
 
-    Three cells in four are letters, the rest shape quadrants and blanks; half of the mosaics keep
+    Three in four cells are letters, the rest shape quadrants and blanks; half of the mosaics use
     one pair of colours, the others mix them.
     """
     letters = rng.integers(len(LETTERS), size=(GRID, GRID))
