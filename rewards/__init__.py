@@ -1,7 +1,7 @@
-"""Scores of pictures: terms, the table of their raw scores, and the ways of weighing it.
+"""Score pictures: reward terms, the table of their raw scores, and ways to weight it.
 
-Nothing here knows how the pictures were made; this package never imports `glm_grpo`.
-`score_images` scores pictures of one's own.
+This package does not know how the pictures were made; it never imports `glm_grpo`. `score_images`
+scores your own pictures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["score_images"]
 
 
 def __getattr__(name: str) -> object:
-    """The function, imported when it is used: it takes a second."""
+    """Import the function on first use, because it takes a second."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("rewards.standalone"), name)

@@ -15,30 +15,30 @@ from rewards.options import LONGEST_WAIT, Options
 from rewards.types import Prompt, RewardError, Scores
 
 Need = Literal["prompt", "text", "target", "source"]
-"""What a term compares a picture with."""
+"""Part of a prompt with which a term compares a picture."""
 
 Against = Literal["target", "source"]
-"""Pictures of a prompt that a term can compare with: its target, or its first source."""
+"""Pictures of a prompt with which a term can compare: its target, or its first source."""
 
 FLOAT32_BYTES = 4
 
 
 class InvalidScoresError(RewardError):
-    """A term returned something else than one finite number per picture."""
+    """A term returned something other than one finite number per picture."""
 
 
 @runtime_checkable
 class Reward(Protocol):
-    """One term: takes pictures, returns one score each, higher is better.
+    """A reward term: takes pictures and returns one score each; higher is better.
 
-    A term raises where it cannot score; it never returns a number in place of a failure.
+    A term that cannot score raises an error; it never returns a number instead.
     """
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has what the term compares with.
 
         Raises:
-            RewardError: It has, and the term could not score any picture against it.
+            RewardError: It has, but the term could not score any picture against it.
         """
         ...
 
@@ -48,7 +48,7 @@ class Reward(Protocol):
         """Score N pictures, picture i against prompt i; runs on the device of `modules()`.
 
         Args:
-            prompts: N prompts to which the term applies; the same one may occur often.
+            prompts: N prompts to which the term applies; a prompt may occur several times.
             pixels: RGB, 0..255, on any device.
 
         Returns:
@@ -62,47 +62,47 @@ class Reward(Protocol):
 
 
 class TermConfig(Options):
-    """Options of a term: what every term has. A kind of term is a subclass, in its own file."""
+    """Options that every term has. A kind of term is a subclass in its own file."""
 
     compares_with: ClassVar[tuple[Need, ...]]
-    """What of a prompt the term uses; empty for a term that uses the picture alone."""
+    """Parts of a prompt that the term uses; empty for a term that uses only the picture."""
 
     is_users_program: ClassVar[bool] = False
-    """Whether building it runs a program of the user's own, which may load what it likes."""
+    """Whether building it runs a user's program, which may load anything."""
     is_on_cpu: ClassVar[bool] = False
-    """Whether it runs on the CPU wherever the other terms are."""
+    """Whether it always runs on the CPU, wherever the other terms run."""
 
     weight: float
     """Factor of the term's score in the reward; negative to push the score down. At 0 the score is
-    shown and not rewarded; `reward.watch` makes such a term a canary."""
+    shown but not rewarded; `reward.watch` makes such a term a canary."""
     std_floor: float = Field(default=1e-4, gt=0.0)
-    """Smallest divisor when scores are standardised inside a group (`normalize_then_sum`), in units
-    of the score: the spread below which differences are noise."""
+    """Smallest divisor when scores are standardised within a group (`normalize_then_sum`), in units
+    of the score; a smaller spread counts as noise."""
     timeout_seconds: float = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
     """Seconds to score one group of pictures; after that the run stops, with everything saved."""
     only: str = Field(default="*", min_length=1, max_length=200)
-    """Glob over prompt ids, such as `poster-*`: the term applies to these prompts alone. So a term
-    can be for some prompts, or be shown for each kind of prompt by itself."""
+    """Glob over prompt ids, such as `poster-*`: apply the term only to these prompts, for instance
+    to show it separately for each kind of prompt."""
     when: Literal["always", "evaluation"] = "always"
-    """`evaluation`: score the pictures of evaluations alone, which are few, to be read beside the
-    reward; its weight must be 0."""
+    """`evaluation`: score only the pictures of evaluations, which are few, to show the score beside
+    the reward; the weight must be 0."""
     run_in: Literal["thread", "process"] = "thread"
-    """`process`: score in a process of its own on this machine, which a crash or a leak of the
-    term's libraries cannot harm."""
+    """`process`: score in a separate process on this machine, to isolate the run from crashes and
+    leaks of the term's libraries."""
 
     def needs(self) -> tuple[Need, ...]:
-        """What of a prompt this term uses."""
+        """Parts of a prompt that this term uses."""
         return self.compares_with
 
     @abstractmethod
     def build(self, device: torch.device) -> Reward:
-        """The term; what it needs is imported here, since most configs name a few terms.
+        """Build the term. Its libraries are imported here, since most configs use few terms.
 
         Args:
-            device: Where its networks are put.
+            device: Device for its networks.
 
         Raises:
-            RewardError: Its weights are missing or do not fit.
+            RewardError: Its weights are missing or do not match.
         """
 
     @abstractmethod
@@ -117,41 +117,43 @@ class TermConfig(Options):
 class ComparingConfig(TermConfig):
     """Options of a term that compares a picture with another one.
 
-    A kind's first line says "target picture"; `against` may say otherwise.
+    A kind's first line says "target picture"; `against` can change that.
     """
 
     against: Against = "target"
     """Picture of the prompt to compare with: `target`, or `source` (the first one), which rewards
-    an edit for what it leaves as it was. Give that little weight: the best copy is no edit."""
+    an edit for what it keeps. Give such a term a small weight, because a perfect copy is not an
+    edit."""
 
     def needs(self) -> tuple[Need, ...]:
-        """As asked for."""
+        """The picture to compare with, as configured."""
         return (self.against,)
 
 
 @runtime_checkable
 class NotingReward(Reward, Protocol):
-    """A term that can also say what it found in each picture."""
+    """A term that can also describe what it found in each picture."""
 
     def score_with_notes(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """As `score`, which returns the values alone."""
+        """Like `score`, which returns only the values."""
         ...
 
 
 def score_with_notes(
     reward: Reward, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
 ) -> Scores:
-    """Score N pictures, with notes where the term takes them, and check what it returns.
+    """Score N pictures, with notes if the term supports them, and check the result.
 
     Returns:
         Scores on the CPU, without gradient.
 
     Raises:
-        InvalidScoresError: Not one finite float32 number per picture, or not one note.
+        InvalidScoresError: The result is not one finite float32 number, or not one note, per
+            picture.
     """
-    # Gradients are a matter of the thread, and a function of the user's own may keep them.
+    # Gradients are disabled per thread; a user's own function may otherwise keep them.
     with torch.no_grad():
         if isinstance(reward, NotingReward):
             scores = reward.score_with_notes(prompts, pixels)
@@ -167,7 +169,7 @@ def score_with_notes(
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
-    """Whether a prompt has all that a scorer uses: a text that is not blank, a target, a source."""
+    """Whether a prompt has all needs of a scorer: a text that is not blank, a target, a source."""
     has = {
         "prompt": True,
         "text": any(text.strip() for text in prompt.texts),
@@ -178,7 +180,7 @@ def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
 
 
 def compared_picture(prompt: Prompt, against: Against) -> UInt8[Tensor, "3 H W"] | None:
-    """The picture of a prompt that others are compared with; None where it has none."""
+    """Picture of a prompt to compare others with; None if it has none."""
     if against == "target":
         return prompt.target
     return prompt.sources[0] if prompt.sources else None
@@ -190,7 +192,7 @@ def stack_compared(
     """Stack the prompts' target pictures, or their first sources.
 
     Raises:
-        ValueError: A prompt has no such picture, or one of another size than the pictures.
+        ValueError: A prompt has no such picture, or its size differs from that of the pictures.
     """
     compared = []
     for prompt in prompts:
@@ -210,10 +212,10 @@ def stack_compared(
 
 
 def check_side(pixels: UInt8[Tensor, "N 3 H W"], smallest: int) -> None:
-    """Refuse pictures smaller than a comparison reaches.
+    """Refuse pictures too small for a comparison.
 
     Raises:
-        ValueError: A side has fewer pixels than `smallest`.
+        ValueError: A side is smaller than `smallest` pixels.
     """
     if min(pixels.shape[-2:]) < smallest:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""From the `reward` section of the config to a scorer; imports only what the config names."""
+"""Build a scorer from the `reward` section of the config; imports only what the config names."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def build_scorer(
 
     Args:
         config: A validated section.
-        device: Where the networks of the terms are put.
-        process_device: Where those of terms in a process of their own are put, which no one can
-            move afterwards; None for the same.
+        device: Device for the networks of the terms.
+        process_device: Device for the networks of terms in separate processes, which cannot be
+            moved later; None: `device`.
 
     Returns:
-        A scorer whose terms stand in the order of `KINDS`, those of one kind by name.
+        A scorer whose terms are in the order of `KINDS`, and by name within a kind.
 
     Raises:
-        RewardError: A term's weights are missing or do not fit.
+        RewardError: A term's weights are missing or do not match.
     """
     weights = config.weights()
     terms = [
@@ -54,10 +54,10 @@ def _build_where_asked(
 
 
 def build_reward(options: TermConfig, device: torch.device) -> Reward:
-    """Build one term; files of weights are loaded as tensors alone.
+    """Build one term; files of weights are loaded only as tensors.
 
     Raises:
-        RewardError: Its weights are missing or do not fit.
+        RewardError: Its weights are missing or do not match.
     """
     if options.is_users_program:
         return options.build(device)

@@ -1,7 +1,7 @@
-"""The `reward` section of the config: which terms score a picture, and how they are weighted.
+"""The `reward` section of the config: which terms score a picture, and their weights.
 
-A term that is absent, or null, is not used and its libraries are not imported. A term of weight 0
-is scored and shown, but takes no part in the reward.
+A term that is absent or null is not used, and its libraries are not imported. A term with weight 0
+is scored and shown, but does not affect the reward.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _TAKEN_NAMES = frozenset(
         *(field.name for field in dataclasses.fields(PictureMeasures)),
     }
 )
-"""Of figures beside those of terms: in evaluations, and as canaries."""
+"""Names of other metrics that appear beside those of terms, in evaluations and as canaries."""
 
 
 def _read_terms(value: object) -> object:
-    """Name the kind of every term, leave out those that are null, bring them into order."""
+    """Determine the kind of every term, drop null ones, and sort them."""
     if not isinstance(value, Mapping):
         return value
     terms = {}
@@ -90,8 +90,8 @@ def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _read_term(value: object) -> object:
-    # A discriminated union would do, but pydantic writes the tag into the key of every error:
-    # reward.terms.ocr.rapidocr.threads is a key that no one can set.
+    # A discriminated union would do, but pydantic writes the tag into the key of every error: users
+    # cannot set the key reward.terms.ocr.rapidocr.threads.
     if not isinstance(value, Mapping):
         return value
     kind = KINDS[str(value["kind"])]
@@ -131,28 +131,29 @@ Term = Annotated[SerializeAsAny[InstanceOf[TermConfig]], BeforeValidator(_read_t
 
 
 class RewardConfig(Options):
-    """Terms and how they are weighted."""
+    """Terms and their weights."""
 
     combine: Mode = "weighted_sum"
-    """`weighted_sum` of the scores, or `normalize_then_sum`: scores standardised inside each
-    prompt's group first, so that terms of small spread count as much as terms of large spread;
-    in evaluations by mean and std of the untrained model, so that totals compare across steps."""
+    """`weighted_sum` of the scores, or `normalize_then_sum`: first standardise scores within each
+    prompt's group, so that terms with a small spread count as much as terms with a large one.
+    Evaluations use the mean and std of the untrained model instead, so that totals are comparable
+    across steps."""
     terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
-    """The terms in use by name; absent or null means not used."""
+    """The terms in use by name; absent or null: not used."""
     allow_untied: bool = False
-    """Allow a reward that uses the picture alone: any one picture that pleases it can
-    then answer every prompt."""
+    """Allow a reward that uses only the picture; the policy can then maximise it with a single
+    picture for every prompt."""
     overlap: bool = True
     """Score a group while the next one is being decoded."""
     watch: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Terms of weight 0 that tell whether the policy games the others; see `on_hacking`."""
+    """Terms with weight 0 that reveal whether the policy games the others; see `on_hacking`."""
     on_hacking: Literal["warn", "stop"] = "warn"
-    """When a canary leaves the band of the untrained model: say so, or save and stop as well."""
+    """When a canary leaves the band of the untrained model: warn, or also save and stop."""
     canary_margin: float = Field(default=6.0, gt=0.0)
-    """Half width of that band, in standard errors of a step's mean."""
+    """Half the width of that band, in standard errors of a step's mean."""
 
     def weights(self) -> dict[str, float]:
-        """Weight by name, in the order of the R axis."""
+        """Weight by term name, in the order of the R axis."""
         return {name: term.weight for name, term in self.terms.items()}
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Base of all sections of the config: strictness, and errors with a remedy."""
+"""Base class of all config sections: strict validation, and errors with a remedy."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 HIDDEN = "[hidden]"
-"""What errors show in place of a value that may be a key."""
+"""What errors show instead of a value that may be a secret."""
 
 RELATION = "relation"
-"""Type of the errors that carry `rule` and `remedy` in their context."""
+"""Type of errors that have `rule` and `remedy` in their context."""
 
 LARGEST_INT = 2**63 - 1
-"""Whole numbers go into tables and to torch, which have 64 bits for them."""
+"""Largest whole number: tables and torch use 64 bits."""
 
 LONGEST_WAIT = 1e6
-"""Seconds, eleven days; sockets can wait for 24 at most."""
+"""Seconds, eleven days; sockets can wait for at most 24 days."""
 
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
 
 
 class Options(BaseModel):
-    """What all sections share: unknown keys, lax types and non-finite numbers are refused."""
+    """Base of all sections: refuses unknown keys, lax types and non-finite numbers."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -40,17 +40,17 @@ class Options(BaseModel):
         strict=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
-        # Fields such as `model` are ours to name.
+        # Our fields may have names such as `model`.
         protected_namespaces=(),
     )
 
 
 def problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> ValidationError:
-    """An error about the key that `keys` lead to, to be raised by a validator.
+    """Make an error about a key, to be raised by a validator.
 
     Args:
-        keys: From the section that is being validated.
-        value: What was given.
+        keys: Path of the key from the section that is being validated.
+        value: The given value.
         rule: What the value must be.
         remedy: What to write instead.
     """
@@ -60,7 +60,7 @@ def problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> 
 
 
 def _check_variable(name: str) -> str:
-    """Not what it holds, of which an error would tell everyone."""
+    """Check the name only; an error must not reveal the variable's value."""
     if not _VARIABLE.fullmatch(name):
         rule = "must be the name of an environment variable: capital letters, digits and _"
         raise problem_at((), HIDDEN, rule, "export the key there, and write the variable's name")
@@ -69,7 +69,7 @@ def _check_variable(name: str) -> str:
 
 def _check_url(url: str) -> str:
     parts = urlsplit(url)
-    # Raises ValueError where it is no number, or none of a port.
+    # Raises ValueError if the port is not a valid number.
     _ = parts.port
     if "@" in parts.netloc or parts.query or parts.fragment:
         rule = "must be an address alone; user, password or ?key=... would be stored and shown"
@@ -77,7 +77,7 @@ def _check_url(url: str) -> str:
     return url
 
 
-# A shell leaves the tilde behind a dotted key alone, and so does YAML.
+# Neither a shell nor YAML expands a tilde after a dotted key.
 PathText = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
 """Path of a file or folder, or a name that may be one, such as a hub id."""
 
@@ -85,4 +85,4 @@ Variable = Annotated[str, AfterValidator(_check_variable)]
 """Name of an environment variable that holds a secret."""
 
 Url = Annotated[str, Field(min_length=1, pattern="^https?://"), AfterValidator(_check_url)]
-"""Where a server listens, without secrets in it."""
+"""Address of a server, without secrets in it."""

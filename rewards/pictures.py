@@ -1,4 +1,4 @@
-"""Pictures: the one place that opens a file as one, and their form in messages, PNG."""
+"""Open picture files, and convert pictures to and from the PNG used in messages."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 PictureSource = Path | bytes
-"""A file, or the file's content where a table or a message embeds it."""
+"""A file, or its content if a table or a message embeds it."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-"""Pillow opens more, some of them by running other programs (EPS): data files may not."""
+"""Pillow opens more, some by running other programs (EPS), which data files must not trigger."""
 
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 DEEP_GREY_LARGEST = 65_535
 
 UNSCALED_MODES = ("L;2", "L;4", "RGB;16B")
-"""Of a PNG: Pillow scales its pixels to 8 bits, and not the colour that is transparent."""
+"""PNG modes for which Pillow scales pixels to 8 bits, but not the transparent colour."""
 
 BITS_PER_SAMPLE, PHOTOMETRIC_INTERPRETATION, PLANAR_CONFIGURATION = 258, 262, 284
 WHITE_IS_ZERO, SEPARATE_PLANES = 0, 2
-"""Tags of a TIFF and values of them. Source: TIFF 6.0, section 8."""
+"""TIFF tag values. Source: TIFF 6.0, section 8."""
 
 PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK"}
-"""By the colour space of a profile: the mode of the pixels that it describes."""
+"""Pixel mode that a colour profile describes, by the profile's colour space."""
 
-_FAST = 1  # of zlib's levels: pictures are read once, and time counts more than size
+_FAST = 1  # zlib level: pictures are read only once, so time matters more than size
 
 
 class PictureError(ValueError):
-    """A file cannot be used as a picture; says why and what to give, to be put after its name."""
+    """A file cannot be used as a picture; the message follows its name, with reason and remedy."""
 
 
 def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Image.Image:
     """Decode a picture fully.
 
-    Transparency lies on white, EXIF orientation is applied, an embedded colour profile is converted
-    to sRGB, 16-bit grey is scaled to 8 bits, an animation gives its first frame.
+    Transparency is put on white, EXIF orientation is applied, an embedded colour profile is
+    converted to sRGB, 16-bit grey is scaled to 8 bits, an animation gives its first frame.
 
     Args:
         source: The picture.
-        formats: What it may be, of `FORMATS`.
+        formats: Allowed formats, a subset of `FORMATS`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        PictureError: It is no picture, torn, too large, of an unknown range of values, or its
-            colour profile cannot be used.
+        FileNotFoundError: The file does not exist.
+        PictureError: It is not a picture, is truncated, too large or of an unknown value range, or
+            its colour profile cannot be used.
     """
     with _opened(source, formats) as picture:
         return _to_rgb(ImageOps.exif_transpose(picture))
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """A picture in memory as `open_rgb` gives that of a file.
+    """Convert a picture in memory in the same way as `open_rgb`.
 
     Raises:
-        PictureError: It is torn, of an unknown range of values, or its colour profile cannot be
+        PictureError: It is truncated or of an unknown value range, or its colour profile cannot be
             used.
     """
     with _refusals(FORMATS):
@@ -73,21 +73,21 @@ def to_rgb(picture: Image.Image) -> Image.Image:
 
 
 def to_pixels(picture: Image.Image) -> UInt8[Tensor, "3 H W"]:
-    """The values of an RGB picture."""
+    """Pixel values of an RGB picture."""
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
 
 
 def fit_pixels(picture: Image.Image, *, height: int, width: int) -> UInt8[Tensor, "3 H W"]:
-    """The values of an RGB picture scaled (Lanczos) to cover a size, its overhang cut evenly.
+    """Pixel values of an RGB picture scaled (Lanczos) to cover a size and cropped evenly.
 
-    Nothing is stretched, so a scorer compares shapes with shapes; a picture of another aspect
-    loses its margins.
+    Nothing is stretched, so that shapes stay comparable; a picture with another aspect ratio loses
+    its margins.
     """
     return to_pixels(ImageOps.fit(picture, (width, height), method=Image.Resampling.LANCZOS))
 
 
 def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:
-    """A picture as an 8-bit RGB PNG, without loss."""
+    """Encode a picture losslessly as an 8-bit RGB PNG."""
     stream = io.BytesIO()
     array = picture.cpu().permute(1, 2, 0).contiguous().numpy()
     Image.fromarray(array).save(stream, format="PNG", compress_level=_FAST)
@@ -95,10 +95,10 @@ def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:
 
 
 def decode_png(data: bytes) -> UInt8[Tensor, "3 H W"]:
-    """Read a picture.
+    """Decode a picture from PNG.
 
     Raises:
-        PictureError: It is no whole PNG, too large, or not an RGB one.
+        PictureError: The data is not an intact PNG, too large, or not RGB.
     """
     with _opened(data, ("PNG",)) as picture:
         if picture.mode != "RGB":
@@ -110,7 +110,7 @@ def decode_png(data: bytes) -> UInt8[Tensor, "3 H W"]:
 def _opened(source: PictureSource, formats: Sequence[str]) -> Iterator[Image.Image]:
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     with _refusals(formats), warnings.catch_warnings():
-        # Pillow warns above `Image.MAX_IMAGE_PIXELS` and refuses twice as many.
+        # Pillow warns above `Image.MAX_IMAGE_PIXELS`, and refuses only twice as many.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         with Image.open(file, formats=tuple(formats)) as picture:
             _check_depth(picture)
@@ -124,7 +124,7 @@ def _refusals(formats: Sequence[str]) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    # Not by their names: decoders raise whatever a wrong byte led them to, AssertionError,
+    # Not by class, because decoders raise whatever a wrong byte leads to: AssertionError,
     # MemoryError, struct.error and a dozen more.
     except Exception as error:
         reason: object = str(error) or type(error).__name__
@@ -140,7 +140,7 @@ def _refusals(formats: Sequence[str]) -> Iterator[None]:
 
 
 def _check_depth(picture: Image.Image) -> None:
-    """Refuse samples that Pillow reads otherwise than the file means them."""
+    """Refuse sample formats that Pillow misinterprets."""
     tags = getattr(picture, "tag_v2", {})
     bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
     is_separate = tags.get(PLANAR_CONFIGURATION) == SEPARATE_PLANES
@@ -191,9 +191,9 @@ def _to_srgb(picture: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def _for_profile(picture: Image.Image, mode: str) -> Image.Image:
-    """The picture in the mode of its profile.
+    """Convert the picture to the mode of its profile.
 
-    Programs keep the profile when they turn grey into colours or colours into grey.
+    Programs keep the profile when they convert between grey and colour.
     """
     if picture.mode not in PROFILE_MODES.values():
         picture = picture.convert("L" if picture.mode == "1" else "RGB")
@@ -208,10 +208,10 @@ def _for_profile(picture: Image.Image, mode: str) -> Image.Image:
 
 @lru_cache(maxsize=16)
 def _find_transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
-    """The mode that a profile is for, and the way to sRGB; None where colours stay as they are.
+    """Mode that a profile is for, and the transform to sRGB; None if colours do not change.
 
-    Profiles of sRGB are many and round differently: one that changes no colour by more than a
-    level is one of them.
+    There are many sRGB profiles with different rounding: a profile that changes no colour by more
+    than one level counts as sRGB.
     """
     opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     space = opened.profile.xcolor_space.strip()
@@ -231,7 +231,7 @@ def _find_transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | N
 
 
 def _to_eight_bits(values: np.ndarray) -> np.ndarray:
-    """Scale and round; Pillow's own conversion cuts off at 255."""
+    """Scale and round; Pillow's own conversion clips at 255."""
     if values.min() < 0 or values.max() > DEEP_GREY_LARGEST:
         raise ValueError(f"grey values outside 0..{DEEP_GREY_LARGEST}")
     scaled = values.astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Problems of a config, one a key: the value, the rule it breaks, and the remedy."""
+"""Describe the problems of a config, one per key: the value, the rule it breaks, the remedy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 NOT_GIVEN = "(not given)"
 
 _MOST_NAMED = 3
-"""Keys of one name that a remedy lists; every term has a weight."""
+"""Largest number of keys of one name that a remedy lists; every term has a weight, for instance."""
 
 _MOST_SHOWN = 15
-"""Problems, and items of a list in a remedy; every item can be one."""
+"""Largest number of problems, and of list items in a remedy; every item can be a problem."""
 
 _LONGEST_SHOWN = 400
-"""Characters of a refused value, and of a remedy that repeats it; a whole file pasted for a name is
-not to hide the rule."""
+"""Characters of a refused value, and of a remedy that repeats it, so that a file pasted as a name
+does not hide the rule."""
 
 _WHOLE_NUMBER = "must be a whole number"
 _TYPE_RULES = {
@@ -59,8 +59,8 @@ class Problem:
     """One refused key.
 
     Attributes:
-        key: Dotted, as it is written on the command line.
-        value: What was given.
+        key: Dotted, as on the command line.
+        value: The given value.
         rule: What the value must be.
         remedy: What to write instead.
     """
@@ -72,7 +72,7 @@ class Problem:
 
 
 def describe_problems(problems: Sequence[Problem]) -> str:
-    """Write problems for a person: a heading, then key and value, rule and remedy of each."""
+    """Format problems for people: a heading, then key and value, rule and remedy of each."""
     heading = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     lines = [f"The config has {heading}:"]
     for problem in problems[:_MOST_SHOWN]:
@@ -89,7 +89,7 @@ def describe_problems(problems: Sequence[Problem]) -> str:
 
 def _show(problem: Problem) -> str:
     value = problem.value
-    # `api_key=...`: what belongs in the environment is not repeated.
+    # Do not repeat secrets such as `api_key=...`, which belong in the environment.
     if isinstance(value, str) and re.search("key|token|secret|password", problem.key):
         value = HIDDEN
     text = repr(value)
@@ -97,19 +97,19 @@ def _show(problem: Problem) -> str:
 
 
 def find_problems(error: ValidationError, model: type[BaseModel], values: object) -> list[Problem]:
-    """Translate pydantic's findings into problems, in the order of the keys.
+    """Translate pydantic's errors into problems, in the order of the keys.
 
     Args:
-        error: What pydantic raised.
-        model: What was validated against.
-        values: What was validated.
+        error: Error raised by pydantic.
+        model: Model that was validated against.
+        values: Values that were validated.
     """
     fields = dict(_walk_fields(model))
     return [_find_problem(details, fields, values) for details in error.errors(include_url=False)]
 
 
 def known_keys(model: type[BaseModel]) -> list[str]:
-    """All dotted keys of `model`, sections and options alike."""
+    """All dotted keys of `model`, both sections and options."""
     return list(dict(_walk_fields(model)))
 
 
@@ -118,8 +118,8 @@ def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem
     parent, _, name = key.rpartition(".")
     siblings = [known.rpartition(".")[2] for known in keys if known.rpartition(".")[0] == parent]
     nearest = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
-    # A right name in the wrong section: `learning_rate` for `optim.learning_rate`; or cut at the
-    # wrong place: `eval.every` for `train.eval_every`.
+    # The right name in the wrong section (`learning_rate` for `optim.learning_rate`), or split at
+    # the wrong place (`eval.every` for `train.eval_every`).
     sections = {known.rpartition(".")[0] for known in keys}
     names = {name, key.replace(".", "_")}
     elsewhere = [
@@ -143,7 +143,7 @@ def _walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
         key = f"{prefix}{field.alias or name}"
         yield key, field
         if model is RewardConfig and name == "terms":
-            # A mapping of sections: every kind is known under its own name.
+            # A mapping of sections: list every kind under its own name.
             for kind, term in KINDS.items():
                 forms = OCR_ENGINES.values() if term is OcrConfig else [term]
                 for form in forms:
@@ -169,7 +169,7 @@ def _find_problem(
     items: Any = values
     for part in details["loc"][:-1]:
         items = items[part]
-    # A set, as YAML can hold, has no order of its own.
+    # A set, which YAML can contain, has no order.
     return _item_problem(details, fields, [*items])
 
 
@@ -206,7 +206,7 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
 def _item_problem(
     details: ErrorDetails, fields: Mapping[str, FieldInfo], items: Sequence[object]
 ) -> Problem:
-    """Refuse an item of a list; the remedy gives the whole list, as one types it."""
+    """Refuse an item of a list; the remedy gives the whole list, in the form to type."""
     *place, last = details["loc"]
     key, index = ".".join(map(str, place)), int(last)
     written = [str(item) for item in items]
@@ -214,9 +214,9 @@ def _item_problem(
     if details["type"] == "literal_error":
         choices = _choices(details)
         written[index : index + 1] = _nearest(details["input"], choices)
-        # Of a word that is near none, nothing is left; no choice is made twice.
+        # A word without a near match leaves nothing; no choice is suggested twice.
         written = list(dict.fromkeys(written)) or choices[:1]
-    # The input of an item that is missing is the list.
+    # For a missing item, the input is the list.
     value = NOT_GIVEN if details["type"] == "missing" else details["input"]
     rule = _translate(details, fields).rule
     whole = f"write {key}=[{','.join(written)}]"
@@ -237,7 +237,7 @@ def _choices(details: ErrorDetails) -> list[str]:
 
 
 def _nearest(value: object, choices: Sequence[str]) -> list[str]:
-    # No number is near a word.
+    # No number is similar to a word.
     return difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
 
 

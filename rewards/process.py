@@ -1,4 +1,4 @@
-"""A term in a process of its own, which a crash or a leak of its libraries cannot harm."""
+"""Run a term in a separate process, to isolate crashes and leaks of its libraries."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _POLL_SECONDS = 1.0
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
 _Pictures = Mapping[str, tuple[NDArray[np.uint8] | None, Sequence[NDArray[np.uint8]]]]
-"""Target and sources of each prompt, by its id."""
+"""Target and sources of each prompt, by prompt id."""
 
 _reward: Reward
-"""The term of this process; in the child alone."""
+"""The term of this process; only set in the child."""
 
 
 class ProcessReward:
@@ -42,9 +42,9 @@ class ProcessReward:
     process does, however that ends.
 
     Args:
-        config: Of the term.
-        name: Of the term, for errors.
-        device: Where the child puts its networks; they stay there.
+        config: Options of the term.
+        name: Name of the term, for errors.
+        device: Device for the child's networks, where they stay.
 
     Raises:
         RewardError: The term cannot be built, or the child ended.
@@ -55,37 +55,37 @@ class ProcessReward:
         self._config = config
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
-        # Downloads take as long as they take.
+        # No time limit, because of downloads.
         process_id = self._ask(None, _build, config, device)
         children = multiprocessing.active_children()
         (self._process,) = (each for each in children if each.pid == process_id)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has what the term uses; the child is not asked."""
+        """Whether the prompt has what the term uses; does not ask the child."""
         return has_needs(prompt, self._config.needs())
 
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Score in the child; the scores come back on the CPU.
+        """Score in the child; the scores are returned on the CPU.
 
         Raises:
-            RewardError: The term failed, with its own words; or the child ended, or gave no answer
-                in time and was ended.
+            RewardError: The term failed (the message quotes its error), or the child ended, or it
+                gave no answer in time and was ended.
         """
         return self.score_with_notes(prompts, pixels).values
 
     def score_with_notes(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """As `score`; the notes are the term's."""
+        """Like `score`; the notes are the term's."""
         texts, pictures, array = _pack(prompts, pixels)
         seconds = self._config.timeout_seconds
         values, notes = self._ask(seconds, _score, texts, pictures, array)
         return Scores(torch.tensor(values, dtype=torch.float32), notes)
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """None: the networks are the child's."""
+        """Empty, because the networks belong to the child."""
         return ()
 
     def _ask(
@@ -121,7 +121,7 @@ class ProcessReward:
 def _pack(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
 ) -> tuple[list[Prompt], _Pictures, NDArray[np.uint8]]:
-    # As arrays: tensors would go through shared memory, of which containers have little.
+    # As arrays: tensors would go through shared memory, which is small in containers.
     pictures = {
         prompt.prompt_id: (
             None if prompt.target is None else prompt.target.numpy(force=True),
@@ -134,15 +134,15 @@ def _pack(
 
 
 def _begin() -> None:
-    # A signal to the whole group of processes (Ctrl-C, a scheduler's notice) asks the run to end
-    # after its step, for which it needs this scorer; the run says when it is done.
+    # A signal to the whole process group (Ctrl-C, a scheduler's notice) asks the run to stop after
+    # its step, for which it needs this scorer; the run ends the scorer afterwards.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def _end_with_parent(parent: int) -> None:
-    # Executors notice no parent that was killed: the child itself keeps their pipes open.
+    # Executors do not notice that the parent was killed, because the child keeps their pipes open.
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os._exit(1)
@@ -166,7 +166,7 @@ def _score(
         prompts.append(replace(text, target=target, sources=sources))
     with _errors_in_words():
         for prompt in {prompt.prompt_id: prompt for prompt in prompts}.values():
-            _reward.applies_to(prompt)  # raises where it could score no picture against it
+            _reward.applies_to(prompt)  # raises if it could score no picture against it
         scores = score_with_notes(_reward, prompts, torch.from_numpy(pixels))
     return scores.values.tolist(), scores.notes
 
@@ -175,6 +175,6 @@ def _score(
 def _errors_in_words() -> Iterator[None]:
     try:
         yield
-    # Terms wrap libraries that raise whatever they like, also what cannot go through a pipe.
+    # Terms wrap libraries that raise anything, including errors that cannot be pickled.
     except BaseException as error:
         raise RewardError(describe_error(error)) from error

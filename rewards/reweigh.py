@@ -1,6 +1,6 @@
-"""A table of raw scores and weights -> totals, and what each term contributes to them.
+"""Compute totals, and each term's contribution to them, from raw scores and weights.
 
-Pure functions of the stored table: other weights need no model and no picture.
+These are pure functions of the stored table: trying other weights needs no model and no picture.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Mode = Literal["weighted_sum", "normalize_then_sum"]
 FLAT_TOLERANCE = 8 * torch.finfo(torch.float32).eps
 """Largest spread of a flat group, relative to its largest |score|.
 
-Equal pictures get equal scores except for the last bits: a term that runs in a batch, and the
-weighted sum of a handful of terms, each round once to fp32. Eight units of rounding cover that and
-are five orders of magnitude below any difference that a scorer means.
+Equal pictures get equal scores except for the last bits: a batched term, and the weighted sum of a
+handful of terms, each round once to fp32. Eight units of rounding cover that, and are five orders
+of magnitude below any meaningful difference of scores.
 """
 
 
@@ -36,7 +36,7 @@ def combine(
             steps.
 
     Raises:
-        RewardError: A total is beyond what float32 holds (names the image and its scores), or a
+        RewardError: A total overflows float32 (the message names the image and its scores), or a
             term has no scale.
         ValueError: See `contributions`.
     """
@@ -59,7 +59,7 @@ def combine(
 def contributions(
     table: RewardTable, *, mode: Mode, untrained: RewardTable | None = None
 ) -> Float32[Tensor, "P G R"]:
-    """What each term adds to each image's total; exactly 0 where a term does not apply.
+    """Contribution of each term to each image's total; exactly 0 if a term does not apply.
 
     With weights w, scores s, and A the terms that apply to a prompt:
 
@@ -67,65 +67,64 @@ def contributions(
 
     - `weighted_sum`: x = s.
     - `normalize_then_sum`: x = (s - mean_G(s)) / max(std_G(s), std_floor of the term), and 0 in a
-      group whose scores are all equal; the std is the sample one. Each term then counts by its
-      weight alone, however small its spread. Source: GDPO (arXiv 2601.05242), section 3; TRL's
+      group whose scores are all equal; the std is the sample std. Each term then counts only by
+      its weight, however small its spread. Source: GDPO (arXiv 2601.05242), section 3; TRL's
       `multi_objective_aggregation="normalize_then_sum"`.
       With `untrained`, mean and std are instead those of the untrained model's scores, over all
       images of the prompts to which the term applies: x = (s - mean_0) / max(std_0, std_floor).
-      Inside its group every step has mean 0; on this scale, which no step moves, a policy that
-      scores higher has higher totals, and a group may hold a single image.
+      Within a group, the mean is 0 at every step. This scale, in contrast, is fixed: a policy that
+      scores higher has higher totals, and a group may consist of a single image.
 
-    The factor is exactly 1 where every term applies, which leaves the plain weighted sum. Where
-    some do not, the weight of the missing ones goes to the others in proportion, so that a total
-    keeps its scale: a prompt without a target is not worth less than one with a target, and an
-    advantage that divides by a std of the batch, or not at all, treats both alike. |w| because a
-    negative weight penalises and must not cancel the scale of the others.
+    The factor is exactly 1 if every term applies, which gives the plain weighted sum. Otherwise the
+    weight of the missing terms is distributed to the others in proportion, so that a total keeps
+    its scale: a prompt without a target is not worth less than one with a target, and an advantage
+    that is divided by a std of the batch, or not at all, treats both alike. |w| is used because a
+    negative weight is a penalty and must not cancel the scale of the others.
 
     Args:
         table: Raw scores, finite.
         mode: One of those above.
-        untrained: Raw scores of the untrained model by the same terms; `weighted_sum` does not
-            read them.
+        untrained: Raw scores of the untrained model by the same terms; ignored by `weighted_sum`.
 
     Raises:
-        RewardError: A term with a weight applies to a prompt here, and to none in `untrained`.
-        ValueError: A prompt has no applicable term with a weight other than 0; a std floor is not
-            positive; or a group to be standardised has fewer than two images.
+        RewardError: A term with a weight applies to a prompt here, but to none in `untrained`.
+        ValueError: A prompt has no applicable term with a nonzero weight, a std floor is not
+            positive, or a group to be standardised has fewer than two images.
     """
     scores = table.raw
     if mode != "weighted_sum" and untrained is not None:
         scores = _standardise_by(untrained, table)
     elif mode == "normalize_then_sum":
         scores = _standardise(table)
-    # Filled, not multiplied by 0: a caller's table may hold NaN where a term does not apply.
+    # Filled, not multiplied by 0: a caller's table may contain NaN where a term does not apply.
     applicable_scores = scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
     return table.weights * applicable_scores * _scale(table)[:, None, None]
 
 
 def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]:
-    """Each term's share of what tells the images of a group apart.
+    """Each term's share of the variance within groups.
 
     With c_r the contribution of term r and total = sum_r c_r, inside each group:
 
         share_r = cov_G(c_r, total) / var_G(total)
 
     averaged over the groups whose total is not flat. This is the exact decomposition of the
-    variance of a sum: shares add up to 1. A share is negative where a term pulls against the
-    total, and above 1 where others pull against it. Weights alone do not show this: a term of
-    large weight and no spread has a share of 0.
+    variance of a sum: shares add up to 1. A share is negative if a term pulls against the total,
+    and above 1 if others pull against it. Weights do not show this: a term with a large weight and
+    no spread has a share of 0.
 
     Args:
         table: Raw scores, finite.
         mode: As used for the totals.
 
     Returns:
-        One share per term; all 0 where every group is flat.
+        One share per term; all 0 if every group is flat.
 
     Raises:
         ValueError: See `contributions`.
     """
     parts = contributions(table, mode=mode)
-    # In float32 small covariances would drown in rounding.
+    # In float32, rounding errors would exceed small covariances.
     exact = parts.double()
     total = exact.sum(dim=-1)
     is_varied = ~is_flat(total.float())
@@ -157,7 +156,7 @@ def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
 
 
 def _standardise_by(untrained: RewardTable, table: RewardTable) -> Float32[Tensor, "P G R"]:
-    # One row an image: the sums do not depend on how images are grouped.
+    # One row per image: the sums do not depend on how images are grouped.
     raw = untrained.raw.double().flatten(0, 1)
     applies = untrained.is_applicable.repeat_interleave(untrained.raw.shape[1], dim=0)
     counts = applies.sum(dim=0)
@@ -190,7 +189,7 @@ def _scale(table: RewardTable) -> Float32[Tensor, " P"]:
             "applies to it has a weight other than 0; give it a target or a text, or weigh a term "
             "that applies to every prompt"
         )
-    # Both sums run over the same R numbers, so that the quotient is exactly 1 without a mask.
+    # Both sums run over the same R numbers, so the quotient is exactly 1 if all terms apply.
     return sizes.sum(dim=-1) / applicable
 
 

@@ -1,7 +1,7 @@
 """Run every term over groups of pictures and reject invalid scores.
 
-Each term works in a thread of its own, so that pictures can be scored while others are still being
-decoded, and so that a term that hangs does not hang the run.
+Each term works in its own thread, so that pictures can be scored while others are still being
+decoded, and a hanging term does not hang the run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rewards.texts import find_quoted_texts, has_idle_marks
 from rewards.types import Prompt, RewardError, RewardTable, Scores, describe_error
 
 _MOST_NAMED = 3
-"""Prompts that a line names."""
+"""Largest number of prompts that a line names."""
 _LONGEST_SHOWN = 60
-"""Characters of a prompt in a line."""
+"""Characters shown of a prompt in a line."""
 _GRACE_SECONDS = 2.0
-"""Beyond a term's time limit: terms that keep the limit themselves can say more when it is over."""
+"""Added to a term's time limit, because terms that keep the limit themselves can explain more."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,13 @@ class Term:
     """One term of a reward.
 
     Attributes:
-        name: Of the column in the table, unique.
-        reward: Scores.
-        weight: Finite.
+        name: Name of its column in the table, unique.
+        reward: Scores the pictures.
+        weight: Weight in the reward, finite.
         std_floor: See `RewardTable.std_floors`.
         timeout_seconds: Longest time to score one group.
-        only: Glob over the ids of prompts that it applies to.
-        is_trained_on: Whether pictures that are trained on are scored, too, or those of
-            evaluations alone.
+        only: Glob over the ids of prompts to which it applies.
+        is_trained_on: Whether it scores training pictures, too, or only those of evaluations.
     """
 
     name: str
@@ -56,16 +55,16 @@ class Term:
     is_trained_on: bool = True
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt is one of those, and has what the term compares with.
+        """Whether `only` matches the prompt, and it has what the term compares with.
 
         Raises:
-            RewardError: It has, and the term could not score any picture against it.
+            RewardError: It has, but the term could not score any picture against it.
         """
         return fnmatchcase(prompt.prompt_id, self.only) and self.reward.applies_to(prompt)
 
 
 class _NamedPrompts:
-    """How many prompts there are of a kind, and the first few as text."""
+    """Number of prompts of some kind, and the first few as text."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -88,11 +87,11 @@ class Scorer:
     """The terms of a reward with their weights.
 
     Args:
-        terms: In the order of the R axis, names unique.
+        terms: Terms in the order of the R axis, with unique names.
         is_overlapping: Whether groups may be scored while others are being decoded.
 
     Raises:
-        ValueError: No terms, or two of one name.
+        ValueError: There are no terms, or two with the same name.
     """
 
     def __init__(self, terms: Sequence[Term], *, is_overlapping: bool = True) -> None:
@@ -105,7 +104,7 @@ class Scorer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the terms, the order of the R axis."""
+        """Names of the terms, in the order of the R axis."""
         return tuple(term.name for term in self._terms)
 
     def modules(self) -> tuple[nn.Module, ...]:
@@ -118,16 +117,17 @@ class Scorer:
         """Refuse prompts that no term can score, before anything is sampled.
 
         Args:
-            prompts: Each is taken once: that reads its target picture.
-            of: What they are, for the lines.
-            is_training: Whether they are trained on, which terms for evaluations alone do not see.
+            prompts: Prompts to check; each is accessed once, which loads its target picture.
+            of: Name of the set, for the lines.
+            is_training: Whether they are training prompts, which terms with `when: evaluation`
+                never see.
 
         Returns:
-            Terms that apply to few of them, see `describe_rare_terms`, those whose `only` matches
-            none, and prompts with quotation marks that ask for nothing.
+            Lines on terms that apply to few of them (see `describe_rare_terms`), terms whose `only`
+            matches none, and prompts with quotation marks that ask for nothing.
 
         Raises:
-            RewardError: No term with a weight other than 0 applies to a prompt, or one applies and
+            RewardError: No term with a nonzero weight applies to a prompt, or one applies but
                 cannot score it.
         """
         terms = [term for term in self._terms if term.is_trained_on or not is_training]
@@ -136,7 +136,7 @@ class Scorer:
         others = {term.name: _NamedPrompts() for term in terms}
         idle = _NamedPrompts()
         for prompt in prompts:
-            # Every term is asked, also those that are only watched: one may refuse the prompt.
+            # Ask every term, even those that are only watched: one may refuse the prompt.
             applicable = [term for term in terms if term.applies_to(prompt)]
             if not any(term in weighted for term in applicable):
                 raise RewardError(
@@ -152,7 +152,7 @@ class Scorer:
                     counts[term.name] += 1
                 else:
                     others[term.name].add(prompt)
-            # Texts that were given besides are what is asked for, however the prompt quotes.
+            # Explicit texts are what the prompt asks for, whatever it quotes.
             is_as_quoted = prompt.texts == find_quoted_texts(prompt.prompt)
             if is_as_quoted and has_idle_marks(prompt.prompt):
                 idle.add(prompt)
@@ -175,8 +175,8 @@ class Scorer:
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]) -> RewardTable:
         """Score every picture by every term that applies to its prompt.
 
-        Each term sees one prompt's group at a time: that bounds memory, and a group is large
-        enough to keep an accelerator busy.
+        Each term sees one prompt's group at a time: that limits memory, and a group is large enough
+        to keep an accelerator busy.
 
         Args:
             prompts: The P prompts.
@@ -187,7 +187,7 @@ class Scorer:
 
         Raises:
             RewardError: A term raised, took too long, or returned something other than one finite
-                float32 number per picture. Names term, prompt and image.
+                float32 number per picture. The message names term, prompt and image.
             ValueError: The numbers of prompts and of groups differ.
         """
         if len(prompts) != pixels.shape[0]:
@@ -203,13 +203,13 @@ class Scorer:
     def begin(
         self, prompts: Sequence[Prompt], *, is_resident: bool = True, is_training: bool = False
     ) -> Scoring:
-        """Begin to score groups that come one by one, in the order of the prompts.
+        """Begin to score groups that are added one by one, in the order of the prompts.
 
         Args:
             prompts: The P prompts.
-            is_resident: Whether the terms' networks are where they run. If not, terms that have
-                some wait until `Scoring.finish`.
-            is_training: Whether the pictures are trained on: terms for evaluations alone then
+            is_resident: Whether the terms' networks are on their device. If not, terms that have
+                networks wait until `Scoring.finish`.
+            is_training: Whether the pictures are trained on: terms with `when: evaluation` then
                 apply to no prompt.
         """
         return Scoring(
@@ -222,7 +222,7 @@ class Scorer:
 
 
 class Scoring:
-    """Groups on their way through the terms; made by `Scorer.begin`."""
+    """Groups being scored; created by `Scorer.begin`."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class Scoring:
         self._futures: dict[tuple[int, int], Future[Scores]] = {}
 
     def add(self, group: UInt8[Tensor, "G 3 H W"]) -> None:
-        """Hand the pictures of the next prompt to the terms that can begin; does not wait."""
+        """Pass the pictures of the next prompt to the terms that can begin; does not wait."""
         self._groups.append(group)
         for column, is_early in enumerate(self._is_early):
             if is_early:
@@ -257,10 +257,10 @@ class Scoring:
         """Let the other terms begin, and wait for all.
 
         Args:
-            count: Told how many scores of groups by a term are there, of how many.
+            count: Called with the number of finished scores of a group by a term, and the total.
 
         Raises:
-            RewardError: As `Scorer.score`.
+            RewardError: As for `Scorer.score`.
             ValueError: There are not as many groups as prompts.
         """
         if not 0 < len(self._groups) == len(self._prompts):
@@ -292,7 +292,7 @@ class Scoring:
         )
 
     def _refuse_another_dtype(self) -> None:
-        # Now that all terms are done: a library may set it while it loads a model.
+        # After all terms are done, because a library may set it while it loads a model.
         found = torch.get_default_dtype()
         if found != self._default_dtype:
             torch.set_default_dtype(self._default_dtype)
@@ -312,8 +312,8 @@ class Scoring:
     def _wait(self, row: int, column: int, future: Future[Scores]) -> Scores:
         term, prompt = self._terms[column], self._prompts[row]
         try:
-            # Groups of a term are scored in order, so this one began before the wait for it did,
-            # or as soon as the one before it was done.
+            # A term scores its groups in order, so this one began before the wait for it did, or as
+            # soon as the previous one was done.
             return future.result(timeout=term.timeout_seconds + _GRACE_SECONDS)
         except TimeoutError as error:
             raise RewardError(
@@ -325,15 +325,15 @@ class Scoring:
 
 
 class _Worker:
-    """The thread of one term.
+    """Thread of one term.
 
-    A daemon, so that a term that hangs does not keep the process from ending: Python waits for the
-    threads of a ThreadPoolExecutor. It waits for work for good: one that is woken to end while
+    A daemon, so that a hanging term does not keep the process from ending: Python waits for the
+    threads of a ThreadPoolExecutor. It waits for work forever, because waking it to end while
     Python itself ends can abort the process.
 
-    On CUDA it works on a stream of its own: what it waits for there is its own work, not the
-    decoder's. A job waits for what its giver's stream had to do when it was handed in, such as
-    moving weights, and is done when the device is.
+    On CUDA it uses its own stream, so that it waits only for its own work, not for the decoder's. A
+    job first waits for the work that the submitting stream had at submission, such as moving
+    weights, and is done when the device has finished it.
     """
 
     def __init__(self, name: str) -> None:
@@ -342,7 +342,7 @@ class _Worker:
 
     def submit(self, job: Callable[[], Scores]) -> Future[Scores]:
         future: Future[Scores] = Future()
-        # Only where the device is in use already: that takes memory.
+        # Only if the device is in use already, because this takes memory.
         is_on_device = torch.cuda.is_initialized()
         ready = torch.cuda.current_stream().record_event() if is_on_device else None
         self._jobs.put((future, job, ready))
@@ -350,7 +350,7 @@ class _Worker:
 
 
 _Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores], torch.cuda.Event | None]]
-"""What a worker is to do, and after what on the device."""
+"""Jobs of a worker, each with the event on the device to wait for first."""
 
 
 def _work(jobs: _Jobs) -> None:
@@ -367,7 +367,7 @@ def _work(jobs: _Jobs) -> None:
             if stream is not None:
                 stream.synchronize()
             future.set_result(scores)
-        # Handed to the thread that waits for the group.
+        # Passed to the thread that waits for the group.
         except Exception as error:
             future.set_exception(error)
 
@@ -379,11 +379,12 @@ def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -
     except InvalidScoresError as error:
         raise RewardError(f"{where}, {error}", pictures=pixels) from error
     except RewardError as error:
-        # It says itself what failed; asking again picture by picture can cost minutes, or money.
+        # The error already explains the failure; asking again per picture can cost minutes, or
+        # money.
         raise RewardError(f"{where}: {describe_error(error)}", pictures=pixels) from error
-    # Terms wrap libraries that raise whatever they like, and each such failure ends the step. An
-    # exit would end this thread alone, without a word, and Ctrl-C reaches the main thread only:
-    # here KeyboardInterrupt is one that a library raised itself.
+    # Terms wrap libraries that raise anything, and each such failure ends the step. An exit would
+    # silently end only this thread. Ctrl-C reaches only the main thread: a KeyboardInterrupt here
+    # was raised by a library.
     except BaseException as error:
         image = _find_failing_image(term, prompt, pixels)
         raise RewardError(
@@ -405,10 +406,10 @@ def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 
 
 
 def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
-    # A term that scores a group in one go cannot say which picture it stumbled over.
+    # A term that scores a whole group at once cannot tell which picture failed.
     for index in range(pixels.shape[0]):
         try:
             term.reward.score([prompt], pixels[index : index + 1])
-        except BaseException:  # as above; the first failure is the one that is reported
+        except BaseException:  # as above; only the first failure is reported
             return f"image {index}"
     return f"images 0 to {pixels.shape[0] - 1} together (each alone can be scored)"

@@ -1,4 +1,4 @@
-"""Score pictures of one's own by the terms of a reward."""
+"""Score your own pictures by the terms of a reward."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def score_images(
         0   1.0  0.0    0.4
 
     Args:
-        prompts: One for each picture. Of a text, what it quotes should be read in the picture; a
-            `rewards.types.Prompt` can say more.
-        images: Of any sizes.
-        config: `load_config(...).reward`, or a mapping such as the section `reward` of a YAML file.
-        targets: The picture to come close to, for each that has one; fitted to the picture's
-            size as a run fits it to the rollout's: scaled to cover it, the overhang cut.
-        device: Where the networks of the terms run.
+        prompts: One per picture. For a text, whatever it quotes should be readable in the picture;
+            a `rewards.types.Prompt` can specify more.
+        images: Pictures of any sizes.
+        config: `load_config(...).reward`, or a mapping such as the `reward` section of a YAML file.
+        targets: Target picture of each picture, or None; scaled to cover the picture's size and
+            cropped, as a run does for the rollout's size.
+        device: Device for the networks of the terms.
 
     Returns:
-        A row a picture: the score of each term, higher is better, missing where the term does not
-        apply; and `total`, their sum by weight. A `combine` that compares the pictures of a group
-        says nothing of a single one, and is not used.
+        A row per picture: the score of each term, higher is better, missing if the term does not
+        apply; and `total`, their weighted sum. A `combine` that compares the pictures of a group
+        has no meaning for single pictures, and is not used.
 
     Raises:
         RewardError: A term cannot be built, or cannot score a picture.
-        ValueError: The numbers of prompts, pictures and targets differ, or the config is refused:
-            with every refused key, the rule and the remedy.
-        FileNotFoundError: There is no such file.
+        ValueError: The numbers of prompts, pictures and targets differ, or the config is refused;
+            the message lists every refused key with the rule and the remedy.
+        FileNotFoundError: A file does not exist.
     """
     if targets is None:
         targets = [None] * len(images)

@@ -1,4 +1,4 @@
-"""The texts that a prompt asks for."""
+"""Find the texts that a prompt asks for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import unicodedata
 from collections.abc import Iterator
 
 _BLANK_LETTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
-"""Fillers of Hangul, the pattern of Braille without dots, the note without a head."""
+"""Hangul fillers, the blank Braille pattern, and the note without a head."""
 
 _IN_WORD = "[0-9A-Za-z\u00c0-\u0587\u1e00-\u1fff]"
-"""Digits, and letters of the scripts whose words hold apostrophes: Latin, Greek, Cyrillic,
-Armenian. Others may stand right beside a quotation."""
+"""Digits, and letters of the scripts whose words contain apostrophes: Latin, Greek, Cyrillic,
+Armenian. Other letters may be adjacent to a quotation."""
 
 _APOSTROPHE = rf"(?<={_IN_WORD})['\u2019](?={_IN_WORD})"
 
@@ -35,47 +35,47 @@ _QUOTATION = re.compile(
         )
     )
 )
-"""Pairs of marks, each with a group around the text."""
+"""Pairs of marks, each with a group for the text in between."""
 
 _MARK = re.compile(
     '["\uff02\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f]'
     rf"|(?<!{_IN_WORD})['\u2018](?=[^\W\d_])"
 )
-"""A quotation mark; of apostrophes one that can open a quotation, the '90s aside."""
+"""A quotation mark; an apostrophe only if it can open a quotation, unlike that of the '90s."""
 
 
 def find_quoted_texts(prompt: str) -> tuple[str, ...]:
-    """The texts that a prompt asks for: what it quotes, from left to right.
+    """Find the texts that a prompt asks for: those it quotes, from left to right.
 
     Quotations are '', "", full-width "", curly ones, those of other languages (low or reversed
-    curly ones, guillemets either way) and corner brackets. An apostrophe opens none after a letter
-    or digit, and closes none before one. What is quoted inside a quotation is a part of it. Blank
-    quotations ask for nothing.
+    curly ones, guillemets either way) and corner brackets. An apostrophe after a letter or digit
+    opens none, and one before a letter or digit closes none. Nested quotations are part of the
+    outer one. Blank quotations ask for nothing.
 
-    GLM-Image's glyph encoder goes by a rule of its own.
+    GLM-Image's glyph encoder uses a different rule.
     """
     return tuple(text for text in _quotations(prompt) if text)
 
 
 def has_idle_marks(prompt: str) -> bool:
-    """Whether a quotation mark asks for nothing: it has no partner, or nothing is between them."""
+    """Whether a quotation mark asks for nothing: it is unpaired, or nothing is inside the pair."""
     rest = _QUOTATION.sub(" ", prompt)
     return not all(_quotations(prompt)) or _MARK.search(rest) is not None
 
 
 def _quotations(prompt: str) -> Iterator[str]:
-    """Each quotation, "" where nothing of it can be seen."""
+    """Yield each quotation, "" if it is blank."""
     for match in _QUOTATION.finditer(prompt):
         text = next(group for group in match.groups() if group is not None).strip()
         yield "" if is_blank(text) else text
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing of a text can be seen: no letter, number, mark of writing or symbol.
+    """Whether nothing of a text is visible: no letter, number, mark of writing or symbol.
 
-    Spaces, control and format characters (zero-width ones, the byte order mark), variation
-    selectors and other marks without a letter, and the letters and symbols that are blank, among
-    them all of those that renderers leave out by default.
+    Blank are spaces, control and format characters (zero-width ones, the byte order mark),
+    variation selectors and other marks without a letter, and blank letters and symbols, including
+    all that renderers ignore by default.
 
     Source: Unicode 16, General_Category and Default_Ignorable_Code_Point.
     """

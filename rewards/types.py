@@ -1,4 +1,4 @@
-"""The data that travels through the reward side, in the order it travels.
+"""Data types of the reward side, in the order in which they are passed on.
 
 Axes: P prompts, G images per prompt, R reward terms, H W pixels.
 """
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class RewardError(RuntimeError):
-    """A term could not score: names term, prompt and image. Never turned into a number.
+    """A term could not score; the message names term, prompt and image. Never becomes a number.
 
     Attributes:
-        pictures: What it could not score; None where nothing was drawn.
+        pictures: Pictures that it could not score; None if there were none yet.
     """
 
     def __init__(self, message: str, *, pictures: UInt8[Tensor, "G 3 H W"] | None = None) -> None:
@@ -25,9 +25,9 @@ class RewardError(RuntimeError):
 
 
 def describe_error(error: BaseException) -> str:
-    """What an error says, with its type unless it is a `RewardError`; never nothing.
+    """Text of an error, with its type unless it is a `RewardError`; never empty.
 
-    Of an error without words, what it was raised from says more.
+    For an error without a message, uses the error that caused it.
     """
     said, kind = str(error), type(error).__name__
     if said:
@@ -37,15 +37,14 @@ def describe_error(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt with all that a reward may need of it.
+    """One prompt with everything that a reward may need.
 
     Attributes:
         prompt_id: Unique and stable within a data set; names the prompt in tables and galleries.
-        prompt: The caption the policy is conditioned on.
-        texts: The texts that should appear in the picture, in any order; empty where none is asked
-            for.
-        target: The picture to be matched, already at the size of the rollout, or None.
-        sources: The pictures to be edited, at the size of the rollout; none for text-to-image.
+        prompt: Caption that the policy is conditioned on.
+        texts: Texts that should appear in the picture, in any order; may be empty.
+        target: Picture to match, already at the size of the rollout, or None.
+        sources: Pictures to edit, at the size of the rollout; empty for text-to-image.
     """
 
     prompt_id: str
@@ -57,12 +56,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a term says of N pictures.
+    """A term's scores of N pictures.
 
     Attributes:
-        values: Higher is better.
-        notes: What the term found in each picture, for people to look at: the text that OCR read,
-            the answer of a judge. Empty where it has nothing to say.
+        values: Scores; higher is better.
+        notes: The term's findings on each picture, for people: the text that OCR read, the answer
+            of a judge. Empty if the term has none.
     """
 
     values: Float32[Tensor, " N"]
@@ -71,19 +70,18 @@ class Scores:
 
 @dataclass(frozen=True)
 class RewardTable:
-    """Raw scores of every term; weights stay beside them, so that weighing can be redone offline.
+    """Raw scores of every term, with their weights, so that they can be reweighted offline.
 
     Attributes:
-        names: One name per term, the order of the R axis.
-        raw: Scores as the terms return them, higher is better; 0 where a term does not apply
+        names: One name per term, in the order of the R axis.
+        raw: Scores as returned by the terms, higher is better; 0 if a term does not apply
             (null in stored tables).
         is_applicable: True where a term applies to a prompt.
         weights: One weight per term.
-        std_floors: Smallest divisor of each term under `normalize_then_sum`, in units of its
-            score, > 0.
-        notes: What a term found in each picture, by its name: a tuple for each prompt, with one
-            note a picture, or empty where the term does not apply. Terms that say nothing have no
-            entry.
+        std_floors: Smallest divisor of each term under `normalize_then_sum`, in units of its score,
+            > 0.
+        notes: Notes on the pictures by term name: a tuple per prompt, with one note per picture, or
+            empty if the term does not apply. Terms without notes have no entry.
     """
 
     names: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Keep libraries from unpickling: a pickle is a program, and files of weights come from anyone.
+"""Keep libraries from unpickling, because a pickle is a program and weights may come from anyone.
 
-What this package loads itself it loads as tensors alone; this is for what others load for it.
+Our own code loads files only as tensors; this is for files that libraries load.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from rewards.types import RewardError, describe_error
 
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _FORBID = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""The opposite; torch refuses to load anything while both are set."""
+"""The opposite setting; torch refuses to load anything if both are set."""
 
 
 @contextmanager
 def loads_tensors_alone() -> Iterator[None]:
-    """Inside, `torch.load` builds tensors and plain containers, and refuses all else in a file.
+    """Inside, `torch.load` only builds tensors and plain containers, and refuses anything else.
 
-    Whatever the caller asks for: EasyOCR and torchvision ask for everything that a pickle can
-    hold, of a file in a folder that other programs write to as well. It is a matter of the whole
-    process, so nothing else should load anything meanwhile.
+    This overrides the caller: EasyOCR and torchvision allow arbitrary pickles, even in a folder
+    that other programs write to. It affects the whole process, so nothing else should load anything
+    meanwhile.
 
     Raises:
         RewardError: A file was refused, and the loader did not explain why.
@@ -43,7 +43,7 @@ def loads_tensors_alone() -> Iterator[None]:
 
 
 def describe_refusal(error: Exception) -> str:
-    """Why a file of weights was not loaded, without torch's advice to unpickle it nevertheless."""
+    """Reason why a file of weights was not loaded, without torch's advice to unpickle it anyway."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds something else than tensors, which may be a program, and was not run"
     return describe_error(error)

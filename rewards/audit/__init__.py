@@ -1,1 +1,1 @@
-"""Audit of a reward by its scores: shares of the advantage, correlations, canaries."""
+"""Audit a reward by its scores: shares of the advantage, correlations, canaries."""

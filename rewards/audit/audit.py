@@ -1,8 +1,8 @@
-"""Audit of the terms of a reward, each alone and together, from a table of raw scores.
+"""Audit the terms of a reward, individually and together, from a table of raw scores.
 
-Inside a group means: among the G images of one prompt, which is all that an advantage compares.
-Prompts to which a term does not apply take no part in any figure of that term; NaN stands for what
-has no value, such as the mean of a term that applies to no prompt.
+Within a group means among the G images of one prompt, which is all that an advantage compares.
+Prompts to which a term does not apply are excluded from all values of that term; NaN stands for
+undefined values, such as the mean of a term that applies to no prompt.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from rewards.reweigh import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_
 from rewards.types import RewardTable
 
 CONFLICT_THRESHOLD = -0.3
-"""Correlation inside groups below which two terms are said to be in conflict."""
+"""Two terms are in conflict if their correlation within groups is below this."""
 
 
 @dataclass(frozen=True)
 class TermAudit:
-    """Figures of one term, in units of its raw score where nothing else is said.
+    """Audit of one term, in units of its raw score unless stated otherwise.
 
     Attributes:
-        mean: Over all images.
-        std: Over all images, of the population.
-        std_within: Root of the mean over groups of the variance (of the population) inside a
-            group: the part of `std` that training sees.
-        flat_fraction: Share of groups whose images all score the same, see `reweigh.is_flat`; 0..1.
+        mean: Mean over all images.
+        std: Population std over all images.
+        std_within: Root of the mean over groups of the population variance within a group: the part
+            of `std` that training sees.
+        flat_fraction: Fraction of groups whose images all have the same score, see
+            `reweigh.is_flat`; 0..1.
         advantage_share: See `reweigh.advantage_shares`; the shares of all terms add up to 1.
         headroom: See `headroom`.
         saturation: See `saturation`; 0..1.
@@ -49,12 +50,12 @@ class TermAudit:
 
 @dataclass(frozen=True)
 class RewardAudit:
-    """Figures of a whole reward.
+    """Audit of a whole reward.
 
     Attributes:
-        terms: One for each term, in the order of the table.
+        terms: One audit per term, in the order of the table.
         correlations: See `correlations`.
-        headroom: Of the total reward, see `headroom`.
+        headroom: Headroom of the total reward, see `headroom`.
     """
 
     terms: tuple[TermAudit, ...]
@@ -69,7 +70,7 @@ class Conflict:
     Attributes:
         first: Name of the term that comes first in the table.
         second: Name of the other.
-        correlation: Of the weighted scores inside groups, -1..0.
+        correlation: Correlation of the weighted scores within groups, -1..0.
     """
 
     first: str
@@ -82,7 +83,7 @@ def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
 
     Args:
         table: Raw scores, finite where a term applies; at least one prompt.
-        mode: How terms are combined; only shares and the headroom of the total depend on it.
+        mode: How terms are combined; affects only shares and the headroom of the total.
 
     Raises:
         ValueError: See `reweigh.contributions`.
@@ -107,16 +108,16 @@ def describe_rare_terms(
     of: str,
     others: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Name the terms with a weight that apply to none or to fewer than half of the prompts.
+    """Name the weighted terms that apply to none or to fewer than half of the prompts.
 
-    Where a term does not apply, its weight goes to the others: such a reward is another one than
-    its weights say.
+    Where a term does not apply, its weight goes to the others, so the actual reward differs from
+    what its weights suggest.
 
     Args:
-        weights: By term, not all of them 0.
-        counts: Prompts to which each of these terms applies.
-        total: Prompts in all.
-        of: What they are, such as `training prompts`.
+        weights: Weight by term, at least one nonzero.
+        counts: Number of prompts to which each of these terms applies.
+        total: Number of all prompts.
+        of: Name of the prompts, such as `training prompts`.
         others: For terms that apply to some prompts, a few of those to which they do not.
 
     Returns:
@@ -132,93 +133,94 @@ def describe_rare_terms(
         verb = "apply" if len(names) > 1 else "applies"
         number = str(count) if count else "none"
         line = f"{listed}, {share:.2f} of the weight, {verb} to {number} of the {total} {of}"
-        # Terms of one line may be missing for different prompts; none has all to be named.
+        # Terms in one line may be missing for different prompts; name those missing for all of
+        # them.
         named = {others[name] for name in names} if others and count else set()
         lines.append(f"{line}; not to {named.pop()}" if len(named) == 1 else line)
     return lines
 
 
 def correlations(table: RewardTable) -> Float64[Tensor, "R R"]:
-    """Pearson correlation of each pair of terms inside groups.
+    """Pearson correlation of each pair of terms within groups.
 
-    Scores are centred in their group and pooled over the groups to which both terms apply, so
-    that a group counts by how much its scores vary. That some prompts score high by both terms
-    and others low by both does not count: no advantage compares them.
+    Scores are centred within their group and pooled over the groups to which both terms apply, so
+    that a group's weight depends on the variation of its scores. Differences between prompts, such
+    as prompts on which both terms score high, do not count, because no advantage compares them.
 
     Args:
         table: Raw scores, finite where a term applies.
 
     Returns:
-        Symmetric, -1..1; NaN where a term is flat in every group to which both apply.
+        Symmetric, -1..1; NaN if a term is flat in every group to which both apply.
     """
     centred = _centre_where_varied(table)
     covariance = torch.einsum("pgr,pgs->rs", centred, centred)
-    # [r, s]: of term r, over the groups to which s applies as well.
+    # [r, s]: variance of term r, over the groups to which s applies as well.
     variance = centred.square().sum(dim=1).T @ table.is_applicable.double()
-    # 0 / 0, where a term is flat, is the NaN that is promised.
+    # For a flat term, 0 / 0 gives the documented NaN.
     return (covariance / (variance * variance.T).sqrt()).clamp(-1.0, 1.0)
 
 
 def headroom(scores: Float32[Tensor, "P G"]) -> float:
-    """Mean over prompts of the best of G minus the mean: what picking the best image would gain.
+    """Mean over prompts of the best of G minus the mean: the gain from picking the best image.
 
-    Where it is near 0 there is nothing to reinforce: the policy does not reach better images than
-    those it draws on average.
+    Near 0 there is nothing to reinforce: the policy generates no images better than its average.
 
     Args:
-        scores: Of one term, or totals.
+        scores: Scores of one term, or totals.
 
     Returns:
-        In units of the score, >= 0; NaN without prompts.
+        Headroom in units of the score, >= 0; NaN without prompts.
     """
     exact = scores.double()
     return (exact.amax(dim=1) - exact.mean(dim=1)).mean().item()
 
 
 def saturation(scores: Float32[Tensor, "P G"]) -> float:
-    """Share of a group's other images that score as high as its best one, averaged over groups.
+    """Fraction of a group's other images that score as high as its best one, averaged over groups.
 
-    0 where one image is the best of every group, 1 where all groups are flat. It grows where a
-    term has reached its ceiling, without knowing where that is: the best possible score is 1 for
+    0 if every group has a single best image, 1 if all groups are flat. It grows when a term has
+    reached its ceiling, without the need to know that ceiling: the best possible score is 1 for
     some terms and unknown or infinite for others. A term stuck at its floor is tied in the same
-    way; its mean tells the two apart.
+    way; its mean distinguishes the two cases.
 
     Args:
-        scores: Of one term; equal to within `reweigh.FLAT_TOLERANCE` counts as equal.
+        scores: Scores of one term; differences within `reweigh.FLAT_TOLERANCE` count as equal.
 
     Returns:
-        0..1; NaN without prompts or with one image per prompt.
+        Saturation, 0..1; NaN without prompts or with one image per prompt.
     """
     best = scores.amax(dim=1, keepdim=True)
     tolerance = FLAT_TOLERANCE * scores.abs().amax(dim=1, keepdim=True)
     tied = (scores >= best - tolerance).sum(dim=1) - 1
-    # 0 / 0, where an image has no others, is the NaN that is promised.
+    # For an image without others, 0 / 0 gives the documented NaN.
     return (tied.double() / (scores.shape[1] - 1)).mean().item()
 
 
 def decoder_fractions(
     decoded: Float32[Tensor, "P K R"], table: RewardTable
 ) -> Float64[Tensor, " R"]:
-    """How large the decoder's own variance is beside that inside a group, per term.
+    """Variance caused by the decoder relative to the variance within a group, per term.
 
         fraction = mean_P(var_K(decoded)) / mean_P(var_G(raw))
 
-    with sample variances (divided by K - 1 and G - 1, unbiased whatever K and G are) and means
-    over the prompts to which the term applies. It estimates a share but is one of two estimates
-    divided, so that it can exceed 1; it is not clipped, because that would hide how noisy it is.
-    With one initial noise per group the advantages do not hold this variance itself; a high
-    fraction says that the term prefers one image to another by chance of that noise.
+    with sample variances (divided by K - 1 and G - 1, unbiased for any K and G) and means over the
+    prompts to which the term applies. It estimates a fraction but is the quotient of two estimates,
+    so it can exceed 1; it is not clipped, because that would hide how noisy it is. With one initial
+    noise per group, the advantages do not contain this variance itself; a high fraction means that
+    the noise decides by chance which image the term prefers.
 
     Args:
-        decoded: Raw scores of one and the same tokens per prompt, decoded under K seeds; finite
-            where a term applies, K >= 2.
+        decoded: Raw scores of the same tokens per prompt, decoded with K seeds; finite where a term
+            applies, K >= 2.
         table: Raw scores of the ordinary groups of the same prompts and terms, G >= 2.
 
     Returns:
-        >= 0; NaN where a term applies to no prompt or is flat in every group.
+        Fractions >= 0; NaN if a term applies to no prompt or is flat in every group.
 
     Raises:
-        ValueError: Fewer than two seeds or images, or other prompts or terms than in the table.
+        ValueError: There are fewer than two seeds or images, or the prompts or terms differ from
+            the table.
     """
     prompts, seeds, terms = decoded.shape
     group_size = table.raw.shape[1]
@@ -234,7 +236,7 @@ def decoder_fractions(
             "each; decode the tokens under at least 2 seeds and sample at least 2 images"
         )
     of_groups = _sum_of_variances(table.raw, table)
-    # Not infinite: without any variance there is nothing to take a share of.
+    # Not infinite: without any variance, the fraction is undefined.
     return _sum_of_variances(decoded, table) / of_groups.masked_fill(of_groups == 0, math.nan)
 
 
@@ -244,19 +246,19 @@ def find_conflicts(
     *,
     threshold: float = CONFLICT_THRESHOLD,
 ) -> tuple[Conflict, ...]:
-    """Pairs of weighted terms that pull against each other inside groups, the worst first.
+    """Pairs of weighted terms that pull against each other within groups, the worst first.
 
-    What pulls is a score times its weight: where one of the two weights is negative, it is terms
-    that rise together that are in conflict. A term of weight 0 pulls at nothing.
+    A term pulls by its score times its weight: if one of the two weights is negative, terms that
+    rise together are in conflict. A term with weight 0 does not pull.
 
     Args:
-        audit: Of a reward; an undefined correlation is no conflict.
+        audit: Audit of a reward; an undefined correlation is not a conflict.
         threshold: Correlation of the weighted scores, -1..0.
     """
     names = [term.name for term in audit.terms]
     signs = weights.sign().double()
     pulls = audit.correlations * torch.outer(signs, signs)
-    # NaN compares as False.
+    # Comparisons with NaN are False.
     is_conflict = (pulls < threshold).triu(diagonal=1)
     conflicts = [
         Conflict(names[first], names[second], pulls[first, second].item())
@@ -282,7 +284,7 @@ def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> Term
 
 
 def _centre_where_varied(table: RewardTable) -> Float64[Tensor, "P G R"]:
-    """Scores less their group's mean; exactly 0 in flat groups, whose roundings mean nothing."""
+    """Scores minus their group's mean; exactly 0 in flat groups, which only differ by rounding."""
     exact = table.raw.double()
     is_left_out = is_flat(table.raw) | ~table.is_applicable
     return (exact - exact.mean(dim=1, keepdim=True)).masked_fill(is_left_out[:, None, :], 0.0)

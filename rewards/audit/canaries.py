@@ -1,8 +1,8 @@
-"""Canaries: measures that no one trains on, with the bands of the untrained model.
+"""Compute canaries, measures that are not trained on, and the bands of the untrained model.
 
-A policy that games its reward changes its pictures in ways that were not asked for: they become
-flat, bright, noisy, or all the same. What is not covered: changes that keep all of these measures,
-and patterns that alternate from pixel to pixel, to which the Sobel operator is blind.
+A policy that games its reward changes its pictures in unwanted ways: they become flat, bright,
+noisy, or all the same. This does not detect changes that preserve all of these measures, and
+patterns that alternate from pixel to pixel, to which the Sobel operator is blind.
 """
 
 from __future__ import annotations
@@ -19,40 +19,42 @@ from torch.nn.functional import adaptive_avg_pool2d
 from rewards.types import Prompt
 
 EDGE_GRADIENT = 0.1
-"""Luma per pixel, from which a pixel lies on an edge; a step of 0.2 between two areas has it."""
+"""Luma gradient per pixel from which a pixel lies on an edge; a step of 0.2 between areas has
+it."""
 DARK_LUMA = 0.2
 """Luma, 0..1, below which a pixel is dark."""
 BRIGHT_LUMA = 0.8
 """Luma, 0..1, above which a pixel is bright."""
 COLOUR_LEVELS = 4
-"""Levels of each of red, green and blue in the histogram of colours; a divisor of 256."""
+"""Levels per colour channel in the histogram of colours; a divisor of 256."""
 DIVERSITY_SIDE = 32
-"""Pixels of a side to which larger pictures are scaled before they are compared with each other:
-what differs in noise alone is not diverse."""
+"""Side in pixels to which larger pictures are scaled down before they are compared with each other,
+so that noise does not count as diversity."""
 COPY_DISTANCE = 0.02
-"""Root mean square difference, of values in 0..1 scaled down to `DIVERSITY_SIDE`, up to which a
-picture is a copy of its source: what encoding and decoding alone change is less."""
+"""Largest root mean square difference, of values in 0..1 scaled down to `DIVERSITY_SIDE`, at which
+a picture is a copy of its source; encoding and decoding alone change less."""
 STD_FLOOR = 1e-3
-"""Smallest std of a band, in units of the canary: one that was constant on the untrained model,
-such as a fraction of 0, is not left by rounding or by a thousandth of the pixels."""
+"""Smallest std of a band, in units of the canary, so that a canary that was constant on the
+untrained model, such as a fraction of 0, does not leave its band because of rounding or a
+thousandth of the pixels."""
 
 COLLAPSE_FRACTION = 0.1
-"""Of the untrained model's mean: below it, a measure of variety says that nothing is left of it."""
+"""A measure of variety has collapsed if it falls below this fraction of the untrained mean."""
 
-# Of red, green and blue. Source: ITU-R BT.601-7, section 2.5.1.
+# For red, green and blue. Source: ITU-R BT.601-7, section 2.5.1.
 _LUMA_WEIGHTS = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
 class PictureMeasures:
-    """Measures of one prompt's group of pictures; means over the pictures, save the last.
+    """Measures of one prompt's group of pictures; means over the pictures, except for the last.
 
     Attributes:
-        edge_density: Share of pixels whose Sobel gradient of luma is `EDGE_GRADIENT` or more;
-            0..1. Pixels of the border have no gradient and do not count.
-        dark_fraction: Share of pixels with a luma below `DARK_LUMA`; 0..1.
-        bright_fraction: Share of pixels with a luma above `BRIGHT_LUMA`; 0..1.
-        colour_entropy: Of the histogram of colours of a picture, in bits; 0 for one colour, at
+        edge_density: Fraction of pixels whose Sobel gradient of luma is at least `EDGE_GRADIENT`;
+            0..1. Border pixels have no gradient and do not count.
+        dark_fraction: Fraction of pixels with a luma below `DARK_LUMA`; 0..1.
+        bright_fraction: Fraction of pixels with a luma above `BRIGHT_LUMA`; 0..1.
+        colour_entropy: Entropy of a picture's histogram of colours, in bits; 0 for one colour, at
             most 6 for 4 x 4 x 4 levels.
         pixel_diversity: Mean over pairs of pictures of the root mean square difference of their
             values in 0..1, scaled down to `DIVERSITY_SIDE`; 0 for equal pictures, at most 1, NaN
@@ -67,29 +69,30 @@ class PictureMeasures:
 
 
 VARIETIES = frozenset({"edge_density", "colour_entropy", "pixel_diversity"})
-"""Measures of pictures of which 0 means that nothing is left to see, or to choose from."""
+"""Measures of pictures for which 0 means that there is nothing to see, or to choose from."""
 
 
 SOURCE_COPIES = "source_copies"
-"""Share of an edit's pictures that are copies of its source, the trivial optimum of `against:
+"""Fraction of an edit's pictures that are copies of its source, the trivial optimum of `against:
 source`."""
 
 JUDGED_ABOVE_ALONE = frozenset({SOURCE_COPIES})
-"""Shares of which less is no sign of anything: their band begins at 0."""
+"""Fractions for which lower values are harmless, so their band begins at 0."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """What a canary is on the untrained model.
+    """Distribution of a canary on the untrained model.
 
     Attributes:
-        mean: Over prompts.
-        std: Over prompts, the sample one (divided by n - 1).
-        prompts: How many were measured, >= 2.
-        collapse_below: Lowest mean of a measure of variety, whatever the margin; None for others.
-        is_judged_below: False: the band begins at 0, for less is no sign of anything.
-        is_of_evaluations: A term's score, judged in evaluations alone and over their prompts; more
-            is better, so the band has no upper end.
+        mean: Mean over prompts.
+        std: Sample std over prompts (divided by n - 1).
+        prompts: Number of measured prompts, >= 2.
+        collapse_below: Lowest allowed mean of a measure of variety, whatever the margin; None for
+            others.
+        is_judged_below: Whether low values are judged; if not, the band begins at 0.
+        is_of_evaluations: Whether it is a term's score that is judged only in evaluations, over
+            their prompts; higher is better, so the band has no upper end.
     """
 
     mean: float
@@ -100,10 +103,10 @@ class Band:
     is_of_evaluations: bool = False
 
     def limits(self, prompts: int, margin: float) -> tuple[float, float]:
-        """Ends of the band for a mean over so many prompts; see `half_width`.
+        """Ends of the band for a mean over this many prompts; see `half_width`.
 
-        Where prompts differ much among themselves, the margin alone reaches below 0, and a
-        variety that vanishes would not be seen.
+        If prompts differ a lot from each other, the margin alone would reach below 0, and miss a
+        vanishing variety.
         """
         half_width = self.half_width(prompts, margin)
         low = self.mean - half_width if self.is_judged_below else 0.0
@@ -112,30 +115,30 @@ class Band:
         return low, math.inf if self.is_of_evaluations else self.mean + half_width
 
     def half_width(self, prompts: int, margin: float) -> float:
-        """How far the mean of other prompts may lie from that of the band.
+        """Largest allowed distance of the mean of other prompts from that of the band.
 
             margin * max(std, STD_FLOOR) * sqrt(1 / prompts + 1 / self.prompts)
 
-        which is `margin` standard errors of the difference of two means: that of a step is
-        uncertain, and so is that of the band where few prompts were measured. That the std is an
-        estimate as well is not covered: below some ten prompts a margin is left by chance more
+        which is `margin` standard errors of the difference of two means: both the mean of a step
+        and, with few measured prompts, that of the band are uncertain. The uncertainty of the std
+        is not included: with fewer than about ten prompts, a mean leaves the band by chance more
         often than its normal probability.
 
         Args:
-            prompts: How many the other mean is taken over, >= 1.
-            margin: In standard errors, > 0.
+            prompts: Number of prompts in the other mean, >= 1.
+            margin: Margin in standard errors, > 0.
         """
         return margin * max(self.std, STD_FLOOR) * math.sqrt(1 / prompts + 1 / self.prompts)
 
 
 @dataclass(frozen=True)
 class Departure:
-    """A canary that left its band.
+    """A canary outside its band.
 
     Attributes:
-        mean: Over the prompts of the step.
+        mean: Mean over the prompts of the step.
         low: Lower end of the band for a mean of that many prompts.
-        high: Upper end.
+        high: Upper end of the band.
     """
 
     name: str
@@ -144,7 +147,7 @@ class Departure:
     high: float
 
     def describe(self) -> str:
-        """One line for the log."""
+        """Format one line for the log."""
         side = "above" if self.mean > self.high else "below"
         return (
             f"{self.name} {self.mean:.4g} is {side} {self.low:.4g}..{self.high:.4g}, the band of "
@@ -159,7 +162,7 @@ def measure(pixels: UInt8[Tensor, "G 3 H W"]) -> PictureMeasures:
         pixels: RGB, 0..255, at least one picture of at least 3 x 3 pixels.
 
     Raises:
-        ValueError: No picture, or smaller ones.
+        ValueError: There are no pictures, or they are too small.
     """
     count, _, height, width = pixels.shape
     if count < 1 or min(height, width) < 3:
@@ -182,11 +185,11 @@ def measure_groups(pixels: UInt8[Tensor, "P G 3 H W"]) -> dict[str, Float64[Tens
     """Measure the groups of P prompts one by one.
 
     Returns:
-        Name of each field of `PictureMeasures` -> one value per prompt, on the CPU, as
-        `make_bands` and `find_departures` take them.
+        Values per prompt on the CPU, by field of `PictureMeasures`, as expected by `make_bands` and
+        `find_departures`.
 
     Raises:
-        ValueError: See `measure`.
+        ValueError: As for `measure`.
     """
     groups = [asdict(measure(group)) for group in pixels]
     return {
@@ -198,10 +201,10 @@ def measure_groups(pixels: UInt8[Tensor, "P G 3 H W"]) -> dict[str, Float64[Tens
 def source_copies(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]
 ) -> Float64[Tensor, " P"]:
-    """Share of each prompt's pictures that are copies of its first source, see `COPY_DISTANCE`.
+    """Fraction of each prompt's pictures that are copies of its first source, see `COPY_DISTANCE`.
 
     Returns:
-        On the CPU; NaN for prompts without a source.
+        Fractions on the CPU; NaN for prompts without a source.
     """
     shares = torch.full((len(prompts),), torch.nan, dtype=torch.float64)
     for row, prompt in enumerate(prompts):
@@ -215,12 +218,12 @@ def source_copies(
 def make_bands(
     per_prompt_values: Mapping[str, Float[Tensor, " P"]], *, varieties: Collection[str] = VARIETIES
 ) -> dict[str, Band]:
-    """Make the band of each canary from what the untrained model gives.
+    """Make the band of each canary from values of the untrained model.
 
     Args:
-        per_prompt_values: By name of the canary, one value per prompt; NaN for prompts to which
-            it does not apply, which are left out.
-        varieties: Canaries of which 0 means that nothing is left; see `COLLAPSE_FRACTION`.
+        per_prompt_values: One value per prompt, by canary; NaN for prompts to which it does not
+            apply, which are left out.
+        varieties: Canaries for which 0 means that nothing remains; see `COLLAPSE_FRACTION`.
 
     Raises:
         ValueError: A value is infinite, or a canary has fewer than two values.
@@ -251,19 +254,19 @@ def find_departures(
     step_values: Mapping[str, Float[Tensor, " P"]],
     margin: float,
 ) -> tuple[Departure, ...]:
-    """Find the canaries whose mean over the prompts of a step lies outside their band.
+    """Find the canaries whose mean over the prompts of a step is outside their band.
 
     Args:
-        bands: From `make_bands`.
-        step_values: Under the same names, one value per prompt of the step; NaN for prompts to
-            which the canary does not apply. One that applies to none is not judged.
-        margin: Half width of a band in standard errors, > 0; see `Band.half_width`.
+        bands: Bands from `make_bands`.
+        step_values: One value per prompt of the step, with the same names; NaN for prompts to which
+            the canary does not apply. A canary that applies to no prompt is not judged.
+        margin: Half the width of a band in standard errors, > 0; see `Band.half_width`.
 
     Returns:
-        In the order of the bands.
+        Departures in the order of the bands.
 
     Raises:
-        ValueError: The names are not those of the bands, a value is infinite, or the margin is
+        ValueError: The names differ from those of the bands, a value is infinite, or the margin is
             not positive.
     """
     if not margin > 0:
@@ -300,13 +303,13 @@ def _share(is_counted: Tensor) -> float:
 
 
 def _gradient(luma: Float32[Tensor, "G H W"]) -> Float32[Tensor, "G H-2 W-2"]:
-    """Size of the Sobel gradient in luma per pixel, without the border."""
-    # By slices: a convolution rounds differently on other devices.
+    """Magnitude of the Sobel gradient in luma per pixel, without the border."""
+    # With slices, because convolutions round differently on other devices.
     columns = luma[:, :-2] + 2 * luma[:, 1:-1] + luma[:, 2:]
     rows = luma[:, :, :-2] + 2 * luma[:, :, 1:-1] + luma[:, :, 2:]
     across = columns[:, :, 2:] - columns[:, :, :-2]
     down = rows[:, 2:] - rows[:, :-2]
-    # Two pixels apart, of weights that add up to 4.
+    # Two pixels apart, with weights that add up to 4.
     return torch.hypot(across, down) / 8
 
 
@@ -328,6 +331,6 @@ def _diversity(values: Float32[Tensor, "G 3 H W"]) -> float:
 
 
 def _small(values: Float32[Tensor, "G 3 H W"]) -> Float32[Tensor, "G pixels"]:
-    """Scaled down, so that noise does not count."""
+    """Scale down, so that noise does not count."""
     height, width = (min(side, DIVERSITY_SIDE) for side in values.shape[2:])
     return adaptive_avg_pool2d(values, (height, width)).flatten(1)

@@ -1,4 +1,4 @@
-"""Weights that give each term the share of the advantage that is asked for."""
+"""Find weights that give each term a requested share of the advantage."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from rewards.types import RewardTable
 Array = npt.NDArray[np.float64]
 
 SHARE_TOLERANCE = 0.02
-"""Largest difference between a share asked for and the one that the weights give."""
+"""Largest allowed difference between a requested share and the resulting one."""
 SUM_TOLERANCE = 1e-6
-"""Largest difference between 1 and the sum of the shares asked for."""
+"""Largest allowed difference between 1 and the sum of the requested shares."""
 
 _GOOD_ENOUGH = 1e-4
-"""Difference at which no further start is tried."""
+"""Difference at which no further starting point is tried."""
 _STARTS = 8
 _LOG_RANGE = 12.0
-"""Bound of |log weight| of a term scaled to unit spread: beyond it a term takes no part."""
+"""Bound on |log weight| of a term scaled to unit spread; beyond it a term has no effect."""
 _SMALLEST_VARIANCE = 1e-12
-"""Of a total, relative to that of its parts: below it they cancel to within rounding."""
+"""Variance of a total relative to its parts; below this they cancel to within rounding."""
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Weights, the shares that they give, and the largest difference from those asked for."""
+    """Weights, the resulting shares, and the largest difference from the requested ones."""
 
     weights: Float32[Tensor, " R"]
     reached: Float32[Tensor, " R"]
@@ -46,35 +46,39 @@ class _Attempt:
 def weights_for_shares(
     table: RewardTable, mode: Mode, shares: Mapping[str, float]
 ) -> Float32[Tensor, " R"]:
-    """Find weights w with `advantage_shares(replace(table, weights=w), mode=mode)` as asked for.
+    """Find weights that give each term its requested share of the advantage.
+
+    The weights w satisfy `advantage_shares(replace(table, weights=w), mode=mode)` = shares.
 
     With C_g the covariances of the terms inside group g, the shares are the gradient of
 
         1/2 mean_g(log(w' C_g w))
 
-    with respect to log w, so that weights of the wanted shares b are found where that less
-    b' log w has its minimum. For one group it is the problem of risk budgeting, which has exactly
-    one solution where C is positive definite. Groups of fewer images than terms may have solutions
-    that are no minimum; they are searched for by least squares. Whatever is found is scored again.
-    Not covered: where groups have few images, or terms apply to some prompts only, the search may
-    miss weights that exist.
+    with respect to log w. Weights for the requested shares b are therefore found at the minimum of
+    this function minus b' log w. For one group this is the problem of risk budgeting, which has
+    exactly one solution if C is positive definite. Groups with fewer images than terms may have
+    solutions that are not a minimum; these are searched for by least squares. Every result is
+    checked by scoring again. If groups have few images, or terms apply only to some prompts, the
+    search may miss existing weights.
     Source: Spinu, An Algorithm for Computing Risk Parity Weights, 2013 (SSRN 2297383), for one
     group; the mean over groups is our extension.
 
     Args:
-        table: Raw scores, finite where a term applies. Of its weights the signs are kept, so that
-            a term whose score is to be pushed down stays one; 0 counts as positive.
+        table: Raw scores, finite where a term applies. The signs of its weights are kept, so that a
+            term whose score should decrease stays negative; 0 counts as positive.
         mode: How terms are combined.
-        shares: By name of the term, >= 0, sum 1; terms that are not named have a share of 0.
+        shares: Requested share by term name, >= 0, with sum 1; terms that are not named have share
+            0.
 
     Returns:
-        One weight per term, in the order of the table; their sizes add up to 1. Exactly 0 where no
-        share is asked for. The same arguments give the same weights.
+        One weight per term, in the order of the table; their absolute values add up to 1. Exactly 0
+        for a share of 0. The same arguments give the same weights.
 
     Raises:
-        ValueError: A share is asked for a term that is not in the table or is flat in every group;
-            the shares are not as above; a prompt has no term with a share; or no weights found
-            give these shares to within `SHARE_TOLERANCE` (names the nearest, the term and why).
+        ValueError: A share is requested for a term that is not in the table or is flat in every
+            group; the shares are not as above; a prompt has no term with a share; or no weights
+            were found that give these shares to within `SHARE_TOLERANCE` (the message names the
+            nearest shares, the term and the reason).
     """
     _check_shares(table.names, shares)
     asked = torch.tensor([shares.get(name, 0.0) for name in table.names], dtype=torch.float64)
@@ -125,24 +129,24 @@ def _check_spread(
 
 
 def _varies(parts: Float32[Tensor, "P G R"]) -> Bool[Tensor, "P R"]:
-    """Where a term tells images apart; False for terms of weight 0, or that do not apply."""
+    """Where a term distinguishes images; False for terms with weight 0, or that do not apply."""
     return ~is_flat(parts)
 
 
 def _candidates(
     parts: Float32[Tensor, "P G R"], asked: Float64[Tensor, " R"]
 ) -> Iterator[Float64[Tensor, " R"]]:
-    """Sizes of weights to be tried, the likeliest first.
+    """Absolute weights to try, the most promising first.
 
     Args:
-        parts: Contributions of the terms at weights of size 1, and 0 where no share is asked for.
-            The factor that makes up for terms that do not apply scales a whole group, which
-            leaves its shares alone.
-        asked: Shares.
+        parts: Contributions of the terms at absolute weights of 1, and 0 for terms without a share.
+            The factor that compensates for terms that do not apply scales a whole group, which does
+            not change its shares.
+        asked: Requested shares.
     """
     is_wanted = asked > 0
     centred = parts.double() - parts.double().mean(dim=1, keepdim=True)
-    # A group in which all are flat has no shares; its roundings must not be taken for spread.
+    # A flat group has no shares; its rounding errors must not count as spread.
     centred = centred.masked_fill(~_varies(parts)[:, None, :], 0.0)[..., is_wanted]
     centred = centred[_varies(parts).any(dim=1)]
     spreads = centred.square().mean(dim=(0, 1)).sqrt()
@@ -156,15 +160,15 @@ def _candidates(
 
 
 def _solve(covariances: Array, asked: Array) -> Iterator[Array]:
-    """Logarithms of weights: of the minimum, then by least squares from several starts.
+    """Logarithms of weights: of the minimum, then by least squares from several starting points.
 
     Args:
-        covariances: One matrix per group, of terms of unit spread.
-        asked: Shares, all above 0.
+        covariances: One matrix per group, for terms of unit spread.
+        asked: Requested shares, all above 0.
     """
 
     def evaluate(log_weights: Array) -> tuple[float, Array]:
-        # A common factor changes nothing, and would overflow.
+        # A common factor changes nothing, but could overflow.
         log_weights = log_weights - log_weights.max()
         weights = np.exp(log_weights)
         parts = weights * (covariances @ weights)
@@ -173,14 +177,14 @@ def _solve(covariances: Array, asked: Array) -> Iterator[Array]:
         objective = 0.5 * np.log(variance).mean() - asked @ log_weights
         return float(objective), (parts / variance[:, None]).mean(axis=0) - asked
 
-    # Exact for terms that do not correlate, each with the same spread in every group.
+    # Exact for uncorrelated terms with the same spread in every group.
     first = (0.5 * np.log(asked)).clip(min=-_LOG_RANGE)
     limits = (-_LOG_RANGE, _LOG_RANGE)
     bounds = [limits] * len(asked)
     yield minimize(evaluate, first, jac=True, method="L-BFGS-B", bounds=bounds).x
     steps = np.random.default_rng(0).normal(size=(_STARTS - 1, len(asked)))
     for start in (first, *(first + steps)):
-        # Must lie inside its limits, not on them.
+        # Must be strictly inside the bounds.
         inside = start.clip(0.99 * -_LOG_RANGE, 0.99 * _LOG_RANGE)
         yield least_squares(lambda values: evaluate(values)[1], inside, bounds=limits).x
 
@@ -208,13 +212,13 @@ def _out_of_reach(
 def _explain(
     table: RewardTable, column: int, signs: Float32[Tensor, " R"], varies: Bool[Tensor, "P R"]
 ) -> str:
-    """Why a term may not get its share: how often it has a say, and what pulls against it."""
+    """Explain why a term may not get its share: where it varies, and what pulls against it."""
     is_alone = varies[:, column] & (varies.sum(dim=1) == 1)
     reason = (
         f"varies in {int(varies[:, column].sum())} of the {int(varies.any(dim=1).sum())} groups "
         f"that are not flat, and in {int(is_alone.sum())} of them alone"
     )
-    # A sign of 0 takes out the terms without a share.
+    # A sign of 0 excludes the terms without a share.
     pulls = correlations(table)[column].nan_to_num() * signs * signs[column]
     against = ", ".join(
         f"{name} (correlation {pull:.2f})"

@@ -1,1 +1,1 @@
-"""Scorers behind HTTP: their messages, the server of a term, and the term that asks one."""
+"""Score over HTTP: the messages, a server for a term, and the term that is its client."""

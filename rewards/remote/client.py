@@ -1,4 +1,4 @@
-"""HTTP requests of the terms that ask over HTTP: their key, and when one is sent again."""
+"""Send HTTP requests for remote terms: authentication and retries."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import httpx
 from rewards.types import RewardError
 
 PASSING_STATUSES = frozenset({429, 502, 503, 504})
-"""Statuses of a server, or of what stands in front of it, that takes no request for now."""
+"""Response statuses of a server or proxy that temporarily accepts no request."""
 
 CONNECTION_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-"""Failures after which nobody works on the request any more."""
+"""Failures after which no server works on the request any more."""
 
 _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 120.0
@@ -25,18 +25,18 @@ _KEY = re.compile("[!-~]+")
 
 
 def open_client(*, key: str, seconds: float) -> httpx.Client:
-    """The client of a term.
+    """Create the HTTP client of a term.
 
     Args:
-        key: Is sent as bearer token; "" for none.
+        key: Bearer token; "" for none.
         seconds: Longest wait for an answer.
     """
     return httpx.Client(
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS)),
-        # A server closes connections that are idle, as they are between two steps.
+        # Servers close idle connections, and connections are idle between two steps.
         limits=httpx.Limits(max_keepalive_connections=0),
-        # Proxies that the environment names are for other machines.
+        # Proxies from the environment are for other machines only.
         mounts=dict.fromkeys(_THIS_MACHINE),
     )
 
@@ -49,17 +49,17 @@ def send(
     statuses: Collection[int] = PASSING_STATUSES,
     errors: tuple[type[httpx.TransportError], ...] = CONNECTION_ERRORS,
 ) -> httpx.Response:
-    """Send a request until it is answered; the waits are 0.5, 1, 2, ... seconds, or Retry-After.
+    """Send a request until it is answered, after waits of 0.5, 1, 2, ... seconds, or Retry-After.
 
     Args:
-        client: From `open_client`.
-        request: Can be sent more than once.
-        retries: Further tries, >= 0.
-        statuses: Answers after which it is sent again.
-        errors: Failures after which it is sent again.
+        client: Client from `open_client`.
+        request: A request that can be sent more than once.
+        retries: Further attempts, >= 0.
+        statuses: Response statuses after which to send again.
+        errors: Failures after which to send again.
 
     Raises:
-        httpx.RequestError: The last try had no answer.
+        httpx.RequestError: The last attempt got no response.
     """
     for tries in itertools.count():
         wait = _FIRST_WAIT * 2 ** min(tries, 10)
@@ -78,15 +78,15 @@ def send(
 
 
 def read_key(variable: str, *, option: str, remedy: str) -> str:
-    """The key in an environment variable.
+    """Read the key from an environment variable.
 
     Args:
-        variable: Its name.
-        option: Of the config, that names it; for errors.
-        remedy: What else the user can do than export it.
+        variable: Name of the variable.
+        option: Config option that names the variable, for errors.
+        remedy: What users can do instead of exporting it.
 
     Raises:
-        RewardError: It is not set, or what it holds is no key, which httpx would quote.
+        RewardError: It is not set, or does not contain a valid key, which httpx would quote.
     """
     key = os.environ.get(variable, "")
     if not _KEY.fullmatch(key):

@@ -1,4 +1,4 @@
-"""Client of a vision-language model: asks about pictures, reads its answers as scores."""
+"""Client of a vision-language model: ask about pictures, and read the answers as scores."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rewards.types import Prompt, RewardError, Scores, describe_error
 
 _STATUSES = frozenset({429, *range(500, 600)})
 _LONGEST_QUOTED = 200
-"""Characters of an answer in an error."""
+"""Characters of an answer quoted in an error."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the model is, and how it is asked.
+    """Address of the model, and how to send requests.
 
     Attributes:
-        url: Base of the endpoint, to which /chat/completions is added.
-        model: Its name there.
-        api_key_variable: Environment variable that holds the key; None where none is sent.
-        request_timeout_seconds: Longest time of one request.
-        retries: Further tries after a time-out, a broken connection, or status 429 or 5xx.
-        requests_at_once: Most requests in flight.
+        url: Base URL of the endpoint; /chat/completions is appended.
+        model: Name of the model there.
+        api_key_variable: Environment variable with the key; None: send none.
+        request_timeout_seconds: Time limit of one request.
+        retries: Further attempts after a timeout, a broken connection, or status 429 or 5xx.
+        requests_at_once: Largest number of concurrent requests.
     """
 
     url: str
@@ -47,17 +47,17 @@ class Endpoint:
 class VlmJudgeReward:
     """The model's answer to a question about each picture, mapped linearly to 0..1.
 
-    Each picture is asked about alone, at temperature 0; whether the same picture always gets the
-    same score is the endpoint's doing. Memory, device and licence are those of the model there.
+    Each picture is sent separately, at temperature 0; whether the same picture always gets the same
+    score depends on the endpoint. Memory, device and licence are those of the model there.
 
     Args:
-        endpoint: Is asked once for its list of models, so that a wrong address is found before
-            anything is sampled; an endpoint that has none will do.
+        endpoint: Its list of models is requested once, so that a wrong address is found before
+            anything is sampled; an endpoint without such a list is accepted.
         question: See `Question`.
 
     Raises:
-        RewardError: The endpoint cannot be reached or refuses the key, or the variable that should
-            hold the key does not.
+        RewardError: The endpoint cannot be reached or refuses the key, or the variable does not
+            contain the key.
     """
 
     def __init__(self, endpoint: Endpoint, question: Question) -> None:
@@ -72,7 +72,7 @@ class VlmJudgeReward:
         self._check_endpoint()
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has what the question is about."""
+        """Whether the prompt has the parts that the question mentions."""
         return has_needs(prompt, self._question.needs())
 
     def score(
@@ -81,15 +81,15 @@ class VlmJudgeReward:
         """Ask about every picture, several at a time.
 
         Raises:
-            RewardError: The endpoint failed, or an answer is no score; names prompt and image. What
-                was not asked yet is not asked any more.
+            RewardError: The endpoint failed, or an answer is not a score; the message names prompt
+                and image. Remaining pictures are not sent.
         """
         return self.score_with_notes(prompts, pixels).values
 
     def score_with_notes(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """As `score`; the notes are the model's answers, without the white space around them."""
+        """Like `score`; the notes are the model's answers, without surrounding white space."""
         pool = ThreadPoolExecutor(self._endpoint.requests_at_once)
         try:
             answers = [*pool.map(self._ask, range(len(prompts)), prompts, pixels)]
@@ -99,13 +99,13 @@ class VlmJudgeReward:
         return Scores(torch.tensor(values, dtype=torch.float32), notes)
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """None: the model is the endpoint's."""
+        """Empty, because the model belongs to the endpoint."""
         return ()
 
     def _ask(
         self, index: int, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]
     ) -> tuple[float, str]:
-        """Score of a picture, and the answer it was read from."""
+        """Get the score of a picture, and the answer that contains it."""
         name = f"vlm_judge: prompt {prompt.prompt_id}, image {index}"
         payload = self._payload(prompt, picture)
         request = self._client.build_request("POST", f"{self._url}/chat/completions", json=payload)
@@ -146,7 +146,7 @@ class VlmJudgeReward:
     def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
         content = [_as_content(picture), _as_text(self._question.ask(prompt))]
         if prompt.sources:
-            # Of an edit the judge sees what there was before, and which picture is which.
+            # For an edit, the judge also sees the source, and is told which picture is which.
             sources = map(_as_content, prompt.sources)
             content = [_as_text("Source:"), *sources, _as_text("Result of the edit:"), *content]
         return {
@@ -173,7 +173,7 @@ class VlmJudgeReward:
 
 
 def _describe_status(reply: httpx.Response) -> str:
-    # Without the endpoint's words, which may repeat the key.
+    # Without the endpoint's message, which may repeat the key.
     return f"status {reply.status_code} {httpx.codes.get_reason_phrase(reply.status_code)}".rstrip()
 
 

@@ -1,6 +1,6 @@
 """Messages between a run and a scorer in another process (docs/remote_rewards.md).
 
-Messages are JSON; pictures are PNG, which keeps every value, in base64. Nothing is ever unpickled.
+Messages are JSON, with pictures as lossless PNG in base64. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from rewards.pictures import decode_png, encode_png
 from rewards.types import Prompt, Scores
 
 PROTOCOL: Final = 1
-"""Version of the format: what a peer of another version says cannot be understood."""
+"""Version of the format; messages of other versions are not understood."""
 
 _LONGEST_QUOTED = 200
-"""Characters of a message in an error."""
+"""Characters of a message quoted in an error."""
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class MessageError(ValueError):
-    """A message that is not in the format; says what was found and what must be there."""
+    """A message does not have the format; says what was found and what was expected."""
 
 
 class _Answer(BaseModel):
-    """What a scorer sends; keys that are not known here are passed over."""
+    """Message from a scorer; unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ScorerInfo(_Answer):
-    """What a scorer says of itself.
+    """A scorer's description of itself.
 
     Attributes:
         protocol: Version of the format.
-        name: Of the scorer, for errors and people.
-        needs: What of a prompt it uses.
+        name: Name of the scorer, for errors and people.
+        needs: Parts of a prompt that it uses.
     """
 
     protocol: Literal[1]
@@ -71,7 +71,7 @@ _Picture = Annotated[Tensor, BeforeValidator(_decode_picture)]
 
 
 class _Section(BaseModel):
-    """Part of a request; a key that is not known is a mistake, and must not be passed over."""
+    """Part of a request; an unknown key is a mistake, and must not be ignored."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True
@@ -101,15 +101,15 @@ _Message = TypeVar("_Message", bound=BaseModel)
 
 
 def encode_info(info: ScorerInfo) -> bytes:
-    """What a scorer says of itself, as JSON."""
+    """Encode a scorer's description as JSON."""
     return info.model_dump_json().encode()
 
 
 def decode_info(body: bytes) -> ScorerInfo:
-    """Read what a scorer says of itself.
+    """Read a scorer's description.
 
     Raises:
-        MessageError: It is not that, or of another version.
+        MessageError: It is something else, or of another version.
     """
     return _parse(ScorerInfo, body)
 
@@ -121,19 +121,19 @@ def encode_request(
     has_targets: bool,
     has_sources: bool = False,
 ) -> bytes:
-    """N pictures with their prompts; a prompt that occurs often is sent once.
+    """Encode N pictures with their prompts; a repeated prompt is sent once.
 
     Args:
         prompts: One per picture.
         pixels: RGB, 0..255, on any device.
-        has_targets: Whether the prompts' target pictures are sent too.
-        has_sources: Whether their source pictures are.
+        has_targets: Whether to send the prompts' target pictures, too.
+        has_sources: Whether to send their source pictures, too.
     """
     sent: list[dict[str, object]] = []
     places: dict[tuple[object, ...], int] = {}
     pictures = []
     for prompt, picture in zip(prompts, pixels.cpu(), strict=True):
-        # Tensors have no cheap equality; two objects that are equal are sent twice, which is right.
+        # Comparing tensors is expensive; two equal objects are sent twice, which is correct.
         key = (
             prompt.prompt_id,
             prompt.prompt,
@@ -155,8 +155,8 @@ def decode_request(body: bytes) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]
     """Read a request: one prompt per picture, and the pictures.
 
     Raises:
-        MessageError: It is of another version, has keys too many or too few, a picture that is no
-            8-bit RGB PNG, pictures of several sizes, or a picture of no prompt.
+        MessageError: It is of another version, has unknown or missing keys, a picture that is not
+            an 8-bit RGB PNG, pictures of several sizes, or a picture without a prompt.
     """
     request = _parse(_Request, body)
     prompts = [
@@ -182,7 +182,7 @@ def decode_request(body: bytes) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]
 
 
 def encode_scores(scores: Scores) -> bytes:
-    """Finite scores as JSON, in as many digits as give the same float32 back; notes too."""
+    """Encode finite scores and notes as JSON, with enough digits to restore each float32."""
     message: dict[str, object] = {"scores": scores.values.tolist()}
     if scores.notes:
         message["notes"] = scores.notes
@@ -190,10 +190,10 @@ def encode_scores(scores: Scores) -> bytes:
 
 
 def decode_scores(body: bytes, *, count: int) -> Scores:
-    """Read the scores of `count` pictures, and the notes where there are any.
+    """Read the scores of `count` pictures, and the notes if there are any.
 
     Raises:
-        MessageError: Not one finite number for each picture, or not one note for each.
+        MessageError: There is not one finite number, or not one note, for each picture.
     """
     answer = _parse(_Scores, body)
     if len(answer.scores) != count:
@@ -210,15 +210,15 @@ def decode_scores(body: bytes, *, count: int) -> Scores:
 
 
 def encode_failure(text: str) -> bytes:
-    """Why there is no answer, as JSON."""
+    """Encode the reason of a failure as JSON."""
     return json.dumps({"error": text}).encode()
 
 
 def decode_failure(body: bytes) -> str:
-    """Read why there is no answer.
+    """Read the reason of a failure.
 
     Raises:
-        MessageError: The body does not say.
+        MessageError: The body contains none.
     """
     return _parse(_Failure, body).error
 

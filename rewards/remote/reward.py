@@ -1,4 +1,4 @@
-"""Client of one scorer: sends pictures, reads scores, explains failures."""
+"""Client of one scorer: send pictures, read scores, explain failures."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from rewards.types import Prompt, RewardError, Scores, describe_error
 
 
 class RemoteReward:
-    """The scores of a scorer that speaks the format of `rewards.remote.messages`.
+    """Scores of a remote scorer that uses the format of `rewards.remote.messages`.
 
-    Range, device, memory and licence are those of the scorer behind it. Proxies that the
-    environment names are used, except for this machine's own addresses.
+    Range, device, memory and licence are those of the scorer. Proxies from the environment are
+    used, except for this machine's own addresses.
 
     Args:
-        url: Where the scorer listens.
-        needs: What of a prompt it uses, as the user expects; the scorer must say the same.
-        retries: Further tries after a broken connection or status 429, 502, 503 or 504.
+        url: Address of the scorer.
+        needs: Parts of a prompt that it uses, as the user expects; must equal what the scorer
+            states.
+        retries: Further attempts after a broken connection or status 429, 502, 503 or 504.
         timeout_seconds: Longest wait for an answer.
-        token: Is sent with every request; "" for none.
+        token: Sent with every request; "" for none.
 
     Raises:
-        RewardError: Nothing listens there, what does wants another token, is no scorer or of
-            another version, or it uses something else of a prompt.
+        RewardError: Nothing listens there, or the server wants another token, is not a scorer or of
+            another version, or uses other parts of a prompt.
     """
 
     def __init__(
@@ -55,24 +56,24 @@ class RemoteReward:
         self._check_info()
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has what the scorer uses; the scorer is not asked."""
+        """Whether the prompt has what the scorer uses; does not ask the scorer."""
         return has_needs(prompt, self._needs)
 
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Send the pictures with their prompts in one request; scores come back on the CPU.
+        """Send the pictures with their prompts in one request; scores are returned on the CPU.
 
         Raises:
-            RewardError: There was no answer, the scorer failed, with its own words, or it answered
-                something else than one finite number per picture.
+            RewardError: There was no answer, the scorer failed (the message quotes its error), or
+                it returned something other than one finite number per picture.
         """
         return self.score_with_notes(prompts, pixels).values
 
     def score_with_notes(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """As `score`; the notes are the scorer's."""
+        """Like `score`; the notes are the scorer's."""
         body = encode_request(
             prompts,
             pixels,
@@ -89,7 +90,7 @@ class RemoteReward:
             ) from error
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """None: the networks are the other process's to move."""
+        """Empty, because the networks belong to the other process."""
         return ()
 
     def _check_info(self) -> None:

@@ -1,11 +1,11 @@
-"""The command that serves one reward term to runs on this machine or another.
+"""Serve one reward term to runs on this machine or another, from the command line.
 
 python -m rewards.remote.serve --name NAME --options-json '{"kind": ...}' [--host] [--port]
 [--device]
 
-Who asks must know the token that stands in the environment variable GLM_GRPO_REWARD_TOKEN, or that
-is made and printed where there is none. It listens on this machine only unless told otherwise:
-there is no encryption.
+Clients need the token in the environment variable GLM_GRPO_REWARD_TOKEN, or the one that is made
+and printed if it is unset. By default the server listens only on this machine, because there is no
+encryption.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rewards.terms.remote import TOKEN_VARIABLE
 from rewards.types import RewardError
 
 LOOPBACK = "127.0.0.1"
-"""The address that only this machine can reach."""
+"""Address that only this machine can reach."""
 
 _USABLE_TOKEN = re.compile("[!-~]{16,}")
 
@@ -49,18 +49,19 @@ def serve(
     port: int,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve a reward until Ctrl-C or SIGTERM, from the main thread, which alone signals reach.
+    """Serve a reward until Ctrl-C or SIGTERM; call it in the main thread, which receives signals.
 
     Args:
-        build: Makes what scores, once nothing else is missing.
-        needs: What of a prompt it uses.
-        host: Address to listen at; one that others can reach wants a token in the environment.
-        port: 0 for any that is free.
-        announce: Is told the URL once requests are answered.
+        build: Builds the reward after everything else is ready.
+        needs: Parts of a prompt that it uses.
+        host: Address to listen at; one that other machines can reach needs a token in the
+            environment.
+        port: Port; 0: any free port.
+        announce: Called with the URL when requests are answered.
 
     Raises:
-        RewardError: The server's libraries are not installed, the address cannot be listened at,
-            or there is no token for it.
+        RewardError: The server's libraries are not installed, it cannot listen at the address, or
+            the address needs a token.
     """
     try:
         from rewards.remote.server import listen, make_app, make_server  # noqa: PLC0415 (an extra)
@@ -84,7 +85,7 @@ def serve(
     if not _is_loopback(host):
         _logger.warning("%s: what is sent to %s is not encrypted, the token included", name, url)
     if given is None:
-        # Not to standard output, which is read by programs and kept more often.
+        # Not to standard output, which programs read and which is more often stored.
         sys.stderr.write(f"made a token for those who ask: export {TOKEN_VARIABLE}={token}\n")
     announce(url)
     with suppress(KeyboardInterrupt):
@@ -107,7 +108,7 @@ def _read_token(host: str) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build the term of the command line, and serve it; exit code 1 where it cannot be built."""
+    """Build the term of the command line, and serve it; exit code 1 if it cannot be built."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     options = _parser().parse_args(arguments)
     try:
@@ -145,7 +146,8 @@ def _read_term(name: str, text: str) -> TermConfig:
         ) from error
     if not isinstance(options, Mapping):
         raise RewardError(f"--options-json is {text!r}; it must be an object, as {{}}")
-    # The term is scored here, and weighted and asked elsewhere: any weight that is allowed will do.
+    # The term is only scored here; the run weights it and decides when, so any valid weight will
+    # do.
     section = {name: {**options, "weight": 1.0, "run_in": "thread", "when": "always"}}
     return RewardConfig.model_validate({"terms": section, "allow_untied": True}).terms[name]
 
@@ -153,7 +155,7 @@ def _read_term(name: str, text: str) -> TermConfig:
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, or nothing at all, which stands for every address
+    except ValueError:  # a name, or an empty string, which stands for every address
         return host == "localhost"
 
 

@@ -1,6 +1,6 @@
-"""A scorer as a server: one reward term behind two addresses, /info and /score.
+"""Serve one reward term at two addresses, /info and /score.
 
-Who asks must know a token. There is no encryption; see docs/remote_rewards.md.
+Clients need a token. There is no encryption; see docs/remote_rewards.md.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from rewards.remote.messages import (
 from rewards.types import describe_error
 
 LARGEST_REQUEST = 2**28
-"""Bytes: some hundred pictures of 1024 x 1024."""
+"""Bytes; about a hundred pictures of 1024 x 1024."""
 
 MOST_WAITING = 64
-"""Requests; one more is asked to come back."""
+"""Largest number of waiting requests; further ones are told to come back later."""
 
 _RETRY_AFTER = {"Retry-After": "5"}
 _PATIENCE_SECONDS = 10
-"""Longest wait for requests under way when the server ends."""
+"""Longest wait for running requests when the server ends."""
 
 _logger = logging.getLogger(__name__)
 
 
 def make_app(reward: Reward, info: ScorerInfo, *, token: str) -> FastAPI:
-    """Answers /info at any time, and /score one request at a time, to who knows the token.
+    """Make an app that answers /info at any time, and /score one request at a time, given a token.
 
     Args:
-        reward: Scores.
-        info: Answer to GET /info.
-        token: Must stand in each request, as `Authorization: Bearer TOKEN`.
+        reward: Scores the pictures.
+        info: Response to GET /info.
+        token: Required in each request, as `Authorization: Bearer TOKEN`.
     """
     service = _Service(reward, info, token)
     app = FastAPI(
@@ -60,7 +60,7 @@ def make_app(reward: Reward, info: ScorerInfo, *, token: str) -> FastAPI:
 
 
 def make_server(app: FastAPI) -> uvicorn.Server:
-    """Answers until Ctrl-C or SIGTERM, or until its `should_exit` is set."""
+    """Make a server that runs until Ctrl-C or SIGTERM, or until its `should_exit` is set."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -72,14 +72,14 @@ def make_server(app: FastAPI) -> uvicorn.Server:
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """A socket that listens, and its URL.
+    """Open a listening socket; returns it and its URL.
 
     Args:
         host: Address.
-        port: 0 for any that is free.
+        port: Port; 0: any free port.
 
     Raises:
-        OSError: The address cannot be listened at.
+        OSError: It cannot listen at the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
@@ -93,12 +93,12 @@ class _Service:
         self._info = info
         self._authorization = f"Bearer {token}".encode()
         self._waiting = 0
-        # Terms are not made for several threads, and an accelerator is not faster for them.
+        # Terms are not thread-safe, and threads would not make an accelerator faster.
         self._turn = asyncio.Lock()
 
     async def check_token(self, request: Request) -> None:
         given = request.headers.get("Authorization", "").encode()
-        # In a time that does not tell how much of a guess is right.
+        # In constant time, which does not reveal how much of a guess is right.
         if not hmac.compare_digest(given, self._authorization):
             raise HTTPException(
                 401,
@@ -113,7 +113,7 @@ class _Service:
     async def score(self, request: Request) -> Response:
         refusal = self._find_refusal(request.headers.get("Content-Length"))
         if refusal is not None:
-            # To the end: who is cut off while sending hears no answer.
+            # To the end: a client that is cut off while sending gets no response.
             async for _ in request.stream():
                 pass
             raise refusal
@@ -151,7 +151,7 @@ class _Service:
             return _json(200, encode_scores(score_with_notes(self._reward, prompts, pixels)))
         except MessageError as error:
             return _json(400, encode_failure(f"the request {error}"))
-        # Terms wrap libraries that raise whatever they like, or exit; the client is told.
+        # Terms wrap libraries that raise anything, or exit; the client gets the error.
         except BaseException as error:
             _logger.exception("%s could not score", self._info.name)
             return _json(500, encode_failure(describe_error(error)))

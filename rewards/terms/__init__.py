@@ -1,7 +1,7 @@
-"""Kinds of reward terms, one file each: options, how it is built, its memory, how it scores.
+"""Kinds of reward terms, one file each: options, construction, memory and scoring.
 
-A term's `kind` says which class scores; it is the term's name where that is the name of a kind, and
-must be written where the term has a name of its own, so that one kind can be used twice.
+A term's `kind` selects the class that scores. It defaults to the term's name if that is the name of
+a kind, and must be set for any other name, so that a kind can be used several times.
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ KINDS: dict[str, type[TermConfig]] = {
     "remote": RemoteConfig,
     "custom": CustomConfig,
 }
-"""Config class of each kind. The R axis of tables is in this order, whatever that of the YAML."""
+"""Config class of each kind. The R axis of tables has this order, whatever that of the YAML."""

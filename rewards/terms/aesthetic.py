@@ -1,4 +1,4 @@
-"""Predicted aesthetic rating: a CLIP image embedding and a small head on it."""
+"""Predict an aesthetic rating with a CLIP image embedding and a small head."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class AestheticConfig(TermConfig):
     kind: Literal["aesthetic"]
     """Class that scores."""
     clip_model: PathText = "ViT-L-14-quickgelu"
-    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
     clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
     head: PathText
     """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
-    `weight` [1, D] and `bias` [1]. All paths may be written pkg://package/relative/path."""
+    `weight` [1, D] and `bias` [1]. Paths may have the form pkg://package/relative/path."""
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
@@ -54,7 +54,7 @@ class AestheticConfig(TermConfig):
         )
 
     def memory_bytes(self) -> int:
-        """Of the image tower."""
+        """Size of the image tower."""
         return clip_bytes(self.clip_model, is_image_only=True)
 
 
@@ -62,26 +62,26 @@ _LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
 
 
 class AestheticReward:
-    """A rating from 1 to 10, predicted from the picture alone, mapped to 0..1 and clamped there.
+    """A rating from 1 to 10, predicted from the picture only, mapped to 0..1 and clamped.
 
     The picture's CLIP embedding, scaled to length 1, goes through a head: LAION's linear one
     (https://github.com/LAION-AI/aesthetic-predictor) or its MLP
-    (https://github.com/christophschuhmann/improved-aesthetic-predictor). Pictures are prepared by
-    open_clip's own transform, one by one, through Pillow: a batched one on tensors rounds
+    (https://github.com/christophschuhmann/improved-aesthetic-predictor). Pictures are prepared one
+    by one with open_clip's own transform, using Pillow; a batched transform on tensors would round
     differently.
 
-    Runs on `device`: 1.2 GB in fp32 for the image tower of ViT-L/14, which OpenAI published under
-    the MIT licence; LAION's heads are under MIT (linear) and Apache-2.0 (MLP).
+    Runs on `device`: 1.2 GB in fp32 for the image tower of ViT-L/14, published by OpenAI under the
+    MIT licence; LAION's heads are under MIT (linear) and Apache-2.0 (MLP).
 
     Args:
-        clip_model: An architecture of open_clip, or the path of a model config in its JSON format.
+        clip_model: An open_clip architecture, or the path of a model config in its JSON format.
         clip_weights: A pretrained tag of open_clip, or a local file.
         head: A local file, see `load_head`.
-        device: Where embedding and head are put.
+        device: Device for embedding and head.
 
     Raises:
         RewardError: A model, its weights or the head is missing, cannot be downloaded or does not
-            fit the others.
+            match the others.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class AestheticReward:
     ) -> None:
         architecture = find_architecture(clip_model, key="aesthetic.clip_model")
         width = embedding_width(architecture)
-        # The head first: it is small, and tells of a mistake before gigabytes are loaded.
+        # The head first, because it is small and reveals mistakes before gigabytes are loaded.
         self._head = load_head(resolve_path(head), width=width).to(device)
         clip = load_clip(architecture, clip_weights, key="aesthetic.clip_weights")
-        # The text tower is not kept: a picture is embedded by the image tower alone.
+        # The text tower is dropped: embedding a picture only needs the image tower.
         self._pictures = PictureEmbedder(clip)
         self._pictures.tower.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Applies to every prompt: it uses the picture alone."""
+        """True: it only uses the picture."""
         return True
 
     @torch.no_grad()
@@ -121,15 +121,15 @@ def to_unit_score(rating: Float32[Tensor, " N"]) -> Float32[Tensor, " N"]:
 def load_head(path: Path, *, width: int) -> nn.Sequential:
     """Load linear layers, applied one after the other to an embedding of `width` numbers.
 
-    Known files: a state dict of one linear layer (`weight` [1, D], `bias` [1]: LAION v1, and the
-    .safetensors form), or of several under `layers.<n>.` (LAION v2; there is no activation between
-    its layers, and its dropout is for training only).
+    Supported files: a state dict of one linear layer (`weight` [1, D], `bias` [1]: LAION v1, and
+    the .safetensors form), or of several under `layers.<n>.` (LAION v2; it has no activation
+    between its layers, and its dropout is for training only).
 
     Args:
-        path: A .safetensors file, or a .pth file that is loaded as tensors only.
+        path: A .safetensors file, or a .pth file, which is loaded only as tensors.
 
     Raises:
-        RewardError: The file is missing, is none of these, or is made for another embedding.
+        RewardError: The file is missing, is not supported, or belongs to another embedding.
     """
     layers = _group_layers(_read_tensors(path), path)
     shapes = [tuple(weight.shape) for weight, _ in layers]
@@ -180,7 +180,7 @@ def _unknown_head(state: dict[str, Tensor], path: Path) -> RewardError:
 
 
 def _linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"]) -> nn.Linear:
-    # On the meta device nothing is drawn from the global generator.
+    # On the meta device, no weights are drawn from the global generator.
     layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     layer.load_state_dict({"weight": weight.float(), "bias": bias.float()}, assign=True)
     return layer

@@ -1,4 +1,4 @@
-"""Agreement of the picture with its prompt, or with the target picture, as CLIP sees it."""
+"""Score how well the picture matches its prompt, or the target picture, according to CLIP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClipScoreConfig(TermConfig):
     kind: Literal["clip_score"]
     """Class that scores."""
     clip_model: PathText = "ViT-L-14-quickgelu"
-    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
     clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
 
@@ -47,7 +47,7 @@ class ClipScoreConfig(TermConfig):
         )
 
     def memory_bytes(self) -> int:
-        """Of both towers."""
+        """Size of both towers."""
         return clip_bytes(self.clip_model, is_image_only=False)
 
 
@@ -57,7 +57,7 @@ class ClipImageConfig(ComparingConfig):
     kind: Literal["clip_image"]
     """Class that scores."""
     clip_model: PathText = "ViT-L-14-quickgelu"
-    """An architecture of open_clip, or the path of a model config in open_clip's JSON format."""
+    """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
     clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
 
@@ -71,30 +71,30 @@ class ClipImageConfig(ComparingConfig):
         )
 
     def memory_bytes(self) -> int:
-        """Of the image tower."""
+        """Size of the image tower."""
         return clip_bytes(self.clip_model, is_image_only=True)
 
 
 class ClipScoreReward:
     """Cosine of the CLIP embeddings of prompt and picture: -1..1, higher is better.
 
-    With OpenAI's models it is about 0.2 to 0.3 where they agree: small differences count. It is
-    neither scaled nor cut off at 0, as the metric CLIPScore is. The end of a prompt that is longer
-    than the model reads, 77 tokens for most, is not read.
+    With OpenAI's models, matching pairs score about 0.2 to 0.3, so small differences count. Unlike
+    the metric CLIPScore, it is neither scaled nor cut off at 0. A prompt longer than the model's
+    limit, 77 tokens for most, is truncated.
 
     Needs the prompt. ViT-L-14-quickgelu with the tag `openai`: 428 million parameters, 1.7 GB of
-    memory in float32 beside the activations, MIT, https://github.com/openai/CLIP.
+    memory in float32 besides the activations, MIT, https://github.com/openai/CLIP.
     Source: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
     ICML 2021; as a metric, Hessel et al., CLIPScore, EMNLP 2021.
 
     Args:
-        clip_model: An architecture of open_clip, or the path of a model config in its JSON format.
+        clip_model: An open_clip architecture, or the path of a model config in its JSON format.
         clip_weights: A pretrained tag of open_clip, or a local file.
-        device: Where the model is put.
+        device: Device for the model.
 
     Raises:
         RewardError: The model, its weights or its tokenizer is missing, cannot be downloaded or
-            does not fit the others.
+            does not match the others.
     """
 
     def __init__(self, *, clip_model: str, clip_weights: str, device: torch.device) -> None:
@@ -105,7 +105,7 @@ class ClipScoreReward:
         self._model: nn.Module = clip.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Applies to every prompt."""
+        """True: it applies to every prompt."""
         return True
 
     @torch.no_grad()
@@ -124,23 +124,23 @@ class ClipScoreReward:
 class ClipImageReward:
     """Cosine of the CLIP embeddings of two pictures, one of the prompt: -1..1, higher is better.
 
-    1 for equal pictures; pictures that have little in common are still well above 0. It compares
-    what is shown, where `lpips`, `ssim` and `psnr` compare place by place.
+    1 for equal pictures; pictures with little in common still score well above 0. It compares
+    content, while `lpips`, `ssim` and `psnr` compare position by position.
 
     Needs a target or source picture. ViT-L-14-quickgelu with the tag `openai`: 304 million
-    parameters (the image tower), 1.2 GB of memory in float32 beside the activations, MIT,
+    parameters (the image tower), 1.2 GB of memory in float32 besides the activations, MIT,
     https://github.com/openai/CLIP.
     Source: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
     ICML 2021.
 
     Args:
-        clip_model: An architecture of open_clip, or the path of a model config in its JSON format.
+        clip_model: An open_clip architecture, or the path of a model config in its JSON format.
         clip_weights: A pretrained tag of open_clip, or a local file.
-        device: Where the image tower is put.
+        device: Device for the image tower.
         against: Picture of the prompt to compare with.
 
     Raises:
-        RewardError: The model or its weights are missing, cannot be downloaded or do not fit.
+        RewardError: The model or its weights are missing, cannot be downloaded or do not match.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ClipImageReward:
         self._against: Against = against
         architecture = find_architecture(clip_model, key="clip_image.clip_model")
         clip = load_clip(architecture, clip_weights, key="clip_image.clip_weights")
-        # The text tower is not kept.
+        # The text tower is dropped.
         self._pictures = PictureEmbedder(clip)
         self._pictures.tower.to(device)
 
@@ -169,10 +169,10 @@ class ClipImageReward:
         """Compare each picture with that of its prompt, on the device of the image tower.
 
         Raises:
-            ValueError: It is missing or of another size.
+            ValueError: The prompt's picture is missing or has another size.
         """
         targets = stack_compared(prompts, pixels, self._against)
-        # A group shares its picture, which then goes through the tower once.
+        # A group shares its picture, which therefore goes through the tower once.
         ids = [id(compared_picture(prompt, self._against)) for prompt in prompts]
         rows = {each: row for row, each in enumerate(ids)}
         distinct = list(rows)

@@ -1,4 +1,4 @@
-"""Find and load CLIP models of open_clip; embed pictures and prompts with them."""
+"""Find and load CLIP models of open_clip, and embed pictures and prompts with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 from rewards.types import RewardError, describe_error
 from rewards.unpickling import describe_refusal
 
-# open_clip and transformers are imported in functions: a config without CLIP need not wait.
+# open_clip and transformers are imported in functions, so that configs without CLIP start faster.
 
 ResizeMode = Literal["shortest", "longest"]
 
@@ -33,16 +33,16 @@ _logger = logging.getLogger(__name__)
 
 
 class PictureEmbedder:
-    """The image tower of a CLIP model, with the transform that its pictures go through.
+    """Image tower of a CLIP model, with the transform for its pictures.
 
-    The transform is open_clip's own, one by one, through Pillow: a batched one on tensors rounds
-    differently.
+    Pictures are transformed one by one with open_clip's own transform, using Pillow; a batched
+    transform on tensors would round differently.
 
     Args:
-        clip: A model that `load_clip` returned.
-        resize_mode: Which edge of a picture is fitted to the tower's square: `shortest` cuts off
-            what is beyond it, `longest` fills up with black. None: as the weights were published,
-            `shortest` for most models and for all local files.
+        clip: Model from `load_clip`.
+        resize_mode: Which edge of a picture is fitted to the tower's square: `shortest` crops the
+            rest, `longest` pads with black. None: as published with the weights, which is
+            `shortest` for most models and all local files.
     """
 
     def __init__(self, clip: Any, *, resize_mode: ResizeMode | None = None) -> None:
@@ -55,7 +55,7 @@ class PictureEmbedder:
         self._transform = image_transform_v2(PreprocessCfg(**options), is_train=False)
 
     def embed(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, "N D"]:
-        """Embed pictures where the tower is now; embeddings have length 1."""
+        """Embed pictures on the tower's current device; embeddings have length 1."""
         pictures = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels.cpu()]
         inputs = torch.stack([self._transform(picture) for picture in pictures])
         device = next(self.tower.parameters()).device
@@ -63,13 +63,13 @@ class PictureEmbedder:
 
 
 class PromptEmbedder:
-    """The text tower of a CLIP model, with the tokenizer that open_clip gives it.
+    """Text tower of a CLIP model, with open_clip's tokenizer for it.
 
-    The tokenizer cuts off what the tower has no place for, which is logged once.
+    The tokenizer truncates prompts that are too long for the tower, which is logged once.
 
     Args:
-        clip: A model that `load_clip` returned.
-        architecture: Its name, as `find_architecture` returned it.
+        clip: Model from `load_clip`.
+        architecture: Its name from `find_architecture`.
         key: Config key of the architecture, for errors and the log.
 
     Raises:
@@ -83,8 +83,8 @@ class PromptEmbedder:
         self._has_told_of_cut = False
 
     def embed(self, prompts: Sequence[str]) -> Float32[Tensor, "N D"]:
-        """Embed prompts where the model is now; embeddings have length 1."""
-        # A group shares its prompt, which then goes through the tower once.
+        """Embed prompts on the model's current device; embeddings have length 1."""
+        # A group shares its prompt, which therefore goes through the tower once.
         texts = list(dict.fromkeys(prompts))
         tokens: Int64[Tensor, "M T"] = self._tokenize(texts)
         if not self._has_told_of_cut:
@@ -94,7 +94,7 @@ class PromptEmbedder:
         return embeddings[[texts.index(prompt) for prompt in prompts]]
 
     def _tell_of_cut(self, texts: list[str], tokens: Int64[Tensor, "M T"]) -> None:
-        # With one more place, a text that fits gets padding behind it, and no other change.
+        # With one more place, a text that fits only gets more padding.
         places = tokens.shape[1]
         roomier = self._tokenize(texts, context_length=places + 1)[:, :places]
         for row in (tokens != roomier).any(dim=1).nonzero().flatten().tolist():
@@ -113,15 +113,15 @@ def pair_cosine(
     first: Float32[Tensor, "N D"], second: Float32[Tensor, "N D"]
 ) -> Float32[Tensor, " N"]:
     """Cosine, -1..1, of each pair of embeddings of length 1."""
-    # Rounding leaves the range by some 1e-7.
+    # Rounding errors can exceed the range by about 1e-7.
     return (first * second).sum(dim=-1).clamp(-1.0, 1.0)
 
 
 def resolve_path(text: str) -> Path:
-    """Turn a path into one on disk; `pkg://package/relative/path` names a file in a package.
+    """Resolve a path; `pkg://package/relative/path` names a file in a package.
 
     Raises:
-        RewardError: There is no such package.
+        RewardError: The package does not exist.
     """
     if not text.startswith(_PACKAGE_SCHEME):
         return Path(text)
@@ -139,15 +139,15 @@ def find_architecture(clip_model: str, *, key: str) -> str:
     """Find an architecture by its name in open_clip, or register one from a model config.
 
     Args:
-        clip_model: A name of `open_clip.list_models()`, or the path of a .json model config.
-        key: Config key that `clip_model` came from, for errors.
+        clip_model: A name from `open_clip.list_models()`, or the path of a .json model config.
+        key: Config key of `clip_model`, for errors.
 
     Returns:
-        The name under which open_clip knows it.
+        Name under which open_clip knows it.
 
     Raises:
-        RewardError: There is no such architecture or file, the file is no model config or has the
-            name of another one, or the model is a CoCa.
+        RewardError: The architecture or file does not exist, the file is not a model config or uses
+            an existing name, or the model is a CoCa.
     """
     import open_clip  # noqa: PLC0415
 
@@ -167,7 +167,7 @@ def find_architecture(clip_model: str, *, key: str) -> str:
 
 
 def embedding_width(architecture: str) -> int:
-    """Of the embeddings of an architecture that `find_architecture` returned."""
+    """Size of the embeddings of an architecture from `find_architecture`."""
     import open_clip  # noqa: PLC0415
 
     width: int = open_clip.get_model_config(architecture)["embed_dim"]
@@ -176,16 +176,16 @@ def embedding_width(architecture: str) -> int:
 
 @functools.cache
 def clip_bytes(clip_model: str, *, is_image_only: bool) -> int:
-    """Of the weights in fp32, without loading them.
+    """Size of the weights in fp32, without loading them.
 
     Raises:
-        RewardError: See `find_architecture`.
+        RewardError: As for `find_architecture`.
     """
     import open_clip  # noqa: PLC0415
 
     architecture = find_architecture(clip_model, key="clip_model")
     level = logging.root.level
-    # It warns that there are no weights, which is meant.
+    # Suppress the warning that there are no weights, which is intended.
     logging.root.setLevel(logging.ERROR)
     try:
         with torch.device("meta"):
@@ -198,21 +198,21 @@ def clip_bytes(clip_model: str, *, is_image_only: bool) -> int:
 
 
 def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
-    """Load a model with its weights: on the CPU, in float32, frozen, for evaluation.
+    """Load a model with its weights on the CPU, in float32, frozen and in evaluation mode.
 
-    Pictures for weights from a local file are normalised with OpenAI's mean and deviation, which
-    is right for all models of OpenAI and most of LAION; a tag brings its own.
+    With weights from a local file, pictures are normalised with OpenAI's mean and deviation, which
+    is right for all models of OpenAI and most of LAION; a tag has its own.
 
     Args:
-        architecture: What `find_architecture` returned.
+        architecture: Name from `find_architecture`.
         clip_weights: A pretrained tag of open_clip, or a .safetensors, .pt or .bin file.
-        key: Config key that `clip_weights` came from, for errors.
+        key: Config key of `clip_weights`, for errors.
 
     Returns:
-        A model of open_clip with `visual` and `encode_text`.
+        An open_clip model with `visual` and `encode_text`.
 
     Raises:
-        RewardError: The weights are missing, cannot be downloaded, or are of another model.
+        RewardError: The weights are missing, cannot be downloaded, or belong to another model.
     """
     import open_clip  # noqa: PLC0415
     from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
@@ -221,10 +221,10 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
         clip_weights = str(resolve_path(clip_weights))
     try:
         _refuse_hub_code(architecture)
-        # Weights are drawn before they are replaced; fork_rng puts the generator back.
+        # Random weights are drawn before they are replaced; fork_rng restores the generator.
         with torch.random.fork_rng(devices=[]):
             clip = open_clip.create_model(architecture, clip_weights, require_pretrained=True)
-    # The last two: open_clip takes it for granted that a file holds a dict with tensors.
+    # The last two errors occur because open_clip assumes that a file contains a dict of tensors.
     except (
         OSError,
         RuntimeError,
@@ -240,9 +240,9 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
 
 
 def _refuse_hub_code(architecture: str) -> None:
-    """A text tower of transformers may be a repository's own code, which is never run.
+    """Refuse a transformers text tower with code from a repository, which is never run.
 
-    open_clip does not say so to transformers, which then asks on the terminal.
+    open_clip does not tell transformers so, which would then ask on the terminal.
     """
     import open_clip  # noqa: PLC0415
     from transformers import AutoConfig  # noqa: PLC0415
@@ -262,7 +262,7 @@ def _register(clip_model: str, key: str) -> str:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RewardError(f"{key} {path}: not JSON ({error}); correct the file") from error
-    # open_clip knows a config by the stem of its file, in one table with its own.
+    # open_clip registers a config by its file's stem, in one table with its own.
     if open_clip.get_model_config(path.stem) is None:
         open_clip.add_model_config(path)
     if open_clip.get_model_config(path.stem) != config:
@@ -301,7 +301,7 @@ def _load_tokenizer(architecture: str, *, key: str) -> Any:
     from open_clip.tokenizer import SimpleTokenizer  # noqa: PLC0415
 
     text_config = open_clip.get_model_config(architecture)["text_cfg"]
-    # For transformers, which asks on the terminal unless told; the config at hand may say yes.
+    # Otherwise transformers asks on the terminal; the given config may set it to true.
     options = {"trust_remote_code": False} if text_config.get("hf_tokenizer_name") else {}
     try:
         tokenizer = open_clip.get_tokenizer(architecture, **options)
@@ -315,7 +315,7 @@ def _load_tokenizer(architecture: str, *, key: str) -> Any:
             "here, or use an architecture whose tokenizer comes with open_clip, such as "
             "ViT-L-14-quickgelu"
         ) from error
-    # On an accelerator a token that the model has no row for would end the process.
+    # On an accelerator, a token without a row in the embedding would end the process.
     if (
         isinstance(tokenizer, SimpleTokenizer)
         and text_config.get("vocab_size", tokenizer.vocab_size) < tokenizer.vocab_size

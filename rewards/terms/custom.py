@@ -1,4 +1,4 @@
-"""A term that is a function of the user's own."""
+"""A term that calls the user's own function."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from rewards.types import Prompt, RewardError, describe_error
 
 
 class CustomConfig(TermConfig):
-    """A function of the user's own."""
+    """A user-defined function."""
 
     is_users_program = True
 
     kind: Literal["custom"]
     """Class that scores."""
     function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """`module:function`, importable from the folder the run starts in. It gets a list of N prompts
-    and pictures UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N]."""
+    """`module:function`, importable from the folder in which the run starts. It gets a list of N
+    prompts and pictures UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor
+    [N]."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """What of a prompt the function uses: some of prompt, text, target, source. It is not
-    called for prompts that lack it."""
+    """Parts of a prompt that the function uses: some of prompt, text, target, source. It is not
+    called for prompts without them."""
 
     def needs(self) -> tuple[Need, ...]:
-        """As the user stated."""
+        """The needs stated in the config."""
         return self.needs_of_prompt
 
     def build(self, device: torch.device) -> Reward:
@@ -45,21 +46,21 @@ class CustomConfig(TermConfig):
         return CustomReward(self.function, needs=self.needs())
 
     def memory_bytes(self) -> int:
-        """Nothing: no one can know what the function loads."""
+        """0, because it is unknown what the function loads."""
         return 0
 
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
-"""Gets N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""
+"""Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""
 
 
 class CustomReward:
-    """What the user's function returns, higher is better; range, device and memory are its own.
+    """Result of the user's function, higher is better; range, device and memory are up to it.
 
     Args:
-        function: `module:function`. The module is searched for in the current folder first, then
-            where Python finds modules.
-        needs: What of a prompt the function uses; it is not called for prompts that lack it.
+        function: `module:function`. The module is searched for in the working directory first, then
+            on Python's path.
+        needs: Parts of a prompt that the function uses; it is not called for prompts without them.
 
     Raises:
         RewardError: The module cannot be imported, or has no such function.
@@ -75,17 +76,17 @@ class CustomReward:
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
-        """Call the function; what it returns is handed on, for `rewards.score` to judge.
+        """Call the function; `rewards.score` checks the result.
 
         Raises:
             Exception: Whatever the function raises.
         """
-        # Copies: a function that works in place must not change what other terms see.
+        # Copies, because a function that works in place must not change the input of other terms.
         copies = {id(prompt): _copy(prompt) for prompt in prompts}
         return self._function([copies[id(prompt)] for prompt in prompts], pixels.clone())
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """None: networks that the function uses stay where it puts them."""
+        """Empty: networks that the function uses stay where it puts them."""
         return ()
 
 
@@ -100,8 +101,8 @@ def _copy(prompt: Prompt) -> Prompt:
 def load_function(name: str) -> ScoringFunction:
     """Import `module:function`.
 
-    Only while the module is imported can it import its neighbours in the current folder; imports
-    inside its functions find what is installed, and what was imported before.
+    The module can import its neighbours in the working directory only while it is imported; imports
+    inside its functions find installed and already imported modules.
 
     Raises:
         RewardError: The module cannot be imported, or has no such function.
@@ -131,7 +132,7 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
     try:
         with _importable(folder):
             return importlib.import_module(module_name)
-    # A module of the user's may raise whatever it likes while it is imported.
+    # A user's module may raise anything during import.
     except Exception as error:
         raise RewardError(
             f"custom function {name!r}: the module {module_name} cannot be imported "
@@ -142,12 +143,12 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _importable(folder: str) -> Iterator[None]:
-    # The glm-grpo script has its own folder on the path where `python` has the current one.
+    # The glm-grpo script has its own folder on the path where `python` has the working directory.
     sys.path.insert(0, folder)
-    # Finders remember what a folder held; the module may be younger than that.
+    # Finders cache a folder's contents; the module may be newer.
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # the module took it out itself
+        with contextlib.suppress(ValueError):  # the module removed it itself
             sys.path.remove(folder)

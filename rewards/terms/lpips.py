@@ -1,4 +1,4 @@
-"""Perceptual similarity to the target picture."""
+"""Score perceptual similarity to the target picture, with LPIPS."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class LpipsConfig(ComparingConfig):
     kind: Literal["lpips"]
     """Class that scores."""
     network: Literal["alex", "vgg", "squeeze"] = "alex"
-    """Backbone. Its weights are downloaded once by torchvision into TORCH_HOME/hub/checkpoints."""
+    """Backbone. torchvision downloads its weights once into TORCH_HOME/hub/checkpoints."""
     pretrained: bool = True
-    """False: untrained features from a fixed seed. Needs no download; no measure of perception."""
+    """False: untrained features from a fixed seed. Needs no download, but does not measure
+    perception."""
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
@@ -43,7 +44,7 @@ class LpipsConfig(ComparingConfig):
         )
 
     def memory_bytes(self) -> int:
-        """Of backbone and linear layers, from the package."""
+        """Size of backbone and linear layers, from the package."""
         parameters = {"alex": 2_470_848, "vgg": 14_716_160, "squeeze": 724_736}
         return parameters[self.network] * FLOAT32_BYTES
 
@@ -51,7 +52,7 @@ class LpipsConfig(ComparingConfig):
 Network = Literal["alex", "vgg", "squeeze"]
 
 SMALLEST_SIDES: dict[Network, int] = {"alex": 31, "vgg": 16, "squeeze": 17}
-"""Pixels that a backbone's strides leave something of."""
+"""Smallest side in pixels for which a backbone's strides leave any output."""
 
 _UNTRAINED_SEED = 0
 
@@ -61,7 +62,7 @@ _logger = logging.getLogger(__name__)
 class LpipsReward:
     """1 - LPIPS distance: 1 for equal pictures, lower the more they differ, not bounded below.
 
-    Version 0.1 of the metric, linear layers from the package, averaged over the picture.
+    Version 0.1 of the metric with the package's linear layers, averaged over the picture.
     Source: Zhang et al., The Unreasonable Effectiveness of Deep Features as a Perceptual Metric,
     CVPR 2018, https://github.com/richzhang/PerceptualSimilarity.
 
@@ -69,13 +70,13 @@ class LpipsReward:
         network: Backbone.
         pretrained: False for untrained features from a fixed seed, the paper's "random" baseline,
             which needs no download. Unweighted differences are averaged over layers, not summed as
-            in the paper: a layer's is at most 2, so scores stay in -1..1 beside those of other
-            terms.
-        device: Where the network is put.
+            in the paper: a layer's difference is at most 2, so scores stay in -1..1 like those of
+            other terms.
+        device: Device for the network.
         against: Picture of the prompt to compare with.
 
     Raises:
-        RewardError: The backbone's weights are neither at hand nor can they be downloaded.
+        RewardError: The backbone's weights are missing and cannot be downloaded.
     """
 
     def __init__(
@@ -103,18 +104,19 @@ class LpipsReward:
         """Compare each picture with that of its prompt.
 
         Raises:
-            ValueError: It is missing, of another size, or smaller than the backbone takes.
+            ValueError: The prompt's picture is missing, has another size, or is too small for the
+                backbone.
         """
         check_side(pixels, self._smallest_side)
         device = next(self._model.parameters()).device
-        # A group shares its target, which then goes through the network once.
+        # A group shares its target, which therefore goes through the network once.
         first = compared_picture(prompts[0], self._against)
         is_shared = all(compared_picture(each, self._against) is first for each in prompts)
         compared = prompts[:1] if is_shared else prompts
         stacked = stack_compared(compared, pixels[: len(compared)], self._against)
         targets = to_unit_range(stacked, device)
         pictures = to_unit_range(pixels, device)
-        # normalize=True: the package scales 0..1 to the -1..1 that it works on.
+        # normalize=True: the package scales 0..1 to -1..1, on which it works.
         distance: Tensor = self._model(pictures, targets, normalize=True)
         return 1 - distance.reshape(len(prompts)) / self._divisor
 
@@ -155,7 +157,7 @@ def _weights_url(network: Network) -> str:
 
 @cache
 def _tell_untrained(network: Network) -> None:
-    """Once a process, however often a network is made in it."""
+    """Warn once per process, however many networks are created."""
     _logger.warning(
         "lpips: untrained %s features (pretrained: false); distances compare structure but do "
         "not measure human perception",
@@ -166,18 +168,18 @@ def _tell_untrained(network: Network) -> None:
 def _make_untrained(network: Network) -> Any:
     _tell_untrained(network)
     # torch.manual_seed would seed every device; weights are drawn on the CPU, whose generator
-    # fork_rng puts back.
+    # fork_rng restores.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_UNTRAINED_SEED)
         return _construct(network, is_trained=False)
 
 
 def _construct(network: Network, *, is_trained: bool) -> Any:
-    # With torchvision it takes seconds, which a config without it need not wait for.
+    # With torchvision it takes seconds to import, which other configs should not wait for.
     import lpips  # noqa: PLC0415
 
     with warnings.catch_warnings():
-        # The package passes torchvision an argument name that torchvision has deprecated.
+        # The package uses an argument name that torchvision has deprecated.
         warnings.filterwarnings("ignore", category=UserWarning, module="torchvision")
         return lpips.LPIPS(
             net=network,

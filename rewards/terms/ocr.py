@@ -1,4 +1,4 @@
-"""Legibility of the texts that a prompt asks for."""
+"""Score the legibility of the texts that a prompt asks for."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class OcrConfig(TermConfig):
     kind: Literal["ocr"]
     """Class that scores."""
     case_sensitive: bool = False
-    """Whether OPEN read for Open is a mistake."""
+    """Whether reading OPEN instead of Open is a mistake."""
     extra_text_penalty: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Taken from the score in proportion to the share of what was read that no one asked for."""
+    """Multiply the score by 1 - extra_text_penalty * (fraction of the read text not asked for)."""
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
@@ -41,7 +41,7 @@ class OcrConfig(TermConfig):
 
     @abstractmethod
     def build_reader(self, device: torch.device) -> TextReader:
-        """The engine."""
+        """Build the engine."""
 
 
 class EasyOcrConfig(OcrConfig):
@@ -50,7 +50,7 @@ class EasyOcrConfig(OcrConfig):
     engine: Literal["easyocr"]
     """PyTorch, on the accelerator; downloads its weights once into EASYOCR_MODULE_PATH/model."""
     languages: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("en",)
-    """EasyOCR's language codes; one script beside English."""
+    """EasyOCR's language codes; one script in addition to English."""
 
     def build_reader(self, device: torch.device) -> TextReader:
         """See `OcrConfig`."""
@@ -59,7 +59,7 @@ class EasyOcrConfig(OcrConfig):
         return EasyOcrReader(self.languages, device=device)
 
     def memory_bytes(self) -> int:
-        """Of the CRAFT detector and the English recogniser, rounded up from their files' sizes."""
+        """Size of the CRAFT detector and the English recogniser, rounded up from their files."""
         return 24_600_000 * FLOAT32_BYTES
 
 
@@ -71,10 +71,10 @@ class RapidOcrConfig(OcrConfig):
     engine: Literal["rapidocr"]
     """ONNX on the CPU, models in the wheel (Latin and Chinese script); needs no download."""
     threads: int = Field(default=2, ge=1, le=1024)
-    """Pictures read at the same time, one CPU thread each."""
+    """Pictures read at the same time, with one CPU thread each."""
     detection_side: int = Field(default=256, ge=64, le=16_384, multiple_of=32)
-    """Pixels; pictures with a shorter side below it are enlarged before text is searched. Time
-    grows with its square; larger pictures are not touched."""
+    """Pixels; pictures with a shorter side are enlarged to this before text detection. Time grows
+    with its square; larger pictures are unchanged."""
 
     def build_reader(self, device: torch.device) -> TextReader:
         """See `OcrConfig`."""
@@ -84,7 +84,7 @@ class RapidOcrConfig(OcrConfig):
         return RapidOcrReader(threads=self.threads, detection_side=self.detection_side)
 
     def memory_bytes(self) -> int:
-        """Of the ONNX models in its wheel, which threads share."""
+        """Size of the ONNX models in its wheel, which threads share."""
         models = Path(str(files("rapidocr") / "models"))
         return sum(path.stat().st_size for path in models.glob("*.onnx"))
 
@@ -93,7 +93,7 @@ OCR_ENGINES: dict[str, type[EasyOcrConfig] | type[RapidOcrConfig]] = {
     "easyocr": EasyOcrConfig,
     "rapidocr": RapidOcrConfig,
 }
-"""The two forms of `OcrConfig`."""
+"""The two subclasses of `OcrConfig`."""
 
 
 @runtime_checkable
@@ -101,7 +101,7 @@ class TextReader(Protocol):
     """An OCR engine."""
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read N pictures: the words of each in reading order, "" where there are none."""
+        """Read N pictures: the words of each in reading order, "" if there are none."""
         ...
 
     def alphabet(self) -> frozenset[str]:
@@ -114,14 +114,14 @@ class TextReader(Protocol):
 
 
 class OcrReward:
-    """How much of the wanted texts was read, 0..1; see `match_texts`.
+    """Fraction of the wanted texts that was read, 0..1; see `match_texts`.
 
-    Reading nothing is a result, not a failure, and scores 0. A prompt whose text holds a character
-    that the engine cannot return is refused: no picture could ever score 1.
+    Reading nothing is a result, not a failure, and scores 0. A prompt whose text contains a
+    character that the engine cannot return is refused, because no picture could score 1.
 
     Args:
         reader: Reads the pictures.
-        is_case_sensitive: Whether OPEN read for Open is a mistake.
+        is_case_sensitive: Whether reading OPEN instead of Open is a mistake.
         extra_text_penalty: 0..1, see `match_texts`.
     """
 
@@ -138,7 +138,7 @@ class OcrReward:
         self._alphabet = frozenset().union(*map(self._fold, reader.alphabet()))
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt asks for a text that is more than white space.
+        """Whether the prompt asks for a text that is not only white space.
 
         Raises:
             RewardError: The engine cannot return a character of the text.
@@ -158,7 +158,7 @@ class OcrReward:
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare what each picture says with its prompt's texts.
+        """Compare what was read in each picture with its prompt's texts.
 
         Raises:
             ValueError: A prompt asks for no text.
@@ -169,7 +169,7 @@ class OcrReward:
     def score_with_notes(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """As `score`; the notes are what the engine read."""
+        """Like `score`; the notes are what the engine read."""
         for prompt in prompts:
             if not prompt.texts:
                 raise ValueError(
@@ -198,7 +198,7 @@ class OcrReward:
 
 @dataclass(frozen=True)
 class TextBox:
-    """A piece of text with the upright rectangle around it, in pixels, y pointing down."""
+    """A piece of text with its upright bounding box, in pixels, y pointing down."""
 
     text: str
     left: float
@@ -207,7 +207,7 @@ class TextBox:
 
 
 def text_box(text: str, corners: Float64[np.ndarray, "4 2"]) -> TextBox:
-    """A text box from the (x, y) corners of the engine's box."""
+    """Make a text box from the (x, y) corners of the engine's box."""
     left, top = corners.min(axis=0).tolist()
     return TextBox(text, left=left, top=top, bottom=corners[:, 1].max().item())
 
@@ -216,7 +216,7 @@ def join_in_reading_order(boxes: Sequence[TextBox]) -> str:
     """Join texts by spaces: lines from top to bottom, each from left to right.
 
     A box belongs to a line if its middle is above the bottom of the line's first box. Unlike a
-    fixed number of pixels, this holds for small and large pictures alike.
+    fixed number of pixels, this works for small and large pictures.
     """
     lines: list[list[TextBox]] = []
     for box in sorted(boxes, key=_middle):
@@ -228,7 +228,7 @@ def join_in_reading_order(boxes: Sequence[TextBox]) -> str:
 
 
 def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H W 3"]]:
-    """Pictures as OpenCV, and so both engines, expect them: height, width, blue-green-red."""
+    """Convert pictures to the arrays of OpenCV, and both engines: height, width, blue-green-red."""
     arrays = pixels.cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()
     return list(arrays)
 

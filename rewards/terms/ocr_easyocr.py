@@ -1,4 +1,4 @@
-"""EasyOCR as a text reader: PyTorch networks that can run on the accelerator."""
+"""Read text with EasyOCR: PyTorch networks that can run on the accelerator."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class EasyOcrReader:
 
     Args:
         languages: EasyOCR's language codes.
-        device: Where the networks are put.
+        device: Device for the networks.
 
     Raises:
-        RewardError: The weights are neither at hand nor can they be downloaded, or the languages
-            do not go together.
+        RewardError: The weights are missing and cannot be downloaded, or the languages cannot be
+            combined.
     """
 
     def __init__(self, languages: Sequence[str], *, device: torch.device) -> None:
@@ -44,13 +44,13 @@ class EasyOcrReader:
             module.to(device).eval().requires_grad_(False)
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read N pictures: the text of each in reading order, "" where there is none."""
-        # EasyOCR sends its inputs where it was built; the networks may have moved since.
+        """Read N pictures: the text of each in reading order, "" if there is none."""
+        # EasyOCR sends inputs to the device it was built on; the networks may have moved since.
         self._reader.device = str(next(self._reader.detector.parameters()).device)
         return [self._read_one(picture) for picture in to_bgr_arrays(pixels)]
 
     def alphabet(self) -> frozenset[str]:
-        """The characters of the recogniser."""
+        """Characters of the recogniser."""
         return frozenset(self._reader.character)
 
     def modules(self) -> tuple[nn.Module, ...]:

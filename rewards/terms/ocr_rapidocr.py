@@ -1,4 +1,4 @@
-"""RapidOCR as a text reader: ONNX models from the wheel, on the CPU, without any download."""
+"""Read text with RapidOCR: ONNX models from the wheel, on the CPU, without any download."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch import Tensor, nn
 from rewards.terms.ocr import join_in_reading_order, text_box, to_bgr_arrays
 
 _THINNEST, _ROOM = 100, 8
-"""Longer side by the shorter: of pictures that are handed over as they are, and of others."""
+"""Largest aspect ratio of pictures passed on unchanged, and the one to which others are padded."""
 
 _BLANK = "blank"
 """Stands for "no character" in the list of the recognition model."""
 
 
 class RapidOcrReader:
-    """Reads each picture by itself, several at the same time.
+    """Reads each picture separately, several at the same time.
 
-    onnxruntime's own thread pool is not used: its threads spin between operators, and inside a
-    training step they fight with those of PyTorch for the same cores. One thread per picture
-    scales better with pictures this small, and needs no pool to wait on: 0.05 s of CPU time for a
-    picture of 128 pixels searched at 160, where RapidOCR's pools take 0.13 s, and its own
-    detection side of 736 takes 0.7 s without reading better.
+    onnxruntime's own thread pool is not used: its threads spin between operators, and compete with
+    PyTorch's threads for the same cores during training. One thread per picture scales better for
+    small pictures, and needs no waiting for a pool: it takes 0.05 s of CPU time for a picture of
+    128 pixels with detection at 160. RapidOCR's pools take 0.13 s, and its default detection side
+    of 736 takes 0.7 s without reading better.
 
-    Pictures of more than 2,000 pixels a side are shrunk by RapidOCR.
+    RapidOCR shrinks pictures whose sides exceed 2,000 pixels.
 
     Args:
         threads: Pictures read at the same time, >= 1.
-        detection_side: Pixels, a multiple of 32: pictures with a shorter side below it are
-            enlarged before text is searched.
+        detection_side: Pixels, a multiple of 32: pictures with a shorter side are enlarged to this
+            before text detection.
     """
 
     def __init__(self, *, threads: int, detection_side: int) -> None:
@@ -41,31 +41,31 @@ class RapidOcrReader:
         self._engine = RapidOCR(
             params={
                 "Global.log_level": "critical",
-                # The classifier turns lines that stand on their head: not what prompts ask for.
+                # The classifier turns upside-down lines, which prompts do not ask for.
                 "Global.use_cls": False,
                 "EngineConfig.onnxruntime.intra_op_num_threads": 1,
                 "EngineConfig.onnxruntime.inter_op_num_threads": 1,
                 "Det.limit_type": "min",
                 "Det.limit_side_len": detection_side,
-                # Lines of a batch are padded to the widest one, which can change what is read:
-                # a score would depend on the picture's neighbours.
+                # Lines in a batch are padded to the widest one, which can change the result: a
+                # score would depend on neighbouring lines.
                 "Rec.rec_batch_num": 1,
             }
         )
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read N pictures: the text of each in reading order, "" where there is none."""
+        """Read N pictures: the text of each in reading order, "" if there is none."""
         with ThreadPoolExecutor(self._threads) as executor:
             return list(executor.map(self._read_one, to_bgr_arrays(pixels)))
 
     def alphabet(self) -> frozenset[str]:
-        """The characters of the recognition model."""
-        # Models are loaded at the first use; a line without detection uses this one alone.
+        """Characters of the recognition model."""
+        # Models are loaded on first use; reading a line without detection only loads this one.
         self._engine(np.zeros((48, 48, 3), dtype=np.uint8), use_det=False)
         return frozenset(self._engine.text_rec.postprocess_op.character) - {_BLANK}
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """ONNX models stay on the CPU."""
+        """Empty, because ONNX models stay on the CPU."""
         return ()
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> str:
@@ -82,7 +82,7 @@ class RapidOcrReader:
 
 
 def _with_room(picture: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H2 W2 3"]:
-    """Widens a strip by black on both sides: RapidOCR would shrink its shorter side to nothing."""
+    """Pad a strip with black on both sides; RapidOCR would shrink its shorter side to nothing."""
     height, width = picture.shape[:2]
     longer = max(height, width)
     if longer <= _THINNEST * min(height, width):

@@ -1,4 +1,4 @@
-"""Human preference for a picture given its prompt, as PickScore predicts it."""
+"""Predict human preference for a picture given its prompt, with PickScore."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class PickScoreConfig(TermConfig):
     kind: Literal["pick_score"]
     """Class that scores."""
     model: PathText = "yuvalkirstain/PickScore_v1"
-    """A hub id, or a folder that holds the model."""
+    """A hub id, or a folder with the model."""
     processor: PathText = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-    """A hub id, or a folder that holds tokenizer and image processor."""
+    """A hub id, or a folder with tokenizer and image processor."""
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         return PickScoreReward(model=self.model, processor=self.processor, device=device)
 
     def memory_bytes(self) -> int:
-        """Of CLIP ViT-H/14, both towers."""
+        """Size of CLIP ViT-H/14, both towers."""
         return 986_000_000 * FLOAT32_BYTES
 
 
@@ -54,28 +54,28 @@ class PickScoreReward:
 
     PickScore is exp(logit_scale) * cosine of the embeddings of prompt and picture, by a CLIP
     ViT-H-14 that was fine-tuned on human choices between pictures. Published scores are about 20;
-    divided by 100 they are about 0.2, beside the cosines of `clip_score` and `hps`. The range is
-    -s..s with s = exp(logit_scale) / 100: 1 where the scale is 100, the largest in CLIP's
-    training. The end of a prompt of more than 77 tokens is not read. Pictures are prepared by
-    the model's own image processor, through Pillow.
+    divided by 100 they are about 0.2, like the cosines of `clip_score` and `hps`. The range is
+    -s..s with s = exp(logit_scale) / 100, which is 1 for a scale of 100, the largest in CLIP's
+    training. Prompts are truncated to 77 tokens. Pictures are prepared by the model's own image
+    processor, with Pillow.
 
-    Needs the prompt. 986 million parameters, 3.9 GB of memory in float32 beside the activations.
-    Weights https://huggingface.co/yuvalkirstain/PickScore_v1, whose card names no licence; the
-    model they were fine-tuned from, laion/CLIP-ViT-H-14-laion2B-s32B-b79K, is under MIT.
+    Needs the prompt. 986 million parameters, 3.9 GB of memory in float32 besides the activations.
+    Weights https://huggingface.co/yuvalkirstain/PickScore_v1, whose card names no licence; the base
+    model, laion/CLIP-ViT-H-14-laion2B-s32B-b79K, is under MIT.
     Source: Kirstain et al., Pick-a-Pic, NeurIPS 2023, https://github.com/yuvalkirstain/PickScore.
 
     Args:
         model: A hub id, downloaded once, or a folder with `config.json` and weights.
         processor: A hub id, or a folder with tokenizer and image processor.
-        device: Where the model is put.
+        device: Device for the model.
 
     Raises:
-        RewardError: Model or processor is missing, cannot be downloaded, is incomplete, or does
-            not fit the other.
+        RewardError: Model or processor is missing, cannot be downloaded, is incomplete, or does not
+            match the other.
     """
 
     def __init__(self, *, model: str, processor: str, device: torch.device) -> None:
-        # The processor first: it is small, and tells of a mistake before gigabytes are loaded.
+        # The processor first, because it is small and reveals mistakes before gigabytes are loaded.
         prepare = _load_processor(_find_folder(processor, "pick_score.processor", _PROCESSOR_FILES))
         self._image_processor = prepare.image_processor
         self._tokenizer = prepare.tokenizer
@@ -92,19 +92,19 @@ class PickScoreReward:
         self._model: nn.Module = loaded.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Applies to every prompt."""
+        """True: it applies to every prompt."""
         return True
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Rate each picture as an answer to its prompt, on the device of the model."""
-        # A group shares its prompt, which then goes through the text tower once.
+        """Rate how well each picture answers its prompt, on the device of the model."""
+        # A group shares its prompt, which therefore goes through the text tower once.
         texts = list(dict.fromkeys(prompt.prompt for prompt in prompts))
         columns = [texts.index(prompt.prompt) for prompt in prompts]
         device = next(self._model.parameters()).device
-        # No mask is needed: the text tower is causal, and padding stands behind what it reads.
+        # No mask is needed: the text tower is causal, and padding comes after the text.
         output = self._model(
             input_ids=self._tokenize(texts).to(device),
             pixel_values=self._prepare(pixels).to(device),
@@ -159,7 +159,7 @@ def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
             f"path of a folder, or leave {key} out for the published one"
         )
     try:
-        # One request, where loading by hub id would ask for each file and try each again.
+        # One request; loading by hub id would request each file, with retries for each.
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:
         cause = _shorten(describe_error(error))
@@ -176,12 +176,12 @@ def _load_processor(folder: Path) -> Any:
     from transformers.processing_utils import ProcessorMixin  # noqa: PLC0415
 
     try:
-        # Pillow, as the scores were published; the other backend rounds differently.
+        # Pillow, as for the published scores; the other backend rounds differently.
         processor = AutoProcessor.from_pretrained(
             folder,
             local_files_only=True,
             backend="pil",
-            # Said aloud: unless told, transformers asks on the terminal.
+            # Explicit, because otherwise transformers asks on the terminal.
             trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
@@ -195,7 +195,7 @@ def _load_model(folder: Path) -> Any:
     from transformers import CLIPModel  # noqa: PLC0415
 
     try:
-        # Weights that a file lacks are drawn; fork_rng puts the generator back.
+        # Weights missing in a file are drawn randomly; fork_rng restores the generator.
         with torch.random.fork_rng(devices=[]):
             model, report = CLIPModel.from_pretrained(
                 folder,

@@ -1,4 +1,4 @@
-"""Peak signal-to-noise ratio to the target picture."""
+"""Score the peak signal-to-noise ratio to the target picture."""
 
 from __future__ import annotations
 
@@ -32,22 +32,24 @@ class PsnrConfig(ComparingConfig):
         return PsnrReward(self.against)
 
     def memory_bytes(self) -> int:
-        """Windows and differences, without weights."""
+        """0: there are no weights, only windows and differences."""
         return 0
 
 
 BEST_DECIBELS = 50.0
-"""PSNR from which on pictures count as equal. Rounding to 8 bits alone leaves 59 dB, JPEG of good
-quality 30 to 50 dB."""
+"""PSNR from which pictures count as equal. Rounding to 8 bits gives 59 dB, JPEG of good quality 30
+to 50 dB."""
 
 
 class PsnrReward:
-    """PSNR in decibels, at most `BEST_DECIBELS`, divided by it: 0..1, higher is better.
+    """PSNR in decibels, limited to `BEST_DECIBELS` and divided by it: 0..1, higher is better.
 
     PSNR = 10 log10(1 / mean squared difference) of pixels in 0..1, over all pixels and channels of
-    a picture. 1 for equal pictures, whose PSNR is infinite; 0 for black against white.
+    a picture. The score is 1 for equal pictures, whose PSNR is infinite, and 0 for black against
+    white.
 
-    Needs a target picture; no model, no memory to speak of. torchmetrics' definition, Apache-2.0.
+    Needs a target picture, but no model and hardly any memory. torchmetrics' definition,
+    Apache-2.0.
     """
 
     def __init__(self, against: Against = "target") -> None:
@@ -64,7 +66,7 @@ class PsnrReward:
         """Compare each picture with that of its prompt, on the device of the pictures.
 
         Raises:
-            ValueError: It is missing or of another size.
+            ValueError: The prompt's picture is missing or has another size.
         """
         from torchmetrics.functional.image import peak_signal_noise_ratio  # noqa: PLC0415
 
@@ -76,5 +78,5 @@ class PsnrReward:
         return decibels.clamp(0.0, BEST_DECIBELS) / BEST_DECIBELS
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """PSNR has no network."""
+        """Empty, because PSNR has no network."""
         return ()

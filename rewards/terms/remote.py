@@ -1,4 +1,4 @@
-"""Scorer on another machine or in another Python environment, over HTTP."""
+"""Score on another machine or in another Python environment, over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rewards.base import Need, Reward, TermConfig
 from rewards.options import Url, Variable, problem_at
 
 TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
-"""Environment variable of a reward server's token, on its side and, as a rule, on the run's."""
+"""Environment variable with a reward server's token, on its side and usually on the run's."""
 
 
 class RemoteConfig(TermConfig):
@@ -21,14 +21,14 @@ class RemoteConfig(TermConfig):
     kind: Literal["remote"]
     """Class that scores."""
     url: Url
-    """Where `glm-grpo serve-reward` listens, such as http://scores.example:8700."""
+    """Address of `glm-grpo serve-reward`, such as http://scores.example:8700."""
     token_variable: Variable | None = TOKEN_VARIABLE
-    """Environment variable that holds the scorer's token; null, or not set: none is sent."""
+    """Environment variable with the scorer's token; null, or an unset variable: send none."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """What of a prompt the scorer uses: some of prompt, text, target, source, as the scorer
-    says it does. It is not asked about prompts that lack it."""
+    """Parts of a prompt that the scorer uses: some of prompt, text, target, source; must equal what
+    the scorer states. It is not asked about prompts without them."""
     retries: int = Field(default=3, ge=0, le=1000)
-    """Further tries after a broken connection or an answer of status 429, 502, 503 or 504."""
+    """Further attempts after a broken connection or a response with status 429, 502, 503 or 504."""
 
     @model_validator(mode="after")
     def _check_place(self) -> RemoteConfig:
@@ -38,13 +38,13 @@ class RemoteConfig(TermConfig):
         return self
 
     def needs(self) -> tuple[Need, ...]:
-        """As the user stated."""
+        """The needs stated in the config."""
         return self.needs_of_prompt
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         del device
-        # httpx takes a tenth of a second, which a config without remote terms need not wait for.
+        # httpx takes a tenth of a second to import, which other configs should not wait for.
         from rewards.remote.reward import RemoteReward  # noqa: PLC0415
 
         return RemoteReward(
@@ -56,12 +56,12 @@ class RemoteConfig(TermConfig):
         )
 
     def memory_bytes(self) -> int:
-        """Its network is behind an endpoint, in the memory of another process."""
+        """0: its network is in the memory of another process."""
         return 0
 
 
 def _read_token(variable: str | None) -> str:
-    # A scorer of someone else's may want none, and one that does says so.
+    # A third-party scorer may need none, and reports it if it does.
     if variable is None or not os.environ.get(variable):
         return ""
     remedy = "set the term's token_variable=null where none is wanted"

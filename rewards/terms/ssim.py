@@ -1,4 +1,4 @@
-"""Structural similarity to the target picture."""
+"""Score structural similarity to the target picture."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class SsimConfig(ComparingConfig):
         return SsimReward(device, against=self.against)
 
     def memory_bytes(self) -> int:
-        """Windows and differences, without weights."""
+        """0: there are no weights, only windows and differences."""
         return 0
 
 
 SMALLEST_SIDE = 6
-"""Pixels. The border is mirrored by half a window, 5 pixels beside the outermost one."""
+"""Pixels. The border is mirrored by half a window, 5 pixels next to the outermost one."""
 
 WINDOW, SIGMA = 11, 1.5
 C1, C2 = 0.01**2, 0.03**2
 
 
 class SsimReward:
-    """Mean SSIM over the picture, -1..1, exactly 1 for equal pictures and never more.
+    """Mean SSIM over the picture, -1..1; exactly 1 for equal pictures and never more.
 
     Gaussian window of sigma 1.5, borders mirrored, channels averaged.
     Source: Wang et al., Image quality assessment: from error visibility to structural similarity,
     IEEE Transactions on Image Processing 13(4), 2004.
 
     Args:
-        device: Where the pictures are compared.
+        device: Device on which the pictures are compared.
         against: Picture of the prompt to compare with.
     """
 
@@ -70,35 +70,35 @@ class SsimReward:
         """Compare each picture with that of its prompt.
 
         Raises:
-            ValueError: It is missing, of another size, or smaller than the window reaches.
+            ValueError: The prompt's picture is missing, has another size, or is smaller than the
+                window.
         """
         check_side(pixels, SMALLEST_SIDE)
         targets = to_unit_range(stack_compared(prompts, pixels, self._against), self._device)
         pictures = to_unit_range(pixels, self._device)
-        # One by one: on the CPU, oneDNN's convolution by channel takes twice as long a picture for
-        # a group, and the scores are the same to the bit.
+        # One by one: on the CPU, oneDNN's depthwise convolution takes twice as long per picture for
+        # a group, with bitwise equal scores.
         pairs = zip(pictures.split(1), targets.split(1), strict=True)
         return torch.cat([_similarity(picture, target) for picture, target in pairs])
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """SSIM has no network."""
+        """Empty, because SSIM has no network."""
         return ()
 
 
 def _similarity(
     picture: Float32[Tensor, "1 3 H W"], target: Float32[Tensor, "1 3 H W"]
 ) -> Float32[Tensor, " 1"]:
-    """SSIM by the moments of sum and difference of the pictures.
+    """SSIM from the moments of the pictures' sum and difference.
 
-    With s = x + y and d = x - y, 2 cov(x, y) is (var s - var d) / 2, var x + var y is
-    (var s + var d) / 2, and the means follow the same rule. Moments of x and y leave rounding
-    errors as large as `C2` on flat pictures in fp32, so that a copy is not the best picture; those
-    of d are exactly 0 for equal pictures and small for similar ones. fp64 takes 25 times as long
-    on a CPU.
+    With s = x + y and d = x - y, 2 cov(x, y) is (var s - var d) / 2, var x + var y is (var s + var
+    d) / 2, and the means follow the same rule. In fp32, moments of x and y have rounding errors as
+    large as `C2` on flat pictures, so that a copy would not be the best picture; those of d are
+    exactly 0 for equal pictures and small for similar ones. fp64 takes 25 times as long on a CPU.
     """
     from torchvision.transforms.functional import gaussian_blur  # noqa: PLC0415
 
-    # Variances are those of s - 1, which rounds least; its mean is put right below.
+    # Variances are those of s - 1, which rounds least; the mean is corrected below.
     total, difference = picture + target - 1, picture - target
     moments = torch.cat((total, difference, total.square(), difference.square()), dim=1)
     means = gaussian_blur(moments, [WINDOW, WINDOW], [SIGMA, SIGMA]).chunk(4, dim=1)

@@ -1,4 +1,4 @@
-"""Share of the wanted texts among the words that were read."""
+"""Compute the fraction of the wanted texts among the words that were read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rapidfuzz.distance import Levenshtein
 _WORD = re.compile(
     "[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
 )
-"""A kana or Han character, whose scripts put no spaces between words, or a run of others."""
+"""A kana or Han character (these scripts do not separate words by spaces), or a run of others."""
 
 _PLAIN_MARKS = str.maketrans(
     {
@@ -23,18 +23,18 @@ _PLAIN_MARKS = str.maketrans(
         "\u22ef": "...",
     }
 )
-"""ASCII for apostrophes (and what is typed in their place), quotation marks, dashes, ellipses."""
+"""ASCII for apostrophes (and characters typed as such), quotation marks, dashes, ellipses."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring words that a wanted text takes.
+    """Neighbouring words assigned to a wanted text.
 
     Attributes:
-        text: What is wanted, folded.
-        start: The first of the words.
-        stop: One past the last; `start` where the text finds none.
-        similarity: 0..1, of the words, joined, to the text.
+        text: Wanted text, folded.
+        start: Index of the first word.
+        stop: One past the last; equal to `start` if the text matches no words.
+        similarity: Similarity of the joined words to the text, 0..1.
     """
 
     text: str
@@ -44,7 +44,7 @@ class Span:
 
     @property
     def gain(self) -> float:
-        """Characters of the text that were read, as far as its similarity says."""
+        """Number of the text's characters that were read, estimated from the similarity."""
         return len(self.text) * self.similarity
 
 
@@ -55,27 +55,27 @@ def match_texts(
     is_case_sensitive: bool = False,
     extra_text_penalty: float = 0.0,
 ) -> float:
-    """Compare each wanted text with the stretch of words that is most like it.
+    """Compare each wanted text with the most similar sequence of words.
 
-    Every wanted text takes neighbouring words of what was read, no word twice. With s = 1 - edit
-    distance / longer length of the two (folded, see `fold_text`), the text that gains most, by
-    length * s, takes its words first:
+    Every wanted text is assigned neighbouring words of the reading, and no word is used twice. With
+    s = 1 - edit distance / longer length of the two (folded, see `fold_text`), the text with the
+    largest gain, length * s, is assigned its words first:
 
         score = (sum of length * s over wanted texts) / (sum of their lengths)
                 * (1 - extra_text_penalty * (share of the read characters that no text took))
 
-    So texts may stand in any order and among other text, a text may run over several words and
-    lines, and one that is asked for twice must be there twice. Letters beside a text in the same
-    word count as mistakes.
+    Texts may therefore appear in any order and among other text, a text may span several words and
+    lines, and one that is wanted twice must appear twice. Additional letters in the same word count
+    as mistakes.
 
     Args:
         read: Words in reading order, separated by white space.
-        wanted: At least one text that is more than white space.
-        is_case_sensitive: Whether case is a difference.
-        extra_text_penalty: 0..1; 1 takes the whole share of unwanted text from the score.
+        wanted: Texts, at least one of which is not only white space.
+        is_case_sensitive: Whether case counts.
+        extra_text_penalty: 0..1; 1 subtracts the whole fraction of unwanted text from the score.
 
     Returns:
-        0..1, 1 where every text was read without a mistake (and, with a penalty, nothing else).
+        0..1; 1 if every text was read without a mistake (and, with a penalty, nothing else).
     """
     texts = [fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted]
     words = split_words(read, is_case_sensitive=is_case_sensitive)
@@ -89,22 +89,22 @@ def match_texts(
 
 
 def split_words(read: str, *, is_case_sensitive: bool) -> list[str]:
-    """The words of a reading, folded; joined, they are the whole reading folded."""
-    # In plain form first: only then is a character with its marks one match of the rule.
+    """Split a reading into folded words; joined, they equal the folded reading."""
+    # Normalise first: only then does the pattern match a character together with its marks.
     found = _WORD.findall(plain_form(read))
     return [fold_text(word, is_case_sensitive=is_case_sensitive) for word in found]
 
 
 def take_words(words: Sequence[str], texts: Sequence[str]) -> list[Span]:
-    """The words that each wanted text takes, see `match_texts`; in the order of taking.
+    """Words assigned to each wanted text, see `match_texts`; in the order of assignment.
 
     Args:
-        words: As `split_words` gives them.
-        texts: What is wanted, folded in the same way.
+        words: Words from `split_words`.
+        texts: Wanted texts, folded in the same way.
     """
     is_free = [True] * len(words)
     taken = []
-    # Sorted: of texts that gain the same, it must not matter which was asked for first.
+    # Sorted, so that among texts with equal gain, the order of the prompt does not matter.
     waiting = sorted(texts)
     while waiting:
         spans = [_find_span(text, words, is_free) for text in waiting]
@@ -116,22 +116,22 @@ def take_words(words: Sequence[str], texts: Sequence[str]) -> list[Span]:
 
 
 def fold_text(text: str, *, is_case_sensitive: bool = False) -> str:
-    """Remove what does not count as a difference: see `plain_form`; white space, case if so."""
+    """Remove differences that do not count: see `plain_form`; white space, and case if so."""
     folded = "".join(plain_form(text).split())
     return folded if is_case_sensitive else folded.casefold()
 
 
 def plain_form(text: str) -> str:
-    """Unicode's compatibility form (NFKC), with apostrophes, quotation marks and dashes of ASCII.
+    """Unicode's compatibility form (NFKC), with ASCII apostrophes, quotation marks and dashes.
 
     Engines return full-width letters for Latin ones, and know few typographic marks.
     """
-    # Marks first: in compatibility form, an accent is a space with a combining mark.
+    # Marks first: NFKC turns an accent into a space with a combining mark.
     return unicodedata.normalize("NFKC", text.translate(_PLAIN_MARKS))
 
 
 def _find_span(text: str, words: Sequence[str], is_free: Sequence[bool]) -> Span:
-    """The most similar words; of several such stretches the one of fewest words, then the first."""
+    """Find the most similar words; among ties the fewest words, then the first."""
     best = Span(text, 0, 0, 0.0)
     for start in range(len(words)):
         joined = ""
@@ -142,12 +142,12 @@ def _find_span(text: str, words: Sequence[str], is_free: Sequence[bool]) -> Span
             span = Span(text, start, stop + 1, Levenshtein.normalized_similarity(joined, text))
             if _rank(span) > _rank(best):
                 best = span
-            # Longer stretches cannot be more like the text than its share of their length.
+            # Longer sequences cannot be more similar than the ratio of the lengths.
             if len(text) <= best.similarity * len(joined):
                 break
     return best
 
 
 def _rank(span: Span) -> tuple[float, int]:
-    # Fewest words, because the pieces of a word may be texts that are wanted themselves.
+    # Fewest words, because the remaining pieces may themselves be wanted texts.
     return span.similarity, span.start - span.stop

@@ -1,4 +1,4 @@
-"""A vision-language model behind an OpenAI-compatible endpoint as a judge."""
+"""Score with a vision-language model behind an OpenAI-compatible endpoint as a judge."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class VlmJudgeConfig(TermConfig):
     kind: Literal["vlm_judge"]
     """Class that scores."""
     url: Url
-    """Base of the endpoint, such as http://127.0.0.1:8000/v1; /chat/completions is added."""
+    """Base URL of the endpoint, such as http://127.0.0.1:8000/v1; /chat/completions is appended."""
     model: str = Field(min_length=1)
-    """Name of the model, as the endpoint knows it."""
+    """Name of the model at the endpoint."""
     question: str = Field(
         default=(
             "How well does the picture show this: {prompt}\n"
@@ -35,20 +35,21 @@ class VlmJudgeConfig(TermConfig):
         ),
         min_length=1,
     )
-    """Question about one picture; {prompt}, {text} (the texts that are asked for, in quotation
-    marks), {lowest} and {highest} are filled in. Braces that are meant are doubled."""
+    """Question about one picture; {prompt}, {text} (the wanted texts, in quotation marks), {lowest}
+    and {highest} are filled in. Double literal braces."""
     lowest: int = Field(default=0, ge=-(10**6), le=10**6)
     """Lowest score the model may answer; becomes 0."""
     highest: int = Field(default=10, ge=-(10**6), le=10**6)
     """Highest score the model may answer; becomes 1."""
     api_key_variable: Variable | None = None
-    """Environment variable that holds the key; absent: none is sent."""
+    """Environment variable with the API key; absent: send none."""
     request_timeout_seconds: float = Field(default=60.0, gt=0.0, le=LONGEST_WAIT)
-    """Seconds one request may take before it is tried again."""
+    """Time limit of one request in seconds, after which it is sent again."""
     retries: int = Field(default=3, ge=0, le=1000)
-    """Further tries after a time-out, a broken connection, or an answer of status 429 or 5xx."""
+    """Further attempts after a timeout, a broken connection, or a response with status 429 or
+    5xx."""
     requests_at_once: int = Field(default=8, ge=1, le=1024)
-    """Requests in flight at a time."""
+    """Largest number of concurrent requests."""
 
     @model_validator(mode="after")
     def _check_range(self) -> VlmJudgeConfig:
@@ -59,14 +60,14 @@ class VlmJudgeConfig(TermConfig):
         return self
 
     def needs(self) -> tuple[Need, ...]:
-        """What the question is about."""
+        """Parts of a prompt that the question mentions."""
         question = self.question.replace("{{", "")
         return tuple(need for need in ("prompt", "text") if f"{{{need}}}" in question)
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         del device
-        # httpx takes a tenth of a second, which a config without a judge need not wait for.
+        # httpx takes a tenth of a second to import, which other configs should not wait for.
         from rewards.remote.judge import Endpoint, VlmJudgeReward  # noqa: PLC0415
 
         endpoint = Endpoint(
@@ -81,23 +82,23 @@ class VlmJudgeConfig(TermConfig):
         return VlmJudgeReward(endpoint, question)
 
     def memory_bytes(self) -> int:
-        """Its network is behind an endpoint, in the memory of another process."""
+        """0: its network is in the memory of another process."""
         return 0
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the model is asked about a picture, and how its answer is read.
+    """Question about a picture, and how to read the answer.
 
     Attributes:
-        template: With the placeholders {prompt}, {text} (the prompt's texts, each in quotation
-            marks, separated by commas), {lowest} and {highest}; a brace that is meant is doubled.
+        template: Text with the placeholders {prompt}, {text} (the prompt's texts, each in quotation
+            marks, separated by commas), {lowest} and {highest}; literal braces are doubled.
         lowest: Lowest score that the model may answer; becomes 0.
         highest: Highest score that the model may answer; becomes 1.
 
     Raises:
-        RewardError: The template has another placeholder or a single brace, or lowest is not below
-            highest.
+        RewardError: The template contains another placeholder or a single brace, or `lowest` is not
+            below `highest`.
     """
 
     template: str
@@ -113,12 +114,12 @@ class Question:
         self._placeholders()
 
     def needs(self) -> tuple[Need, ...]:
-        """What of a prompt the question is about."""
+        """Parts of a prompt that the question mentions."""
         used = self._placeholders()
         return tuple(need for need in ("prompt", "text") if need in used)
 
     def ask(self, prompt: Prompt) -> str:
-        """The question about a picture for this prompt."""
+        """Format the question about a picture for this prompt."""
         return self.template.format(
             prompt=prompt.prompt,
             text=", ".join(f'"{text}"' for text in prompt.texts),
@@ -127,7 +128,7 @@ class Question:
         )
 
     def read(self, answer: str) -> float:
-        """The score in an answer, mapped to 0..1.
+        """Read the score in an answer, mapped to 0..1.
 
         Raises:
             ValueError: The answer is not exactly one number from lowest to highest.
