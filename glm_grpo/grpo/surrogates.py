@@ -114,7 +114,7 @@ def cispo_surrogate(
     The weight has no gradient, so every token keeps its own, however large its ratio.
 
     Source: CISPO in MiniMax-M1 (arXiv 2506.13585), equations 4 and 5. The cap applies to the ratio
-        itself, like TRL's `epsilon_high`; verl's cap is 1 + its bound.
+    itself, like TRL's `epsilon_high`; verl's cap is 1 + its bound.
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.

@@ -104,7 +104,7 @@ def sampled_utilisation(
     """Model FLOPs utilisation by phase, `perf/mfu/<phase>`: operations relative to the peak.
 
     Source: Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B; unlike there, recomputation
-        for checkpointing counts, as in `glm-grpo plan`.
+    for checkpointing counts, as in `glm-grpo plan`.
 
     Args:
         experience: Everything that was sampled, in all processes.

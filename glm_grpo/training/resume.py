@@ -79,8 +79,8 @@ def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
     processes. It verifies the checkpoint; every process then reads it.
 
     Absent: a new folder. `auto`: the run in `run_dir`; if that is a dated folder, otherwise the
-        newest unfinished sibling run with the same settings; otherwise a new one. A path: that run
-        from its newest checkpoint, or from the checkpoint that the path names.
+    newest unfinished sibling run with the same settings; otherwise a new one. A path: that run
+    from its newest checkpoint, or from the checkpoint that the path names.
 
     Raises:
         CheckpointError: There is no such run, it has other settings, or its checkpoint is damaged.
