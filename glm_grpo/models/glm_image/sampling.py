@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
@@ -88,26 +90,26 @@ def sample_rollout(
     with torch.inference_mode():
         sampled = _sample_grids(network, batch, inputs, truncation, build_step, count)
     shape = (len(batch.prompts), batch.group_size)
-    log_probs = torch.stack(sampled.log_probs, dim=1).cpu().unflatten(0, shape)
+    token_ids, all_log_probs, masks = zip(*sampled, strict=True)
+    log_probs = torch.stack(all_log_probs, dim=1).cpu().unflatten(0, shape)
     # Once for all tokens, on the CPU: to ask at each token would make the accelerator wait for it.
     _refuse_non_finite(log_probs, batch, phase)
     return Rollout(
-        token_ids=torch.stack(sampled.token_ids, dim=1).cpu().unflatten(0, shape),
+        token_ids=torch.stack(token_ids, dim=1).cpu().unflatten(0, shape),
         log_probs=log_probs,
-        sampling_mask=torch.stack(sampled.sampling_mask, dim=1).unflatten(0, shape)
-        if sampled.sampling_mask
+        sampling_mask=torch.stack(masks, dim=1).unflatten(0, shape)
+        if truncation.is_active
         else None,
         policy_step=policy_step,
     )
 
 
-@dataclass(frozen=True)
-class _Sampled:
-    """N tokens of each position, their log-probabilities, and what truncation kept."""
+class _Drawn(NamedTuple):
+    """A token of every sample, its log-probability, and what truncation kept."""
 
-    token_ids: list[Int64[Tensor, " N"]]
-    log_probs: list[Float32[Tensor, " N"]]
-    sampling_mask: list[Bool[Tensor, "N V"]]
+    token_ids: Int64[Tensor, " N"]
+    log_probs: Float32[Tensor, " N"]
+    sampling_mask: Bool[Tensor, "N V"] | None
 
 
 def _sample_grids(
@@ -117,7 +119,7 @@ def _sample_grids(
     truncation: Truncation,
     build_step: StepBuilder,
     count: Count,
-) -> _Sampled:
+) -> list[_Drawn]:
     group, device = batch.group_size, network.lm_head.weight.device
     layout = batch_layout(batch)
     language_model = network.language_model
@@ -131,20 +133,33 @@ def _sample_grids(
     positions = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
     step = build_step(language_model, inputs, cache, group_size=group, positions=positions)
     uniforms = _uniforms(batch, layout.num_tokens).to(device)
-    sampled = _Sampled([], [], [])
+    draw = partial(_draw, network, truncation)
+    read_and_draw = step.then(draw)
+    sampled: list[_Drawn] = []
     for index in range(layout.num_tokens):
-        if index > 0:
-            hidden_states = step(sampled.token_ids[-1])
-        logits = network.codebook_logits(hidden_states)
-        sampling_mask = truncation_mask(logits, truncation) if truncation.is_active else None
-        every = support_log_probs(logits, sampling_mask)
-        chosen = pick_tokens(every, uniforms[:, index])
-        sampled.token_ids.append(chosen)
-        sampled.log_probs.append(every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1))
-        if sampling_mask is not None:
-            sampled.sampling_mask.append(sampling_mask.cpu())
+        if index == 0:
+            drawn = draw(hidden_states, uniforms[:, 0])
+        else:
+            drawn = read_and_draw(drawn.token_ids, uniforms[:, index])
+        if drawn.sampling_mask is not None:
+            drawn = drawn._replace(sampling_mask=drawn.sampling_mask.cpu())
+        sampled.append(drawn)
         count(index + 1, layout.num_tokens)
     return sampled
+
+
+def _draw(
+    network: PolicyNetwork,
+    truncation: Truncation,
+    hidden_states: Float[Tensor, "N D"],
+    uniforms: Float64[Tensor, " N"],
+) -> _Drawn:
+    logits = network.codebook_logits(hidden_states)
+    sampling_mask = truncation_mask(logits, truncation) if truncation.is_active else None
+    every = support_log_probs(logits, sampling_mask)
+    chosen = pick_tokens(every, uniforms)
+    log_probs = every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+    return _Drawn(chosen, log_probs, sampling_mask)
 
 
 def prefill(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -242,6 +244,63 @@ def test_step_of_fixed_shapes_equals_the_fast_one() -> None:
         torch.testing.assert_close(fixed(token_ids), fast(token_ids), rtol=1e-5, atol=2e-5)
 
 
+EVERY_MAP = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """Sets what `torch.compile` hands its graphs to."""
+    torch_compile = torch.compile
+
+    def with_backend(backend: Any) -> None:
+        monkeypatch.setattr(
+            torch, "compile", lambda function, **_: torch_compile(function, backend=backend)
+        )
+
+    token_step._compiled.cache_clear()
+    # Checks of types would break graphs.
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield with_backend
+    jaxtyping.config.update("jaxtyping_disable", False)
+    token_step._compiled.cache_clear()
+    torch.compiler.reset()
+
+
+@torch.inference_mode()
+def assert_compiled_step_equals_the_fast_one(dtype: torch.dtype) -> None:
+    model, inputs = make_model(2, 0.5).to(dtype), make_inputs([6, 3])
+    adapt(model, LoraConfig(r=4, target_modules=EVERY_MAP))
+    cache, options = prefilled(model, inputs), {"group_size": GROUP, "positions": later(inputs)}
+    compiled = FixedShapesStep(model, inputs, cache, is_compiled=True, **options)
+    fast = TokenStep(model, inputs, cache, **options)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(TOKENS):
+        token_ids = torch.randint(2, 50, (2 * GROUP,), generator=generator)
+        torch.testing.assert_close(compiled(token_ids), fast(token_ids), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_step_is_two_graphs_for_all_rollouts(dtype: torch.dtype, compiling: Any) -> None:
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiling(backend)
+    assert_compiled_step_equals_the_fast_one(dtype)
+    # Another model of this form, whose layers and tensors are others.
+    assert_compiled_step_equals_the_fast_one(dtype)
+    assert len(graphs) == 2
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_step_compiled_by_inductor_rounds_like_the_fast_one(dtype: torch.dtype) -> None:
+    assert_compiled_step_equals_the_fast_one(dtype)
+
+
 def on_the_accelerator(inputs: PromptInputs) -> PromptInputs:
     """Ids, mask and positions there, where the next positions stay."""
     return PromptInputs(
@@ -253,24 +312,29 @@ def on_the_accelerator(inputs: PromptInputs) -> PromptInputs:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_compiling", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_adapted", [False, True])
 @torch.inference_mode()
 def test_recorded_step_is_chosen_on_an_accelerator_and_equals_the_fast_one(
-    is_adapted: bool, dtype: torch.dtype, caplog: Any
+    is_adapted: bool, dtype: torch.dtype, is_compiling: bool, caplog: Any
 ) -> None:
     model, inputs = make_model(2, 0.5).to("cuda", dtype), make_inputs([6, 3])
     if is_adapted:
-        adapt(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+        adapt(model, LoraConfig(r=4, target_modules=EVERY_MAP))
     cache = prefilled(model, on_the_accelerator(inputs))
-    assert choose_step(model, inputs, cache, positions=later(inputs)) is RecordedStep
+    build = choose_step(model, inputs, cache, positions=later(inputs), is_compiling=is_compiling)
     assert caplog.text == ""
     options = {"group_size": GROUP, "positions": later(inputs)}
-    recorded, fast = (build(model, inputs, cache, **options) for build in (RecordedStep, TokenStep))
+    recorded, fast = (each(model, inputs, cache, **options) for each in (build, TokenStep))
+    assert isinstance(recorded, RecordedStep)
+    read = recorded.then(lambda hidden, uniforms: (hidden * uniforms.unsqueeze(-1), None))
     generator = torch.Generator().manual_seed(2)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for _ in range(TOKENS):
         token_ids = torch.randint(2, 50, (2 * GROUP,), generator=generator).cuda()
-        torch.testing.assert_close(
-            recorded(token_ids), fast(token_ids), rtol=tolerance, atol=2 * tolerance
-        )
+        uniforms = torch.rand(2 * GROUP, generator=generator, dtype=torch.float64).cuda()
+        hidden, nothing = read(token_ids, uniforms)
+        assert nothing is None
+        expected = fast(token_ids) * uniforms.unsqueeze(-1)
+        torch.testing.assert_close(hidden, expected, rtol=tolerance, atol=2 * tolerance)

@@ -5,16 +5,21 @@ To launch its thousands of small operations one by one takes longer than to do t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
 
-from glm_grpo.models.glm_image.fast.token_step import Place, TokenStep
+from glm_grpo.models.glm_image.fast.token_step import Finish, Place, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+
+_Finished = TypeVar("_Finished")
 
 
 class FixedShapesStep(TokenStep):
@@ -32,8 +37,16 @@ class FixedShapesStep(TokenStep):
         *,
         group_size: int,
         positions: Int64[Tensor, "3 P T"],
+        is_compiled: bool = False,
     ) -> None:
-        super().__init__(language_model, inputs, cache, group_size=group_size, positions=positions)
+        super().__init__(
+            language_model,
+            inputs,
+            cache,
+            group_size=group_size,
+            positions=positions,
+            is_compiled=is_compiled,
+        )
         num_tokens = positions.shape[-1]
         for layer in self._layers:
             layer.grow(num_tokens)
@@ -51,36 +64,54 @@ class FixedShapesStep(TokenStep):
 
 
 class RecordedStep(FixedShapesStep):
-    """`FixedShapesStep` as a CUDA graph: recorded at the second token, replayed from then on.
+    """`FixedShapesStep` as a CUDA graph, with what is made of its hidden states.
 
     Arguments as those of `TokenStep`.
     """
 
-    _token_ids: Tensor | None = None
-    """What the graph reads."""
-    _graph: torch.cuda.CUDAGraph | None = None
-    _hidden: Tensor
-    """What the graph writes."""
+    _recorded: _Recording | None = None
 
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """See `TokenStep`."""
-        stream = _recording_stream(token_ids.device)
-        if self._token_ids is None:
-            self._token_ids = token_ids.clone()
+        if self._recorded is None:
+            self._recorded = _Recording(super().__call__)
+        hidden: Tensor = self._recorded(token_ids)
+        return hidden
+
+    def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
+        """See `Step`."""
+        read = super().__call__
+        return _Recording(lambda token_ids, uniforms: finish(read(token_ids), uniforms))
+
+
+class _Recording:
+    """Work on tensors, done at the first call, recorded at the second, replayed from then on."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self._work = work
+        self._inputs: tuple[Tensor, ...] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: Any = None
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        stream = _recording_stream(inputs[0].device)
+        if self._inputs is None:
+            self._inputs = tuple(each.clone() for each in inputs)
             # Libraries take memory and choose kernels at a first call, which cannot be recorded.
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                hidden = super().__call__(self._token_ids)
+                outputs = self._work(*self._inputs)
             torch.cuda.current_stream().wait_stream(stream)
-            return hidden.clone()
-        self._token_ids.copy_(token_ids)
+            return tree_map_only(Tensor, Tensor.clone, outputs)
+        for own, given in zip(self._inputs, inputs, strict=True):
+            own.copy_(given)
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
             # Reward terms may work on the accelerator meanwhile, in threads of their own.
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                self._hidden = super().__call__(self._token_ids)
+                self._outputs = self._work(*self._inputs)
         self._graph.replay()
-        return self._hidden.clone()
+        return tree_map_only(Tensor, Tensor.clone, self._outputs)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,7 +13,7 @@ from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache, DynamicCache
 
 from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
-from glm_grpo.models.glm_image.fast.token_step import TokenStep
+from glm_grpo.models.glm_image.fast.token_step import Step, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from rewards.out_of_memory import is_out_of_memory
 
@@ -26,10 +26,10 @@ _CHECKED_TOKENS = 3
 _CHECKED_PROMPTS = 2
 """One of two is mostly padded, and there is little to be held twice."""
 
-_logger = logging.getLogger(__name__)
+LONGEST_REASON = 200
+"""Characters of a library's message that are shown."""
 
-Step = Callable[[Int64[Tensor, " N"]], Float[Tensor, "N D"]]
-"""Takes the next token of every sample; gives the hidden state that predicts the one after it."""
+_logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class StepBuilder(Protocol):
         ...
 
 
-class StockStep:
+class StockStep(Step):
     """The model's own forward pass, one token of every sample at a time.
 
     Slower than `TokenStep`, for whatever layers the model is made of. Arguments as there.
@@ -99,6 +99,7 @@ def choose_step(
     cache: Cache,
     *,
     positions: Int64[Tensor, "3 P T"],
+    is_compiling: bool = False,
 ) -> StepBuilder:
     """The fastest step that equals the stock one on these prompts; a word where none does.
 
@@ -107,6 +108,7 @@ def choose_step(
         inputs: P prompts.
         cache: Filled by them; not changed.
         positions: Of the generated tokens, T for each prompt.
+        is_compiling: Whether a compiled step is tried where there is CUDA.
     """
     few = slice(0, _CHECKED_PROMPTS)
     some = PromptInputs(
@@ -121,6 +123,8 @@ def choose_step(
     fast: dict[str, StepBuilder] = {"token step": TokenStep}
     if cache.layers[0].keys.device.type == "cuda":
         fast = {"recorded token step": RecordedStep, **fast}
+        if is_compiling:
+            fast = {"compiled token step": partial(RecordedStep, is_compiled=True), **fast}
     for name, build in fast.items():
         reason = _difference(build, language_model, some, read, positions[:, few])
         if not reason:
@@ -153,18 +157,19 @@ def _difference(
             )
             found, expected = ours(token_ids), theirs(token_ids)
         gap = float((found - expected).abs().max() / expected.abs().max())
-    # Layers of another version of the library, with other parts or of another form.
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    # Layers of another version of the library, with other parts or of another form, or no compiler.
+    except Exception as error:
         if is_out_of_memory(error):
             raise
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
     return "" if gap <= TOLERANCES[expected.dtype] else f"hidden states differ by {gap:.1e}"
 
 
 class ChosenStep:
     """Builds the step that `choose_step` finds at the first call; a `StepBuilder`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_compiling: bool = False) -> None:
+        self._is_compiling = is_compiling
         self._build: StepBuilder | None = None
 
     def __call__(
@@ -178,7 +183,9 @@ class ChosenStep:
     ) -> Step:
         """See `StepBuilder`."""
         if self._build is None:
-            self._build = choose_step(language_model, inputs, cache, positions=positions)
+            self._build = choose_step(
+                language_model, inputs, cache, positions=positions, is_compiling=self._is_compiling
+            )
         return self._build(
             language_model, inputs, cache, group_size=group_size, positions=positions
         )

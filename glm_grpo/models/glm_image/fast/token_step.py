@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from functools import cache, partial
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
@@ -34,6 +34,26 @@ _NORMS = (
     "post_mlp_layernorm",
 )
 
+_Finished = TypeVar("_Finished")
+Finish = Callable[[Float[Tensor, "N D"], Float64[Tensor, " N"]], _Finished]
+"""Makes something of hidden states and a uniform number of every sample."""
+
+COMPILING: dict[str, Any] = {"emulate_precision_casts": True}
+"""Options of Inductor: else fused operations would not round between them as eager ones do."""
+
+
+@runtime_checkable
+class Step(Protocol):
+    """Takes the next token of every sample; gives the hidden state that predicts the one after."""
+
+    def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """Reads a token of every sample."""
+        ...
+
+    def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
+        """The step with what is made of its hidden states, as a function of tokens and uniforms."""
+        return lambda token_ids, uniforms: finish(self(token_ids), uniforms)
+
 
 @dataclass
 class _Layer:
@@ -43,9 +63,11 @@ class _Layer:
     share a head.
     """
 
-    module: Any
+    scaling: float
+    size: int
     project_qkv: Callable[[Tensor], list[Tensor]]
     project: Mapping[str, Callable[[Tensor], Tensor]]
+    activate: Callable[[Tensor], Tensor]
     norm: Mapping[str, Callable[[Tensor], Tensor]]
     prompt_keys: Float[Tensor, "PK d L"]
     prompt_values: Float[Tensor, "PK L d"]
@@ -87,7 +109,7 @@ class Place:
     has_unwritten: bool
 
 
-class TokenStep:
+class TokenStep(Step):
     """Goes on from prefilled prompts, a token of every sample at a time.
 
     Row i belongs to prompt i // group_size. Hidden states equal those of the model's own forward
@@ -99,6 +121,7 @@ class TokenStep:
         cache: What the model's forward pass over the prompts has filled.
         group_size: G, samples of each prompt.
         positions: Of the generated tokens, T for each prompt.
+        is_compiled: Whether what a layer does before and after attention is compiled.
     """
 
     def __init__(
@@ -109,7 +132,11 @@ class TokenStep:
         *,
         group_size: int,
         positions: Int64[Tensor, "3 P T"],
+        is_compiled: bool = False,
     ) -> None:
+        self._before: Callable[..., Any]
+        self._after: Callable[..., Any]
+        self._before, self._after = _compiled() if is_compiled else (_before, _after)
         self._group_size = group_size
         self._written = 0
         like = cache.layers[0].keys
@@ -122,9 +149,11 @@ class TokenStep:
         empty = (prompts * group_size * self._heads, 0, size)
         self._layers = tuple(
             _Layer(
-                module=module,
+                scaling=module.self_attn.scaling,
+                size=module.self_attn.head_dim,
                 project_qkv=_side_by_side(_parts(module.self_attn, _QKV), like.dtype),
                 project=_projections(module, like.dtype),
+                activate=module.mlp.activation_fn,
                 norm={name: _norm(getattr(module, name)) for name in _NORMS},
                 prompt_keys=layer.keys.flatten(0, 1).transpose(1, 2),
                 prompt_values=layer.values.flatten(0, 1),
@@ -167,44 +196,34 @@ class TokenStep:
     def _read(self, token_ids: Int64[Tensor, " N"], place: Place) -> Float[Tensor, "N D"]:
         hidden = self._embed(token_ids)
         for layer in self._layers:
-            attended = self._attend(layer, layer.norm["input_layernorm"](hidden), place)
-            hidden = hidden + layer.norm["post_self_attn_layernorm"](attended)
-            normed = layer.norm["post_attention_layernorm"](hidden)
-            gate, up = layer.project["gate_up_proj"](normed).chunk(2, dim=-1)
-            changed = layer.project["down_proj"](layer.module.mlp.activation_fn(gate) * up)
-            hidden = hidden + layer.norm["post_mlp_layernorm"](changed)
+            queries, keys, values = self._before(layer, hidden, *place.turn, self._heads)
+            layer.write(place.at, keys=keys, values=values)
+            hidden = self._after(layer, hidden, self._attend(layer, queries, place))
         return self._norm(hidden)
 
     def _attend(
-        self, layer: _Layer, hidden: Float[Tensor, "N D"], place: Place
-    ) -> Float[Tensor, "N D"]:
-        attention = layer.module.self_attn
-        rows, heads, size = len(hidden), self._heads, attention.head_dim
-        *unrotated, values = layer.project_qkv(hidden)
-        rotated = _rotate(torch.cat(unrotated, dim=-1).view(rows, -1, size), *place.turn)
-        values = values.view(rows, -1, size)
-        layer.write(place.at, keys=rotated[:, -heads:], values=values)
-        queries = rotated[:, :-heads].reshape(rows * heads, -1, size)
+        self, layer: _Layer, queries: Float[Tensor, "NK R d"], place: Place
+    ) -> Float[Tensor, "NK R d"]:
         to_prompt = torch.baddbmm(
             self._padding,
             self._by_prompt(queries),
             layer.prompt_keys,
             beta=int(self._is_padded),
-            alpha=attention.scaling,
+            alpha=layer.scaling,
         )
         to_generated = torch.baddbmm(
             self._unwritten[..., : place.width],
             queries,
             layer.keys[:, : place.width].transpose(1, 2),
             beta=int(place.has_unwritten),
-            alpha=attention.scaling,
+            alpha=layer.scaling,
         )
         scores = torch.cat([self._by_sample(to_prompt), to_generated], dim=-1)
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(hidden.dtype)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
         on_prompt, on_generated = weights.tensor_split([to_prompt.shape[-1]], dim=-1)
         mixed = torch.bmm(on_generated, layer.values[:, : place.width])
         mixed += self._by_sample(torch.bmm(self._by_prompt(on_prompt), layer.prompt_values))
-        return layer.project["o_proj"](mixed.view(rows, -1))
+        return mixed
 
     def _by_prompt(self, states: Float[Tensor, "NK R s"]) -> Float[Tensor, "PK GR s"]:
         """Samples of a prompt side by side, so that its keys and values are read once."""
@@ -216,6 +235,43 @@ class TokenStep:
         rows, size = states.shape[1] // self._group_size, states.shape[2]
         by_head = states.view(-1, self._heads, self._group_size, rows, size)
         return by_head.transpose(1, 2).reshape(-1, rows, size)
+
+
+def _before(
+    layer: _Layer,
+    hidden: Float[Tensor, "N D"],
+    cos: Float[Tensor, "N 1 r"],
+    sin: Float[Tensor, "N 1 r"],
+    heads: int,
+) -> tuple[Float[Tensor, "NK R d"], Float[Tensor, "N K d"], Float[Tensor, "N K d"]]:
+    """Queries, keys and values of a layer."""
+    rows = len(hidden)
+    *unrotated, values = layer.project_qkv(layer.norm["input_layernorm"](hidden))
+    rotated = _rotate(torch.cat(unrotated, dim=-1).view(rows, -1, layer.size), cos, sin)
+    queries = rotated[:, :-heads].reshape(rows * heads, -1, layer.size)
+    return queries, rotated[:, -heads:], values.view(rows, -1, layer.size)
+
+
+def _after(
+    layer: _Layer, hidden: Float[Tensor, "N D"], mixed: Float[Tensor, "NK R d"]
+) -> Float[Tensor, "N D"]:
+    """What follows attention in a layer."""
+    attended = layer.project["o_proj"](mixed.view(len(hidden), -1))
+    hidden = hidden + layer.norm["post_self_attn_layernorm"](attended)
+    normed = layer.norm["post_attention_layernorm"](hidden)
+    gate, up = layer.project["gate_up_proj"](normed).chunk(2, dim=-1)
+    changed = layer.project["down_proj"](layer.activate(gate) * up)
+    return hidden + layer.norm["post_mlp_layernorm"](changed)
+
+
+@cache
+def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`_before` and `_after` compiled, for all layers of all rollouts.
+
+    Attention stays as it is: it writes to keys and values in place, of which a compiler might make
+    copies.
+    """
+    return torch.compile(_before, options=COMPILING), torch.compile(_after, options=COMPILING)
 
 
 def _rotate(
