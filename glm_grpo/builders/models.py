@@ -189,7 +189,12 @@ def place_models(
     is_on_cuda = device.type == "cuda"
     if is_on_cuda:
         _keep_compiled()
-    policy = build_policy(config, pipeline, needs_reference=needs_reference)
+    policy = build_policy(
+        config,
+        pipeline,
+        needs_reference=needs_reference,
+        is_compiling=is_on_cuda and config.model.compile and not is_sharded,
+    )
     decoder = GlmImageDecoder(
         pipeline,
         steps=config.decode.steps,
@@ -238,7 +243,7 @@ def _keep_compiled() -> None:
 
 
 def build_policy(
-    config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool
+    config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool, is_compiling: bool = False
 ) -> GlmImagePolicy:
     """Build the policy from the parts of a loaded pipeline."""
     adapter = config.model.adapter
@@ -256,6 +261,7 @@ def build_policy(
         needs_reference=needs_reference,
         seed=derive_seed(config.train.seed, "adapter"),
         has_entropy_gradient=config.loss.entropy_coef != 0,
+        is_compiling=is_compiling,
     )
 
 

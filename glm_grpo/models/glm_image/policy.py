@@ -24,6 +24,7 @@ from glm_grpo.errors import CheckpointError
 from glm_grpo.grpo.update import Replay
 from glm_grpo.models.base import Preview
 from glm_grpo.models.glm_image.adapters import adapt
+from glm_grpo.models.glm_image.fast.compiled_layers import CompiledLayers
 from glm_grpo.models.glm_image.fast.stock_step import ChosenStep
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
@@ -50,6 +51,8 @@ class GlmImagePolicy:
         needs_reference: Keep a frozen copy for the KL when there are no adapters to switch off.
         has_entropy_gradient: Replayed entropies have a gradient too, for a loss that weighs them.
         seed: Of the adapters' initial weights.
+        is_compiling: Compile the decoder layers where they equal the eager ones; not for weights
+            that an engine cuts up.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class GlmImagePolicy:
         needs_reference: bool,
         seed: int,
         has_entropy_gradient: bool = False,
+        is_compiling: bool = False,
     ) -> None:
         self.model = pipeline.vision_language_encoder
         self.processor = pipeline.processor
@@ -74,7 +78,7 @@ class GlmImagePolicy:
         self._reference: PolicyNetwork | None = None
         self._reference_adapter: dict[str, Tensor] = {}
         self._is_reference_moved = False
-        self._build_step = ChosenStep()
+        self._build_step = ChosenStep(is_compiling=is_compiling)
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         self.network = PolicyNetwork(
             self.model.model.language_model,
@@ -96,6 +100,10 @@ class GlmImagePolicy:
                 # The name that follows it does not exist in the oldest transformers supported.
                 warnings.filterwarnings("ignore", "`gradient_checkpointing_enable` is deprecated")
                 self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._compiled: CompiledLayers | None = None
+        if is_compiling:
+            networks = (self.network, *self.reference_modules())
+            self._compiled = CompiledLayers(*(each.language_model for each in networks))
 
     @property
     def device(self) -> torch.device:
@@ -125,7 +133,7 @@ class GlmImagePolicy:
         """Vision tower and VQ: what turns source pictures into tokens."""
         return (self.model.model.visual, self.model.model.vqmodel)
 
-    def reference_modules(self) -> tuple[nn.Module, ...]:
+    def reference_modules(self) -> tuple[PolicyNetwork, ...]:
         """The frozen copy the KL needs; empty with adapters or without KL."""
         return () if self._reference is None else (self._reference,)
 
@@ -246,7 +254,7 @@ class GlmImagePolicy:
         language_model = self.model.model.language_model
         sequences = self._sequences(prompts, rollout, rows)
         # Only a module in training mode recomputes activations; there is no dropout to switch on.
-        language_model.train()
+        language_model.train(torch.is_grad_enabled())
         log_probs, entropy, outside_codebook = self._wrapped(*sequences)
         language_model.eval()
         return Replay(
@@ -412,10 +420,13 @@ class GlmImagePolicy:
         sampling_mask = None
         if rollout.sampling_mask is not None:
             sampling_mask = rollout.sampling_mask.flatten(0, 1)[rows].to(self.device)
-        return TokenSequences(
+        sequences = TokenSequences(
             input_ids=torch.cat([inputs.input_ids, token_ids[:, :-1]], dim=1).to(self.device),
             attention_mask=attention_mask,
             position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
             token_ids=token_ids.to(self.device),
             sampling_mask=sampling_mask,
         )
+        if self._compiled is not None:
+            self._compiled.check(self.network, sequences)
+        return sequences

@@ -1,0 +1,116 @@
+"""The language model's layers compiled for replay, and the check that they equal the eager ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import GlmImageTextModel
+from transformers.models.glm_image.modeling_glm_image import GlmImageTextDecoderLayer
+
+from glm_grpo.models.glm_image.fast.stock_step import LONGEST_REASON
+from glm_grpo.models.glm_image.fast.token_step import COMPILING
+from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
+from rewards.out_of_memory import is_out_of_memory
+
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Largest mean difference of log-probs, nats a token, by the type of the head: those of the check
+of replay against sampling."""
+
+_logger = logging.getLogger(__name__)
+
+
+class _CompiledLayer(GlmImageTextDecoderLayer):
+    """A decoder layer, compiled where it reads whole rows and eager where it has a cache."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
+        is_cached = kwargs.get("past_key_values") is not None
+        read = GlmImageTextDecoderLayer.forward if is_cached else self.compiled
+        return read(self, hidden_states, **kwargs)
+
+
+def _read(layer: _CompiledLayer, hidden_states: Tensor, **kwargs: Any) -> Any:
+    forward = partial(GlmImageTextDecoderLayer.forward, layer, **kwargs)
+    if layer.is_recomputing and layer.training:
+        # Inside of what is compiled: outside, layers computed again may be taken by another of the
+        # compiled graphs than at first, which keeps other tensors (pytorch issue 166926).
+        return checkpoint(forward, hidden_states, use_reentrant=False)
+    return forward(hidden_states)
+
+
+class CompiledLayers:
+    """Compiles decoder layers, in place.
+
+    They run eagerly until `check` has compared them with the eager ones, and for good where they
+    differ or cannot be compiled.
+
+    Args:
+        language_models: Stock ones, with or without adapters.
+    """
+
+    def __init__(self, *language_models: GlmImageTextModel) -> None:
+        self._layers = [layer for model in language_models for layer in model.layers]
+        self._is_recomputing = self._layers[0].gradient_checkpointing
+        # One for all layers: they are alike. Rows of any number and length.
+        compiled = torch.compile(_read, dynamic=True, options=COMPILING)
+        for layer in self._layers:
+            layer.compiled, layer.is_recomputing = compiled, self._is_recomputing
+        self._is_checked = False
+
+    def check(self, network: PolicyNetwork, sequences: TokenSequences) -> None:
+        """Decides at the first call whether the compiled layers are used.
+
+        Args:
+            network: Around one of the language models.
+            sequences: What is replayed first.
+        """
+        if self._is_checked:
+            return
+        self._is_checked = True
+        eager = network.log_probs(sequences)
+        self._use(_CompiledLayer, is_recomputing_outside=False)
+        try:
+            compiled = network.log_probs(sequences)
+            trained = _with_backward_pass(network, sequences)
+            gaps = [float((each - eager).abs().mean()) for each in (compiled, trained)]
+            allowed = TOLERANCES[network.lm_head.weight.dtype]
+            is_equal = all(gap <= allowed for gap in gaps)
+            shown = " and ".join(f"{gap:.1e}" for gap in gaps)
+            reason = "" if is_equal else f"log-probs differ by {shown} nats a token"
+        # The same rows were read eagerly just now: whatever this is, compiling causes it.
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
+        if reason:
+            self._use(GlmImageTextDecoderLayer, is_recomputing_outside=self._is_recomputing)
+            _logger.warning(
+                "the language model is not compiled (%s): tokens are replayed eagerly, which is "
+                "slower; model.compile=false leaves out the attempt",
+                reason,
+            )
+
+    def _use(self, kind: type[GlmImageTextDecoderLayer], *, is_recomputing_outside: bool) -> None:
+        for layer in self._layers:
+            layer.__class__, layer.gradient_checkpointing = kind, is_recomputing_outside
+
+
+def _with_backward_pass(network: PolicyNetwork, sequences: TokenSequences) -> Tensor:
+    """Log-probs as an update reads them; its backward pass is compiled as well."""
+    first: nn.Module = network.language_model.layers[0]
+    with torch.enable_grad():
+        network.language_model.train()
+        log_probs = network(*sequences)[0]
+        network.language_model.eval()
+        # The first layer's gradient is the one that all layers take part in.
+        torch.autograd.grad(log_probs.sum(), _smallest(first.parameters()))
+    return log_probs.detach()
+
+
+def _smallest(parameters: Iterable[nn.Parameter]) -> nn.Parameter:
+    return min((each for each in parameters if each.requires_grad), key=nn.Parameter.numel)
