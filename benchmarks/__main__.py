@@ -1,11 +1,11 @@
-"""Every phase of a step beside what one would use instead: one table, one JSON file.
+"""Compare every phase of a step with its usual alternative: one table, one JSON file.
 
 python -m benchmarks [--repeats 3] [--strict] [--json outputs/bench.json]
 
-Each benchmark runs in a process of its own, so that threads and memory of one do not weigh on the
-next; the command of each row runs it alone. Short ones and those near their target are repeated
-2 to 5 times as often. A target that is missed is shown, and ends the program with exit code 1 only
-with --strict.
+Each benchmark runs in a separate process, so that its threads and memory do not affect the next;
+the command in each row runs it separately. Short benchmarks, and those near their target, are
+repeated 2 to 5 times as often. A missed target is shown; only with --strict does it end the program
+with exit code 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PHASES: tuple[tuple[str, ...], ...] = (
     ("step",),
     ("overlap",),
 )
-"""Modules with their options."""
+"""Modules and their options."""
 REPEATED_MORE = {
     ("rollout", "--prompts", "2", "--group", "8"): 5,
     ("update", "--adapter-rank", "32"): 2,
@@ -37,16 +37,16 @@ REPEATED_MORE = {
     ("decode", "--groups", "8"): 5,
     ("rewards",): 3,
 }
-"""As many times `--repeats`: where a busy moment of the machine would decide about a target."""
+"""Factor of `--repeats` for benchmarks where a busy moment of the machine could decide."""
 DEFAULT_FILE = ROOT / "outputs" / "bench.json"
-"""Below a folder that git ignores."""
+"""In a folder that git ignores."""
 
 
 def main(arguments: Sequence[str] | None = None, phases: Sequence[Sequence[str]] = PHASES) -> None:
-    """Command line.
+    """Run the command line.
 
     Raises:
-        SystemExit: With --strict, where a target is missed.
+        SystemExit: With --strict, if a target is missed.
     """
     parser = option_parser(__doc__)
     parser.set_defaults(json=DEFAULT_FILE)
@@ -64,13 +64,13 @@ def main(arguments: Sequence[str] | None = None, phases: Sequence[Sequence[str]]
 
 
 def run_phase(phase: Sequence[str], *, repeats: int) -> list[Result]:
-    """Runs one benchmark in a process of its own.
+    """Run one benchmark in a separate process.
 
     Args:
         phase: Module and its options.
 
     Raises:
-        SystemExit: It failed; what it said is printed.
+        SystemExit: The benchmark failed; its output is printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"

@@ -1,11 +1,11 @@
-"""Images a second with collectors against without, where a scorer waits.
+"""Measure images per second with and without collectors, for a scorer that waits.
 
 python -m benchmarks.asynchronous [--collectors 2] [--age 1] [--steps 12] [--repeats 3]
 
-Runs of train.py on the embedded model whose reward is one term: a function that waits for a second
-a request, as a judge behind HTTP does. A request holds a prompt's group of images. Both runs learn
-from the same batches; the rate is that of the steps after the first two, in which models load and
-the pipeline fills. Ray must be installed.
+Runs train.py on the embedded model with one reward term: a function that waits for a second per
+request, like a judge behind HTTP. A request contains a prompt's group of images. Both runs learn
+from the same batches; the rate excludes the first two steps, in which models load and the pipeline
+fills. Ray must be installed.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from rewards.types import Prompt
 
 TARGET = Target("at least", 1.6)
 WAIT_SECONDS = 1.0
-"""Of a request."""
+"""Duration of a request."""
 PROMPTS, GROUP, PIXELS = 8, 2, 64
-"""Of a step; small pictures, so that the scorer is what counts, also on two cores."""
+"""Sizes of a step; pictures are small so that the scorer dominates, even on two cores."""
 FILLING = 2
-"""Steps that are not counted."""
+"""Number of first steps that do not count."""
 
 
 def remote_judge(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
 ) -> Float32[Tensor, " N"]:
-    """Mean brightness, 0..1, after as long as a judge takes to answer."""
+    """Mean brightness, 0..1, after the time that a judge takes to answer."""
     del prompts
     time.sleep(WAIT_SECONDS)
     return pixels.float().mean(dim=(1, 2, 3)) / 255
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = option_parser(__doc__)
     parser.add_argument("--collectors", type=int, default=2)
     parser.add_argument("--age", type=int, default=1, help="async.max_policy_age")
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(collectors: int, age: int, steps: int, repeats: int) -> Result:
-    """Takes the same steps with and without collectors, in turns."""
+    """Run the same steps with and without collectors, in turns."""
     mode = (
         "train.mode=async",
         f"async.collectors={collectors}",
@@ -84,10 +84,10 @@ def measure(collectors: int, age: int, steps: int, repeats: int) -> Result:
 
 
 def images_per_second(steps: int, *overrides: str) -> float:
-    """Of the steps after the first ones of a run.
+    """Images per second of a run, without its first steps.
 
     Raises:
-        SystemExit: It failed; what it said is printed.
+        SystemExit: The run failed; its output is printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
@@ -110,14 +110,14 @@ def images_per_second(steps: int, *overrides: str) -> float:
             text=True,
             check=False,
             cwd=ROOT,
-            # Cores are shared out alike: a collector computes with one thread.
+            # Both use the same number of threads: a collector computes with one thread.
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         if done.returncode != 0:
             sys.stderr.write(done.stdout + done.stderr)
             raise SystemExit(f"train.py ended with exit code {done.returncode}")
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    # The last step has an evaluation after it, but not in it.
+    # The evaluation after the last step is not part of that step's time.
     seconds = [float(json.loads(line)["time/step"]) for line in lines[1 + FILLING :]]
     return PROMPTS * GROUP / statistics.mean(seconds)
 

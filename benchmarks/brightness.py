@@ -1,4 +1,4 @@
-"""A reward that is easily gamed: how bright a picture is, whatever was asked for."""
+"""A reward that is easily gamed: the brightness of a picture, whatever the prompt."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Gain of threads on a product as small as a token's, which tells how near the cores are.
+"""Measure the gain of threads on token-sized products, which reveals how close the cores are.
 
-A virtual machine's cores may be moved apart on their host, where each hands results on to the other
-more slowly. A large product hardly notices, a token step of small products does: then two threads
-are no faster than one.
+A host may place the cores of a virtual machine far apart, so that exchanging results between them
+is slower. Large products hardly notice this, but a token step of small products does: two threads
+are then no faster than one.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 import torch
 
 _ROWS, _WIDTH, _OUTPUTS = 16, 160, 768
-"""The embedded model's largest map at 2 x 8 images."""
+"""Sizes of the embedded model's largest matrix product at 2 x 8 images."""
 _WEIGHTS = 8
 _PASSES = 30
 
 
 def threads_gain() -> float:
-    """Seconds on one thread over seconds on all that are in use, of the same small products.
+    """Ratio of the seconds on one thread to the seconds on all threads in use, for small products.
 
-    Takes about 30 ms. Leaves the number of threads as it was.
+    Takes about 30 ms, and restores the number of threads.
     """
     rows = torch.ones(_ROWS, _WIDTH)
     weights = [torch.ones(_OUTPUTS, _WIDTH) for _ in range(_WEIGHTS)]

@@ -1,9 +1,9 @@
-"""Images a second of the decoder, a group at once, against the stock pipeline image by image.
+"""Compare the decoder, a group at once, with the stock pipeline, image by image.
 
 python -m benchmarks.decode [--groups 8 2 4 16] [--repeats 3] [--json FILE]
 
-Both draw the same token grids of one prompt from the same noise with the embedded model and the
-steps and guidance of configs/tiny.yaml. The pictures are compared before anything is timed.
+Both decode the same token grids of one prompt from the same noise, with the embedded model and the
+steps and guidance of configs/tiny.yaml. The images are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout,
 from glm_grpo.types import PromptBatch
 
 TARGETS = {8: Target("at least", 2.0)}
-"""By images per prompt."""
+"""Targets by images per prompt."""
 TOLERANCE = 1e-4
-"""Largest difference of a channel in 0..1: a fortieth of a step of 8 bits."""
+"""Largest difference of a channel in 0..1: a fortieth of an 8-bit level."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = option_parser(__doc__)
     parser.add_argument("--groups", type=int, nargs="+", default=[8, 2, 4, 16])
     options = parser.parse_args(arguments)
@@ -45,14 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(group_size: int, repeats: int) -> Result:
-    """Draws a group both ways.
+    """Decode a group both ways.
 
     Raises:
-        RuntimeError: The two draw different pictures.
+        RuntimeError: The two images differ.
     """
     config = tiny_config(prompts=1, group_size=group_size)
     batch = first_batch(config)
-    # Two pipelines: what the decoder does to its own must not reach the stock one.
+    # Two pipelines, so that the decoder's changes to its own do not affect the stock one.
     stock = stock_pipeline()
     decoder = GlmImageDecoder(
         stock_pipeline(), steps=config.decode.steps, guidance_scale=config.decode.guidance_scale
@@ -92,7 +92,7 @@ def measure(group_size: int, repeats: int) -> Result:
 def draw_one_by_one(
     pipeline: GlmImagePipeline, config: Config, batch: PromptBatch, prior: Tensor
 ) -> Tensor:
-    """Pictures [G, 3, H, W] in 0..1 of the first prompt, a call for each row of `prior`."""
+    """Images [G, 3, H, W] in 0..1 of the first prompt, with one call per row of `prior`."""
     pictures: list[Tensor] = [
         pipeline(
             prompt=batch.prompts[0].prompt,

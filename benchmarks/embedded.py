@@ -1,4 +1,4 @@
-"""Config and model of the benchmarks: configs/tiny.yaml and the model shipped with the package."""
+"""Config and model of the benchmarks: configs/tiny.yaml and the embedded model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ CPU = torch.device("cpu")
 def tiny_config(
     *overrides: str, prompts: int | None = None, group_size: int | None = None
 ) -> Config:
-    """configs/tiny.yaml.
+    """Load configs/tiny.yaml.
 
     Args:
         overrides: As on the command line.
-        prompts: P; None for the config's own.
-        group_size: G; likewise. Replayed at once are P x G sequences where both are given.
+        prompts: P; None: as in the config.
+        group_size: G; None: as in the config. If both are given, P x G sequences are replayed at
+            once.
     """
     sizes = []
     if prompts is not None and group_size is not None:
@@ -36,12 +37,12 @@ def tiny_config(
 
 
 def first_batch(config: Config) -> PromptBatch:
-    """The prompts of the first step."""
+    """Prompts of the first step."""
     return build_batch(config, build_prompts(config).training, 0)
 
 
 def stock_pipeline() -> GlmImagePipeline:
-    """The published pipeline on the embedded model, loaded anew, without its progress bar."""
+    """Load the published pipeline with the embedded model anew, without its progress bar."""
     pipeline = load_pipeline(model_path("tiny"), dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

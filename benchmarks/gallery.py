@@ -1,11 +1,11 @@
-"""Time that the gallery of a run of 20,000 images takes to write, to open and to scroll.
+"""Time writing, opening and scrolling the gallery of a run of 20,000 images.
 
 python -m benchmarks.gallery [--images 20000] [--folder DIR] [--chromium PATH] [--json FILE]
 
-Makes a run folder as training writes one (32 small pictures a step, ten evaluations), writes its
-gallery, and opens the page from disk in a headless Chromium: milliseconds from the request to the
-first picture of each view, frames while it scrolls, and the waits after a weight is moved and for
-the next picture of the large view.
+Makes a run folder like training does (32 small pictures per step, ten evaluations), writes its
+gallery, and opens the page from disk in a headless Chromium. Measures the milliseconds from the
+request to the first picture of each view, the frames while it scrolls, and the waits after moving a
+weight and for the next picture in the large view.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = ("lpips", "ssim", "ocr", "aesthetic")
 WEIGHTS = (0.4, 0.2, 0.3, 0.1)
 SLIDER_MOVES = 20
 MOST_PROMPTS = 997
-"""Of training; a run of few steps has fewer, so that each is sampled twice."""
+"""Largest number of training prompts; short runs have fewer, so that each is sampled twice."""
 
 _SCROLL = """async (selector) => {
   const found = selector && document.querySelector(selector);
@@ -92,17 +92,17 @@ _NEXT = """async () => {
   return performance.now() - begun;
 }"""
 """Goes to the next sample in the large view, and returns the milliseconds until its picture is
-there."""
+shown."""
 
 
 @dataclass(frozen=True)
 class ViewTimes:
-    """What a view took.
+    """Times of a view.
 
     Attributes:
-        first_picture_ms: From the request to the first decoded picture, or the first chart.
-        median_frame_ms: While it scrolls.
-        slow_frames: Share of frames that took longer than 50 ms.
+        first_picture_ms: Time from the request to the first decoded picture, or the first chart.
+        median_frame_ms: Median time of a frame while scrolling.
+        slow_frames: Fraction of frames that took longer than 50 ms.
     """
 
     first_picture_ms: float
@@ -111,7 +111,7 @@ class ViewTimes:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--folder", type=Path, help="made, and kept; a temporary one without it")
@@ -180,7 +180,7 @@ def _open(address: str, chromium: str, steps: int) -> dict[str, Any]:
 
 
 def _view(page: Page, address: str) -> ViewTimes:
-    # A fragment alone would not load the page again.
+    # Changing only the fragment would not reload the page.
     page.goto("about:blank")
     page.goto(address, wait_until="commit")
     page.wait_for_function(_HAS_PICTURE, timeout=120_000)
@@ -273,13 +273,13 @@ def _scores(prompts: Sequence[Prompt], size: int, generator: torch.Generator) ->
 
 
 def _pictures(rows: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Coarse coloured squares: they compress as drawings do, and no two are alike."""
+    """Make coarse coloured squares, which compress like drawings and all differ."""
     coarse = torch.randint(0, 256, (rows, size, 3, 8, 8), generator=generator, dtype=torch.uint8)
     return coarse.repeat_interleave(SIDE // 8, dim=-1).repeat_interleave(SIDE // 8, dim=-2)
 
 
 def _metrics(experience: Experience) -> dict[str, float]:
-    """As many figures as a step has; their values do not matter here."""
+    """As many metrics as a step has; their values do not matter here."""
     means = experience.rewards.raw.mean(dim=(0, 1)).tolist()
     named = {f"reward/{name}/mean": mean for name, mean in zip(NAMES, means, strict=True)}
     filler = {f"filler/{number}": 0.123456789 * number for number in range(60)}

@@ -1,24 +1,26 @@
-"""A card in one call: each phase against its floor at the published sizes, then the tests for GPUs.
+"""Measure a card in one call: compare each phase with its floor, and run the GPU tests.
+
+Sizes are those of the published model.
 
 python -m benchmarks.gpu_card [--seconds 560] [--json FILE] [--only SECTION ...] [--dry-run]
 
-Random weights are made on the device, nothing is downloaded; it takes a card with 80 GB. What says
-most comes first. Every row is printed, and appended to FILE as a line of JSON, as soon as it is
-measured; what fails is recorded with its error, and the next row begins. No row begins once the
-seconds are over, nor once its section and those before it have used up their share of them.
+Random weights are created on the device, and nothing is downloaded; it needs a card with 80 GB. The
+most informative sections come first. Every row is printed, and appended to FILE as a line of JSON,
+as soon as it is measured. A failure is recorded with its error, and the next row begins. No row
+begins after the seconds are over, or after its section and those before it have used their share.
 
 Sections: `ceilings`, `decoder`, `token_step`, `update`, `whole_steps`, `large_steps` (1024 x 1024
-with the shipped settings, and edits), `flat_rewards` (a constant reward moves no weight), `tests`
-(those marked `gpu`). --dry-run takes the embedded model's sizes, the CPU, and a compiler that only
-traces: every section in about a minute.
+    with the shipped settings, and edits), `flat_rewards` (a constant reward must not change any
+    weight), `tests` (those marked `gpu`). --dry-run uses the embedded model's sizes, the CPU, and a
+    compiler that only traces, and runs every section in about a minute.
 
-On a machine without a network, packages that it lacks can be brought as wheels:
+On a machine without a network, missing packages can be installed from wheels:
 
 pip download -d wheels -c constraints.txt PACKAGE ...
 pip install --no-index --find-links wheels PACKAGE ...
 
-Reward terms are left out where lpips, open_clip_torch or rapidocr (with onnxruntime) is missing;
-the tests need pytest and pytest-timeout.
+Reward terms are left out if lpips, open_clip_torch or rapidocr (with onnxruntime) is missing; the
+tests need pytest and pytest-timeout.
 """
 
 from __future__ import annotations
@@ -48,14 +50,14 @@ from benchmarks.full_size.training_step import flat_rewards, large_steps, whole_
 from benchmarks.timing import ROOT, machine
 
 _LONGEST_ERROR = 500
-"""Characters of an error that are kept."""
+"""Characters of an error to keep."""
 
 _LONGEST_OUTPUT = 2000
-"""Characters of the tests' output, from its end."""
+"""Characters to keep from the end of the tests' output."""
 
 
 def tests(bench: Bench) -> Rows:
-    """What is marked `gpu`, in a process of its own."""
+    """Run the tests marked `gpu` in a separate process."""
     yield "marked gpu", partial(_run_tests, bench)
 
 
@@ -89,11 +91,11 @@ SECTIONS: Mapping[str, tuple[Callable[[Bench], Rows], float]] = {
     "flat_rewards": (flat_rewards, 15),
     "tests": (tests, 20),
 }
-"""With the seconds that each may take of 560; what one leaves, the next ones have."""
+"""Sections with their seconds out of 560; the next ones may use what one leaves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=560, help="no row begins after them")
     parser.add_argument("--json", type=Path, help="file that gets a line for every row")
@@ -102,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = torch.device("cpu" if options.dry_run else "cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        # Not measured is no failure of the other benchmarks.
+        # A missing accelerator must not count as a failure of the benchmarks.
         print("no accelerator: nothing measured; --dry-run tries the script")
         return
     begun = time.monotonic()
@@ -123,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _measured(
     section: Callable[[Bench], Rows], bench: Bench
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Names and figures of rows, or their errors; ends when the time of the section is over."""
+    """Names and values of rows, or their errors; ends when the section's time is over."""
     rows, row = section(bench), ""
     while bench.seconds_left > 0:
         started = time.monotonic()
@@ -134,9 +136,9 @@ def _measured(
             if bench.is_on_accelerator:
                 torch.cuda.reset_peak_memory_stats()
             result = measure()
-        # Whatever fails, the others are still worth their time.
+        # Whatever fails, the others are still worth running.
         except Exception as error:
-            # What the failed frames hold is on the card.
+            # Free what the failed frames hold on the card.
             traceback.clear_frames(error.__traceback__)
             bench.free()
             text = f"{type(error).__name__}: {error}"
@@ -161,7 +163,7 @@ def _report(path: Path | None, section: str, row: str, result: Mapping[str, Any]
 
 @contextmanager
 def _tracing_alone() -> Iterator[None]:
-    """`torch.compile` traces, and runs what it traced: Inductor would take a minute for each."""
+    """Let `torch.compile` only trace and run the trace: Inductor would take a minute for each."""
     compiling = torch.compile
 
     def tracing(function: Any = None, **options: Any) -> Any:

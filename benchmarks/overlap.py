@@ -1,12 +1,12 @@
-"""Wall clock of a step against the sum of its phases, with a scorer that waits.
+"""Compare the wall-clock time of a step with the sum of its phases, for a scorer that waits.
 
 python -m benchmarks.overlap [--prompts 8] [--group 8] [--repeats 3] [--json FILE]
 
-A step of configs/tiny.yaml whose reward is one term: a function that sleeps for 50 ms an image, as
-one does that asks another machine. Ours scores a group while the next ones are drawn; the sum is
+Runs a step of configs/tiny.yaml with one reward term: a function that sleeps for 50 ms per image,
+like one that calls another machine. Ours scores a group while the next ones are decoded; the sum is
 that of the phases (rollout, decode, reward, update) of the same step with `reward.overlap=false`.
-With --beside the four terms of the config score too. On two cores they compete with the decoder,
-so overlapping them gains nothing, and there is less of a wait to hide.
+With --beside the four terms of the config score too. On two cores they compete with the decoder, so
+overlapping them gains nothing, and leaves less waiting time to hide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rewards.types import Prompt
 
 TARGET = Target("at most", 0.85)
 WAIT_SECONDS = 0.05
-"""Of an image."""
+"""Waiting time per image."""
 PHASES = ("rollout", "decode", "reward", "update")
 _JUDGE = (
     "+reward.terms.judge.kind=custom",
@@ -40,13 +40,13 @@ _JUDGE = (
 def remote_judge(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
 ) -> Float32[Tensor, " N"]:
-    """Mean brightness, 0..1, after as long as another machine would take."""
+    """Mean brightness, 0..1, after the time that another machine would take."""
     time.sleep(WAIT_SECONDS * len(prompts))
     return pixels.float().mean(dim=(1, 2, 3)) / 255
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = option_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=8)
@@ -59,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(num_prompts: int, group_size: int, repeats: int, *, is_beside_others: bool) -> Result:
-    """Takes the same steps with and without overlap."""
+    """Run the same steps with and without overlap."""
     clocks: dict[str, list[dict[str, float]]] = {"overlapped": [], "in_phases": []}
     works = {
         kind: _Step(num_prompts, group_size, kind == "overlapped", is_beside_others, kept)
         for kind, kept in clocks.items()
     }
     in_turns(works, repeats=repeats)
-    # The first was the one that warms up.
+    # The first round was the warm-up.
     measured = {kind: kept[1:] for kind, kept in clocks.items()}
     sums = [sum(seconds[phase] for phase in PHASES) for seconds in measured["in_phases"]]
     words = ", beside four others" if is_beside_others else ""
@@ -90,7 +90,7 @@ def measure(num_prompts: int, group_size: int, repeats: int, *, is_beside_others
 
 
 class _Step:
-    """Takes the next step at each call, and keeps its seconds by phase."""
+    """Runs the next step at each call, and keeps its seconds by phase."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Memory of this process, from Linux's /proc."""
+"""Read the memory of this process from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 
 def reset_peak() -> None:
-    """Sets this process's VmHWM back to what there is now."""
+    """Reset this process's VmHWM to its current memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

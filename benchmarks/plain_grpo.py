@@ -1,7 +1,7 @@
-"""GRPO as its pseudo-code reads: an image after the other, nothing shared, nothing batched.
+"""Train with GRPO as in its pseudo-code: one image after the other, nothing shared or batched.
 
-Written as a user would write it with transformers, diffusers and the libraries of the scorers. What
-it computes is what `collect` and `update_policy` compute (`benchmarks.step` compares them).
+Written as a user would write it with transformers, diffusers and the libraries of the scorers. It
+computes the same as `collect` and `update_policy` (`benchmarks.step` compares them).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rewards.types import Prompt
 
 @dataclass(frozen=True)
 class Sample:
-    """An image that was drawn.
+    """A generated image.
 
     Attributes:
-        prompt: What was asked for.
-        old_log_probs: Of its tokens, before the update.
+        prompt: Its prompt.
+        old_log_probs: Log-probs of its tokens before the update.
     """
 
     prompt: Prompt
@@ -48,8 +48,8 @@ class PlainGrpo:
     """The plain trainer.
 
     Args:
-        config: What is trained how: full fine-tuning, KL in the loss, one update a rollout.
-        pipeline: Stock; its language model is trained, and copied as the reference.
+        config: What to train and how: full fine-tuning, KL in the loss, one update per rollout.
+        pipeline: Stock pipeline; its language model is trained, and copied as the reference.
     """
 
     def __init__(self, config: Config, pipeline: GlmImagePipeline) -> None:
@@ -77,7 +77,7 @@ class PlainGrpo:
         )
 
     def step(self, batch: PromptBatch) -> None:
-        """Samples, draws, scores and learns."""
+        """Sample, decode, score and learn."""
         samples: list[Sample] = []
         rewards: list[Tensor] = []
         for prompt, seed in zip(batch.prompts, batch.decode_seeds, strict=True):
@@ -92,7 +92,7 @@ class PlainGrpo:
         self.learn(samples, self.advantages(totals))
 
     def advantages(self, totals: Float32[Tensor, "P G"]) -> Float32[Tensor, "P G"]:
-        """Rewards less the mean of their group, over its standard deviation."""
+        """Rewards minus the mean of their group, divided by its standard deviation."""
         settings = self._config.advantage
         centred = totals - totals.mean(dim=1, keepdim=True)
         values = centred / totals.std(dim=1, keepdim=True).clamp(min=settings.std_floor)
@@ -101,7 +101,7 @@ class PlainGrpo:
     def learn(
         self, samples: Sequence[Sample], advantages: Float32[Tensor, "P G"]
     ) -> tuple[float, float]:
-        """One update; the loss and the norm of its gradient."""
+        """Run one update; returns the loss and the norm of its gradient."""
         self._optimizer.zero_grad()
         loss = 0.0
         for sample, advantage in zip(samples, advantages.flatten(), strict=True):
@@ -130,7 +130,7 @@ class PlainGrpo:
     def log_probs(
         self, model: GlmImageForConditionalGeneration, prompt: Prompt, token_ids: Tensor
     ) -> Float32[Tensor, " T"]:
-        """A full forward pass, the logits of all tokens, `log_softmax`, `gather`."""
+        """Run a full forward pass: the logits of all tokens, `log_softmax`, `gather`."""
         rollout = self._config.rollout
         inputs = encode_prompts(
             model,
@@ -152,7 +152,7 @@ class PlainGrpo:
 
     @torch.no_grad()
     def _sample(self, prompt: Prompt) -> Int64[Tensor, " T"]:
-        """As `generate_prior_tokens` samples one image, which hands out half of the tokens only."""
+        """Sample one image like `generate_prior_tokens`, which returns only half of the tokens."""
         rollout = self._config.rollout
         inputs = self._pipeline.processor.apply_chat_template(
             [[{"role": "user", "content": [{"type": "text", "text": prompt.prompt}]}]],
@@ -169,7 +169,7 @@ class PlainGrpo:
             **inputs,
             max_new_tokens=self._layout.num_tokens,
             do_sample=True,
-            # Without this an image can end early, and cannot be drawn.
+            # Without this an image can end early, and cannot be decoded.
             suppress_tokens=list(range(self._codebook, vocabulary)),
         )[0, inputs["input_ids"].shape[1] :]
         return tokens

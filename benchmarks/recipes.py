@@ -1,22 +1,22 @@
-"""What each recipe makes of equally many images: held-out words after 2,560 drawn ones.
+"""Compare recipes on an equal number of images: held-out words after 2,560 sampled ones.
 
 python -m benchmarks.recipes train [--recipes base cispo ...] [--seeds 0 1 2] [--folder F]
 python -m benchmarks.recipes table [--reach 0.6]
 python -m benchmarks.recipes page
 
-`train` makes one run of `train.py` after another, all of configs/tiny.yaml with the overrides of
-`RECIPES`, in F/<recipe>/seed-<seed> (F: outputs/recipes), and adds the figures of each to
-benchmarks/recipes.jsonl. A run whose figures are there is left alone, one that was cut short is
-gone on with: the command can be stopped and given again. A run takes some six minutes on two cores.
+`train` runs `train.py` several times, each with configs/tiny.yaml and the overrides of `RECIPES`,
+in F/<recipe>/seed-<seed> (F: outputs/recipes), and appends the results of each to
+benchmarks/recipes.jsonl. A run with results is skipped, and an interrupted one is resumed, so the
+command can be stopped and repeated. A run takes about six minutes on two cores.
 
-`table` shows the figures. The share of pictures whose text is read without a mistake
+`table` shows the results. The fraction of images whose text is read without a mistake
 (`ocr_exact`), after all images, is compared with recipe `base` word by word, averaged over the
-seeds that both have; intervals are paired by word. Images are those up to the first evaluation
+seeds that both have; intervals are paired by word. Images are counted up to the first evaluation
 that reaches `--reach`; seconds are those of the training steps up to there, without evaluations, at
 the speed of the recipe's fastest run. `page` writes the tables of docs/recipes.md, and
 docs/images/recipes.svg.
 
-`hacked-NAME` is recipe NAME with brightness as its only reward and 16 steps: canaries have to leave
+`hacked-NAME` is recipe NAME with brightness as its only reward and 16 steps: canaries must leave
 their bands. `careless-...` learns from targets of which every second one has a wrong letter.
 """
 
@@ -56,7 +56,7 @@ matplotlib.rcParams["svg.hashsalt"] = "glm_grpo"
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = 2560
-"""Of every run: 40 steps of 8 x 8."""
+"""Number of images of every run: 40 steps of 8 x 8."""
 BASE = "base"
 
 COMMON = ("trackers=[]", "train.eval_every=10", "train.checkpoint_every=10", "train.resume=auto")
@@ -65,7 +65,7 @@ _TWO_BY_TWO = ("train.updates_per_rollout=2", "train.minibatches_per_rollout=2")
 
 _ANCHOR = ("anchor.weight=1", "anchor.final_weight=0")
 
-# Gamed within some steps: whatever was asked for, pictures get white.
+# Gamed within a few steps: whatever the prompt, pictures turn white.
 _BRIGHTNESS = (
     *(
         override
@@ -121,8 +121,8 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "after-sft-10-gmpo": ("loss=gmpo", *_TWO_BY_TWO),
     "after-sft-10-min-p": ("rollout.min_p=0.02",),
     "shares": ("reward.combine=shares",),
-    # Of `glm-grpo probe --share lpips=.4 ssim=.2 ocr=.3 aesthetic=.1`: on the untrained model these
-    # weights have the shares that `shares` asks for.
+    # From `glm-grpo probe --share lpips=.4 ssim=.2 ocr=.3 aesthetic=.1`: on the untrained model
+    # these weights have the shares that `shares` requests.
     "probed-weights": ("lpips=0.15", "ssim=0.07676", "ocr=0.1361", "aesthetic=0.6371"),
     "brightness": _BRIGHTNESS,
     "brightness-bound": (
@@ -132,7 +132,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     ),
     "batch-std": ("advantage.normalization=batch_std",),
 }
-"""Overrides by name; all draw as many images, but for sft-..., which draw none."""
+"""Overrides by recipe; all sample the same number of images, except sft-..., which sample none."""
 
 _BEGIN_WITH = {
     "after-sft-10": "sft-10",
@@ -140,7 +140,7 @@ _BEGIN_WITH = {
     "after-sft-10-gmpo": "sft-10",
     "after-sft-10-min-p": "sft-10",
 }
-"""Recipes that go on from what another made of the same seed."""
+"""Recipes that start from another recipe's run with the same seed."""
 
 HACKED_STEPS = 16
 HACKED: Mapping[str, tuple[str, ...]] = {
@@ -152,7 +152,7 @@ HACKED: Mapping[str, tuple[str, ...]] = {
 _OVERRIDES = {**RECIPES, **HACKED}
 
 _REMOVED = frozenset({"shares", "brightness-bound", "preview-0.5", "preview-0.8"})
-"""Recipes with options that glm-grpo no longer has; their figures stay."""
+"""Recipes with options that glm-grpo no longer has; their results are kept."""
 TRAINABLE = [name for name in _OVERRIDES if name.removeprefix("hacked-") not in _REMOVED]
 """Recipes that can be trained."""
 
@@ -160,16 +160,16 @@ FIGURES = ("total", "ocr", "ocr_exact", "lpips", "ssim", "aesthetic")
 PAGE = ROOT / "docs" / "recipes.md"
 _BEGIN, _END = "<!-- {}: python -m benchmarks.recipes page -->", "<!-- end of table -->"
 _DRAWN = 4
-"""Recipes with three seeds that get a line, beside the base."""
+"""Number of recipes with three seeds that get a line, in addition to the base."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Held-out words at one step of a run.
+    """Results on the held-out words at one step of a run.
 
     Attributes:
-        images: Drawn for training up to here.
-        seconds: Of the training steps up to here, without evaluations.
+        images: Images sampled for training up to here.
+        seconds: Seconds of the training steps up to here, without evaluations.
         figures: Means by name: total, ocr, ocr_exact, lpips, ssim, aesthetic.
     """
 
@@ -180,17 +180,17 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Finished:
-    """The figures of one run.
+    """Results of one run.
 
     Attributes:
         recipe: Name in `RECIPES`.
-        seed: Of the run.
-        overrides: Of configs/tiny.yaml, as they were.
-        exact: Share of each held-out word's pictures without a mistake, in the order of words.
-        evaluations: The first of them before training.
-        departures: Steps with a canary out of its band.
-        first_departure: The first of them; None: there is none.
-        shares: Of the advantage, by term: mean over the first and over the last ten steps.
+        seed: Seed of the run.
+        overrides: Overrides of configs/tiny.yaml at that time.
+        exact: Fraction of each held-out word's images without a mistake, in the order of words.
+        evaluations: Evaluations; the first is before training.
+        departures: Number of steps with a canary outside its band.
+        first_departure: First such step; None: there is none.
+        shares: Shares of the advantage, by term: mean over the first and over the last ten steps.
     """
 
     recipe: str
@@ -204,22 +204,22 @@ class Finished:
 
     @property
     def last(self) -> Mapping[str, float]:
-        """Figures after all images."""
+        """Results after all images."""
         return self.evaluations[-1].figures
 
     def reached(self, share: float) -> int | None:
-        """Index of the first evaluation with that share of pictures read without a mistake."""
+        """Index of the first evaluation with that fraction of images read without a mistake."""
         shares = [each.figures["ocr_exact"] for each in self.evaluations]
         return next((at for at, found in enumerate(shares) if found >= share), None)
 
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
-"""A line for each run, as `Finished`."""
+"""File with one line per run, in the form of `Finished`."""
 _FILE = TypeAdapter(Finished)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("do", choices=["train", "table", "page"])
     recipes = [name for name in TRAINABLE if name in RECIPES]
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     runs = read_results(options.results)
     if options.do == "train":
-        # All recipes with the first seed, then the next: a table can be made early.
+        # All recipes with the first seed, then the next, so that a table can be made early.
         for seed, name in itertools.product(options.seeds, options.recipes):
             if seed not in runs.get(name, {}):
                 folder = train(name, seed, options.folder)
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_results(file: Path) -> dict[str, dict[int, Finished]]:
-    """Runs by recipe and seed; of two lines on one run the later counts."""
+    """Read runs by recipe and seed; if a run has two lines, the later one counts."""
     runs: dict[str, dict[int, Finished]] = defaultdict(dict)
     for line in file.read_text().splitlines() if file.exists() else ():
         run = _FILE.validate_json(line)
@@ -262,7 +262,7 @@ def read_results(file: Path) -> dict[str, dict[int, Finished]]:
 
 
 def train(name: str, seed: int, folder: Path) -> RunFolder:
-    """Make or finish one run, and the one that it begins with; a finished one is left alone.
+    """Run or resume one recipe, and the run that it starts from; a finished one is skipped.
 
     Raises:
         subprocess.CalledProcessError: The run failed.
@@ -289,7 +289,7 @@ def train(name: str, seed: int, folder: Path) -> RunFolder:
 
 
 def overrides_of(name: str, seed: int, folder: Path) -> list[str]:
-    """Of one run, with the run that it begins with."""
+    """Overrides of one run, including the run that it starts from."""
     start = _BEGIN_WITH.get(name)
     extra = [f"model.start_from={folder.resolve() / start / f'seed-{seed}'}"] if start else []
     if name.startswith("careless"):
@@ -298,10 +298,10 @@ def overrides_of(name: str, seed: int, folder: Path) -> list[str]:
 
 
 def write_careless_prompts(file: Path) -> None:
-    """The training prompts, every second one with the picture of a word with one other letter.
+    """Write the training prompts, with a wrong letter in every second target picture.
 
     Args:
-        file: JSON Lines; the pictures are written beside it.
+        file: JSON Lines file; the pictures are written next to it.
     """
     prompts = tiny_prompts("train", height=world.SIZE, width=world.SIZE)
     rng = np.random.default_rng(0)
@@ -321,7 +321,7 @@ def write_careless_prompts(file: Path) -> None:
 
 
 def is_finished(folder: RunFolder) -> bool:
-    """Whether its last step is evaluated."""
+    """Whether the run's last step is evaluated."""
     if not (folder.config_path.exists() and folder.metrics_path.exists()):
         return False
     rows = read_metrics(folder)
@@ -330,7 +330,7 @@ def is_finished(folder: RunFolder) -> bool:
 
 
 def read_run(folder: RunFolder, name: str, seed: int) -> Finished:
-    """The figures of a finished run."""
+    """Read the results of a finished run."""
     config, rows = read_config(folder), read_metrics(folder)
     a_step = config.rollout.prompts_per_step * config.rollout.group_size
     if config.train.method == "sft":
@@ -381,7 +381,7 @@ def _shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]
 
 
 def summarize(runs: Mapping[str, Mapping[int, Finished]], *, reach: float) -> list[dict[str, Any]]:
-    """A row for each recipe, the best first."""
+    """Make a row per recipe, the best first."""
     base = runs.get(BASE, {})
     rows: list[dict[str, Any]] = []
     for name, of_seeds in runs.items():
@@ -421,7 +421,7 @@ def summarize(runs: Mapping[str, Mapping[int, Finished]], *, reach: float) -> li
 
 
 def _seconds(of_seeds: Mapping[int, Finished]) -> float:
-    """Of the fastest run of a recipe: others did not have the cores to themselves."""
+    """Seconds of a recipe's fastest run; other runs may have shared the cores."""
     return min(run.evaluations[-1].seconds for run in of_seeds.values())
 
 
@@ -449,7 +449,7 @@ def _table(rows: Sequence[Mapping[str, Any]], *, reach: float) -> Table:
 
 
 def tables(runs: Mapping[str, Mapping[int, Finished]]) -> dict[str, str]:
-    """The tables of docs/recipes.md by the name in front of them, in Markdown."""
+    """Tables of docs/recipes.md in Markdown, by the name in front of them."""
     images = {name: of_seeds for name, of_seeds in runs.items() if name in RECIPES}
     return {
         "words": _of_words(summarize(images, reach=0.6)),
@@ -528,7 +528,7 @@ def _of_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(runs: Mapping[str, Mapping[int, Finished]], file: Path) -> None:
-    """Two panels, as an SVG: every recipe's seeds, and the best recipes by images drawn."""
+    """Draw two panels as an SVG: every recipe's seeds, and the best recipes by sampled images."""
     names = [row["recipe"] for row in summarize(runs, reach=0.6)][::-1]
     figure, (seeds, curves) = pyplot.subplots(
         ncols=2, figsize=(10, 1.2 + 0.19 * len(names)), width_ratios=[2, 3], layout="constrained"

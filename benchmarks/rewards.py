@@ -1,12 +1,12 @@
-"""Images a second of the reward terms in a step, against one picture at a time.
+"""Measure images per second of the reward terms in a step, and of single pictures.
 
 python -m benchmarks.rewards [--prompts 4] [--group 8] [--each] [--repeats 3] [--json FILE]
 
-Ours: the four terms of configs/tiny.yaml as a step runs them, group by group, each in its thread.
-Theirs: the same scorers with their default settings, one picture after the other. The scores are
-compared before anything is timed. With --each every term that needs no download is then measured
-by itself, groups against single pictures; those on published CLIP weights run on random weights of
-ViT-B/32, for their speed does not depend on what they were trained on.
+Ours: the four terms of configs/tiny.yaml as in a step, group by group, each in its thread. Theirs:
+    the same scorers with their default settings, one picture after the other. The scores are
+    compared before anything is timed. With --each, every term that needs no download is then
+    measured separately, groups against single pictures; those with published CLIP weights use
+    random weights of ViT-B/32, because their speed does not depend on the weights' values.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from rewards.types import Prompt
 
 TARGET = Target("at least", 2.0)
 TOLERANCE = 1e-4
-"""Largest difference of two scores: rounding of batched operations."""
+"""Largest difference of two scores, caused by rounding in batched operations."""
 ARCHITECTURE = "ViT-B-32"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = option_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8)
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
-    """Scores the same pictures by all four terms both ways.
+    """Score the same pictures by all four terms both ways.
 
     Raises:
-        RuntimeError: The two give different scores.
+        RuntimeError: The scores differ.
     """
     config = tiny_config(prompts=num_prompts, group_size=group_size)
     prompts = first_batch(config).prompts
@@ -99,7 +99,7 @@ def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
 
 
 def measure_term(name: str, reward: Reward, group_size: int, repeats: int) -> Result:
-    """Scores one group by one term, at once and one by one."""
+    """Score one group by one term, at once and one by one."""
     prompt = first_batch(tiny_config(prompts=1, group_size=group_size)).prompts[0]
     prompts = [prompt] * group_size
     pixels = _noisy_pictures(prompt, group_size)
@@ -124,7 +124,7 @@ def measure_term(name: str, reward: Reward, group_size: int, repeats: int) -> Re
 
 
 def _noisy_pictures(prompt: Prompt, count: int) -> UInt8[Tensor, "N 3 H W"]:
-    """Pictures of the target with noise, so that there is a text to be found and read."""
+    """Add noise to the target picture, so that there is a text to detect and read."""
     if prompt.target is None:
         raise ValueError(f"prompt {prompt.prompt_id} has no target; the embedded world gives one")
     generator = torch.Generator().manual_seed(0)

@@ -1,9 +1,9 @@
-"""Tokens a second of a rollout against the stock pipeline's `generate_prior_tokens`.
+"""Compare tokens per second of a rollout with the stock pipeline's `generate_prior_tokens`.
 
 python -m benchmarks.rollout [--prompts 2] [--group 8] [--repeats 3] [--json FILE]
 
-Both sample the same number of full grids for the same prompts from the embedded model. The file
-also has what the threads gained on a small product meanwhile: `threads_gain`, the median.
+Both sample the same number of full grids for the same prompts with the embedded model. The file
+also contains `threads_gain`, the median gain of threads on a small product in the meantime.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from glm_grpo.builders.models import build_policy
 from glm_grpo.models.glm_image.token_grid import token_layout
 
 TARGETS = {(2, 8): Target("at least", 2.5), (8, 8): Target("at least", 2.0)}
-"""By prompts and images per prompt."""
+"""Targets by prompts and images per prompt."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = option_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--group", type=int, default=8)
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(prompts: int, group_size: int, repeats: int) -> Result:
-    """Samples `prompts` x `group_size` grids both ways."""
+    """Sample `prompts` x `group_size` grids both ways."""
     config = tiny_config(prompts=prompts, group_size=group_size)
     pipeline = stock_pipeline()
     policy = build_policy(config, pipeline, needs_reference=False)

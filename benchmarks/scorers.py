@@ -1,4 +1,4 @@
-"""The reward terms as a user calls their libraries: one picture at a time, default settings."""
+"""Call the libraries of the reward terms as a user would: picture by picture, default settings."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Score = Callable[[Sequence[Prompt], UInt8[Tensor, "N 3 H W"]], Float32[Tensor, "
 
 
 class DefaultRapidOcr:
-    """RapidOCR with the thread pools it makes by itself.
+    """RapidOCR with its own thread pools.
 
-    Which lines are found and how they are read is set as in `RapidOcrReader`, for speed is compared
-    on equal scores: at its own detection side of 736 it would also have more to compute.
+    Detection and reading are configured as in `RapidOcrReader`, because speed should be compared at
+    equal scores; at its default detection side of 736 it would also have more to compute.
 
     Args:
-        detection_side: Pixels; None for RapidOCR's own.
+        detection_side: Pixels; None: RapidOCR's default.
     """
 
     def __init__(self, detection_side: int | None) -> None:
@@ -50,20 +50,20 @@ class DefaultRapidOcr:
         )
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """The text of each picture."""
+        """Read the text of each picture."""
         return [self._read_one(picture) for picture in to_bgr_arrays(pixels)]
 
     def alphabet(self) -> frozenset[str]:
-        """The characters of the recognition model."""
+        """Characters of the recognition model."""
         self._engine(np.zeros((48, 48, 3), dtype=np.uint8), use_det=False)
         return frozenset(self._engine.text_rec.postprocess_op.character)
 
     def modules(self) -> tuple[nn.Module, ...]:
-        """None."""
+        """Empty, because the models are not PyTorch networks."""
         return ()
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> str:
-        # The engine remembers what it was called with last, and `alphabet` does without detection.
+        # The engine remembers the options of its last call, and `alphabet` disables detection.
         found = self._engine(picture, use_det=True)
         if found.boxes is None or found.txts is None:
             return ""
@@ -83,7 +83,7 @@ def _plain_reward(options: TermConfig) -> Reward:
 
 
 def one_by_one(rewards: Sequence[Reward]) -> Score:
-    """Asks every term about every picture, one after the other."""
+    """Score every picture by every term, one after the other."""
 
     def score(
         prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]

@@ -1,10 +1,10 @@
-"""Hundreds of steps of a real run: memory, disk and step time must stay flat.
+"""Run hundreds of real steps, during which memory, disk and step time must stay flat.
 
 python -m benchmarks.soak [--steps 500] [--json FILE] [key=value ...]
 
-A process of its own trains the embedded model on small pictures; it is looked at from outside after
-every step. Growth is the slope of a straight line through what was seen after the first fifth, in
-which libraries fill their caches. `--strict` ends with exit code 1 where a limit is missed.
+A separate process trains the embedded model on small pictures, and is observed from outside after
+every step. Growth is the slope of a straight line through the observations after the first fifth,
+in which libraries fill their caches. `--strict` ends with exit code 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.timing import ROOT
 
 WARM_UP = 0.2
-"""Part of the steps that is left out."""
+"""Fraction of the steps to ignore."""
 
 LIMITS: Mapping[str, float] = {
     "resident_bytes": 100_000,
@@ -31,7 +31,7 @@ LIMITS: Mapping[str, float] = {
     "threads": 0.01,
     "step_seconds": 0.0005,
 }
-"""Largest growth a step; of seconds, as a part of the median step."""
+"""Largest growth per step; for seconds, as a fraction of the median step."""
 
 SETTINGS = (
     "rollout.prompts_per_step=2",
@@ -50,13 +50,13 @@ _KILOBYTE = 1024
 
 @dataclass(frozen=True)
 class Sighting:
-    """A run after a step, from outside.
+    """Observation of a run after a step, from outside.
 
     Attributes:
-        step: From 1.
-        descriptors: Open files of the process.
-        disk_bytes: Of the run folder, gallery and all.
-        step_seconds: As the run itself measured them.
+        step: Training step, from 1.
+        descriptors: Number of the process's open files.
+        disk_bytes: Size of the run folder, including the gallery.
+        step_seconds: Duration as measured by the run itself.
     """
 
     step: int
@@ -69,13 +69,13 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Growth:
-    """What became of one measure.
+    """Growth of one measure.
 
     Attributes:
-        first: Median over the first tenth of the steps that count.
+        first: Median over the first tenth of the counted steps.
         last: Median over their last tenth.
-        slope: A step.
-        limit: Largest slope allowed; None where none is set.
+        slope: Growth per step.
+        limit: Largest allowed slope; None: no limit.
     """
 
     name: str
@@ -91,10 +91,10 @@ class Growth:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line.
+    """Run the command line.
 
     Raises:
-        SystemExit: With --strict, where a limit is missed.
+        SystemExit: With --strict, if a limit is missed.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -125,14 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def watch_run(directory: Path, steps: int, overrides: Sequence[str]) -> Iterator[Sighting]:
-    """Trains in a process of its own, and looks at it after every step.
+    """Train in a separate process, and observe it after every step.
 
     Args:
-        directory: Empty, for the run and its prompts.
+        directory: Empty folder for the run and its prompts.
         overrides: Further settings.
 
     Raises:
-        RuntimeError: The run failed; with the end of what it said.
+        RuntimeError: The run failed; the message contains the end of its output.
     """
     prompts, run_dir, log = directory / "prompts.txt", directory / "run", directory / "log.txt"
     prompts.write_text("".join(map(_PROMPT.format, _WORDS)))
@@ -147,21 +147,21 @@ def watch_run(directory: Path, steps: int, overrides: Sequence[str]) -> Iterator
     while seen < steps and process.poll() is None:
         time.sleep(0.05)
         lines = _lines(run_dir / "metrics.jsonl")
-        # Line 0 is of step 0.
+        # Line 0 belongs to step 0.
         if len(lines) - 1 > seen:
             seen = len(lines) - 1
             seconds = json.loads(lines[seen])["time/step"]
             try:
                 yield _look_at(process.pid, run_dir, step=seen, seconds=seconds)
             except (FileNotFoundError, KeyError):
-                # It ended meanwhile: a process that is gone has no memory.
+                # It ended in the meantime, and a process that is gone has no memory.
                 break
     if process.wait() != 0:
         raise RuntimeError(f"the run failed: {log.read_text()[-2000:]}")
 
 
 def measure_growth(sightings: Sequence[Sighting]) -> list[Growth]:
-    """A line through each measure, without the steps of the warm-up."""
+    """Fit a line through each measure, without the warm-up steps."""
     counted = sightings[int(len(sightings) * WARM_UP) :]
     tenth = max(1, len(counted) // 10)
     steps = [float(sighting.step) for sighting in counted]
@@ -191,7 +191,7 @@ def measure_growth(sightings: Sequence[Sighting]) -> list[Growth]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Whole lines."""
+    """Complete lines."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
@@ -211,7 +211,7 @@ def _look_at(pid: int, run_dir: Path, *, step: int, seconds: float) -> Sighting:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Files may go while they are counted."""
+    """Size of all files in a folder; files may disappear during counting."""
     total = 0
     for path in folder.rglob("*"):
         try:

@@ -1,9 +1,10 @@
-"""Images a second of a whole training step, against GRPO as its pseudo-code reads.
+"""Compare images per second of a whole training step with GRPO as in its pseudo-code.
 
 python -m benchmarks.step [--prompts 4] [--group 8] [--repeats 3] [--json FILE]
 
 Ours: `collect` and `update_policy` on configs/tiny.yaml. Theirs: `benchmarks.plain_grpo`. Before
-anything is timed both learn from the same tokens, and advantages, loss and gradient are compared.
+    anything is timed, both learn from the same tokens, and advantages, loss and gradient are
+    compared.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class OurStep:
     """`collect` and `update_policy`, as the training loop runs them.
 
     Args:
-        models: Its models.
+        models: Models of the run.
     """
 
     def __init__(self, config: Config, models: Models) -> None:
@@ -67,25 +68,25 @@ class OurStep:
         )
 
     def collect(self, batch: PromptBatch, clock: PhaseClock) -> Experience:
-        """Samples, draws and scores."""
+        """Sample, decode and score."""
         return collect(self._models, batch, self._collect, policy_step=0, clock=clock)
 
     def learn(self, experience: Experience) -> UpdateReport:
-        """One update."""
+        """Run one update."""
         (report,) = update_policy(
             self._models.policy, self._optimizer, self._rate, experience, self._update
         )
         return report
 
     def step(self, batch: PromptBatch, clock: PhaseClock) -> None:
-        """Both."""
+        """Collect and learn."""
         experience = self.collect(batch, clock)
         with clock.phase("update"):
             self.learn(experience)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = option_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8)
@@ -94,10 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
-    """Takes steps both ways.
+    """Run steps both ways.
 
     Raises:
-        RuntimeError: The two compute different things.
+        RuntimeError: The two compute different results.
     """
     config = tiny_config(prompts=num_prompts, group_size=group_size)
     details = compare_learning(config)
@@ -127,10 +128,10 @@ def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
 
 
 def compare_learning(config: Config) -> dict[str, float]:
-    """How far the two differ on the same tokens and rewards.
+    """Differences between the two on the same tokens and rewards.
 
     Raises:
-        RuntimeError: Further than rounding goes.
+        RuntimeError: A difference exceeds rounding.
     """
     batch = build_batch(config, build_prompts(config).training, 0)
     ours = OurStep(config, build_models(config, CPU, needs_reference=True))
@@ -158,7 +159,7 @@ def compare_learning(config: Config) -> dict[str, float]:
 
 
 def _with_next_batch(config: Config, work: Callable[[PromptBatch], None]) -> Callable[[], None]:
-    """Work on the prompts of the next step at each call: nothing is remembered of the last one."""
+    """Use the prompts of the next step at each call, so that nothing is cached."""
     prompts = build_prompts(config).training
     steps = iter(range(config.train.steps))
     return lambda: work(build_batch(config, prompts, next(steps)))

@@ -1,4 +1,4 @@
-"""Measuring two ways of doing one thing: repeats in turns, ratios, a table and a JSON file."""
+"""Compare two ways of doing the same work: repeats in turns, ratios, a table and a JSON file."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-"""Of the project; benchmarks start processes of their own from here."""
+"""Root of the project, where benchmarks start their processes."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a ratio is held against.
+    """Bound with which a ratio is compared.
 
     Attributes:
-        kind: Whether the ratio is to reach the bound or to stay below it.
+        kind: Whether the ratio must reach the bound or stay below it.
     """
 
     kind: Literal["at least", "at most"]
     bound: float
 
     def is_held_by(self, ratio: float) -> bool:
-        """Whether a ratio is on the right side."""
+        """Whether a ratio meets the target."""
         return ratio >= self.bound if self.kind == "at least" else ratio <= self.bound
 
 
 @dataclass(frozen=True)
 class Result:
-    """Ours beside theirs, doing the same work on the same machine, in turns.
+    """Ours and theirs, doing the same work on the same machine, in turns.
 
     Attributes:
-        phase: What was measured, with its size.
+        phase: What was measured, and its size.
         against: What ours is compared with.
-        unit: Of `ours` and `theirs`.
-        ours: Median.
-        theirs: Median.
+        unit: Unit of `ours` and `theirs`.
+        ours: Our median.
+        theirs: Their median.
         ratio: Ours over theirs.
         lowest: Smallest ratio of one repeat.
         highest: Largest ratio of one repeat.
-        command: Measures this again.
-        target: Of the ratio; None where the figure is only watched.
-        details: Further figures by name.
+        command: Command that repeats the measurement.
+        target: Target of the ratio; None if the value is only observed.
+        details: Further values by name.
     """
 
     phase: str
@@ -78,7 +78,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Labels:
-    """The words of a `Result`; see there."""
+    """Texts of a `Result`; see there."""
 
     phase: str
     against: str
@@ -94,14 +94,14 @@ def compare(
     target: Target | None = None,
     details: Mapping[str, float] | None = None,
 ) -> Result:
-    """Medians and ratios of figures that were taken in turns, a pair a repeat.
+    """Medians and ratios of values measured in turns, one pair per repeat.
 
     Args:
-        labels: Words.
-        ours: A figure of each repeat.
-        theirs: Likewise.
-        target: Of the ratio of the medians.
-        details: Further figures by name.
+        labels: Texts.
+        ours: Our value of each repeat.
+        theirs: Their value of each repeat.
+        target: Target of the ratio of the medians.
+        details: Further values by name.
     """
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     return Result(
@@ -117,10 +117,10 @@ def compare(
 
 
 def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each repeat of each work, after one run of each to warm up.
+    """Seconds of each repeat of each work, after one warm-up run of each.
 
-    Works take turns, so that a busy machine disturbs all alike, and every second round runs
-    backwards, so that none always follows the same other.
+    Works take turns, so that a busy machine affects all alike. Every second round runs backwards,
+    so that no work always follows the same other one.
     """
     for work in works.values():
         work()
@@ -135,15 +135,15 @@ def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict
 
 
 def rates(amount: float, seconds: Sequence[float]) -> list[float]:
-    """Amount a second, of each repeat."""
+    """Amount per second of each repeat."""
     return [amount / value for value in seconds]
 
 
 def option_parser(description: str | None) -> argparse.ArgumentParser:
-    """A command line with what all benchmarks have.
+    """Make a command line with the options that all benchmarks share.
 
     Args:
-        description: The module's docstring, of which the first line is shown.
+        description: The module's docstring, of which only the first line is shown.
     """
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3, help="of each side, in turns")
@@ -152,7 +152,7 @@ def option_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def publish(results: Sequence[Result], path: Path | None) -> None:
-    """Prints the table, and writes the JSON file where one is asked for."""
+    """Print the table, and write the JSON file if requested."""
     Console(width=None if Console().is_terminal else 140).print(results_table(results))
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def publish(results: Sequence[Result], path: Path | None) -> None:
 
 
 def results_table(results: Sequence[Result]) -> Table:
-    """A row a result."""
+    """Make a row per result."""
     table = Table(caption=f"{torch.get_num_threads()} threads; spread: smallest to largest ratio")
     for column in ("phase", "against"):
         table.add_column(column)
@@ -188,19 +188,19 @@ def results_table(results: Sequence[Result]) -> Table:
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """A result as JSON has it, with its verdict."""
+    """Convert a result to JSON values, with its verdict."""
     return {**asdict(result), "verdict": result.verdict}
 
 
 def from_json(value: Mapping[str, Any]) -> Result:
-    """What `to_json` returned."""
+    """Convert the values from `to_json` back."""
     known = {name: part for name, part in value.items() if name != "verdict"}
     target = value["target"]
     return Result(**{**known, "target": None if target is None else Target(**target)})
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures depend on."""
+    """Properties of the machine that affect the results."""
     packages = ("torch", "transformers", "diffusers", "onnxruntime")
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -212,5 +212,5 @@ def machine() -> dict[str, str | int]:
 
 
 def _short(value: float) -> str:
-    """Three digits that count, without exponents."""
+    """Format with three significant digits, without exponents."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

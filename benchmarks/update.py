@@ -1,15 +1,16 @@
-"""Seconds and memory of replay and update against a plain implementation of them.
+"""Compare seconds and memory of replay and update with a plain implementation.
 
 python -m benchmarks.update [--adapter-rank 32] [--repeats 3] [--side 1024] [--batch 4]
 
 A language model of hidden size 512 and 4 layers with the published head (16512 outputs) learns from
 one rollout of full grids. Plain: logits of every output for all rows at once, `log_softmax`,
 `gather`, the entropy of every token, a second model as the reference. Ours: `update_policy` on a
-`Policy`, row by row. With `--adapter-rank` both learn adapters, else language model and head. Each
-side lives in a process of its own, and they update in turns; printed are the medians and their
-ratios. The file has, beside how far loss, gradient norm and entropy of the two differ, the floor:
-what the products take that neither side can do without, at the speed of the head's, which is
-measured after each update; and its ratio to the plain side, the lowest that this speed allows.
+`Policy`, row by row. With `--adapter-rank` both train adapters, else the language model and head.
+Each side runs in its own process, and they update in turns; medians and their ratios are printed.
+The file also contains the differences in loss, gradient norm and entropy between the two, and the
+floor: the time of the products that both sides need, at the speed of the head's product, which is
+measured after each update. The floor's ratio to the plain side is the lowest possible at this
+speed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ LAYER_ENTRIES = (
     * SIZES.hidden_size
     * (2 * SIZES.hidden_size + 2 * _KEYS_WIDTH + 3 * SIZES.intermediate_size)
 )
-"""Of the matrices of all layers: queries and output, keys and values, gate, up and down."""
+"""Sizes of the matrices of all layers: queries and output, keys and values, gate, up and down."""
 LOSS = ClippedLoss(
     clip_low=0.2,
     clip_high=0.2,
@@ -73,19 +74,19 @@ UPDATE = UpdateSettings(
 )
 MEGABYTE = 2**20
 UPDATES_PER_PROCESS = 3
-"""After one to warm up: processes differ, so figures are of more than one pair."""
+"""Counted after one warm-up. Processes differ, so results come from more than one pair."""
 TIME_TARGET = Target("at most", 0.9)
 MEMORY_TARGET = Target("at most", 0.35)
 TARGET_SIZE = (1024, 4)
-"""Side and batch that both targets are for: the fixed costs of small sizes hide the growth."""
+"""Side and batch of both targets; at small sizes, fixed costs hide the growth."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one update.
+    """Result of one update.
 
     Attributes:
-        loss: Its value.
+        loss: Value of the loss.
         grad_norm: L2 norm of the gradient.
         entropy: Mean over tokens, nats.
     """
@@ -96,14 +97,14 @@ class Outcome:
 
 
 class ConstantRate:
-    """A schedule that leaves the learning rate alone."""
+    """A schedule that does not change the learning rate."""
 
     def step(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = option_parser(__doc__)
     parser.add_argument("--side", type=int, default=1024, help="pixels; T = 256 + (side / 32)^2")
     parser.add_argument("--batch", type=int, default=4, help="sequences")
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _results(
     ours: list[dict[str, float]], plain: list[dict[str, float]], options: argparse.Namespace
 ) -> list[Result]:
-    """Seconds and memory; how far what is reported differs stands beside both."""
+    """Results for seconds and memory, both with the differences of the reported values."""
     details = {
         "tokens": token_layout(options.side, options.side).num_tokens,
         "loss_difference": abs(ours[0]["loss"] - plain[0]["loss"]),
@@ -164,10 +165,10 @@ def _results(
 
 @contextmanager
 def _side(name: str, options: argparse.Namespace) -> Iterator[Callable[[], dict[str, float]]]:
-    """A process of its own that updates once for each call, which returns the figures of it.
+    """Start a process that updates once per call, and returns its measurements.
 
     Raises:
-        SystemExit: The process failed; why stands in what it wrote.
+        SystemExit: The process failed; its output says why.
     """
     command = [sys.executable, "-m", "benchmarks.update", "--child", name]
     command += ["--side", str(options.side), "--batch", str(options.batch)]
@@ -192,7 +193,7 @@ def _side(name: str, options: argparse.Namespace) -> Iterator[Callable[[], dict[
 
 def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> GlmImagePolicy:
     model = build_policy_model(seed=0, sizes=SIZES)
-    # Neither takes part, and both would count as the model's.
+    # Neither is used, and both would count as the model's memory.
     model.model.visual = model.model.vqmodel = None
     return GlmImagePolicy(
         SimpleNamespace(vision_language_encoder=model, processor=build_processor(SIZES)),
@@ -206,7 +207,7 @@ def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> GlmImag
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Writes the figures of an update for each line read; memory is above that of the models."""
+    """Write the measurements of an update for each line read; memory excludes the models."""
     answers = sys.stdout
     with redirect_stdout(sys.stderr):
         update = _build_update(options)
@@ -229,7 +230,7 @@ def _floor_flops(options: argparse.Namespace) -> int:
         layer_entries=LAYER_ENTRIES,
         head_entries=SIZES.codebook * SIZES.hidden_size,
         attention_width=SIZES.layers * SIZES.hidden_size,
-        # Bytes are of no account here.
+        # Bytes do not matter here.
         read_bytes=0,
         cache_bytes=0,
     )
@@ -246,7 +247,7 @@ def _floor_flops(options: argparse.Namespace) -> int:
 
 
 def _flops_per_second(options: argparse.Namespace) -> float:
-    """Of the head's product with one sequence; the best of three."""
+    """Speed of the head's product with one sequence; the best of three."""
     tokens = token_layout(options.side, options.side).num_tokens
     hidden = torch.ones(tokens, SIZES.hidden_size)
     head = torch.ones(SIZES.codebook, SIZES.hidden_size)
@@ -290,7 +291,7 @@ def _plain_update(
         reference = _chosen(_plain_log_probs(policy, experience, *second.modules()), experience)
     every = _plain_log_probs(policy, experience, *policy.modules())
     with torch.no_grad():
-        # Row by row: at once, two more tensors of this size would be made.
+        # Row by row; at once, two more tensors of this size would be created.
         entropy = torch.stack([-(row.exp() * row).sum(dim=-1) for row in every]).mean()
     log_probs = _chosen(every, experience)
     inputs = LossInputs(
@@ -322,7 +323,7 @@ def _plain_log_probs(
         position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2),
         use_cache=False,
     ).last_hidden_state[:, -layout.num_tokens :]
-    # Over the codebook, as ours, so that losses can be compared; 128 outputs of 16512 are cut.
+    # Over the codebook, like ours, to make losses comparable; this drops 128 of 16512 outputs.
     every: Tensor = head(hidden)[..., : SIZES.codebook].log_softmax(dim=-1)
     return every
 

@@ -1,4 +1,4 @@
-"""Section: the update on prompts of mixed length, against the floor of its operations."""
+"""Section: compare the update on prompts of mixed length with the floor of its operations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def update(bench: Bench) -> Rows:
 
 
 class _Learner:
-    """A policy with something to learn."""
+    """A policy with an experience to learn from."""
 
     def __init__(self, bench: Bench, *, is_compiling: bool, is_checkpointing: bool) -> None:
         scale = bench.scale
@@ -71,7 +71,7 @@ class _Learner:
         )
 
     def measure(self, micro_batch_size: int) -> dict[str, Any]:
-        """The first update, which compiles and chooses kernels, and the second."""
+        """Time the first update, which compiles and selects kernels, and the second."""
         work = partial(
             update_policy,
             self._policy,
@@ -96,7 +96,7 @@ def _beside_floor(flops: int, seconds: float, speed: DeviceSpeed) -> dict[str, f
 
 
 def make_optimizer(policy: GlmImagePolicy) -> tuple[torch.optim.AdamW, LearningRate]:
-    """As a run's, with a rate that does not change."""
+    """The optimizer of a run, with a constant learning rate."""
     optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=1e-5)
     rate = LearningRate(
         optimizer, peak=1e-5, schedule="constant", warmup_updates=0, total_updates=1

@@ -1,4 +1,4 @@
-"""Seconds, and what the device can do at most."""
+"""Measure seconds, and the peak performance of the device."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from benchmarks.full_size.scale import Bench, Rows
 
 _COPIED = {"cuda": 2**31, "cpu": 2**27}
-"""Bytes; many times the caches."""
+"""Bytes to copy; many times the caches."""
 
 _SIDE = {"cuda": 8192, "cpu": 1024}
-"""Of the square matrices that are multiplied."""
+"""Side of the square matrices to multiply."""
 
 _REPEATS = 3
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, *, repeats: int = 1) -> float:
-    """Of the fastest of some runs, until the device is done."""
+    """Seconds of the fastest of some runs, including waiting for the device."""
     fastest = float("inf")
     for _ in range(repeats):
         _wait(device)
@@ -35,7 +35,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, *, repeats: int
 
 
 def speed_of(device: torch.device) -> DeviceSpeed:
-    """Published figures of the device; where it is not known, what is measured here."""
+    """Published performance of the device; for unknown devices, measured here."""
     name = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
     published = find_device(name)
     if published is not None:
@@ -46,7 +46,7 @@ def speed_of(device: torch.device) -> DeviceSpeed:
 
 
 def ceilings(bench: Bench) -> Rows:
-    """Section: what the device reaches of its published figures."""
+    """Section: compare the device's performance with its published values."""
     device = bench.device
 
     def bandwidth() -> dict[str, Any]:
@@ -74,14 +74,14 @@ def ceilings(bench: Bench) -> Rows:
 
 
 def _copying(device: torch.device) -> float:
-    """Bytes read and written a second."""
+    """Bytes read and written per second."""
     source = torch.empty(_COPIED[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device, repeats=_REPEATS)
 
 
 def _multiplying(device: torch.device) -> float:
-    """Operations a second."""
+    """Operations per second."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     matrix = torch.randn(_SIDE[device.type], _SIDE[device.type], dtype=dtype, device=device)
     return 2 * len(matrix) ** 3 / seconds_of(lambda: matrix @ matrix, device, repeats=_REPEATS)

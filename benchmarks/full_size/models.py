@@ -1,4 +1,4 @@
-"""GLM-Image with random weights, made where it is to run: no download, no copy in CPU memory."""
+"""Create GLM-Image with random weights on its device: no download, no copy in CPU memory."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ PARTS = (
 def random_language_part(
     configs: PartConfigs, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Any]:
-    """Language model and a byte-level processor whose ids it knows."""
+    """Create the language model, and a byte-level processor with matching ids."""
     settings = GlmImageConfig.from_dict(configs.language)
     with _made_on(device, dtype):
         model = GlmImageForConditionalGeneration(settings)
-    # An end that is drawn early would spare the stock pipeline tokens that ours has to draw.
+    # If an end token were sampled early, the stock pipeline would sample fewer tokens than ours.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = settings.image_start_token_id
     return {
@@ -55,10 +55,10 @@ def random_language_part(
 def random_decoder_part(
     configs: PartConfigs, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Any]:
-    """Diffusion transformer, VAE and glyph encoder with what they need."""
+    """Create diffusion transformer, VAE and glyph encoder, with what they need."""
     vae_config = dict(configs.vae)
     channels = vae_config["latent_channels"]
-    # The plan's published sizes leave them out: they weigh nothing.
+    # The plan's published sizes omit them, because they need no memory.
     vae_config.setdefault("latents_mean", [0.0] * channels)
     vae_config.setdefault("latents_std", [1.0] * channels)
     with _made_on(device, dtype):
@@ -75,7 +75,7 @@ def random_decoder_part(
 
 
 def pipeline_of(*parts: dict[str, Any]) -> GlmImagePipeline:
-    """The published pipeline around some parts; it does without the others."""
+    """Build the published pipeline from some parts; it works without the others."""
     given = {name: part for some in parts for name, part in some.items()}
     pipeline = GlmImagePipeline(**{name: given.get(name) for name in PARTS})
     pipeline.set_progress_bar_config(disable=True)

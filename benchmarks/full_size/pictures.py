@@ -1,4 +1,4 @@
-"""Section: the decoder, piece by piece, against the floor of its operations."""
+"""Section: compare the decoder, piece by piece, with the floor of its operations."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from glm_grpo.models.glm_image.token_grid import (
 from glm_grpo.types import PromptBatch
 
 GUIDANCE_SCALE = 1.5
-"""As published: a step costs two passes."""
+"""As published, so that a step costs two passes."""
 
 _T = TypeVar("_T")
 
 _COMPARED = 2
-"""Pictures that the stock pipeline draws as well, one by one."""
+"""Number of images that the stock pipeline decodes as well, one by one."""
 
 
 def decoder(bench: Bench) -> Rows:
-    """A denoising step of a group, by what is done to it; the VAE; pixels against stock."""
+    """Time a denoising step of a group by optimisation, and the VAE; compare pixels with stock."""
     pipeline = pipeline_of(bench.decoder_part())
     few, _ = bench.scale.timed_steps
     eager = GlmImageDecoder(pipeline, steps=few, guidance_scale=GUIDANCE_SCALE)
@@ -62,7 +62,7 @@ def decoder(bench: Bench) -> Rows:
 
 
 class _Group:
-    """Token grids of one prompt, drawn by one decoder or another."""
+    """Token grids of one prompt, to be decoded by different decoders."""
 
     def __init__(self, bench: Bench, pipeline: GlmImagePipeline) -> None:
         self._bench, self._pipeline = bench, pipeline
@@ -76,10 +76,10 @@ class _Group:
         self._step_flops = 2 * transformer * scale.group_size
 
     def time(self, decoder: GlmImageDecoder, place: int = 0) -> dict[str, Any]:
-        """Seconds of a denoising step, and of all else that a group takes."""
+        """Seconds of a denoising step, and of the rest of a group."""
         few, many = self._bench.scale.timed_steps
         batch = self._batch(place)
-        # Kernels are chosen by size.
+        # Kernels are selected by size.
         decoder.with_steps(few).decode(batch, self._token_ids)
         least, most = (
             seconds_of(
@@ -99,7 +99,7 @@ class _Group:
         }
 
     def time_compiled(self, decoder: GlmImageDecoder, place: int) -> dict[str, Any]:
-        """The same, with the seconds of the first group, which is where compilation happens."""
+        """Like `time`, with the seconds of the first group, which includes compilation."""
         first = seconds_of(
             partial(decoder.decode, self._batch(place), self._token_ids), self._bench.device
         )
@@ -113,7 +113,7 @@ class _Group:
         }
 
     def time_attention(self, decoder: GlmImageDecoder, backend: str) -> dict[str, Any]:
-        """The same, with another backend."""
+        """Like `time`, with another attention backend."""
         transformer = self._pipeline.transformer
         transformer.set_attention_backend(backend)
         try:
@@ -122,13 +122,13 @@ class _Group:
             transformer.reset_attention_backend()
 
     def time_without_tables(self, decoder: GlmImageDecoder) -> dict[str, Any]:
-        """The same, as before rotary tables were kept on the device."""
+        """Like `time`, without keeping rotary tables on the device."""
         with mock.patch.object(decoder_module._SourceReader, "_rotary_tables", return_value=None):
             return self.time(decoder)
 
     @torch.no_grad()
     def time_vae(self, size: int) -> dict[str, Any]:
-        """Seconds of one picture."""
+        """Seconds of the VAE for one image."""
         vae, side = self._pipeline.vae, self._bench.scale.side
         factor = 2 ** (len(vae.config.block_out_channels) - 1)
         latents = torch.randn(
@@ -148,13 +148,13 @@ class _Group:
         }
 
     def pictures(self, decoder: GlmImageDecoder) -> Tensor:
-        """The first ones, UInt8 [N, 3, H, W]."""
+        """The first images, UInt8 [N, 3, H, W]."""
         _, many = self._bench.scale.timed_steps
         decoded = decoder.with_steps(many).decode(self._batch(0), self._token_ids)
         return decoded.pixels[0, :_COMPARED]
 
     def stock_pictures(self) -> Tensor:
-        """The same by the pipeline itself, one by one."""
+        """The same images by the stock pipeline, one by one."""
         batch, (_, many) = self._batch(0), self._bench.scale.timed_steps
         layout = batch_layout(batch)
         prior = upsample_token_ids(target_token_ids(self._token_ids, layout), layout)[0]
@@ -179,12 +179,12 @@ class _Group:
 
 
 def _eagerly(work: Callable[[], _T]) -> _T:
-    """What another decoder compiled in place is not run."""
+    """Run eagerly, without the code that another decoder compiled in place."""
     with torch.compiler.set_stance("force_eager"):
         return work()
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> dict[str, Any]:
-    """In levels of 255."""
+    """Differences in levels of 255."""
     levels = (ours.int() - theirs.int()).abs().float()
     return {"mean_levels": float(levels.mean()), "most_levels": int(levels.max())}

@@ -1,4 +1,4 @@
-"""Sizes of the sections: of the published model, or of the embedded one for a dry run."""
+"""Sizes of the sections: those of the published model, or of the embedded one for a dry run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rewards.types import Prompt
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 WORDS = ("OPEN", "OPEN DAILY", "OPEN DAILY FROM NINE TO FIVE")
-"""Glyph embeddings of three lengths."""
+"""Texts whose glyph embeddings have three lengths."""
 
 Rows: TypeAlias = Iterator[tuple[str, Callable[[], dict[str, Any]]]]
-"""Of a section: names, with what measures each."""
+"""Rows of a section: their names, and functions that measure them."""
 
 
 class _Planner(GlmImagePlanner):
-    """Counts once: that takes seconds, in which the card would wait."""
+    """Counts only once: that takes seconds, during which the card would be idle."""
 
     language_work = cache(GlmImagePlanner.language_work)
     decoder_flops = cache(GlmImagePlanner.decoder_flops)
@@ -41,22 +41,22 @@ class _Planner(GlmImagePlanner):
 
 @dataclass(frozen=True)
 class Scale:
-    """What is measured.
+    """Sizes to measure.
 
     Attributes:
-        path: Of the model whose sizes are taken.
-        dtype: Name of the type of weights.
-        side: Pixels a side, of everything but the row of the shipped settings.
+        path: Model whose sizes are used.
+        dtype: Name of the weights' dtype.
+        side: Side in pixels, for everything but the row of the shipped settings.
         prompts: P of a rollout.
         group_size: G.
-        learned_prompts: P of what an update learns from.
-        micro_batches: Sequences of a forward and backward pass.
-        timed_steps: Denoising steps, few and many, whose difference is timed.
-        vae_batches: Pictures that go through the VAE at once.
-        attention: Backends of diffusers.
-        flat_side: Pixels a side where the reward is constant.
-        shipped: Overrides of the row of the shipped settings.
-        overrides: Of all configs.
+        learned_prompts: P of an update.
+        micro_batches: Sequences per forward and backward pass.
+        timed_steps: Few and many denoising steps, whose difference is timed.
+        vae_batches: Images that pass through the VAE at once.
+        attention: Attention backends of diffusers.
+        flat_side: Side in pixels where the reward is constant.
+        shipped: Overrides for the row of the shipped settings.
+        overrides: Overrides for all configs.
         tests: Pattern of files whose tests marked `gpu` are run.
     """
 
@@ -82,12 +82,12 @@ class Scale:
 
     @cached_property
     def planner(self) -> GlmImagePlanner:
-        """Counts bytes and operations of the model."""
+        """Plans bytes and operations of the model."""
         return _Planner(self.configs)
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of weights."""
+        """Dtype of the weights."""
         return torch.float32 if self.dtype == "float32" else torch.bfloat16
 
 
@@ -140,11 +140,11 @@ SMALL = Scale(
 
 @dataclass(frozen=True)
 class Bench:
-    """What all sections share.
+    """State that all sections share.
 
     Attributes:
-        device: Where it runs.
-        ends: When no row begins any more, by `time.monotonic`.
+        device: Device to measure.
+        ends: Time, by `time.monotonic`, after which no row begins.
     """
 
     scale: Scale
@@ -154,20 +154,22 @@ class Bench:
 
     @property
     def is_on_accelerator(self) -> bool:
-        """Else everything is in CPU memory."""
+        """Whether there is an accelerator; if not, everything is in CPU memory."""
         return self.device.type != "cpu"
 
     @property
     def seconds_left(self) -> float:
-        """Until `ends`."""
+        """Seconds until `ends`."""
         return self.ends - time.monotonic()
 
     def config(self, *overrides: str, name: str = "glm_image_80gb") -> Config:
-        """Of a card, at the sizes of the scale; without prompts.
+        """Compose a packaged config at the sizes of the scale, without prompts.
+
+        The default is the config of an 80 GB card.
 
         Args:
-            overrides: Win over the scale's.
-            name: Of the config.
+            overrides: Take precedence over the scale's.
+            name: Name of the config.
         """
         scale = self.scale
         return compose_config(
@@ -187,15 +189,15 @@ class Bench:
         )
 
     def language_part(self) -> dict[str, Any]:
-        """A language model with random weights."""
+        """Create a language model with random weights."""
         return random_language_part(self.scale.configs, self.scale.torch_dtype, self.device)
 
     def decoder_part(self) -> dict[str, Any]:
-        """A decoder with random weights."""
+        """Create a decoder with random weights."""
         return random_decoder_part(self.scale.configs, self.scale.torch_dtype, self.device)
 
     def policy(self, *, is_compiling: bool, is_checkpointing: bool = True) -> GlmImagePolicy:
-        """A new policy with the adapters of the config; what was compiled of others is dropped."""
+        """Create a policy with the config's adapters; drops what was compiled for others."""
         torch.compiler.reset()
         self.free()
         config = self.config()
@@ -213,38 +215,38 @@ class Bench:
         )
 
     def pipeline(self, *, reads_sources: bool = False) -> GlmImagePipeline:
-        """All parts."""
+        """Create the pipeline with all parts."""
         self.free()
         language = self.language_part()
         if not reads_sources:
-            # Neither is used for text to image.
+            # Text-to-image uses neither.
             inner = language["vision_language_encoder"].model
             inner.visual.to("cpu")
             inner.vqmodel.to("cpu")
         return pipeline_of(language, self.decoder_part())
 
     def free(self) -> None:
-        """Gives back what nothing holds any more; modules with adapters refer to themselves."""
+        """Free unused objects; modules with adapters have reference cycles."""
         gc.collect()
         if self.is_on_accelerator:
             torch.cuda.empty_cache()
 
     def peak_bytes(self) -> dict[str, int]:
-        """Most bytes of tensors on the accelerator since the row began."""
+        """Peak bytes of tensors on the accelerator since the row began."""
         return {"peak_bytes": torch.cuda.max_memory_allocated()} if self.is_on_accelerator else {}
 
 
 def make_batch(
     side: int, *, prompts: int, group_size: int, num_sources: int = 0, first: int = 0
 ) -> PromptBatch:
-    """Captions of different lengths, with grey pictures as targets and sources.
+    """Make captions of different lengths, with grey pictures as targets and sources.
 
     Args:
-        side: Pixels.
+        side: Side of the pictures, pixels.
         prompts: P.
         group_size: G.
-        num_sources: Pictures to be edited, of each prompt.
-        first: Place of the first prompt.
+        num_sources: Number of source pictures per prompt.
+        first: Index of the first prompt.
     """
     picture = torch.full((3, side, side), 127, dtype=torch.uint8)
     return PromptBatch(
@@ -267,6 +269,6 @@ def make_batch(
 
 
 def caption(place: int) -> str:
-    """A prompt of its own length for each of a few places."""
+    """Caption whose length differs from those of neighbouring places."""
     more = "above a door of blue wood " * (1 + 3 * (place % 4))
     return f'A hand-painted shop sign with the words "{WORDS[place % len(WORDS)]}" {more}'.strip()

@@ -1,4 +1,4 @@
-"""Section: a token step against its floor, and sampled against replayed log-probabilities."""
+"""Section: compare a token step with its floor, and sampled with replayed log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from glm_grpo.types import PromptBatch
 
 _ADAPTERS = "glm_grpo.models.glm_image.adapters.half_factors"
 _OF_STEP = "glm_grpo.models.glm_image.fast.token_step.half_factors"
-"""Where adapters are brought to the states' type; without it they are multiplied in fp32."""
+"""Casts adapters to the states' dtype; without it they are multiplied in fp32."""
 
 _MOVED = 0.01
-"""Standard deviation of the adapters' second factors, which begin at zero."""
+"""Standard deviation of the adapters' second factors, which are initially zero."""
 
 _REPLAYED = 8
-"""Samples, spread over the prompts."""
+"""Number of replayed samples, spread over the prompts."""
 
 
 def token_step(bench: Bench) -> Rows:
-    """Seconds of a token of every sample, prefill included."""
+    """Seconds of one token for every sample, including prefill."""
     yield "compiled", partial(_measure, bench, is_compiling=True)
     yield "bf16 adapters", partial(_measure, bench, is_compiling=False)
     yield (
@@ -80,7 +80,7 @@ def _move_adapters(policy: GlmImagePolicy) -> None:
 
 @torch.no_grad()
 def _replay_gap(policy: GlmImagePolicy, batch: PromptBatch) -> dict[str, float]:
-    """Sampled minus replayed log-probabilities, and the mean ratio of the two."""
+    """Sampled minus replayed log-probabilities, and their mean ratio."""
     rollout = policy.sample(batch, policy_step=0)
     sampled = rollout.log_probs.flatten(0, 1)
     rows = torch.arange(0, len(sampled), max(1, len(sampled) // _REPLAYED))

@@ -1,4 +1,4 @@
-"""Sections: whole training steps, with reward networks, records and checkpoints."""
+"""Sections: time whole training steps with reward networks, records and checkpoints."""
 
 from __future__ import annotations
 
@@ -43,39 +43,39 @@ from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
 _PACKAGES = {"lpips": "lpips", "ocr": "rapidocr", "clip_image": "open_clip"}
-"""By term: one whose package is not installed is left out, and the row says which were there."""
+"""Package of each term. A term whose package is missing is left out, and the row lists the rest."""
 
 _PROMPT_TOKENS = 64
-"""About those of the captions."""
+"""Roughly the number of tokens of the captions."""
 
 _NOTHING_MOVED = MemoryPlan(
     (), (), is_on_accelerator=True, overhead=0, cpu_at_start=0, moved_in=0, moved_out=0
 )
-"""All models stay on the card. Planning takes seconds, and `glm-grpo plan` does it anywhere."""
+"""All models stay on the card. Planning would take seconds, and works on any machine."""
 
 _TINY_CLIP = "pkg://glm_grpo/tiny/weights/quality_clip/config.json"
 
 
 def whole_steps(bench: Bench) -> Rows:
-    """Two steps as a run takes them: records, gallery and a checkpoint after each."""
+    """Run two steps like a run does, with records, gallery and a checkpoint after each."""
     yield "two steps of a run", partial(_run, bench)
 
 
 def large_steps(bench: Bench) -> Rows:
-    """One step with the shipped settings, and one on edits."""
+    """Run one step with the shipped settings, and one on edits."""
     yield "shipped settings", partial(_shipped_step, bench)
     yield "edits", partial(_edit_step, bench)
 
 
 def flat_rewards(bench: Bench) -> Rows:
-    """A constant reward teaches nothing: weights stay as they are, to the bit."""
+    """Check that a constant reward, which teaches nothing, leaves the weights bitwise unchanged."""
     yield "constant reward", partial(_constant_reward, bench)
 
 
 def constant_score(
     prompts: list[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
 ) -> Float32[Tensor, " N"]:
-    """A term that finds all pictures equal."""
+    """Score all pictures equally."""
     del prompts
     return torch.full((len(pixels),), 0.25)
 
@@ -85,7 +85,7 @@ def _run(bench: Bench) -> dict[str, Any]:
         place = Path(folder)
         config = bench.config(
             *_reward(bench),
-            # Half of the config's 20, as its rollouts have, without what compares the two.
+            # Half of the config's 20, like the config's rollouts, but without rechecks.
             "decode.steps=10",
             "decode.rollout_steps=null",
             "train.steps=2",
@@ -135,7 +135,7 @@ def _run(bench: Bench) -> dict[str, Any]:
 
 
 def _of_step(row: Any, wall: float) -> dict[str, Any]:
-    """Seconds by phase, and how much of the wall clock is between the phases."""
+    """Seconds by phase, and the wall-clock time between the phases."""
     times = {
         name.removeprefix("time/"): value
         for name, value in row.items()
@@ -172,7 +172,7 @@ def _edit_step(bench: Bench) -> dict[str, Any]:
 
 
 def _one_step(bench: Bench, config: Config) -> dict[str, Any]:
-    """Collects and learns once, without records."""
+    """Collect and learn once, without records."""
     models = _place(bench, config)
     stepper = _Stepper(models, config)
     rollout = config.rollout
@@ -210,7 +210,7 @@ def _constant_reward(bench: Bench) -> dict[str, Any]:
         "decode.steps=1",
         "decode.rollout_steps=null",
         "train.minibatches_per_rollout=2",
-        # Prompts of other lengths share blocks in minibatches than in the reference.
+        # Prompts of different lengths are grouped differently in minibatches than in the reference.
         f"train.micro_batch_size={2 * prompts}",
         "loss.kl_coef=0.1",
         "optim.weight_decay=0.1",
@@ -227,7 +227,7 @@ def _constant_reward(bench: Bench) -> dict[str, Any]:
 
 
 class _Stepper:
-    """Steps with the same models, as the training loop takes them."""
+    """Runs steps with the same models, like the training loop."""
 
     def __init__(self, models: Models, config: Config) -> None:
         assert isinstance(models.policy, GlmImagePolicy)
@@ -237,7 +237,7 @@ class _Stepper:
         self._optimizer, self._rate = make_optimizer(self._policy)
 
     def step(self, batch: PromptBatch, clock: PhaseClock) -> None:
-        """Takes one."""
+        """Run one step."""
         experience = collect(self._models, batch, self._collect, policy_step=0, clock=clock)
         with self._models.phase("update", "a step", clock):
             update_policy(self._policy, self._optimizer, self._rate, experience, self._update)
@@ -250,7 +250,7 @@ def _place(bench: Bench, config: Config) -> Models:
 
 
 def _reward(bench: Bench) -> Sequence[str]:
-    """The terms whose packages are there, with networks of their size and no download."""
+    """Terms whose packages are installed, with networks of the real size and no download."""
     clip = "ViT-L-14-quickgelu" if bench.is_on_accelerator else _TINY_CLIP
     options = {
         "lpips": "{kind: lpips, weight: 0.4, pretrained: false}",
@@ -265,7 +265,7 @@ def _reward(bench: Bench) -> Sequence[str]:
 
 @contextmanager
 def _random_clip(device: torch.device) -> Iterator[None]:
-    """CLIP gets random weights, made on the device."""
+    """Give CLIP random weights, created on the device."""
 
     def load(architecture: str, clip_weights: str, *, key: str) -> Any:
         import open_clip  # noqa: PLC0415
@@ -280,7 +280,7 @@ def _random_clip(device: torch.device) -> Iterator[None]:
 
 
 def _prompts(bench: Bench, folder: Path) -> Prompts:
-    """Files of prompts with a target picture, as many as a step takes."""
+    """Write files of prompts with a target picture, as many as a step takes."""
     side = bench.scale.side
     Image.new("RGB", (side, side), "grey").save(folder / "target.png")
     sets = []
@@ -293,7 +293,7 @@ def _prompts(bench: Bench, folder: Path) -> Prompts:
 
 
 def _floors(bench: Bench, config: Config) -> dict[str, float]:
-    """Seconds by phase."""
+    """Floors in seconds by phase."""
     floors = step_floors(
         config,
         bench.scale.planner,

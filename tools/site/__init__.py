@@ -1,1 +1,1 @@
-"""The site of docs/: its hooks, its generated reference, its screenshots."""
+"""Tools for the site in docs/: hooks, generated reference pages and screenshots."""

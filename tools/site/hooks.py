@@ -1,4 +1,4 @@
-"""What MkDocs does besides: pages from outside docs/, and formulas as MathML."""
+"""Hooks for MkDocs: add pages from outside docs/, and render formulas as MathML."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PROJECT_PAGES = {
     "LOG.md": "project/log.md",
     "benchmarks/RESULTS.md": "project/speeds.md",
 }
-"""Files of the repository that are pages of the site, and where."""
+"""Files of the repository that are pages of the site -> their place in the site."""
 
 _LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?!\w+:|#)(?P<path>[^)\s#]+)(?P<place>#[^)\s]*)?\)")
 
 
 def formula(source: str, *_: Any, **__: Any) -> str:
-    """Format of a fence ```math: TeX to MathML, which browsers draw without a script."""
+    """Render a ```math fence: TeX to MathML, which browsers display without a script."""
     return convert(source.strip(), display="block")
 
 
@@ -38,9 +38,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links that are written for the repository to the pages of the site.
+    """Redirect links that are written for the repository to the pages of the site.
 
-    A link to a file that is no page, such as a program, is left as its text.
+    A link to a file that is not a page, such as a program, is reduced to its text.
     """
     del config, files
     uri = page.file.src_uri

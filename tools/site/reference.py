@@ -1,6 +1,6 @@
-"""The generated pages of the reference: config keys and commands.
+"""Generate reference pages: config keys and commands.
 
-python -m tools.site.reference     writes them; a test says when they are out of date
+python -m tools.site.reference     writes them; a test fails if they are out of date
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHOWN_CONFIGS = {
     "tiny": (),
     "glm_image_80gb": ("data.path=prompts.jsonl", "data.eval_path=held_out.jsonl"),
 }
-"""Whose values stand beside each key."""
+"""Configs whose values are shown with each key, and the overrides that they need."""
 
 _TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _BOUNDS: dict[type, str] = {
@@ -44,7 +44,7 @@ _BOUNDS: dict[type, str] = {
 }
 _WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _LARGEST_SHOWN = 10**12
-"""Bounds beyond it are where arithmetic ends, and say nothing to a reader."""
+"""Larger bounds only mark the end of arithmetic, so the page omits them."""
 
 _CONFIG_HEAD = """# Config keys
 
@@ -63,7 +63,7 @@ _COMMANDS_MARK = (
 
 
 def config_page() -> str:
-    """The page of all config keys."""
+    """Write the page of all config keys."""
     shown = {
         name: flatten(
             compose_config(ROOT / "configs", name, [*overrides, "run_dir=run"]).model_dump(
@@ -87,7 +87,7 @@ def config_page() -> str:
 
 
 def commands_section() -> str:
-    """The part of the page of commands that follows from the parser."""
+    """Write the part of the commands page that follows from the parser."""
     parser = _parser()
     (subparsers,) = (
         action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
@@ -112,7 +112,7 @@ def _sentence(text: str | None) -> str:
 
 
 def _written(action: argparse.Action) -> str:
-    """As one types it; a table's own bars are escaped."""
+    """Format an option as one types it, escaping the bars of a table."""
     value = action.metavar or (
         None if action.choices is None else f"{{{','.join(action.choices)}}}"
     )
@@ -293,7 +293,7 @@ def _first_line(section: type) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What is generated, by the file it belongs into; hand-written parts are kept."""
+    """Generated contents by the file they belong to; hand-written parts are kept."""
     commands = REFERENCE / "commands.md"
     written_by_hand = commands.read_text().partition(_COMMANDS_MARK)[0]
     return {

@@ -1,4 +1,4 @@
-"""Pictures of a run's gallery for the README.
+"""Take screenshots of a run's gallery for the README.
 
 python -m tools.site.screenshots RUN [--step 3] [--chromium PATH]
 
@@ -18,11 +18,11 @@ from playwright.sync_api import ViewportSize, sync_playwright
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SIZE = ViewportSize(width=1200, height=760)
 COLOURS = 128
-"""Enough for flat drawings; a full palette would weigh four times as much in the repository."""
+"""Enough for flat drawings; a full palette would make the files four times as large."""
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--step", type=int, default=3, help="whose groups are shown")
@@ -40,7 +40,7 @@ def main() -> None:
         )
         page = browser.new_page(viewport=SIZE, color_scheme="light")
         for name, view in views.items():
-            # A fragment alone would not load the page again.
+            # Changing only the fragment would not reload the page.
             page.goto("about:blank")
             page.goto(f"{address}#{view}")
             page.locator("main img").first.wait_for()

@@ -1,1 +1,1 @@
-"""Pre-training of the embedded model."""
+"""Pre-train the embedded model."""

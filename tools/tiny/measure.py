@@ -1,4 +1,4 @@
-"""Measure what the embedded model's card states: `python -m tools.tiny.measure [FOLDER]`."""
+"""Measure the values in the embedded model's card: `python -m tools.tiny.measure [FOLDER]`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LAYOUT = token_layout(world.SIZE, world.SIZE)
 
 @dataclass(frozen=True)
 class Reading:
-    """What OCR makes of pictures.
+    """OCR results on pictures.
 
     Attributes:
         similarity: Mean score of the `ocr` term.
-        exact: Share of pictures read without a mistake.
+        exact: Fraction of pictures read without a mistake.
     """
 
     similarity: float
@@ -45,10 +45,10 @@ class Reading:
 
 
 class Embedded:
-    """The embedded model with what is needed to measure it.
+    """The embedded model, with methods to measure it.
 
     Args:
-        folder: A pipeline in the diffusers layout.
+        folder: Pipeline in the diffusers layout.
     """
 
     def __init__(self, folder: Path, *, steps: int) -> None:
@@ -61,25 +61,25 @@ class Embedded:
         self.originals = torch.stack([world.draw_sign(sign) for sign in held_out.signs])
 
     def reconstruction(self) -> Int64[Tensor, "P S"]:
-        """Target tokens of the held-out pictures, by the model's own vision tower and VQ."""
+        """Target tokens of the held-out pictures, from the model's own vision tower and VQ."""
         model, processor = self.pipeline.vision_language_encoder, self.pipeline.processor
         return picture_tokens(model, processor, self.originals)
 
     def draw(
         self, prompts: tuple[Prompt, ...], target: Int64[Tensor, "P S"]
     ) -> UInt8[Tensor, "P 3 H W"]:
-        """Decodes target tokens, one picture a prompt."""
+        """Decode target tokens, one picture per prompt."""
         preview = torch.zeros(len(target), _LAYOUT.num_preview, dtype=torch.int64)
         token_ids = torch.cat([preview, target], dim=1).unsqueeze(1)
         return self.decoder.decode(self.batch(prompts, group_size=1), token_ids).pixels[:, 0]
 
     def batch(self, prompts: tuple[Prompt, ...], *, group_size: int) -> PromptBatch:
-        """A batch of these prompts with fixed seeds."""
+        """Make a batch of these prompts with fixed seeds."""
         seeds = tuple(derive_seed(0, "measure", prompt.prompt_id) for prompt in prompts)
         return PromptBatch(prompts, group_size, world.SIZE, world.SIZE, seed=0, decode_seeds=seeds)
 
     def read(self, prompts: tuple[Prompt, ...], pixels: UInt8[Tensor, "P 3 H W"]) -> Reading:
-        """Reads each picture against its prompt's text."""
+        """Compare the text read in each picture with its prompt's text."""
         scores = self._ocr.score(prompts, pixels)
         return Reading(scores.mean().item(), (scores == 1).float().mean().item())
 
@@ -88,7 +88,7 @@ class Embedded:
         return self._ssim.score(self.prompts, pixels)
 
     def sample(self, *, group_size: int) -> Reading:
-        """Samples the policy at temperature 1 on all held-out prompts and reads the pictures."""
+        """Sample the policy at temperature 1 on all held-out prompts, and read the pictures."""
         policy = GlmImagePolicy(
             self.pipeline,
             temperature=1.0,
@@ -106,7 +106,7 @@ class Embedded:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     shipped = Path(str(files("glm_grpo.tiny") / "weights" / "pipeline"))
     parser.add_argument("folder", type=Path, nargs="?", default=shipped)

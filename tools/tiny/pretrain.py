@@ -1,10 +1,10 @@
 """Train the embedded model from scratch: `python -m tools.tiny.pretrain --work FOLDER`.
 
-Stages, each resumable, from fixed seeds: tokenizer (vision tower and VQ), vae, decoder (DiT and
+Stages, each resumable and with fixed seeds: tokenizer (vision tower and VQ), vae, decoder (DiT and
 glyph encoder), policy (language model), quality (CLIP and quality head), assemble. `--stage` runs
-one alone with those it needs, so that `decoder` and `policy` can run side by side on two cores once
-`tokenizer` is done; without it all run in turn and FOLDER/pipeline and FOLDER/quality_clip are
-written, which ship as `glm_grpo/tiny/weights/`.
+only one stage and those it needs; once `tokenizer` is done, `decoder` and `policy` can run in
+parallel on two cores. Without it all stages run in turn and write FOLDER/pipeline and
+FOLDER/quality_clip, which ship as `glm_grpo/tiny/weights/`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STAGES = ("tokenizer", "vae", "decoder", "policy", "quality", "assemble")
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder of the snapshots")
     parser.add_argument("--stage", choices=_STAGES, action="append", help="default: all")

@@ -1,4 +1,4 @@
-"""A resumable training stage: the same loop for every part of the embedded model."""
+"""Run a resumable training stage: the same loop for every part of the embedded model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_EVERY = 250
-"""Steps between snapshots: what a killed stage loses at most."""
+"""Steps between snapshots, the most that a killed stage loses."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Schedule:
     max_grad_norm: float = 1.0
 
     def rate_at(self, step: int) -> float:
-        """Learning rate of a step, counted from 0."""
+        """Learning rate of a step, from 0."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
@@ -46,18 +46,18 @@ def train_stage(
     folder: Path,
     seed: int,
 ) -> None:
-    """Trains `modules` in place; continues from the newest snapshot of the stage.
+    """Train `modules` in place, continuing from the newest snapshot of the stage.
 
     The batch of a step is a function of (seed, stage, step), so an interrupted stage ends with the
-    weights of an uninterrupted one.
+    same weights as an uninterrupted one.
 
     Args:
-        name: Of the stage; names its snapshot.
-        modules: Trained together; all their parameters that require a gradient.
-        loss_at: Scalar loss of a step, from generators seeded for that step.
+        name: Name of the stage and its snapshot.
+        modules: Modules to train together: all their parameters that require a gradient.
+        loss_at: Scalar loss of a step, given generators seeded for that step.
         schedule: Steps and learning rate.
-        folder: Where snapshots lie.
-        seed: Of the whole pre-training.
+        folder: Folder of the snapshots.
+        seed: Seed of the whole pre-training.
     """
     snapshot = folder / f"{name}.snapshot.pt"
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]

@@ -1,8 +1,8 @@
-"""Stages `vae` and `decoder`: pixels to latents and back, tokens to latents.
+"""Stages `vae` and `decoder`: map pixels to latents and back, and tokens to latents.
 
-The decoder sees mosaics of random cells three times out of four, so that it draws every token in
-every place, and glyph texts that have nothing to do with the picture, so that what it draws comes
-from the tokens alone.
+Three in four training pictures are mosaics of random cells, so that the decoder learns every token
+in every position. Glyph texts are unrelated to the picture, so that its content depends only on the
+tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tools.tiny.stage import Schedule, train_stage
 _VAE_BATCH = 12
 _BATCH = 24
 _POOL = 6144
-"""Pictures that are encoded once and drawn from: encoding anew would take half of every step."""
+"""Number of pictures encoded in advance; encoding new ones would take half of every step."""
 _DROP_RATE = 0.1
-"""Share of pictures trained without tokens, for classifier-free guidance."""
+"""Fraction of pictures trained without tokens, for classifier-free guidance."""
 
 
 def random_cells(rng: np.random.Generator, count: int) -> Int64[Tensor, "B 4 4"]:
-    """Grids of cells: three mosaics for one sign."""
+    """Draw grids of cells: three mosaics for each sign."""
     grids = [
         world.sign_cells(world.random_sign(rng)) if index % 4 == 0 else world.random_mosaic(rng)
         for index in range(count)
@@ -38,19 +38,19 @@ def random_cells(rng: np.random.Generator, count: int) -> Int64[Tensor, "B 4 4"]
 
 
 def train_vae(vae: AutoencoderKL, *, folder: Path, seed: int) -> None:
-    """Trains the autoencoder in place and sets the mean and std of its latents in its config."""
+    """Train the autoencoder in place, and set the mean and std of its latents in its config."""
     vae.requires_grad_(True)
 
     def loss_at(
         rng: np.random.Generator, generator: torch.Generator, step: int
     ) -> Float32[Tensor, ""]:
-        # Four steps of five see a quarter of the picture: convolutions do not mind, and it costs
-        # a quarter of the time.
+        # Four in five steps use a quarter of the picture: it suffices for convolutions, and takes a
+        # quarter of the time.
         cells = random_cells(rng, _VAE_BATCH)
         pixels = _scaled(cells if step % 5 == 0 else cells[:, 1:3, 1:3])
         mean = vae.encode(pixels).latent_dist.mean
-        # A little noise on the latents keeps near-by latents near in pixels, which is all that
-        # the KL term of a VAE is for here.
+        # Slight noise on the latents keeps similar latents similar in pixels, which is the only
+        # purpose of a VAE's KL term here.
         noise = torch.randn(mean.shape, generator=generator)
         restored = vae.decode(mean + 0.05 * noise).sample
         edges = functional.l1_loss(restored.diff(dim=-1), pixels.diff(dim=-1)) + functional.l1_loss(
@@ -86,16 +86,16 @@ def train_decoder(
     folder: Path,
     seed: int,
 ) -> None:
-    """Trains the DiT and the glyph encoder in place by flow matching.
+    """Train the DiT and the glyph encoder in place by flow matching.
 
     Args:
         transformer: Predicts noise - latents at a noise level.
-        text_encoder: Glyph encoder, trained along.
-        vae: Trained; gives the latents.
-        glyph_tokenizer: Bytes.
-        tokens_of_cells: The token of every cell.
-        steps: Of 24 pictures.
-        seed: Of the whole pre-training.
+        text_encoder: Glyph encoder, trained as well.
+        vae: Trained VAE, which provides the latents.
+        glyph_tokenizer: Byte tokenizer.
+        tokens_of_cells: Token of every cell.
+        steps: Number of steps, with 24 pictures each.
+        seed: Seed of the whole pre-training.
     """
     transformer.requires_grad_(True)
     text_encoder.requires_grad_(True)
@@ -117,7 +117,7 @@ def train_decoder(
         cells, latents = pool_cells[chosen], pool_latents[chosen]
         tokens = tokens_of_cells[cells].repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
         is_dropped = torch.from_numpy(rng.random(_BATCH) < _DROP_RATE)
-        # High noise levels are the hard ones: there the picture must come from the tokens.
+        # High noise levels are the hard ones, because the picture must then come from the tokens.
         level = torch.from_numpy(rng.beta(1.6, 1.0, size=_BATCH)).float().clamp(1e-3, 1)
         mixing = level.view(-1, 1, 1, 1)
         noise = torch.randn(latents.shape, generator=generator)
@@ -152,6 +152,6 @@ def _glyphs(
     """Glyph embeddings of one random word for the whole batch (rows of one length, no padding)."""
     word = "" if rng.random() < _DROP_RATE else world.random_sign(rng).word
     ids = tokenizer([word]).input_ids[0]
-    # The pipeline pads in front where a prompt quotes an even number of texts; here it is one.
+    # The pipeline pads in front if a prompt quotes an even number of texts; here it is one.
     embeddings = text_encoder(torch.tensor([ids])).last_hidden_state
     return embeddings.expand(_BATCH, -1, -1)

@@ -1,10 +1,10 @@
-"""Stage `policy`: the language model, from captions to tokens.
+"""Stage `policy`: train the language model to map captions to tokens.
 
-First blind: most of the tokens it would see of the picture so far are hidden, so that every token,
-not one in sixteen, must be found in the caption, and copying the letters is learned early (LOG.md).
-Then as it will be used, with true captions. Last with careless captions, as web data has: that
-leaves the wanted imperfection, which GRPO then removes. At the end careless edits of signs, mixed
-with text-to-image.
+The first part is blind: most earlier tokens of the picture are hidden, so that every token, rather
+than one in sixteen, must be found in the caption, and the model learns early to copy letters
+(LOG.md). Next, it trains as it will be used, with true captions. Then it trains with careless
+captions, like those in web data, which leaves the intended imperfection for GRPO to remove.
+Finally, it trains on careless edits of signs, mixed with text-to-image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BATCH = 24
 _EDIT_BATCH = 32
 _EDIT_CYCLE = 3
 _BLIND_TOKENS = 112
-"""Generated tokens looked at in a blind step, drawn at random of 272: a shorter sequence."""
+"""Generated tokens kept in a blind step, drawn at random from 272, for shorter sequences."""
 _LAYOUT = token_layout(world.SIZE, world.SIZE)
 
 
@@ -47,21 +47,21 @@ def train_policy(
     folder: Path,
     seed: int,
 ) -> None:
-    """Trains the language model and the head of `model` in place.
+    """Train the language model and the head of `model` in place.
 
     Args:
-        model: With a trained tokenizer.
-        processor: Makes the prompts.
-        tokens_of_cells: The token of every cell.
-        blind_steps: Steps in which most of the picture so far is hidden.
+        model: Model with a trained tokenizer.
+        processor: Encodes the prompts.
+        tokens_of_cells: Token of every cell.
+        blind_steps: Steps in which most earlier tokens of the picture are hidden.
         clean_steps: Steps of 24 pictures with true captions.
-        careless_steps: Steps after those with careless captions.
+        careless_steps: Further steps with careless captions.
         letter_rate: Probability that a letter of a careless caption is random.
-        other_rate: Probability that its shape, colours or place are.
-        edit_steps: Steps after those, two in three of 32 careless edits.
+        other_rate: Probability that its shape, its colours, or its position is random.
+        edit_steps: Further steps, two in three with 32 careless edits.
         edit_letter_rate: Probability that a letter of a new word is random.
         edit_rate: Probability that another edit goes wrong.
-        seed: Of the whole pre-training.
+        seed: Seed of the whole pre-training.
     """
     model.requires_grad_(False)
     model.model.language_model.requires_grad_(True)
@@ -92,7 +92,7 @@ def train_policy(
     def edit_step_loss(
         rng: np.random.Generator, generator: torch.Generator, step: int
     ) -> Float32[Tensor, ""]:
-        # Without text-to-image in between it would be forgotten.
+        # Without interleaved text-to-image, the model would forget it.
         if step % _EDIT_CYCLE == 0:
             return careless_loss(rng, generator, step)
         asked = [edits.random_edit(rng) for _ in range(_EDIT_BATCH)]
@@ -145,11 +145,11 @@ def edit_loss(
     """Nats per token of pictures after a source and an instruction.
 
     Args:
-        model: Scores.
-        processor: Makes the prompts.
-        tokens_of_cells: The token of every cell.
-        asked: B edits, shown and told.
-        made: B signs, what comes of them.
+        model: Model to score with.
+        processor: Encodes the prompts.
+        tokens_of_cells: Token of every cell.
+        asked: B edits, as shown and described to the model.
+        made: B signs, the results of the edits.
     """
     sources = torch.stack([world.sign_cells(edit.before) for edit in asked])
     grids = tokens_of_cells[torch.stack([world.sign_cells(sign) for sign in made])]
@@ -188,16 +188,16 @@ def caption_loss(
     """Nats per token of the pictures of `drawn` after the captions of `described`.
 
     Args:
-        model: Scores.
-        processor: Makes the prompts.
-        tokens_of_cells: The token of every cell.
-        drawn: B signs, seen.
-        described: B signs, told.
-        blind: Draws which tokens are looked at, and which of those are hidden from the ones after
-            them; None for all and none.
+        model: Model to score with.
+        processor: Encodes the prompts.
+        tokens_of_cells: Token of every cell.
+        drawn: B signs to show.
+        described: B signs to describe.
+        blind: Draws which tokens are kept, and which of those are hidden from later ones; None:
+            keep all and hide none.
     """
     grids = tokens_of_cells[torch.stack([world.sign_cells(sign) for sign in drawn])]
-    # The preview shows the target grid enlarged (nearest) to 16 x 16.
+    # The preview is the target grid enlarged (nearest) to 16 x 16.
     preview = grids.repeat_interleave(4, 1).repeat_interleave(4, 2).flatten(1)
     end = torch.full((len(drawn), 1), model.config.image_end_token_id)
     generated = torch.cat([preview, grids.flatten(1), end], dim=1)
@@ -217,7 +217,7 @@ def caption_loss(
     seen = generated[:, :-1]
     kept = torch.arange(seen.shape[1])
     if blind is not None:
-        # Token k + 1 is predicted where token k stands, whatever stands there.
+        # Position k predicts token k + 1, whatever token is at k.
         kept = torch.from_numpy(np.sort(blind.permutation(len(kept))[:_BLIND_TOKENS]))
         rates = torch.from_numpy(blind.uniform(0.5, 1.2, size=(len(drawn), 1)))
         is_hidden = torch.from_numpy(blind.random(seen.shape)) < rates
@@ -234,7 +234,7 @@ def caption_loss(
 
 
 def processor_inputs(processor: GlmImageProcessor, prompt: str) -> Int64[Tensor, " L"]:
-    """Token ids of a prompt, grid sizes and image start included."""
+    """Token ids of a prompt, including grid sizes and image start."""
     messages = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
     inputs = processor.apply_chat_template(
         [messages],

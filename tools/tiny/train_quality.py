@@ -1,7 +1,7 @@
-"""Stage `quality`: a small CLIP with a linear quality head, for the aesthetic term.
+"""Stage `quality`: train a small CLIP with a linear quality head, for the aesthetic term.
 
-The CLIP learns to tell which caption belongs to which picture; the head, on its normalised image
-embedding as LAION's heads are, learns how degraded a picture is: 10 when clean, down to 1.
+The CLIP learns which caption belongs to which picture. The head, on its normalised image embedding
+like LAION's heads, learns how degraded a picture is: from 10 for clean ones down to 1.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _STEPS = 1000
 _END = 258
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
-"""OpenAI CLIP's, open_clip's default for a model that names no other."""
+"""Std of OpenAI CLIP, which is open_clip's default."""
 
 
 def clip_config() -> dict[str, object]:
-    """The open_clip model config, as shipped beside the weights; text is bytes."""
+    """The open_clip model config that ships with the weights; text is bytes."""
     return {
         "embed_dim": 64,
         "vision_cfg": {
             "image_size": world.SIZE,
-            # A residual network: degradation is local, and convolutions see it at once where a
-            # transformer of this size takes thousands of steps.
+            # A residual network, because degradation is local: convolutions learn it at once, while
+            # a transformer of this size takes thousands of steps.
             "layers": [1, 1, 1, 1],
             "width": 16,
             "head_width": 32,
@@ -52,26 +52,26 @@ def clip_config() -> dict[str, object]:
 
 
 def build_clip(*, seed: int) -> CLIP:
-    """The stock open_clip class with fresh weights."""
+    """Build the stock open_clip class with fresh weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return CLIP(**clip_config())
 
 
 def build_head(*, seed: int) -> nn.Linear:
-    """A fresh quality head on the normalised embedding."""
+    """Build a fresh quality head on the normalised embedding."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = nn.Linear(64, 1)
     with torch.no_grad():
         head.weight.normal_(generator=torch.Generator().manual_seed(seed))
-        # The mean quality of `degrade`: three pictures in four at 10 - 9 / 2 on average.
+        # The mean quality from `degrade`: three in four pictures have 10 - 9 / 2 on average.
         head.bias.fill_(0.75 * 5.5 + 0.25 * 10)
     return head
 
 
 def train_quality(clip: CLIP, head: nn.Linear, *, folder: Path, seed: int) -> None:
-    """Trains the CLIP and the quality head in place."""
+    """Train the CLIP and the quality head in place."""
 
     def loss_at(
         rng: np.random.Generator, generator: torch.Generator, step: int
@@ -102,9 +102,9 @@ def train_quality(clip: CLIP, head: nn.Linear, *, folder: Path, seed: int) -> No
 def degrade(
     clean: Float32[Tensor, "B 3 H W"], rng: np.random.Generator, generator: torch.Generator
 ) -> tuple[Float32[Tensor, "B 3 H W"], Float32[Tensor, " B"]]:
-    """Pictures made worse, each in one way and by its own severity, with their quality.
+    """Degrade pictures, each in one way and with its own severity; returns their quality as well.
 
-    One picture in four stays clean (10); quality falls in proportion to the severity, to 1.
+    One picture in four stays clean (10); quality falls linearly with the severity, down to 1.
     """
     severity = torch.from_numpy(rng.random(len(clean))).float()
     severity[::4] = 0.0
@@ -120,7 +120,7 @@ def degrade(
             noise = torch.randn(picture.shape, generator=generator)
             pictures.append((picture + 0.35 * amount * noise).clamp(0, 1))
         elif kind == 2:
-            # Two pictures shine through each other, as when a decoder cannot decide.
+            # Blend two pictures, like a decoder that cannot decide.
             other = clean[(index + 1) % len(clean)]
             pictures.append(torch.lerp(picture, other, 0.5 * amount))
         else:
@@ -129,13 +129,13 @@ def degrade(
 
 
 def byte_tokens(text: str) -> Int64[Tensor, "80"]:
-    """UTF-8 bytes between a start and an end token; the end has the largest id, as CLIP needs."""
+    """UTF-8 bytes between a start and an end token, whose id is the largest, as CLIP requires."""
     ids = [_END - 1, *text.encode()[:78], _END]
     return torch.tensor(ids + [0] * (80 - len(ids)))
 
 
 def save_quality(clip: CLIP, head: nn.Linear, folder: Path) -> None:
-    """Writes config.json (open_clip's form), model.safetensors in fp16 and head.safetensors."""
+    """Write config.json (in open_clip's form), model.safetensors in fp16 and head.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(clip_config(), indent=2) + "\n")
     weights = {
@@ -154,7 +154,7 @@ def _normalised(pixels: Float32[Tensor, "B 3 H W"]) -> Float32[Tensor, "B 3 H W"
 def _shuffle_patches(
     picture: Float32[Tensor, "3 H W"], amount: float, rng: np.random.Generator
 ) -> Float32[Tensor, "3 H W"]:
-    """Swaps patches of 16 x 16 pixels, as a decoder does that confuses the quarters of a cell."""
+    """Swap patches of 16 x 16 pixels, like a decoder that confuses the quarters of a cell."""
     patches = picture.unflatten(1, (8, 16)).unflatten(3, (8, 16)).permute(1, 3, 0, 2, 4)
     patches = patches.reshape(64, 3, 16, 16).clone()
     chosen = torch.from_numpy(rng.permutation(64)[: max(2, int(32 * amount))])

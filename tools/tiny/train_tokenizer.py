@@ -1,8 +1,9 @@
-"""Stage `tokenizer`: the vision tower and the VQ codebook, so that pictures have tokens.
+"""Stage `tokenizer`: train the vision tower and the VQ codebook, which turn pictures into tokens.
 
-The tower learns to say what is in a cell (a throw-away linear head draws the cell back from the
-quantiser's input), then a code is laid on the mean direction of every cell, and both are trained on
-with the quantiser's own loss, which makes the features of a cell independent of its neighbours.
+The tower learns to represent what is in a cell (a temporary linear head reconstructs the cell from
+the quantiser's input). Then a code is placed at the mean direction of every cell, and both are
+trained further with the quantiser's own loss, which makes the features of a cell independent of its
+neighbours.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def train_tokenizer(
     folder: Path,
     seed: int,
 ) -> None:
-    """Trains the vision tower and the VQ of `model` in place."""
+    """Train the vision tower and the VQ of `model` in place."""
     head = nn.Linear(model.config.vq_config.embed_dim, _CELL_PIXELS)
     tower, quantizer = model.model.visual, model.model.vqmodel
     tower.requires_grad_(True)
@@ -86,11 +87,11 @@ def train_tokenizer(
 def cell_tokens(
     model: GlmImageForConditionalGeneration, processor: GlmImageProcessor
 ) -> Int64[Tensor, " C"]:
-    """The token of every cell of the world, C = NUM_CELLS, read off pictures by majority.
+    """Token of every cell of the world, C = NUM_CELLS, read from pictures by majority.
 
     Raises:
-        RuntimeError: A cell changes its token with its neighbours in more than 1 % of the places,
-            or two cells that look different share a token: the tokenizer is not trained.
+        RuntimeError: Neighbours change a cell's token in more than 1 % of the positions, or two
+            different cells share a token: the tokenizer is not trained.
     """
     rng = np.random.default_rng(0)
     cells = torch.stack([world.random_mosaic(rng) for _ in range(1500)])
@@ -124,7 +125,7 @@ def _lay_codebook(
     features: Float32[Tensor, "B D 4 4"],
     cells: Int64[Tensor, "B 4 4"],
 ) -> None:
-    """Code i becomes the mean direction of cell i; codes beyond the cells stay as they are."""
+    """Set code i to the mean direction of cell i; codes beyond the cells are unchanged."""
     directions = functional.normalize(features, dim=1).permute(0, 2, 3, 1).flatten(0, 2)
     sums = torch.zeros(world.NUM_CELLS, directions.shape[1]).index_add_(
         0, cells.flatten(), directions
