@@ -247,7 +247,7 @@ def _add_plan(commands: _Commands) -> None:
         "--measured",
         type=Path,
         metavar="RUN",
-        help="plan this run's own config, and show what its steps took beside the floors",
+        help="plan this run's own config, and compare its measured times with the floors",
     )
     command.set_defaults(command=_plan)
 
@@ -262,8 +262,8 @@ def _plan(options: argparse.Namespace) -> None:
         config = _compose(options)
     elif options.cpu or options.config_name or options.config_dir or options.overrides:
         raise ConfigError(
-            "--measured: the config is the run's own, and its seconds are held against the floors "
-            "of a device; leave --config-name, --config-dir, key=value and --cpu out"
+            "--measured uses the run's own config, and compares its seconds with the floors of a "
+            "device; leave out --config-name, --config-dir, key=value and --cpu"
         )
     else:
         config = read_config(measured)

@@ -41,7 +41,7 @@ def folder_named_to_hydra() -> Path | None:
     # `run/dated.yaml` sets it to the current folder, so that Hydra creates none.
     if Path(hydra.run.dir) == Path():
         return None
-    # While Hydra runs the job, the name cannot be resolved: the job may be in another folder.
+    # Prefer the path that Hydra made: during a job, the working directory may have changed.
     is_made = not OmegaConf.is_missing(hydra.runtime, "output_dir")
     return Path(hydra.runtime.output_dir if is_made else hydra.run.dir).absolute()
 

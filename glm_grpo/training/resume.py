@@ -151,8 +151,8 @@ def pin_start(
     That run may continue meanwhile; the start of this run, and its reference, stay the same.
 
     Args:
-        going_on_from: Checkpoint of this run, whose config names the start; None: a new run, which
-            starts from the newest checkpoint.
+        going_on_from: Checkpoint of this run, which stores the step of the start; None: a new run,
+            which starts from the newest checkpoint.
         processes: Processes of the run; the main one searches.
 
     Returns:

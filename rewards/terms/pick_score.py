@@ -187,7 +187,7 @@ def _load_processor(folder: Path) -> Any:
     except (OSError, ValueError) as error:
         raise _incomplete_processor(folder, describe_error(error)) from error
     if not isinstance(processor, ProcessorMixin):
-        raise _incomplete_processor(folder, f"it holds a {type(processor).__name__} alone")
+        raise _incomplete_processor(folder, f"it holds only a {type(processor).__name__}")
     return processor
 
 

@@ -248,8 +248,8 @@ def read_part_configs(path: str) -> PartConfigs:
         return _part_configs(_PUBLISHED)
     if not folder.is_dir():
         raise ModelError(
-            f"model.path is {path!r}: there is no such folder, and sizes are known of "
-            f"{PUBLISHED_ID} alone without one; give a folder with the config.json of every part "
+            f"model.path is {path!r}: there is no such folder, and without one only the "
+            f"sizes of {PUBLISHED_ID} are known; give a folder with the config.json of every part "
             f"(`hf download {path} --include '*/config.json' --local-dir FOLDER`), which needs no "
             "weights"
         )

@@ -38,15 +38,15 @@ def refuse_separate_processes(count: int, environment: Mapping[str, str]) -> Non
     if tasks > joined and "SLURM_PTY_PORT" not in environment:
         raise ConfigError(
             f"SLURM_STEP_NUM_TASKS = {tasks}: srun started {tasks} tasks, and this one knows "
-            f"{joined}: each would be a run of its own. Let each start a launcher that knows of "
-            "all machines, as scripts/slurm/multi_node.sbatch does, or give srun --ntasks=1"
+            f"{joined}: each would start a separate run. Let each start a launcher that knows all "
+            "machines, as scripts/slurm/multi_node.sbatch does, or give srun --ntasks=1"
         )
     # When configured for several processes on CPUs, accelerate sets their master address and starts
     # one of them, without saying how many there are.
     is_part = "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment
     if count == 1 and is_part and "ACCELERATE_DYNAMO_BACKEND" in environment:
         raise ConfigError(
-            "`accelerate launch` was asked for several processes (it set MASTER_ADDR), and started "
-            "this one alone, as it does for distributed_type: MULTI_CPU or NO; use "
+            "`accelerate launch` was asked for several processes (it set MASTER_ADDR), but started "
+            "only this one, as it does for distributed_type: MULTI_CPU or NO; use "
             "configs/accelerate/ddp.yaml, on machines without GPUs with ACCELERATE_USE_CPU=true"
         )

@@ -80,7 +80,7 @@ def _mixed_precision_error(mixed_precision: str) -> ConfigError:
     return ConfigError(
         f"accelerate's mixed_precision is {mixed_precision}: model.dtype sets the type that the "
         "policy samples and is replayed in, and both must be the same; use mixed_precision: no "
-        "(FSDP2 alone may have bf16, for weights kept in fp32)"
+        "(only FSDP2 may use bf16, for weights kept in fp32)"
     )
 
 
