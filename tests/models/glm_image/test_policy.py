@@ -41,8 +41,14 @@ def test_replayed_log_probs_equal_sampled_ones(
     assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-5)
 
 
-def test_a_policy_samples_the_same_by_the_stock_step(make_policy, batch, small_preview):
-    policy = make_policy(adapter_rank=4)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("truncation", [Truncation(), Truncation(top_k=40, top_p=0.9, min_p=0.01)])
+def test_a_policy_samples_the_same_by_the_stock_step(
+    make_policy, batch, truncation, device, small_preview
+):
+    policy = make_policy(adapter_rank=4, truncation=truncation, is_compiling=device == "cuda")
+    for module in policy.modules():
+        module.to(device)
     fast = policy.sample(batch, policy_step=0)
 
     policy._build_step = StockStep
@@ -50,6 +56,7 @@ def test_a_policy_samples_the_same_by_the_stock_step(make_policy, batch, small_p
 
     assert torch.equal(stock.token_ids, fast.token_ids)
     assert torch.allclose(stock.log_probs, fast.log_probs, atol=1e-5)
+    assert (fast.sampling_mask is not None) is truncation.is_active
 
 
 def test_sampled_and_replayed_log_probs_equal_those_of_stock_generation(policy, batch):
