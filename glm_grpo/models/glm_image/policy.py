@@ -11,6 +11,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from diffusers import GlmImagePipeline
@@ -25,10 +26,15 @@ from glm_grpo.grpo.update import Replay
 from glm_grpo.models.base import Preview
 from glm_grpo.models.glm_image.adapters import adapt
 from glm_grpo.models.glm_image.fast.compiled_layers import CompiledLayers
-from glm_grpo.models.glm_image.fast.stock_step import ChosenStep
+from glm_grpo.models.glm_image.fast.stock_step import ChosenStep, StepBuilder
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
-from glm_grpo.models.glm_image.sampling import UNTRUNCATED, Truncation, sample_rollout
+from glm_grpo.models.glm_image.sampling import (
+    UNTRUNCATED,
+    Truncation,
+    draw_tokens,
+    sample_rollout,
+)
 from glm_grpo.models.glm_image.token_grid import (
     PIXELS_PER_TOKEN,
     batch_layout,
@@ -78,7 +84,6 @@ class GlmImagePolicy:
         self._reference: PolicyNetwork | None = None
         self._reference_adapter: dict[str, Tensor] = {}
         self._is_reference_moved = False
-        self._build_step = ChosenStep(is_compiling=is_compiling)
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         self.network = PolicyNetwork(
             self.model.model.language_model,
@@ -87,6 +92,8 @@ class GlmImagePolicy:
             temperature=temperature,
         )
         self.network.has_entropy_gradient = has_entropy_gradient
+        draw = partial(draw_tokens, self.network, truncation)
+        self._build_step: StepBuilder = ChosenStep(draw, is_compiling=is_compiling)
         self._wrapped: nn.Module = self.network
         if adapter_rank is not None:
             self._adapted = adapt(self.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)

@@ -104,7 +104,7 @@ def sample_rollout(
     )
 
 
-class _Drawn(NamedTuple):
+class Drawn(NamedTuple):
     """A token of every sample, its log-probability, and what truncation kept."""
 
     token_ids: Int64[Tensor, " N"]
@@ -119,7 +119,7 @@ def _sample_grids(
     truncation: Truncation,
     build_step: StepBuilder,
     count: Count,
-) -> list[_Drawn]:
+) -> list[Drawn]:
     group, device = batch.group_size, network.lm_head.weight.device
     layout = batch_layout(batch)
     language_model = network.language_model
@@ -133,9 +133,9 @@ def _sample_grids(
     positions = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
     step = build_step(language_model, inputs, cache, group_size=group, positions=positions)
     uniforms = _uniforms(batch, layout.num_tokens).to(device)
-    draw = partial(_draw, network, truncation)
+    draw = partial(draw_tokens, network, truncation)
     read_and_draw = step.then(draw)
-    sampled: list[_Drawn] = []
+    sampled: list[Drawn] = []
     for index in range(layout.num_tokens):
         if index == 0:
             drawn = draw(hidden_states, uniforms[:, 0])
@@ -148,18 +148,19 @@ def _sample_grids(
     return sampled
 
 
-def _draw(
+def draw_tokens(
     network: PolicyNetwork,
     truncation: Truncation,
     hidden_states: Float[Tensor, "N D"],
     uniforms: Float64[Tensor, " N"],
-) -> _Drawn:
+) -> Drawn:
+    """Draw a token of every sample; uniforms are in [0, 1)."""
     logits = network.codebook_logits(hidden_states)
     sampling_mask = truncation_mask(logits, truncation) if truncation.is_active else None
     every = support_log_probs(logits, sampling_mask)
     chosen = pick_tokens(every, uniforms)
     log_probs = every.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
-    return _Drawn(chosen, log_probs, sampling_mask)
+    return Drawn(chosen, log_probs, sampling_mask)
 
 
 def prefill(

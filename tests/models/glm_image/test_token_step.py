@@ -159,6 +159,11 @@ def later(inputs: PromptInputs) -> torch.Tensor:
     return offsets.unsqueeze(1) + inputs.next_position.view(1, -1, 1)
 
 
+def weigh(hidden: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Stands for drawing."""
+    return hidden * uniforms.unsqueeze(-1)
+
+
 @torch.no_grad()
 def test_stock_step_equals_the_fast_one() -> None:
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
@@ -175,10 +180,24 @@ def test_the_fast_step_is_chosen_where_it_equals_the_stock_one(caplog: Any) -> N
     model, inputs = make_model(2, 0.5), make_inputs([6, 3, 4])
     cache = prefilled(model, inputs)
     before = [layer.keys.clone() for layer in cache.layers]
-    assert choose_step(model, inputs, cache, positions=later(inputs)) is TokenStep
+    assert choose_step(model, inputs, cache, positions=later(inputs), finish=weigh) is TokenStep
     assert caplog.text == ""
     for layer, keys in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys)
+
+
+@torch.no_grad()
+def test_the_stock_step_is_used_where_the_fast_one_cannot_draw(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model, inputs = make_model(2, 0.5), make_inputs([6, 3])
+    cache = prefilled(model, inputs)
+    build = choose_step(model, inputs, cache, positions=later(inputs), finish=fail)
+    assert build is StockStep
+    assert "stream is capturing" in caplog.text
 
 
 def other_scale(model: GlmImageTextModel) -> None:
@@ -191,7 +210,7 @@ def test_the_stock_step_is_used_where_the_fast_one_gives_something_else(caplog: 
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
     other_scale(model)
     cache = prefilled(model, inputs)
-    assert choose_step(model, inputs, cache, positions=later(inputs)) is StockStep
+    assert choose_step(model, inputs, cache, positions=later(inputs), finish=weigh) is StockStep
     assert re.search("hidden states differ by.*a slower one is used", caplog.text)
 
 
@@ -205,7 +224,7 @@ def test_the_stock_step_is_used_where_the_fast_one_finds_other_parts(
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
     cache = prefilled(model, inputs)
     monkeypatch.setattr(stock_step, "TokenStep", fail)
-    assert choose_step(model, inputs, cache, positions=later(inputs)) is StockStep
+    assert choose_step(model, inputs, cache, positions=later(inputs), finish=weigh) is StockStep
     assert re.search("AttributeError: .*layernorm.*a slower one is used", caplog.text)
 
 
@@ -213,7 +232,7 @@ def test_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = make_model(2, 0.5), make_inputs([4, 4])
     choices = iter([StockStep])
     monkeypatch.setattr(stock_step, "choose_step", lambda *_, **__: next(choices))
-    build = ChosenStep()
+    build = ChosenStep(weigh)
     cache, options = prefilled(model, inputs), {"group_size": 1, "positions": later(inputs)}
     assert isinstance(build(model, inputs, cache, **options), StockStep)
     assert isinstance(build(model, inputs, cache, **options), StockStep)
@@ -230,7 +249,7 @@ def test_memory_that_runs_out_is_no_reason_for_the_stock_step(
     cache = prefilled(model, inputs)
     monkeypatch.setattr(stock_step, "TokenStep", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        choose_step(model, inputs, cache, positions=later(inputs))
+        choose_step(model, inputs, cache, positions=later(inputs), finish=weigh)
 
 
 @torch.no_grad()
@@ -323,7 +342,9 @@ def test_recorded_step_is_chosen_on_an_accelerator_and_equals_the_fast_one(
     if is_adapted:
         adapt(model, LoraConfig(r=4, target_modules=EVERY_MAP))
     cache = prefilled(model, on_the_accelerator(inputs))
-    build = choose_step(model, inputs, cache, positions=later(inputs), is_compiling=is_compiling)
+    build = choose_step(
+        model, inputs, cache, positions=later(inputs), finish=weigh, is_compiling=is_compiling
+    )
     assert caplog.text == ""
     options = {"group_size": GROUP, "positions": later(inputs)}
     recorded, fast = (each(model, inputs, cache, **options) for each in (build, TokenStep))

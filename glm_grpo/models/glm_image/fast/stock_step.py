@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -13,7 +13,7 @@ from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache, DynamicCache
 
 from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
-from glm_grpo.models.glm_image.fast.token_step import Step, TokenStep
+from glm_grpo.models.glm_image.fast.token_step import Finish, Step, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from rewards.out_of_memory import is_out_of_memory
 
@@ -99,6 +99,7 @@ def choose_step(
     cache: Cache,
     *,
     positions: Int64[Tensor, "3 P T"],
+    finish: Finish[Any],
     is_compiling: bool = False,
 ) -> StepBuilder:
     """The fastest step that equals the stock one on these prompts; a word where none does.
@@ -108,6 +109,7 @@ def choose_step(
         inputs: P prompts.
         cache: Filled by them; not changed.
         positions: Of the generated tokens, T for each prompt.
+        finish: What is made of every hidden state; a step that records it must be able to.
         is_compiling: Whether a compiled step is tried where there is CUDA.
     """
     few = slice(0, _CHECKED_PROMPTS)
@@ -126,7 +128,7 @@ def choose_step(
         if is_compiling:
             fast = {"compiled token step": partial(RecordedStep, is_compiled=True), **fast}
     for name, build in fast.items():
-        reason = _difference(build, language_model, some, read, positions[:, few])
+        reason = _difference(build, language_model, some, read, positions[:, few], finish)
         if not reason:
             return build
         _logger.warning(
@@ -144,18 +146,22 @@ def _difference(
     inputs: PromptInputs,
     cache: Cache,
     positions: Int64[Tensor, "3 P T"],
+    finish: Finish[Any],
 ) -> str:
     """What speaks against a step in place of the stock one; empty: nothing."""
     try:
-        ours, theirs = (
+        ours, theirs, recorded = (
             each(language_model, inputs, cache, group_size=1, positions=positions)
-            for each in (build, StockStep)
+            for each in (build, StockStep, build)
         )
+        read_and_finish = recorded.then(finish)
+        uniforms = torch.full(inputs.next_position.shape, 0.5, dtype=torch.float64)
         for token in range(min(positions.shape[2], _CHECKED_TOKENS)):
             token_ids = torch.full_like(
                 inputs.next_position, token, device=cache.layers[0].keys.device
             )
             found, expected = ours(token_ids), theirs(token_ids)
+            read_and_finish(token_ids, uniforms.to(token_ids.device))
         gap = float((found - expected).abs().max() / expected.abs().max())
     # Layers of another version of the library, with other parts or of another form, or no compiler.
     except Exception as error:
@@ -166,10 +172,15 @@ def _difference(
 
 
 class ChosenStep:
-    """Builds the step that `choose_step` finds at the first call; a `StepBuilder`."""
+    """Builds the step that `choose_step` finds at the first call; a `StepBuilder`.
 
-    def __init__(self, *, is_compiling: bool = False) -> None:
-        self._is_compiling = is_compiling
+    Args:
+        finish: As in `choose_step`.
+        is_compiling: As in `choose_step`.
+    """
+
+    def __init__(self, finish: Finish[Any], *, is_compiling: bool = False) -> None:
+        self._finish, self._is_compiling = finish, is_compiling
         self._build: StepBuilder | None = None
 
     def __call__(
@@ -184,7 +195,12 @@ class ChosenStep:
         """See `StepBuilder`."""
         if self._build is None:
             self._build = choose_step(
-                language_model, inputs, cache, positions=positions, is_compiling=self._is_compiling
+                language_model,
+                inputs,
+                cache,
+                positions=positions,
+                finish=self._finish,
+                is_compiling=self._is_compiling,
             )
         return self._build(
             language_model, inputs, cache, group_size=group_size, positions=positions
