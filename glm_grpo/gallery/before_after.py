@@ -57,7 +57,7 @@ class Case:
     Attributes:
         heading: Which of the chosen ones.
         change: Mean total of the last evaluation less that of the first.
-        decode_seed: Of the noise from which the decoder began all pictures of the prompt.
+        decode_seed: Seed of the noise from which the decoder began all pictures of the prompt.
         pictures: Sources, target, every sample before, and the same after.
     """
 

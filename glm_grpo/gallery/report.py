@@ -230,7 +230,7 @@ class Report:
     """What a page shows, from top to bottom.
 
     Attributes:
-        title: Of the page.
+        title: Title of the page.
         summary: Its first paragraphs.
         tables: At least one.
         charts: None or more.

@@ -49,14 +49,14 @@ class GlmImagePolicy:
 
     Args:
         pipeline: Published parts; the language model is wrapped or copied, never the decoder.
-        temperature: Of sampling and replay, > 0.
-        truncation: Of the distribution that is sampled from.
+        temperature: Temperature of sampling and replay, > 0.
+        truncation: Truncation of the distribution that is sampled from.
         adapter_rank: Rank of LoRA adapters; None trains language model and head in full.
         adapter_alpha: Scale numerator of the adapters.
         is_checkpointing: Recompute activations in the backward pass.
         needs_reference: Keep a frozen copy for the KL when there are no adapters to switch off.
         has_entropy_gradient: Replayed entropies have a gradient too, for a loss that weighs them.
-        seed: Of the adapters' initial weights.
+        seed: Seed of the adapters' initial weights.
         is_compiling: Compile the decoder layers where they equal the eager ones; not for weights
             that an engine cuts up.
     """
@@ -119,12 +119,12 @@ class GlmImagePolicy:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the head, which is never held in fewer bits."""
+        """Dtype of the head, which is never quantised."""
         return self.model.lm_head.weight.dtype
 
     @property
     def temperature(self) -> float:
-        """Of sampling and replay: one number, kept by the network."""
+        """Temperature of sampling and replay, which the network keeps."""
         return self.network.temperature
 
     @property

@@ -76,9 +76,9 @@ def sample_rollout(
         network: In evaluation mode.
         inputs: The prompts, encoded.
         batch: P prompts, G samples each.
-        truncation: Of the distribution; log-probs are those after it.
+        truncation: Truncation of the distribution; log-probs are those after it.
         policy_step: Recorded in the rollout.
-        phase: Of the run, for errors.
+        phase: Phase of the run, for errors.
         build_step: Makes what takes one token of every sample at a time.
         count: Told of every token of the grids.
 
@@ -174,7 +174,7 @@ def prefill(
 
     Args:
         language_model: GLM-Image's.
-        input_ids: Of P prompts, padded on the left.
+        input_ids: Tokens of P prompts, padded on the left.
         position_ids: Temporal, height, width.
         attention_mask: 1 on tokens; None where there is no padding.
 

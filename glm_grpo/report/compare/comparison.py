@@ -77,8 +77,8 @@ def check_same_evaluation(
     """Refuse runs whose held-out pictures were made in different ways.
 
     Args:
-        names: Of the runs, for the error.
-        keys: Of the config, in which all must agree: of model, seed, number and size of the
+        names: Names of the runs, for the error.
+        keys: Config keys in which all must agree: model, seed, number and size of the
             pictures, unless given.
 
     Raises:
@@ -292,7 +292,7 @@ class ComparedRun:
         settings: What of its config differs between the runs, by dotted key, as text.
         steps: Policy steps of its evaluations, in order, at least two.
         totals: Mean total at each of `steps`.
-        gain: Of the total, from the first evaluation to the last.
+        gain: Gain of the total, from the first evaluation to the last.
         over_first: The last total less that of the first run; None for the first run itself.
         terms: Mean raw score of each term at the last evaluation.
         title: Its `run.name`; None where it was given none.
@@ -334,7 +334,7 @@ class ComparedPicture:
     """One picture of a run, or of the untrained model.
 
     Attributes:
-        path: Of the file, which may be gone.
+        path: Path of the file, which may be gone.
         scores: Raw score by term; None where the term does not apply.
     """
 
@@ -580,7 +580,7 @@ def place_side_by_side(
     """Each held-out prompt with the pictures of the untrained model and of every run.
 
     Args:
-        runs: Of the same prompts in the same order, sampled with the same seeds; the untrained
+        runs: Runs on the same prompts in the same order, sampled with the same seeds; the untrained
             model's pictures are those of the first.
         reward: Makes the totals.
         terms: Whose scores are given.

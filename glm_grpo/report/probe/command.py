@@ -51,10 +51,10 @@ def probe_config(
     """Samples the untrained model and says what each reward term measures there.
 
     Args:
-        config: Of the run to come; its training prompts are used, a step's worth at a time.
+        config: Config of the planned run; its training prompts are used, a step's worth at a time.
         num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
-        shares: Of the advantage, by term, if weights are to be proposed; empty for none.
+        shares: Wanted shares of the advantage, by term; empty: no weights are proposed.
 
     Raises:
         ConfigError: A number is out of range, or no weights give the shares.

@@ -67,8 +67,8 @@ class ProbedDecode:
 
     Attributes:
         steps: Denoising steps of rollouts.
-        full_steps: Of evaluations, more.
-        rank_correlations: Of each term, in the order of the report: Spearman's between the two
+        full_steps: Denoising steps of evaluations; more.
+        rank_correlations: For each term, in the order of the report: Spearman's between the two
             decodes of the same tokens, inside groups, averaged over them; NaN where no group has
             an order.
         total_rank_correlation: Likewise of the total.
@@ -92,12 +92,12 @@ class ProbeReport:
 
     Attributes:
         terms: In the order of the table; not all weights are 0.
-        audit: Of the reward as a whole.
+        audit: Audit of the whole reward.
         conflicts: Pairs of terms that pull against each other.
         prompts: N.
         group_size: G.
         decode: None where rollouts are decoded in full.
-        mean_total: Of all samples.
+        mean_total: Mean over all samples.
         copy_total: Mean total of the source pictures as they are; NaN without sources, and where
             totals are relative to a group.
     """

@@ -34,7 +34,7 @@ from glm_grpo.run.folder import write_atomically
 from rewards.types import Prompt
 
 _NO_VALUES = (NO_VALUE,) * 4
-"""Of what has no value for the total."""
+"""Cells of figures that the total does not have."""
 _SHOWN_PROMPTS = 8
 
 
@@ -45,7 +45,7 @@ class ProbedPrompt:
     Attributes:
         prompt: With its target, if it has one.
         pixels: RGB, 0..255.
-        totals: Of the G samples.
+        totals: Total of each of the G samples.
         reconstructed_pixels: None without a target.
         reconstruction_total: NaN without a target, and where totals are relative to a group.
     """

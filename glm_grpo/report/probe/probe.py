@@ -43,7 +43,7 @@ class FullDecode:
     Attributes:
         rewards: Their raw scores.
         steps: Denoising steps.
-        cheap_steps: Of the rollouts, fewer.
+        cheap_steps: Denoising steps of rollouts; fewer.
         timed_images: So many were drawn both ways with nothing else to do.
         cheap_seconds: For the same with the steps of the rollouts.
     """
@@ -136,8 +136,8 @@ class ProbeSamples:
         reconstruction: Raw scores of the decoded tokens of the target picture; NaN where a prompt
             has no target or a term does not apply.
         reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
-        copy_totals: Of the first source picture as it is, under the weights of the config; NaN
-            where a prompt has none, and where totals are relative to a group.
+        copy_totals: Total of the unchanged first source picture, under the weights of the config;
+            NaN where a prompt has none, and where totals are relative to a group.
         full: The samples in the full decode; None where rollouts are decoded in full anyway.
     """
 
@@ -274,7 +274,7 @@ def report_probe(
 
     Args:
         mode: How terms are combined.
-        shares: Of the advantage, by term, if weights are to be proposed that give them.
+        shares: Wanted shares of the advantage, by term; proposes weights that give them.
         min_rank_correlation: Between cheap and full decode, where a run would fall back.
         unscored: Terms that only evaluations score.
 

@@ -98,7 +98,7 @@ class TermChange:
     """One term under the run's weights and under the others.
 
     Attributes:
-        share_before: Of the variance inside groups, see `rewards.reweigh.advantage_shares`.
+        share_before: Share of the variance inside groups; see `rewards.reweigh.advantage_shares`.
         share_after: The same in the rescoring.
     """
 
@@ -172,8 +172,8 @@ _CHANGEABLE = re.compile(
 )
 _CHANGEABLE_IN_WORDS = "<name>=WEIGHT, reward.terms.<name>.std_floor, reward.combine, advantage.*"
 _LEAST_SIMILARITY = 0.75
-"""Of two keys, by difflib, below which one is no misspelling of the other; most of a key is the
-sections it stands in, which many keys share."""
+"""Similarity of two keys, by difflib, below which one is no misspelling of the other. Most of a key
+is its sections, which many keys share."""
 _LEAST_SIMILARITY_OF_NAMES = 0.6
 """The same of a single name, such as that of a term: two letters that changed places in three."""
 
@@ -280,7 +280,7 @@ def _look_up(values: Mapping[str, Any], key: str) -> object:
 
 
 SHOWN_DECIMALS = 2
-"""Of an advantage in a table."""
+"""Decimals of an advantage in a table."""
 _MOVED_IMAGES = 8
 """Images shown of those that gain most, and of those that lose most."""
 

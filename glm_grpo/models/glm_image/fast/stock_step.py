@@ -108,7 +108,7 @@ def choose_step(
         language_model: GLM-Image's, with or without adapters.
         inputs: P prompts.
         cache: Filled by them; not changed.
-        positions: Of the generated tokens, T for each prompt.
+        positions: Positions of the generated tokens, T for each prompt.
         finish: What is made of every hidden state; a step that records it must be able to.
         is_compiling: Whether a compiled step is tried where there is CUDA.
     """

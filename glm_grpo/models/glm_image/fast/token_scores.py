@@ -27,7 +27,7 @@ class TokenScores:
 
     Attributes:
         log_probs: Natural logarithm of each token's probability; with gradient.
-        entropy: Of the distribution at each token, nats; with gradient where it is asked for.
+        entropy: Entropy of the distribution at each token, nats; with gradient if asked for.
         outside_codebook: What the head's other rows would have of the probability if they could be
             drawn, too, in [0, 1): beside the entries that truncation left, where there is one;
             without.
@@ -60,7 +60,7 @@ def score_tokens(
     al. 2024, Liger Kernel (arXiv 2410.10989), section 3.2.
 
     Args:
-        hidden_states: Of the last layer, normalised.
+        hidden_states: Output of the last layer, normalised.
         head: Its weight; the gradient is of all rows, so that no copy of it is made.
         token_ids: In 0..V-1.
         codebook_size: V, the entries that can be drawn: the head's first.
@@ -209,7 +209,7 @@ class _Score(torch.autograd.Function):
 
 
 def _entropy_slope(p: Tensor, log_p: Tensor, entropy: Tensor) -> Tensor:
-    """Of the entropy, by the logits: -p (log p + entropy)."""
+    """Derivative of the entropy by the logits: -p (log p + entropy)."""
     return p.mul(log_p + entropy[:, None]).neg_()
 
 
@@ -242,7 +242,7 @@ class _Chunks:
         self._masses: Tensor | None = None
 
     def rows(self) -> list[slice]:
-        """Of every chunk."""
+        """Rows of every chunk."""
         num_tokens = len(self._hidden)
         starts = range(0, num_tokens, self._size)
         return [slice(start, min(start + self._size, num_tokens)) for start in starts]
@@ -260,7 +260,7 @@ class _Chunks:
         return logits
 
     def exp(self, logits: Tensor) -> Tensor:
-        """Of logits; until the next call."""
+        """Exponentials of logits, valid until the next call."""
         if self._masses is None:
             self._masses = self._room(torch.float32)
         return torch.exp(logits, out=self._masses[: len(logits)])

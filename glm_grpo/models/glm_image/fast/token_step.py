@@ -120,7 +120,7 @@ class TokenStep(Step):
         inputs: P prompts.
         cache: What the model's forward pass over the prompts has filled.
         group_size: G, samples of each prompt.
-        positions: Of the generated tokens, T for each prompt.
+        positions: Positions of the generated tokens, T for each prompt.
         is_compiled: Whether what a layer does before and after attention is compiled.
     """
 
@@ -340,7 +340,7 @@ def _without_machinery(module: Any, dtype: torch.dtype) -> Callable[[Tensor], Te
     Quantised weights have a forward of their own.
 
     Args:
-        dtype: Of the states that it reads.
+        dtype: Dtype of the states that it reads.
     """
     if type(module) is nn.Linear:
         return partial(nn.functional.linear, weight=module.weight, bias=module.bias)
