@@ -41,6 +41,10 @@ def train(composed: DictConfig) -> None:
         check_prompt_places(config, Path(primary_folder()))
         from glm_grpo.commands.train import run_training  # noqa: PLC0415
 
+        # Until now Ctrl-C ended the program at once: an exception in the middle of torch's import
+        # can abort it.
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, interrupt)
         run_training(config)
 
 
@@ -53,8 +57,6 @@ def train_by_words(words: Sequence[str]) -> None:
     Raises:
         SystemExit: As for `glm_grpo.terminal.errors_explained`.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, interrupt)
 
     @wraps(train)
     def application() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from glm_grpo.config import compose_config
+from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.grpo import advantages as product_advantages
 from glm_grpo.grpo import losses as product_losses
 from rewards.reweigh import combine
@@ -62,7 +63,7 @@ def test_loss_and_gradient_are_those_of_the_trainer(example):
         for index in range(3)
     )
     advantages = torch.tensor([1.5, -0.5, 0.0, -1.0])
-    settings = product_losses.ClippedLoss(
+    settings = ClippedLoss(
         clip_low=example.CLIP,
         clip_high=example.CLIP,
         kl_coef=example.KL_COEF,

@@ -92,7 +92,7 @@ def test_measured_table_has_ratios_and_utilisation(run, capsys, is_asynchronous)
 def test_plan_of_a_run_takes_no_other_config(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["plan", "--measured", str(tmp_path), "ocr=1"])
-    assert "the config is the run's own" in capsys.readouterr().err
+    assert "uses the run's own config" in capsys.readouterr().err
 
 
 class Captions:
