@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glm_grpo.builders.models import hint_at_size
-from glm_grpo.builders.prompts import Prompts, build_batch, hint_at_prompts
+from glm_grpo.builders.prompts import Prompts, build_batch
 from glm_grpo.builders.settings import collect_settings
 from glm_grpo.check import check_before_loading, load_checked
-from glm_grpo.config import Config, effective_config
+from glm_grpo.config import Config
 from glm_grpo.data.prompts import evaluation_batches
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
@@ -31,14 +30,14 @@ def check_config(config: Config) -> Iterator[str]:
     """
     quiet_libraries()
     device = make_accelerator().device
-    note = effective_config(config).note
-    found = f"config: every key is known and in range{f'; {note}' if note else ''}"
-    yield "\n    ".join([found, *hint_at_size(config)])
+    yield "config: every key is known and in range"
     yield f"processes: {_described_processes(config)}"
     checked = check_before_loading(config, device)
     config, prompts = checked.config, checked.prompts
     found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
-    yield "\n    ".join([found, *checked.texts, *hint_at_prompts(config, prompts)])
+    yield "\n    ".join([found, *checked.texts, *checked.hints])
+    if checked.note:
+        yield f"settings: {checked.note}"
     yield f"memory: {checked.memory}"
     models, rare = load_checked(config, prompts, device)
     yield f"model: loaded {config.model.path} in {config.model.dtype}"

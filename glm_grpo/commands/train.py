@@ -16,7 +16,7 @@ from rich.text import Text
 from glm_grpo.builders.asynchronous import collector_needs
 from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.check import Checked, check_before_loading, load_checked
-from glm_grpo.collectors.ray_cluster import RayCluster, require_ray
+from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
 from glm_grpo.config import Config, shell_override
@@ -196,10 +196,10 @@ def _parallelism(launch: Launch) -> Parallelism:
 
 
 def _check_asynchronous(processes: Processes) -> None:
-    """Refuse what an asynchronous run cannot do, before anything is loaded.
+    """Refuse an asynchronous run on several processes.
 
     Raises:
-        ConfigError: Ray is not installed, or several processes train.
+        ConfigError: Several processes train.
     """
     if processes.count > 1:
         raise ConfigError(
@@ -207,4 +207,3 @@ def _check_asynchronous(processes: Processes) -> None:
             "collectors work for a single one that learns; start it with `glm-grpo train`, or set "
             "train.mode=sync, in which the processes collect and learn together"
         )
-    require_ray()

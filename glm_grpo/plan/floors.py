@@ -46,6 +46,7 @@ class PhaseFloor:
     """Minimum time of a phase.
 
     Attributes:
+        seconds: Minimum time on one device.
         flops: Operations of the models on one device; 0 if nothing is computed.
     """
 

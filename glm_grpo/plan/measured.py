@@ -14,6 +14,8 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
 _TIME = "time/"
+_AFTER_STEP = ("time/evaluation", "time/records")
+"""Times that are not part of `time/step`."""
 
 _BETWEEN = "between phases"
 """Remaining time of a step, including offloading copies."""
@@ -31,7 +33,7 @@ def measured_seconds(folder: RunFolder) -> dict[str, float]:
         {
             name.removeprefix(_TIME): value
             for name, value in row.items()
-            if name.startswith(_TIME) and name != f"{_TIME}evaluation" and value is not None
+            if name.startswith(_TIME) and name not in _AFTER_STEP and value is not None
         }
         for row in read_metrics(folder)
         if f"{_TIME}step" in row

@@ -53,7 +53,7 @@ def run(make_run):
         {"evaluation": 50.0},
         _step(90.0, 90.0, 900.0),
         _step(3.0, 2.0, 6.0),
-        _step(4.0, 4.0, 9.0) | {"evaluation": 50.0},
+        _step(4.0, 4.0, 9.0) | {"evaluation": 50.0, "records": 7.0},
         _step(5.0, 9.0, 16.0),
     )
 

@@ -133,11 +133,12 @@ class GlmImageDecoder:
     def _joined_places(self, batch: PromptBatch) -> Iterator[list[int]]:
         """Positions of the prompts to decode together, ordered by the first of each."""
         most = 1 if batch.num_sources > 0 else max(1, self._joined_size // batch.group_size)
+        if most == 1:
+            yield from ([place] for place in range(len(batch.prompts)))
+            return
         by_length: dict[int, list[int]] = {}
         for place, prompt in enumerate(batch.prompts):
-            # A prompt that is decoded alone is encoded when its turn comes.
-            length = self._embed(prompt.prompt).shape[1] if most > 1 else place
-            by_length.setdefault(length, []).append(place)
+            by_length.setdefault(self._embed(prompt.prompt).shape[1], []).append(place)
         parts = (
             places[start : start + most]
             for places in by_length.values()

@@ -11,7 +11,7 @@ from diffusers import AutoencoderKL, GlmImageTransformer2DModel
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.out_of_memory import is_out_of_memory
+from glm_grpo.models.glm_image.fast.compiling import COMPILING, reason_of
 
 CHECKED_STEPS = 4
 """Denoising steps of the pictures that are compared, at most: rounding grows with every step."""
@@ -19,9 +19,6 @@ CHECKED_STEPS = 4
 _UNSEEN = 0.05 / 255
 """Mean difference of RGB values that is always accepted: a sixth of what bf16 in place of fp32
 makes, as measured on the embedded model."""
-
-_LONGEST_REASON = 200
-"""Characters of a compiler's message that are shown."""
 
 _logger = logging.getLogger(__name__)
 
@@ -38,11 +35,9 @@ class CompiledDecoder:
     """
 
     def __init__(self, transformer: GlmImageTransformer2DModel, vae: AutoencoderKL) -> None:
-        # Fused operations would keep in fp32 what eager ones round to bf16 in between.
-        options = {"emulate_precision_casts": True}
         # Dynamic: with fixed shapes, every length of the glyphs would be compiled anew.
-        transformer.compile_repeated_blocks(dynamic=True, options=options)
-        vae.decoder.compile(options=options)
+        transformer.compile_repeated_blocks(dynamic=True, options=COMPILING)
+        vae.decoder.compile(options=COMPILING)
         self._is_checked = self.is_used = False
 
     @contextmanager
@@ -88,9 +83,7 @@ class CompiledDecoder:
             difference = _mean_difference(draw(len(eager)), eager)
         # The same pictures were drawn eagerly just now: whatever this is, compiling causes it.
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_REASON]}"
+            return reason_of(error)
         allowed = max(rounding, _UNSEEN)
         if difference <= allowed:
             return ""

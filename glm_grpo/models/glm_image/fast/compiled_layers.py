@@ -13,10 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GlmImageTextModel
 from transformers.models.glm_image.modeling_glm_image import GlmImageTextDecoderLayer
 
-from glm_grpo.models.glm_image.fast.stock_step import LONGEST_REASON
-from glm_grpo.models.glm_image.fast.token_step import COMPILING
+from glm_grpo.models.glm_image.fast.compiling import COMPILING, reason_of
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
-from rewards.out_of_memory import is_out_of_memory
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest mean difference of log-probs, nats a token, by the type of the head: those of the check
@@ -84,9 +82,7 @@ class CompiledLayers:
             reason = "" if is_equal else f"log-probs differ by {shown} nats a token"
         # The same rows were read eagerly just now: whatever this is, compiling causes it.
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
+            reason = reason_of(error)
         if reason:
             self._use(GlmImageTextDecoderLayer, is_recomputing_outside=self._is_recomputing)
             _logger.warning(

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache, DynamicCache
 
+from glm_grpo.models.glm_image.fast.compiling import reason_of
 from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
 from glm_grpo.models.glm_image.fast.token_step import Finish, Step, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
-from rewards.out_of_memory import is_out_of_memory
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest difference of hidden states, as a share of the largest of them, by their type."""
@@ -25,9 +25,6 @@ _CHECKED_TOKENS = 3
 
 _CHECKED_PROMPTS = 2
 """One of two is mostly padded, and there is little to be held twice."""
-
-LONGEST_REASON = 200
-"""Characters of a library's message that are shown."""
 
 _logger = logging.getLogger(__name__)
 
@@ -165,9 +162,7 @@ def _difference(
         gap = float((found - expected).abs().max() / expected.abs().max())
     # Layers of another version of the library, with other parts or of another form, or no compiler.
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
+        return reason_of(error)
     return "" if gap <= TOLERANCES[expected.dtype] else f"hidden states differ by {gap:.1e}"
 
 

@@ -20,6 +20,7 @@ from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
 
 from glm_grpo.models.glm_image.adapters import AdaptedLinear, add_adapter, half_factors
+from glm_grpo.models.glm_image.fast.compiling import COMPILING
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 
 _LARGEST_GROWTH = 64
@@ -37,9 +38,6 @@ _NORMS = (
 _Finished = TypeVar("_Finished")
 Finish = Callable[[Float[Tensor, "N D"], Float64[Tensor, " N"]], _Finished]
 """Makes something of hidden states and a uniform number of every sample."""
-
-COMPILING: dict[str, Any] = {"emulate_precision_casts": True}
-"""Options of Inductor: else fused operations would not round between them as eager ones do."""
 
 
 @runtime_checkable
