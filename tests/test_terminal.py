@@ -117,10 +117,9 @@ def test_run_hydra_application_explains_what_the_application_raises(
 def test_a_command_whose_reader_is_gone_ends_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    words = [sys.executable, "-m", "glm_grpo", "plan", "--cpu"]
+    words = [sys.executable, "-m", "glm_grpo", "--help"]
     ended = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
-    assert ended.returncode != 0
     assert b"Error" not in ended.stderr
 
 

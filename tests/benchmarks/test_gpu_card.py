@@ -49,6 +49,7 @@ def run(path, *options):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_section_runs_on_the_cpu(tmp_path, small_preview):
     lines = run(tmp_path / "card.jsonl", "--seconds", "100000")

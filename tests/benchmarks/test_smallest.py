@@ -42,6 +42,7 @@ def test_rollout(run_benchmark) -> None:
     assert report["machine"]["threads"] >= 1
 
 
+@pytest.mark.long
 def test_decode(run_benchmark) -> None:
     report = run_benchmark(decode.main, "--groups", "3", "2", "--repeats", "1")
     assert [result["phase"] for result in report["results"]] == ["decode 1 x 3", "decode 1 x 2"]
@@ -50,6 +51,7 @@ def test_decode(run_benchmark) -> None:
         assert result["details"]["largest_difference"] <= decode.TOLERANCE
 
 
+@pytest.mark.long
 def test_rewards(run_benchmark) -> None:
     sizes = ("--prompts", "1", "--group", "2", "--repeats", "1")
     (result,) = run_benchmark(rewards.main, *sizes)["results"]

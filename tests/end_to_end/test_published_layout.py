@@ -56,7 +56,11 @@ def prompts(request, tmp_path):
     return ("--config-name", config, f"data.path={data}", f"data.eval_path={data}")
 
 
-@pytest.mark.parametrize("prompts", ["", "edit_"], indirect=True, ids=["pictures", "edits"])
+@pytest.mark.parametrize(
+    "prompts",
+    [pytest.param("", id="pictures"), pytest.param("edit_", id="edits", marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_published_layout_is_checked_trained_resumed_and_exported(
     model, prompts, programs, tmp_path
 ):

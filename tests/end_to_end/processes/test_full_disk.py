@@ -70,31 +70,22 @@ def assert_complete_is_readable(run_dir: Path) -> None:
     assert [path for path in run_dir.rglob("*") if path.name.endswith(".tmp")] == []
 
 
-@pytest.mark.parametrize(
-    ("change", "left", "said"),
-    [
-        ("open metrics.jsonl", 0, "Cannot append to {}/metrics.jsonl: "),
-        # Within the second of its files.
-        ("mkdir checkpoints/.step-000002", 9 * MEBIBYTE, "Cannot write {}/checkpoints/step-00"),
-    ],
-)
 def test_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_space(
     train_server: Any,
     whole_run: Any,
     record_of: Any,
     disk: Disk,
-    change: str,
-    left: int,
-    said: str,
 ) -> None:
     run_dir = disk.path / "day" / "run"
-    run = train_server.start_until(run_dir, whole_run.number_of(change))
-    disk.fill(but=left)
+    checkpoint = whole_run.number_of("mkdir checkpoints/.step-000002")
+    run = train_server.start_until(run_dir, checkpoint)
+    # The second of its files does not fit.
+    disk.fill(but=9 * MEBIBYTE)
 
     assert run.proceed() == 1
 
     last = run.said().splitlines()[-1]
-    assert last.startswith(f"StorageError: {said.format(run_dir)}")
+    assert last.startswith(f"StorageError: Cannot write {run_dir}/checkpoints/step-00")
     assert last.endswith("No space left on device. Free some space, then resume the run.")
     assert "Traceback" not in run.said()
     assert_complete_is_readable(run_dir)

@@ -74,7 +74,7 @@ def layers_of(policy):
     return policy.model.model.language_model.layers
 
 
-@pytest.mark.parametrize("adapter_rank", [4, None])
+@pytest.mark.parametrize("adapter_rank", [4, pytest.param(None, marks=pytest.mark.long)])
 def test_compiled_layers_score_what_eager_ones_do(build, batch, adapter_rank, caplog):
     eager = build(adapter_rank=adapter_rank)
     rollout = eager.sample(batch, policy_step=0)
