@@ -29,7 +29,7 @@ from glm_grpo.builders.models import build_models
 from glm_grpo.builders.prompts import build_batch, build_prompts
 from glm_grpo.builders.settings import collect_settings, update_settings
 from glm_grpo.config import Config
-from glm_grpo.grpo.update import UpdateReport, update_policy
+from glm_grpo.grpo.update import Trainee, UpdateReport, update_policy
 from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.phase import Models, PhaseClock
@@ -73,9 +73,8 @@ class OurStep:
 
     def learn(self, experience: Experience) -> UpdateReport:
         """Run one update."""
-        (report,) = update_policy(
-            self._models.policy, self._optimizer, self._rate, experience, self._update
-        )
+        trainee = Trainee(self._models.policy, self._optimizer, self._rate)
+        (report,) = update_policy(trainee, experience, self._update)
         return report
 
     def step(self, batch: PromptBatch, clock: PhaseClock) -> None:

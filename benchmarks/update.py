@@ -35,7 +35,7 @@ from benchmarks.peaks import reset_peak, status_bytes
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
-from glm_grpo.grpo.update import UpdateSettings, update_policy
+from glm_grpo.grpo.update import Trainee, UpdateSettings, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
 from glm_grpo.models.planning import LanguageWork
@@ -267,9 +267,10 @@ def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.0)
     policy.encode(experience.prompts)
     if second is None:
+        trainee = Trainee(policy, optimizer, ConstantRate())
 
         def update() -> Outcome:
-            (report,) = update_policy(policy, optimizer, ConstantRate(), experience, UPDATE)
+            (report,) = update_policy(trainee, experience, UPDATE)
             found = report.metrics
             return Outcome(found["loss/total"], found["optim/grad_norm"], found["policy/entropy"])
     else:

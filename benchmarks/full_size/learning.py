@@ -11,7 +11,7 @@ import torch
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.scale import Bench, Rows, make_batch
 from glm_grpo.builders.settings import update_settings
-from glm_grpo.grpo.update import update_policy
+from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.fit import model_settings
@@ -74,9 +74,7 @@ class _Learner:
         """Time the first update, which compiles and selects kernels, and the second."""
         work = partial(
             update_policy,
-            self._policy,
-            self._optimizer,
-            self._rate,
+            Trainee(self._policy, self._optimizer, self._rate),
             self._experience,
             replace(self._settings, micro_batch_size=micro_batch_size),
         )

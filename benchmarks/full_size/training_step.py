@@ -29,7 +29,7 @@ from glm_grpo.builders.settings import collect_settings, update_settings
 from glm_grpo.builders.trainer import Launch, build_trainer
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import load_prompts
-from glm_grpo.grpo.update import update_policy
+from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.planning import MemoryPlan
 from glm_grpo.plan.floors import step_floors, step_work
@@ -240,7 +240,8 @@ class _Stepper:
         """Run one step."""
         experience = collect(self._models, batch, self._collect, policy_step=0, clock=clock)
         with self._models.phase("update", "a step", clock):
-            update_policy(self._policy, self._optimizer, self._rate, experience, self._update)
+            trainee = Trainee(self._policy, self._optimizer, self._rate)
+            update_policy(trainee, experience, self._update)
 
 
 def _place(bench: Bench, config: Config) -> Models:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import Loss, LossInputs, effective_sample_size, grpo_loss
+from glm_grpo.grpo.minibatches import MicroBatch, Split, split_examples, split_experience
 from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
 from glm_grpo.types import (
     Count,
@@ -24,6 +26,17 @@ from glm_grpo.types import (
     Rollout,
     not_counted,
 )
+
+_SHOWN_BY_STAGE = ("policy/entropy", "ratio/clip_fraction", "kl/reference_tokens")
+
+_LEARNED_AS = {
+    "cross_entropy": "sft/cross_entropy",
+    "cross_entropy/preview": "sft/cross_entropy/preview",
+    "cross_entropy/target": "sft/cross_entropy/target",
+    "entropy": "policy/entropy",
+    "outside_codebook": "policy/outside_codebook",
+}
+"""Names of metrics by the key that `_learn_examples` returns."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,23 @@ class LearningRateSchedule(Protocol):
 
 
 @dataclass(frozen=True)
+class Trainee:
+    """A policy, and what updates it.
+
+    Attributes:
+        policy: Policy that replays tokens.
+        optimizer: Optimizer over the policy's trainable parameters.
+        schedule: Learning-rate schedule, advanced once per update.
+        strategy: Joins the processes that train together.
+    """
+
+    policy: PolicyForUpdate
+    optimizer: Optimizer
+    schedule: LearningRateSchedule
+    strategy: Strategy = SINGLE_PROCESS
+
+
+@dataclass(frozen=True)
 class UpdateSettings:
     """How to train on one rollout.
 
@@ -95,6 +125,12 @@ class UpdateSettings:
     minibatches_per_rollout: int = 1
     is_skipping_flat: bool = False
 
+    @property
+    def split(self) -> Split:
+        """How to split the rows of a rollout."""
+        is_skipping_flat = self.is_skipping_flat and self.loss.weighs_advantages_alone
+        return Split(self.minibatches_per_rollout, self.micro_batch_size, is_skipping_flat)
+
 
 @dataclass(frozen=True)
 class UpdateReport:
@@ -110,52 +146,10 @@ class UpdateReport:
     is_skipped: bool
 
 
-@dataclass(frozen=True)
-class _MicroBatch:
-    """Some rows of the experience.
-
-    Attributes:
-        rows: Indices into the flattened P * G axis.
-        old_log_probs: Log-probs as sampled.
-        advantages: Advantages of the rows.
-        reference_log_probs: Log-probs under the reference; None if nothing weighs them.
-        correction: Off-policy correction; None if the updates begin with the policy that sampled.
-        share: Fraction of the minibatch's tokens, over all processes; 0 for a dummy row where this
-            process has fewer micro-batches than another, because all must call the model equally
-            often.
-        replayed_share: Fraction of the replayed tokens; equals `share` if none is skipped.
-    """
-
-    rows: Int64[Tensor, " N"]
-    old_log_probs: Float32[Tensor, "N T"]
-    advantages: Float32[Tensor, " N"]
-    reference_log_probs: Float32[Tensor, "N T"] | None
-    correction: OffPolicyCorrection | None
-    share: float
-    replayed_share: float
-
-
-@dataclass(frozen=True)
-class _ExamplePass:
-    """Some of the target examples.
-
-    Attributes:
-        rows: Indices into the prompts of the examples.
-        share: Fraction of the tokens of all examples in the minibatch, over all processes; 0 for a
-            dummy row, see `_MicroBatch`.
-    """
-
-    rows: Int64[Tensor, " N"]
-    share: float
-
-
 def update_policy(
-    policy: PolicyForUpdate,
-    optimizer: Optimizer,
-    schedule: LearningRateSchedule,
+    trainee: Trainee,
     experience: Experience,
     settings: UpdateSettings,
-    strategy: Strategy = SINGLE_PROCESS,
     anchor: Examples | None = None,
     count: Count = not_counted,
 ) -> list[UpdateReport]:
@@ -195,12 +189,9 @@ def update_policy(
     updates, so that runs that differ in a skipped update stay comparable.
 
     Args:
-        policy: Policy that replays tokens; see `PolicyForUpdate`.
-        optimizer: Optimizer over the policy's trainable parameters.
-        schedule: Learning-rate schedule, advanced once per update.
+        trainee: What learns.
         experience: One batch with its rollout and advantages.
         settings: Plain values.
-        strategy: Joins the processes that train together.
         anchor: Additional examples to learn from; all processes have one, or none has.
         count: Called after every micro-batch of sampled tokens.
 
@@ -209,72 +200,50 @@ def update_policy(
         the first update's, before any step, so that it compares replay with sampling and excludes
         learning; NaN if the policy has changed since it sampled.
     """
-    minibatches = [
-        _micro_batches(policy, experience, rows, settings, strategy)
-        for rows in _minibatch_rows(experience, settings.minibatches_per_rollout, strategy)
-    ]
-    num_prompts = len(experience.trained_rows())
-    anchored = (
-        [[] for _ in minibatches]
-        if anchor is None
-        else _example_passes(anchor, num_prompts, settings, strategy)
-    )
+    minibatches = split_experience(experience, settings.split, trainee.strategy)
+    experience = _with_reference(trainee.policy, experience, minibatches, settings.loss)
+    anchored: list[list[MicroBatch]] = [[] for _ in minibatches]
+    if anchor is not None:
+        num_prompts = len(experience.trained_rows())
+        anchored = split_examples(anchor, num_prompts, settings.split, trainee.strategy)
+    total, done = sum(map(len, minibatches)) * settings.updates_per_rollout, itertools.count(1)
     reports: list[UpdateReport] = []
+    names: set[str] = set()
     # Whether the policy is still the one that sampled.
     is_on_policy = experience.correction is None
-    total = sum(map(len, minibatches)) * settings.updates_per_rollout
-    done = 0
-    names: list[str] = []
-    for micro_batches, examples in [
-        *zip(minibatches, anchored, strict=True)
-    ] * settings.updates_per_rollout:
-        optimizer.zero_grad(set_to_none=True)
-        parts = []
-        for index, micro_batch in enumerate(micro_batches):
-            is_last = not examples and index == len(micro_batches) - 1
-            with strategy.accumulation(is_last=is_last):
-                parts.append(_score(policy, experience, micro_batch, settings.loss, strategy))
-            names = names or [*parts[0]]
-            _refuse_other_metrics(parts[-1], names)
-            done += 1
-            count(done, total)
-        learned = None
+    updates = [*zip(minibatches, anchored, strict=True)] * settings.updates_per_rollout
+    for sampled, examples in updates:
+        trainee.optimizer.zero_grad(set_to_none=True)
+        metrics = _learn_sampled(
+            trainee,
+            experience,
+            sampled,
+            settings.loss,
+            is_last_term=not examples,
+            count=lambda: count(next(done), total),
+        )
         if anchor is not None:
-            learned = _learn_examples(policy, anchor, examples, strategy)
-        grad_norm = _clip_gradient(policy, settings, strategy)
-        counted = [
-            part for part, each in zip(parts, micro_batches, strict=True) if each.replayed_share > 0
-        ]
-        metrics = _means(counted, names, strategy)
-        if anchor is not None and learned is not None:
-            if examples:
-                metrics["loss/total"] += anchor.weight * learned["cross_entropy"]
-            metrics |= {
-                "anchor/cross_entropy": learned["cross_entropy"],
-                "anchor/weight": anchor.weight,
-            }
+            learned = _learn_examples(trainee, anchor, examples)
+            metrics["loss/total"] += learned.loss
+            metrics["anchor/cross_entropy"] = learned.means["cross_entropy"]
+            metrics["anchor/weight"] = anchor.weight
+        names = names or {*metrics}
+        _refuse_other_metrics(metrics, names)
         if reports:
             metrics["policy/replay_gap"] = reports[0].metrics["policy/replay_gap"]
         is_noise = (
             is_on_policy
             and not examples
-            and _is_noise_alone(experience, micro_batches, settings.loss, strategy)
+            and _is_noise_alone(experience, sampled, settings.loss, trainee.strategy)
         )
-        report = _take_step(optimizer, schedule, metrics, grad_norm, is_noise=is_noise)
-        is_on_policy = is_on_policy and (is_noise or grad_norm == 0 or report.is_skipped)
+        report, has_moved = _take_step(trainee, metrics, settings, is_noise=is_noise)
+        is_on_policy = is_on_policy and not has_moved
         reports.append(report)
     return reports
 
 
 def update_on_examples(
-    policy: PolicyForUpdate,
-    optimizer: Optimizer,
-    schedule: LearningRateSchedule,
-    examples: Examples,
-    settings: UpdateSettings,
-    strategy: Strategy = SINGLE_PROCESS,
-    *,
-    num_prompts: int,
+    trainee: Trainee, examples: Examples, settings: UpdateSettings, *, num_prompts: int
 ) -> list[UpdateReport]:
     """Learn only from token grids: supervised fine-tuning by their mean cross-entropy.
 
@@ -289,40 +258,44 @@ def update_on_examples(
     Returns:
         One report per update; metrics are NaN, and the loss 0, if a minibatch has no example.
     """
+    minibatches = split_examples(examples, num_prompts, settings.split, trainee.strategy)
     reports = []
-    for passes in (
-        _example_passes(examples, num_prompts, settings, strategy) * settings.updates_per_rollout
-    ):
-        optimizer.zero_grad(set_to_none=True)
-        learned = _learn_examples(policy, examples, passes, strategy)
-        grad_norm = _clip_gradient(policy, settings, strategy)
-        metrics = {
-            "loss/total": examples.weight * learned["cross_entropy"] if passes else 0.0,
-            **{f"{_LEARNED_AS[name]}": value for name, value in learned.items()},
-        }
-        reports.append(_take_step(optimizer, schedule, metrics, grad_norm))
+    for micro_batches in minibatches * settings.updates_per_rollout:
+        trainee.optimizer.zero_grad(set_to_none=True)
+        learned = _learn_examples(trainee, examples, micro_batches)
+        metrics = {_LEARNED_AS[name]: value for name, value in learned.means.items()}
+        report, _ = _take_step(trainee, {"loss/total": learned.loss, **metrics}, settings)
+        reports.append(report)
     return reports
 
 
-_LEARNED_AS = {
-    "cross_entropy": "sft/cross_entropy",
-    "cross_entropy/preview": "sft/cross_entropy/preview",
-    "cross_entropy/target": "sft/cross_entropy/target",
-    "entropy": "policy/entropy",
-    "outside_codebook": "policy/outside_codebook",
-}
-"""Names of metrics by the key that `_learn_examples` returns."""
+def _take_step(
+    trainee: Trainee, metrics: dict[str, float], settings: UpdateSettings, *, is_noise: bool = False
+) -> tuple[UpdateReport, bool]:
+    """Step, unless loss or gradient is not finite or nothing is learned; advance the schedule.
 
-
-def _clip_gradient(policy: PolicyForUpdate, settings: UpdateSettings, strategy: Strategy) -> float:
-    """Scale the gradient down to the largest allowed norm; returns the norm before."""
+    Returns:
+        The report, and whether the weights changed.
+    """
+    optimizer, policy = trainee.optimizer, trainee.policy
     max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
-    return strategy.clip_gradient(policy.trainable_parameters(), max_norm)
+    grad_norm = trainee.strategy.clip_gradient(policy.trainable_parameters(), max_norm)
+    metrics = metrics | {
+        "optim/grad_norm": grad_norm,
+        "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
+    }
+    is_finite = math.isfinite(metrics["loss/total"]) and math.isfinite(grad_norm)
+    is_learning = is_finite and grad_norm != 0 and not is_noise
+    if is_learning:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    trainee.schedule.step()
+    return UpdateReport(metrics, is_skipped=not is_finite), is_learning
 
 
 def _is_noise_alone(
     experience: Experience,
-    micro_batches: Sequence[_MicroBatch],
+    micro_batches: Sequence[MicroBatch],
     loss: Loss,
     strategy: Strategy,
 ) -> bool:
@@ -331,103 +304,58 @@ def _is_noise_alone(
     Log-probs computed with and without gradient, or in other blocks of rows, differ in their last
     bits. A KL to the policy itself therefore has a gradient that is not exactly 0.
     """
-    is_varied = any(bool((each.advantages != 0).any()) for each in micro_batches if each.share > 0)
+    advantages = experience.advantages.values.flatten()
+    is_varied = any(
+        bool((advantages[each.rows] != 0).any()) for each in micro_batches if each.fraction > 0
+    )
     if any(others for (others,) in strategy.gather([float(is_varied)])):
         return False
     is_to_itself = experience.is_sampled_by_reference or loss.kl_coef_in_loss == 0
     return loss.weighs_no_more_than_kl and is_to_itself
 
 
-def _take_step(
-    optimizer: Optimizer,
-    schedule: LearningRateSchedule,
-    metrics: dict[str, float],
-    grad_norm: float,
-    *,
-    is_noise: bool = False,
-) -> UpdateReport:
-    """Step, unless loss or gradient is not finite or nothing is learned; advance the schedule."""
-    metrics = metrics | {
-        "optim/grad_norm": grad_norm,
-        "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
-    }
-    is_finite = math.isfinite(metrics["loss/total"]) and math.isfinite(grad_norm)
-    if is_finite and grad_norm != 0 and not is_noise:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    schedule.step()
-    return UpdateReport(metrics, is_skipped=not is_finite)
+@dataclass(frozen=True)
+class _Learned:
+    """What was learned from the examples of a minibatch.
 
+    Attributes:
+        loss: Weighted mean cross-entropy; 0 if there are no examples.
+        means: Means over the tokens of all processes, in nats; NaN if there are no examples.
+    """
 
-def _minibatch_rows(
-    experience: Experience, parts: int, strategy: Strategy
-) -> list[Int64[Tensor, " N"]]:
-    """Rows of each minibatch in this process, possibly none."""
-    group_size = experience.advantages.values.shape[1]
-    trained = experience.trained_rows()
-    rows = (trained[:, None] * group_size + torch.arange(group_size)).flatten()
-    if parts == 1:
-        return [rows]
-    # Every k-th prompt over all processes: each process has its part of each minibatch.
-    count = [float(len(trained))]
-    before = sum(int(others) for (others,) in strategy.gather(count)[: strategy.rank])
-    prompts = torch.arange(len(trained)).repeat_interleave(group_size) + before
-    return [rows[prompts % parts == part] for part in range(parts)]
-
-
-def _example_passes(
-    examples: Examples, num_prompts: int, settings: UpdateSettings, strategy: Strategy
-) -> list[list[_ExamplePass]]:
-    """Passes over the examples of each minibatch: as many as in each of the other processes."""
-    parts = settings.minibatches_per_rollout
-    before = sum(int(count) for (count,) in strategy.gather([float(num_prompts)])[: strategy.rank])
-    passes = []
-    for part in range(parts):
-        own = ((examples.places + before) % parts == part).nonzero().flatten()
-        counts = [int(count) for (count,) in strategy.gather([float(len(own))])]
-        groups = [*own.split(settings.micro_batch_size)] if len(own) else []
-        shares = [len(group) / sum(counts) for group in groups]
-        stand_ins = math.ceil(max(counts) / settings.micro_batch_size) - len(groups)
-        groups += [torch.zeros(1, dtype=torch.long)] * stand_ins
-        shares += [0.0] * stand_ins
-        passes.append([_ExamplePass(*each) for each in zip(groups, shares, strict=True)])
-    return passes
+    loss: float
+    means: Mapping[str, float]
 
 
 def _learn_examples(
-    policy: PolicyForUpdate,
-    examples: Examples,
-    passes: Sequence[_ExamplePass],
-    strategy: Strategy,
-) -> dict[str, float]:
-    """Accumulate the gradient of the examples of a minibatch.
-
-    Returns:
-        Means over their tokens in all processes, in nats; NaN if there are none.
-    """
+    trainee: Trainee, examples: Examples, micro_batches: Sequence[MicroBatch]
+) -> _Learned:
+    """Accumulate the gradient of the examples of a minibatch."""
+    if not micro_batches:
+        return _Learned(0.0, dict.fromkeys(_LEARNED_AS, math.nan))
     parts = []
-    for index, each in enumerate(passes):
-        with strategy.accumulation(is_last=index == len(passes) - 1):
-            parts.append(_score_examples(policy, examples, each, strategy))
-    if not parts:
-        return dict.fromkeys(_LEARNED_AS, math.nan)
-    own = [math.fsum(part[name] for part in parts) for name in parts[0]]
-    everyone = zip(*strategy.gather(own), strict=True)
-    return dict(zip(parts[0], map(math.fsum, everyone), strict=True))
+    for micro_batch in micro_batches:
+        with trainee.strategy.accumulation(is_last=micro_batch is micro_batches[-1]):
+            parts.append(_score_examples(trainee, examples, micro_batch))
+    own = [math.fsum(part[name] for part in parts) for name in _LEARNED_AS]
+    everyone = zip(*trainee.strategy.gather(own), strict=True)
+    means = dict(zip(_LEARNED_AS, map(math.fsum, everyone), strict=True))
+    return _Learned(examples.weight * means["cross_entropy"], means)
 
 
 def _score_examples(
-    policy: PolicyForUpdate, examples: Examples, some: _ExamplePass, strategy: Strategy
+    trainee: Trainee, examples: Examples, micro_batch: MicroBatch
 ) -> dict[str, float]:
-    """Accumulate the gradient of some examples; returns their share of the means."""
+    """Accumulate the gradient of some examples; returns their part of the means."""
     rollout = Rollout(
         token_ids=examples.token_ids.unsqueeze(1),
         log_probs=torch.zeros(len(examples.token_ids), 1, examples.token_ids.shape[1]),
         sampling_mask=None,
         policy_step=0,
     )
-    replay = policy.replay(examples.prompts, rollout, some.rows)
-    cross_entropy = -replay.log_probs.mean() * some.share
+    replay = trainee.policy.replay(examples.prompts, rollout, micro_batch.rows)
+    cross_entropy = -replay.log_probs.mean() * micro_batch.fraction
+    strategy = trainee.strategy
     strategy.backward(cross_entropy * (examples.weight * strategy.num_processes))
     nats = -replay.log_probs.detach()
     means = {
@@ -438,155 +366,114 @@ def _score_examples(
         "entropy": replay.entropy.detach(),
         "outside_codebook": replay.outside_codebook,
     }
-    return {name: some.share * float(value.double().mean()) for name, value in means.items()}
+    fraction = micro_batch.fraction
+    return {name: fraction * float(value.double().mean()) for name, value in means.items()}
 
 
-def _micro_batches(
+def _with_reference(
     policy: PolicyForUpdate,
     experience: Experience,
-    rows: Int64[Tensor, " N"],
-    settings: UpdateSettings,
-    strategy: Strategy,
-) -> list[_MicroBatch]:
-    """Passes over some rows of this process: as many as in each of the others."""
-    advantages = experience.advantages.values.flatten()
-    replayed = rows
-    if settings.is_skipping_flat and settings.loss.weighs_advantages_alone:
-        replayed = rows[advantages[rows] != 0]
-    own = [float(len(rows)), float(len(replayed))]
-    sizes = [[int(size) for size in each] for each in strategy.gather(own)]
-    total, num_replayed = (sum(each) for each in zip(*sizes, strict=True))
-    if num_replayed == 0:
-        # Everything is flat: one pass for the metrics, with a gradient of zero.
-        replayed = rows[: settings.micro_batch_size]
-        sizes = [[size, min(size, settings.micro_batch_size)] for size, _ in sizes]
-        num_replayed = sum(size for _, size in sizes)
-    groups = [*torch.split(replayed, settings.micro_batch_size)] if len(replayed) else []
-    num_passes = math.ceil(max(size for _, size in sizes) / settings.micro_batch_size)
-    stand_ins = num_passes - len(groups)
-    counts = [len(group) for group in groups] + [0] * stand_ins
-    groups += [torch.zeros(1, dtype=torch.long)] * stand_ins
-    return [
-        _micro_batch(
-            policy,
-            experience,
-            group,
-            settings.loss,
-            share=count / total,
-            replayed_share=count / num_replayed,
-        )
-        for group, count in zip(groups, counts, strict=True)
-    ]
+    minibatches: Sequence[Sequence[MicroBatch]],
+    loss: Loss,
+) -> Experience:
+    """The experience with log-probs under the reference, if the loss needs them."""
+    if loss.kl_coef_in_loss == 0 or experience.reference_log_probs is not None:
+        return experience
+    # Sequences that are not trained on keep a KL of 0.
+    log_probs = experience.rollout.log_probs.clone()
+    with torch.no_grad():
+        for micro_batch in itertools.chain.from_iterable(minibatches):
+            rows = micro_batch.rows
+            found = policy.reference_log_probs(experience.prompts, experience.rollout, rows)
+            if micro_batch.fraction > 0:
+                log_probs.flatten(0, 1)[rows] = found.to(log_probs)
+    return replace(experience, reference_log_probs=log_probs)
 
 
-def _micro_batch(
-    policy: PolicyForUpdate,
+def _learn_sampled(
+    trainee: Trainee,
     experience: Experience,
-    rows: Int64[Tensor, " N"],
+    micro_batches: Sequence[MicroBatch],
     loss: Loss,
     *,
-    share: float,
-    replayed_share: float,
-) -> _MicroBatch:
-    reference_log_probs = None
-    # With the KL in the reward they are available, and are measured.
-    if loss.kl_coef_in_loss != 0 or experience.reference_log_probs is not None:
-        with torch.no_grad():
-            reference_log_probs = _reference_log_probs(policy, experience, rows)
-    return _MicroBatch(
-        rows=rows,
-        old_log_probs=experience.rollout.log_probs.flatten(0, 1)[rows],
-        advantages=experience.advantages.values.flatten()[rows],
-        reference_log_probs=reference_log_probs,
-        correction=_correction(experience, rows),
-        share=share,
-        replayed_share=replayed_share,
-    )
-
-
-def _reference_log_probs(
-    policy: PolicyForUpdate, experience: Experience, rows: Int64[Tensor, " N"]
-) -> Float32[Tensor, "N T"]:
-    if experience.reference_log_probs is None:
-        return policy.reference_log_probs(experience.prompts, experience.rollout, rows)
-    return experience.reference_log_probs.flatten(0, 1)[rows]
-
-
-def _correction(experience: Experience, rows: Int64[Tensor, " N"]) -> OffPolicyCorrection | None:
-    correction = experience.correction
-    if correction is None:
-        return None
-    return OffPolicyCorrection(
-        proximal_log_probs=correction.proximal_log_probs.flatten(0, 1)[rows],
-        weights=correction.weights.flatten(0, 1)[rows],
-    )
-
-
-def _moved(
-    correction: OffPolicyCorrection | None, device: torch.device
-) -> OffPolicyCorrection | None:
-    if correction is None:
-        return None
-    return OffPolicyCorrection(
-        correction.proximal_log_probs.to(device), correction.weights.to(device)
-    )
+    is_last_term: bool,
+    count: Callable[[], object],
+) -> dict[str, float]:
+    """Accumulate the gradient of the sampled tokens of a minibatch; returns its metrics."""
+    parts = []
+    for micro_batch in micro_batches:
+        is_last = is_last_term and micro_batch is micro_batches[-1]
+        with trainee.strategy.accumulation(is_last=is_last):
+            parts.append(_score(trainee, experience, micro_batch, loss))
+        _refuse_other_metrics(parts[-1], parts[0])
+        count()
+    replayed = [
+        part
+        for part, micro_batch in zip(parts, micro_batches, strict=True)
+        if micro_batch.replayed_fraction > 0
+    ]
+    return _means(replayed, [*parts[0]], trainee.strategy)
 
 
 def _score(
-    policy: PolicyForUpdate,
-    experience: Experience,
-    micro_batch: _MicroBatch,
-    settings: Loss,
-    strategy: Strategy,
+    trainee: Trainee, experience: Experience, micro_batch: MicroBatch, settings: Loss
 ) -> dict[str, float]:
     """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
 
     Returns:
-        Metrics weighted by the micro-batch's share of the tokens: loss metrics by its share of all
-        tokens, the others by its share of the replayed tokens.
+        Metrics weighted by the micro-batch's fraction of the tokens: loss metrics by its fraction
+        of all tokens, the others by its fraction of the replayed tokens.
     """
-    replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
-    device = replay.log_probs.device
-    old_log_probs = micro_batch.old_log_probs.to(device)
-    reference = micro_batch.reference_log_probs
-    inputs = LossInputs(
-        log_probs=replay.log_probs,
-        old_log_probs=old_log_probs,
-        reference_log_probs=None if reference is None else reference.to(device),
-        advantages=micro_batch.advantages.to(device),
-        correction=_moved(micro_batch.correction, device),
-        entropy=replay.entropy,
-        num_preview=replay.num_preview,
-    )
+    strategy = trainee.strategy
+    replay = trainee.policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
+    inputs = _loss_inputs(experience, micro_batch.rows, replay)
     loss = grpo_loss(inputs, settings)
-    # Gradients are averaged over the processes, but shares add up to 1 over all of them.
-    strategy.backward(loss.total * (micro_batch.share * strategy.num_processes))
+    # Gradients are averaged over the processes, but fractions add up to 1 over all of them.
+    strategy.backward(loss.total * (micro_batch.fraction * strategy.num_processes))
     log_probs = replay.log_probs.detach()
     metrics = {
         **loss.metrics,
         "policy/entropy": replay.entropy.detach(),
         "policy/log_prob": log_probs,
         "policy/outside_codebook": replay.outside_codebook,
-        "policy/replay_gap": _replay_gap(log_probs, old_log_probs, micro_batch.correction),
+        "policy/replay_gap": _replay_gap(log_probs, inputs.old_log_probs, inputs.correction),
     }
     metrics = {**metrics, **_by_stage(metrics, replay.num_preview)}
     return {
-        name: (micro_batch.share if name.startswith("loss/") else micro_batch.replayed_share)
+        name: (micro_batch.fraction if name.startswith("loss/") else micro_batch.replayed_fraction)
         * float(value.double().mean())
         for name, value in metrics.items()
     }
 
 
-def _refuse_other_metrics(metrics: Mapping[str, float], names: Sequence[str]) -> None:
+def _loss_inputs(experience: Experience, rows: Int64[Tensor, " N"], replay: Replay) -> LossInputs:
+    def of_rows(values: Tensor) -> Tensor:
+        return values.flatten(0, 1)[rows].to(replay.log_probs.device)
+
+    correction, reference = experience.correction, experience.reference_log_probs
+    if correction is not None:
+        correction = OffPolicyCorrection(
+            of_rows(correction.proximal_log_probs), of_rows(correction.weights)
+        )
+    return LossInputs(
+        log_probs=replay.log_probs,
+        old_log_probs=of_rows(experience.rollout.log_probs),
+        # With the KL in the reward they are available, and are measured.
+        reference_log_probs=None if reference is None else of_rows(reference),
+        advantages=of_rows(experience.advantages.values),
+        correction=correction,
+        entropy=replay.entropy,
+        num_preview=replay.num_preview,
+    )
+
+
+def _refuse_other_metrics(metrics: Mapping[str, float], names: Collection[str]) -> None:
     """Refuse varying metrics of a custom loss: a mean over the step needs them in every call."""
     for name in sorted({*metrics} ^ {*names}):
         raise ConfigError(
             f"loss.function: metric {name!r} was not reported by every call of a step; report the "
             "same metrics each time, torch.nan where one has no value: the step's mean is NaN then"
         )
-
-
-_SHOWN_BY_STAGE = ("policy/entropy", "ratio/clip_fraction", "kl/reference_tokens")
 
 
 def _by_stage(metrics: Mapping[str, Tensor], num_preview: int) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
+from glm_grpo.grpo.update import Trainee
+from glm_grpo.models.base import Policy
 from glm_grpo.run.run_state import RunState
 from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.learning_rate import LearningRate
@@ -30,3 +32,7 @@ class Learner:
     strategy: AccelerateStrategy
     state: RunState
     average: MovingAverage | None = None
+
+    def trainee(self, policy: Policy) -> Trainee:
+        """What an update changes."""
+        return Trainee(policy, self.optimizer, self.learning_rate, self.strategy)

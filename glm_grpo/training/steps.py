@@ -147,14 +147,7 @@ class RewardStep:
         rows, policy = self.settings.update.micro_batch_size, self.models.policy
         with self.models.phase("update", replay_size(experience.prompts, policy, rows), clock):
             return update_policy(
-                policy,
-                self.learner.optimizer,
-                self.learner.learning_rate,
-                experience,
-                self.settings.update,
-                self.learner.strategy,
-                anchor,
-                clock.count,
+                self.learner.trainee(policy), experience, self.settings.update, anchor, clock.count
             )
 
     def _follow_with_reference(self, step: int) -> None:
@@ -191,13 +184,7 @@ class TargetStep:
         size = replay_size(examples.prompts, policy, settings.micro_batch_size)
         with self.models.phase("update", size, clock):
             updates = update_on_examples(
-                policy,
-                self.learner.optimizer,
-                self.learner.learning_rate,
-                examples,
-                settings,
-                self.learner.strategy,
-                num_prompts=num_prompts,
+                self.learner.trainee(policy), examples, settings, num_prompts=num_prompts
             )
         if self.learner.average is not None:
             self.learner.average.update()

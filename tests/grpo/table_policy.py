@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from glm_grpo.grpo.update import Replay, UpdateReport, UpdateSettings, update_policy
+from glm_grpo.grpo.update import Replay, Trainee, UpdateReport, UpdateSettings, update_policy
 from glm_grpo.types import (
     Advantages,
     Experience,
@@ -107,4 +107,4 @@ def learn(
 ) -> list[UpdateReport]:
     """Plain gradient descent."""
     optimizer = torch.optim.SGD([policy.logits], lr=learning_rate)
-    return update_policy(policy, optimizer, ConstantRate(), experience, settings)
+    return update_policy(Trainee(policy, optimizer, ConstantRate()), experience, settings)

@@ -16,6 +16,7 @@ from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.strategy import SingleProcess
 from glm_grpo.grpo.update import (
     Replay,
+    Trainee,
     UpdateReport,
     UpdateSettings,
     update_on_examples,
@@ -217,7 +218,7 @@ def test_update_policy_clips_the_gradient_and_reports_its_norm_before() -> None:
 def warm_adam(policy: TablePolicy, experience: Experience) -> torch.optim.Optimizer:
     """An optimizer with momentum from an earlier rollout, and weight decay."""
     optimizer = torch.optim.AdamW([policy.logits], lr=0.1, weight_decay=0.1)
-    update_policy(policy, optimizer, ConstantRate(), experience, SETTINGS)
+    update_policy(Trainee(policy, optimizer, ConstantRate()), experience, SETTINGS)
     return optimizer
 
 
@@ -228,7 +229,7 @@ def test_update_policy_with_equal_rewards_changes_no_weight_despite_momentum() -
     before = policy.logits.detach().clone()
     assert not torch.equal(before, logits)
     (report,) = update_policy(
-        policy, optimizer, ConstantRate(), make_experience(before, FLAT), SETTINGS
+        Trainee(policy, optimizer, ConstantRate()), make_experience(before, FLAT), SETTINGS
     )
     assert torch.equal(policy.logits.detach(), before)
     assert report.metrics["optim/grad_norm"] == 0.0
@@ -254,7 +255,7 @@ def test_update_policy_takes_no_step_on_rounding_alone(moved_by: str) -> None:
     experience = replace(experience, is_sampled_by_reference=moved_by != "another_policy")
     optimizer = torch.optim.Adam([policy.logits], lr=0.1)
 
-    update_policy(policy, optimizer, ConstantRate(), experience, settings)
+    update_policy(Trainee(policy, optimizer, ConstantRate()), experience, settings)
 
     steps = {int(state["step"]) for state in optimizer.state.values()}
     assert steps == (set() if moved_by == "nothing" else {2})
@@ -271,7 +272,7 @@ def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
     log_probs = experience.rollout.log_probs.clone()
     log_probs[1, 2, 0] = -bad
     broken = replace(experience, rollout=replace(experience.rollout, log_probs=log_probs))
-    (report,) = update_policy(policy, optimizer, ConstantRate(), broken, SETTINGS)
+    (report,) = update_policy(Trainee(policy, optimizer, ConstantRate()), broken, SETTINGS)
     assert report.is_skipped
     assert not (
         math.isfinite(report.metrics["loss/total"])
@@ -280,7 +281,7 @@ def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
     assert torch.equal(policy.logits.detach(), before)
     assert policy.logits.grad is None
 
-    (report,) = update_policy(policy, optimizer, ConstantRate(), experience, SETTINGS)
+    (report,) = update_policy(Trainee(policy, optimizer, ConstantRate()), experience, SETTINGS)
     assert not report.is_skipped
     assert not torch.equal(policy.logits.detach(), before)
     assert torch.isfinite(policy.logits).all()
@@ -290,9 +291,7 @@ def test_update_policy_advances_the_schedule_when_no_step_is_taken() -> None:
     policy = TablePolicy(make_logits())
     optimizer = torch.optim.SGD([policy.logits], lr=1.0)
     reports = update_policy(
-        policy,
-        optimizer,
-        HalvingRate(optimizer),
+        Trainee(policy, optimizer, HalvingRate(optimizer)),
         make_experience(make_logits(), FLAT),
         changed(SETTINGS, updates_per_rollout=3),
     )
@@ -303,9 +302,7 @@ def test_update_policy_counts_its_micro_batches() -> None:
     counts: list[tuple[int, int]] = []
     policy = TablePolicy(make_logits())
     update_policy(
-        policy,
-        torch.optim.SGD([policy.logits], lr=0.1),
-        ConstantRate(),
+        Trainee(policy, torch.optim.SGD([policy.logits], lr=0.1), ConstantRate()),
         make_experience(make_logits(), ADVANTAGES),
         changed(SETTINGS, updates_per_rollout=2, micro_batch_size=4),
         count=lambda done, total: counts.append((done, total)),
@@ -333,12 +330,9 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
     policy = TablePolicy(logits)
     optimizer = torch.optim.SGD([policy.logits], lr=1.0)
     update_policy(
-        policy,
-        optimizer,
-        ConstantRate(),
+        Trainee(policy, optimizer, ConstantRate(), Doubling()),
         make_experience(logits, ADVANTAGES),
         changed(SETTINGS, micro_batch_size=3),
-        Doubling(),
     )
     assert is_last_of == [False, True]
     # Both groups sum to 0, and each is one micro-batch.
@@ -476,9 +470,7 @@ def anchored_move(
     policy = TablePolicy(logits)
     optimizer = torch.optim.SGD([policy.logits], lr=1.0)
     reports = update_policy(
-        policy,
-        optimizer,
-        ConstantRate(),
+        Trainee(policy, optimizer, ConstantRate()),
         make_experience(logits, advantages),
         settings,
         anchor=anchor,
@@ -547,9 +539,7 @@ def supervised_move(
     logits = make_logits()
     policy = TablePolicy(logits)
     reports = update_on_examples(
-        policy,
-        torch.optim.SGD([policy.logits], lr=1.0),
-        ConstantRate(),
+        Trainee(policy, torch.optim.SGD([policy.logits], lr=1.0), ConstantRate()),
         examples,
         settings,
         num_prompts=PROMPTS,

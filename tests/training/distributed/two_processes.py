@@ -19,7 +19,7 @@ from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.errors import ConfigError, PeerError
 from glm_grpo.grpo.strategy import SINGLE_PROCESS
-from glm_grpo.grpo.update import Replay, UpdateSettings, update_policy
+from glm_grpo.grpo.update import Replay, Trainee, UpdateSettings, update_policy
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -139,9 +139,8 @@ def learn(processes: Processes, accelerator, micro_batch_size: int) -> dict:
     )
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
     settings = replace(SETTINGS, micro_batch_size=micro_batch_size)
-    reports = update_policy(
-        policy, optimizer, ConstantRate(), make_experience(processes), settings, strategy
-    )
+    trainee = Trainee(policy, optimizer, ConstantRate(), strategy)
+    reports = update_policy(trainee, make_experience(processes), settings)
     return {
         "logits": policy.network.logits.tolist(),
         "reports": [dict(report.metrics) for report in reports],

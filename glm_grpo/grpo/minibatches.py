@@ -1,0 +1,128 @@
+"""Split the rows of a step into minibatches and micro-batches, equally many in every process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from glm_grpo.grpo.strategy import Strategy
+from glm_grpo.types import Examples, Experience
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows to replay at once.
+
+    All processes must call the model equally often. One with fewer micro-batches than another adds
+    stand-ins: row 0, with fractions of 0.
+
+    Attributes:
+        rows: Rows to replay.
+        fraction: Fraction of the minibatch's rows, over all processes.
+        replayed_fraction: Fraction of the rows that are replayed; equals `fraction` if none is
+            skipped.
+    """
+
+    rows: Int64[Tensor, " N"]
+    fraction: float
+    replayed_fraction: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """How to split the rows of a step.
+
+    Attributes:
+        minibatches: Number of minibatches, >= 1. Each has every k-th prompt of the batch, counted
+            over all processes, so that every process has part of each.
+        micro_batch_size: Largest number of rows to replay at once, >= 1.
+        is_skipping_flat: Whether to skip sequences with advantage 0.
+    """
+
+    minibatches: int
+    micro_batch_size: int
+    is_skipping_flat: bool = False
+
+
+def split_experience(
+    experience: Experience, split: Split, strategy: Strategy
+) -> list[list[MicroBatch]]:
+    """Micro-batches of each minibatch; rows index the flattened P * G axis."""
+    trained = experience.trained_rows()
+    group_size = experience.advantages.values.shape[1]
+    rows = trained[:, None] * group_size + torch.arange(group_size)
+    return [
+        _split_sequences(rows[own].flatten(), experience, split, strategy)
+        for own in _split_prompts(torch.arange(len(trained)), len(trained), split, strategy)
+    ]
+
+
+def split_examples(
+    examples: Examples, num_prompts: int, split: Split, strategy: Strategy
+) -> list[list[MicroBatch]]:
+    """Micro-batches of each minibatch; rows index the prompts of `examples`.
+
+    Args:
+        num_prompts: Number of prompts in this process's batch, including those without an example.
+    """
+    minibatches = []
+    for own in _split_prompts(examples.places, num_prompts, split, strategy):
+        counts = _gather_ints(strategy, len(own))
+        groups = _equally_many(own, max(counts), split.micro_batch_size)
+        fractions = [count / sum(counts) for _, count in groups]
+        minibatches.append(
+            [
+                MicroBatch(rows, fraction, replayed_fraction=fraction)
+                for (rows, _), fraction in zip(groups, fractions, strict=True)
+            ]
+        )
+    return minibatches
+
+
+def _split_prompts(
+    places: Int64[Tensor, " B"], num_prompts: int, split: Split, strategy: Strategy
+) -> list[Int64[Tensor, " N"]]:
+    """For each minibatch, which of the prompts at these places of the process's batch it has."""
+    before = sum(_gather_ints(strategy, num_prompts)[: strategy.rank])
+    minibatch = (places + before) % split.minibatches
+    return [(minibatch == index).nonzero().flatten() for index in range(split.minibatches)]
+
+
+def _split_sequences(
+    rows: Int64[Tensor, " N"], experience: Experience, split: Split, strategy: Strategy
+) -> list[MicroBatch]:
+    """Micro-batches of some sequences of this process."""
+    size, replayed = split.micro_batch_size, rows
+    if split.is_skipping_flat:
+        replayed = rows[experience.advantages.values.flatten()[rows] != 0]
+    counts, replayed_counts = (_gather_ints(strategy, len(each)) for each in (rows, replayed))
+    if not any(replayed_counts):
+        # Everything is flat: one pass for the metrics, with a gradient of zero.
+        replayed = rows[:size]
+        replayed_counts = [min(count, size) for count in counts]
+    return [
+        MicroBatch(group, count / sum(counts), replayed_fraction=count / sum(replayed_counts))
+        for group, count in _equally_many(replayed, max(replayed_counts), size)
+    ]
+
+
+def _equally_many(
+    rows: Int64[Tensor, " N"], most: int, size: int
+) -> list[tuple[Int64[Tensor, " M"], int]]:
+    """Groups of at most `size` rows, and how many of them count.
+
+    Args:
+        most: Largest number of rows in any process, which decides the number of groups.
+    """
+    groups = [(group, len(group)) for group in rows.split(size) if len(group)]
+    stand_in = (torch.zeros(1, dtype=torch.long), 0)
+    return groups + [stand_in] * (math.ceil(most / size) - len(groups))
+
+
+def _gather_ints(strategy: Strategy, value: int) -> Sequence[int]:
+    return [int(others) for (others,) in strategy.gather([float(value)])]
