@@ -149,24 +149,24 @@ def _refill(
 
     Each process replaces its own groups, by spare prompts that only it takes.
     """
-    parts, trained = [first], torch.arange(len(first.totals))
+    parts = [first]
+    # The groups that represent the prompts of the step, by their place among all sampled groups.
+    trained = torch.arange(len(first.totals))
     flat = first.advantages.is_flat.nonzero().flatten()
-    used = 0
+    left = range(len(spares))
     for _ in range(rounds):
-        counts = processes.gather(len(flat))
-        left = len(spares) - used
-        if sum(counts) == 0 or left == 0:
+        wanted = processes.gather(len(flat))
+        if not left or not any(wanted):
             break
-        before = sum(counts[: processes.rank])
-        places = range(used + min(before, left), used + min(before + len(flat), left))
-        used += min(sum(counts), left)
-        replaced, flat = flat[: len(places)], flat[:0]
+        before = sum(wanted[: processes.rank])
+        # The last flat groups stay if spare prompts run out.
+        own, left = left[before : before + len(flat)], left[sum(wanted) :]
+        replaced, flat = flat[: len(own)], flat[:0]
         with processes.together():
-            if len(places):
-                more = make(spares.batch(places))
-                trained[replaced] = sum(len(part.totals) for part in parts) + torch.arange(
-                    len(places)
-                )
+            if own:
+                more = make(spares.batch(own))
+                num_sampled = sum(len(part.totals) for part in parts)
+                trained[replaced] = num_sampled + torch.arange(len(own))
                 flat = replaced[more.advantages.is_flat]
                 parts.append(more)
     return replace(join_experiences(parts), trained=trained)
