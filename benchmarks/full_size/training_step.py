@@ -23,10 +23,11 @@ from torch import Tensor
 
 from benchmarks.full_size.learning import make_optimizer
 from benchmarks.full_size.scale import Bench, Rows, caption, make_batch
+from glm_grpo.builders.launch import Launch
 from glm_grpo.builders.models import place_models
 from glm_grpo.builders.prompts import Prompts
 from glm_grpo.builders.settings import collect_settings, update_settings
-from glm_grpo.builders.trainer import Launch, build_trainer
+from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.grpo.update import Trainee, update_policy

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from glm_grpo.builders.asynchronous import collector_needs
-from glm_grpo.builders.trainer import Launch, build_trainer
+from glm_grpo.builders.launch import Launch
+from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.check import Checked, check_before_loading, load_checked
 from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.commands.evaluate import summary_table

@@ -12,9 +12,10 @@ import pytest
 from accelerate import Accelerator
 from rich.console import Console
 
+from glm_grpo.builders.launch import Launch
 from glm_grpo.builders.models import begin_with, build_models, find_start
 from glm_grpo.builders.prompts import Prompts, build_prompts
-from glm_grpo.builders.trainer import Launch, build_trainer
+from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image import loading
 from glm_grpo.run.folder import RunFolder

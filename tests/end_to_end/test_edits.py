@@ -12,10 +12,11 @@ from accelerate import Accelerator
 from PIL import Image
 from rich.console import Console
 
+from glm_grpo.builders.launch import Launch
 from glm_grpo.builders.models import build_models
 from glm_grpo.builders.prompts import build_batch, build_prompts
 from glm_grpo.builders.settings import collect_settings
-from glm_grpo.builders.trainer import Launch, build_trainer
+from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.report.compare.comparison import compare

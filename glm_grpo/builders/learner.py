@@ -1,0 +1,112 @@
+"""Build what learns: weights, engine, optimizer and state, restored from a checkpoint if any."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import AdamW, Optimizer
+
+from glm_grpo.builders.launch import Launch
+from glm_grpo.config import Config
+from glm_grpo.models.base import Policy
+from glm_grpo.models.offload import OptimizerPart
+from glm_grpo.run.checkpoints import Checkpoint
+from glm_grpo.run.optimizer_state import load_optimizer
+from glm_grpo.run.run_state import RunState
+from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards
+from glm_grpo.training.learner import Learner
+from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.moving_average import MovingAverage
+from glm_grpo.training.phase import Models
+from glm_grpo.training.resume import start_step
+
+
+def build_learner(
+    config: Config, models: Models, checkpoint: Checkpoint | None, launch: Launch
+) -> Learner:
+    """Build the learner of a run: at its beginning, or as the checkpoint stored it."""
+    strategy, optimizer = _distribute_policy(config, models, checkpoint, launch)
+    learning_rate = build_learning_rate(config, optimizer)
+    state = RunState()
+    if checkpoint is not None:
+        state = _restore(checkpoint, optimizer, learning_rate)
+    state.start_step = start_step(config)
+    _offload_optimizer(config, models, optimizer, launch.accelerator.device)
+    average = _build_average(config, models.policy, checkpoint)
+    return Learner(optimizer, learning_rate, strategy, state, average)
+
+
+def _distribute_policy(
+    config: Config, models: Models, checkpoint: Checkpoint | None, launch: Launch
+) -> tuple[AccelerateStrategy, AdamW]:
+    """Load the weights, then let the engine wrap or shard them, then optimize what it made."""
+    policy, accelerator = models.policy, launch.accelerator
+    if has_shards(accelerator) and accelerator.mixed_precision != "no":
+        # The engine would do this too, but after a checkpoint's weights lose what bf16 cannot hold.
+        for weight in policy.trainable_parameters():
+            weight.data = weight.data.float()
+    if checkpoint is not None:
+        with checkpoint.named():
+            policy.load_state_tensors(checkpoint.tensors["policy"])
+            policy.load_reference_tensors(checkpoint.tensors.get("reference", {}))
+    with models.offload.phase("update"):
+        strategy = AccelerateStrategy(policy, accelerator, launch.processes)
+        return strategy, _build_optimizer(config, policy)
+
+
+def _offload_optimizer(
+    config: Config, models: Models, optimizer: Optimizer, device: torch.device
+) -> None:
+    """Let the optimizer's moments wait in CPU memory, if the config says so."""
+    if config.offload != "modules_and_optimizer" or device.type == "cpu":
+        return
+    part = OptimizerPart(optimizer, device=device)
+    # Restored moments lie on the device of the weights.
+    part.evict()
+    models.offload.add("optimizer", part)
+
+
+def _build_optimizer(config: Config, policy: Policy) -> AdamW:
+    return AdamW(
+        policy.trainable_parameters(),
+        lr=config.optim.learning_rate,
+        betas=config.optim.betas,
+        eps=config.optim.epsilon,
+        weight_decay=config.optim.weight_decay,
+    )
+
+
+def build_learning_rate(config: Config, optimizer: Optimizer) -> LearningRate:
+    """Build the schedule of a run's updates, at its beginning."""
+    updates = config.train.updates_per_step
+    return LearningRate(
+        optimizer,
+        peak=config.optim.learning_rate,
+        schedule=config.optim.schedule,
+        warmup_updates=config.optim.warmup_steps * updates,
+        total_updates=config.train.steps * updates,
+    )
+
+
+def _build_average(
+    config: Config, policy: Policy, checkpoint: Checkpoint | None
+) -> MovingAverage | None:
+    if config.eval.ema_decay is None:
+        return None
+    average = MovingAverage(policy, config.eval.ema_decay)
+    if checkpoint is not None:
+        average.load(checkpoint.tensors["average"])
+    return average
+
+
+def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: LearningRate) -> RunState:
+    """Restore a checkpoint's state, except the weights, into the objects of a run."""
+    state = checkpoint.run_state()
+    load_optimizer(optimizer, checkpoint.tensors["optimizer"], state.optimizer.model_dump())
+    learning_rate.set(state.updates)
+    return RunState(
+        step=checkpoint.step,
+        best_step=state.best_step,
+        best_total=-torch.inf if state.best_total is None else state.best_total,
+        skipped_in_a_row=state.skipped_in_a_row,
+        full_decode_from=state.full_decode_from,
+    )
