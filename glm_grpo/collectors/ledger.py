@@ -7,6 +7,7 @@ batch that would become too old is not assigned yet.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -79,41 +80,38 @@ class Ledger(Generic[T]):
     ) -> None:
         self._steps = steps
         self._settings_for_step = settings_for_step
-        self._policy_step = policy_step
-        self._next = steps.first
-        self._count = 0
+        self._numbers = itertools.count(1)
+        self._next_step = steps.first
+        # A step is in one of these, or was taken. Due steps, with the updates of the weights to
+        # sample them with; None: the newest at that time.
+        self._due: dict[int, int | None] = {}
         self._under_way: dict[int, Assignment] = {}
-        # Steps to assign before `_next`, and the updates of their weights; None means the newest.
-        self._due: list[tuple[int, int | None]] = []
         self._finished: dict[int, tuple[Assignment, T]] = {}
-        self._settle_weights()
+        self.push(policy_step)
 
     def push(self, policy_step: int) -> None:
-        """Note that the collectors have newer weights."""
+        """Note that the collectors have newer weights, which are new enough for more steps."""
         self._policy_step = policy_step
-        self._settle_weights()
+        while (
+            self._next_step <= self._steps.last
+            and self._age(self._next_step, policy_step) <= self._steps.max_age
+        ):
+            self._due[self._next_step] = policy_step if self._steps.are_weights_settled else None
+            self._next_step += 1
 
     def age(self, assignment: Assignment) -> int:
         """Updates by which the weights that sampled lag behind those that learn from it."""
-        return (assignment.step - 1) * self._steps.updates_each - assignment.policy_step
+        return self._age(assignment.step, assignment.policy_step)
 
     def give_out(self) -> Assignment | None:
-        """Assign the next batch to an idle collector; None if the next would become too old.
-
-        Lost batches come first, with their original weights, so that losing them changes no result.
-        Withdrawn batches get the newest weights, unless weights are settled.
-        """
-        if self._due:
-            self._due.sort(key=lambda entry: entry[0])
-            step, policy_step = self._due.pop(0)
-        elif self._may_begin(self._next):
-            step, policy_step = self._next, None
-            self._next += 1
-        else:
+        """Assign the earliest due batch to an idle collector; None if none is due."""
+        if not self._due:
             return None
-        self._count += 1
-        weights = self._policy_step if policy_step is None else policy_step
-        assignment = Assignment(self._count, step, weights, self._settings_for_step(step))
+        step = min(self._due)
+        settled = self._due.pop(step)
+        policy_step = self._policy_step if settled is None else settled
+        settings = self._settings_for_step(step)
+        assignment = Assignment(next(self._numbers), step, policy_step, settings)
         self._under_way[assignment.number] = assignment
         return assignment
 
@@ -124,13 +122,16 @@ class Ledger(Generic[T]):
             self._finished[assignment.step] = (assignment, result)
 
     def lose(self, number: int) -> None:
-        """Handle a dead collector: its batch is assigned again, unchanged."""
+        """Handle a dead collector: its batch is due again with the same weights and result."""
         assignment = self._under_way.pop(number, None)
         if assignment is not None:
-            self._due.append((assignment.step, assignment.policy_step))
+            self._due[assignment.step] = assignment.policy_step
 
     def withdraw_outdated(self) -> int:
-        """Withdraw and recollect batches whose settings have changed; returns their number."""
+        """Withdraw and recollect batches whose settings have changed; returns their number.
+
+        They get the newest weights, unless weights are settled.
+        """
         finished = [assignment for assignment, _ in self._finished.values()]
         outdated = [
             each
@@ -140,8 +141,7 @@ class Ledger(Generic[T]):
         for each in outdated:
             self._under_way.pop(each.number, None)
             self._finished.pop(each.step, None)
-            settled = each.policy_step if self._steps.are_weights_settled else None
-            self._due.append((each.step, settled))
+            self._due[each.step] = each.policy_step if self._steps.are_weights_settled else None
         return len(outdated)
 
     def take(self, step: int) -> tuple[Assignment, T] | None:
@@ -156,18 +156,12 @@ class Ledger(Generic[T]):
     @property
     def oldest(self) -> int:
         """Updates of the oldest weights with which a batch may still be sampled."""
-        due = [policy_step for _, policy_step in self._due if policy_step is not None]
+        due = [policy_step for policy_step in self._due.values() if policy_step is not None]
         under_way = [each.policy_step for each in self._under_way.values()]
         # These may still be withdrawn and made again.
         finished = [each.policy_step for each, _ in self._finished.values()]
         return min([*due, *under_way, *finished, self._policy_step])
 
-    def _settle_weights(self) -> None:
-        while self._steps.are_weights_settled and self._may_begin(self._next):
-            self._due.append((self._next, self._policy_step))
-            self._next += 1
-
-    def _may_begin(self, step: int) -> bool:
-        """Whether the step exists, and the newest weights are new enough for it."""
-        age = (step - 1) * self._steps.updates_each - self._policy_step
-        return step <= self._steps.last and age <= self._steps.max_age
+    def _age(self, step: int, policy_step: int) -> int:
+        """Updates between the weights that sample a step's batch and those that learn from it."""
+        return (step - 1) * self._steps.updates_each - policy_step
