@@ -25,6 +25,9 @@ _UNITS = {
 }
 _MOST_MEMORY = 10**18
 
+_WHOLE_KEY = re.compile(r"reward\.terms\.(\w+)\.(?:weight|share)")
+_TERM = re.compile("[a-z][a-z0-9_]*")
+
 
 def whole_number(least: int, most: int, *, remedy: str) -> Callable[[str], int]:
     """Make a type for a whole number in a range, including both ends."""
@@ -89,10 +92,6 @@ def _check_writable(text: str, folder: Path) -> None:
 
 def _refusal(text: str, rule: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{text!r} {rule}")
-
-
-_WHOLE_KEY = re.compile(r"reward\.terms\.(\w+)\.(?:weight|share)")
-_TERM = re.compile("[a-z][a-z0-9_]*")
 
 
 def is_weight(text: str) -> bool:

@@ -49,6 +49,8 @@ _COLUMNS = (
 
 _Row = dict[str, Any]
 
+_EMBEDDED_WEIGHTS = "pkg://glm_grpo/tiny/"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -191,9 +193,6 @@ def _tile(
     place = {"prompt": row["prompt_id"], "step": row["step"], "sample": sample, "large": 1}
     query = urlencode(place | ({} if first is None else {"first": first}), errors="replace")
     return Tile(label, quote(str(thumbnail)), f"index.html#progress?{query}")
-
-
-_EMBEDDED_WEIGHTS = "pkg://glm_grpo/tiny/"
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,29 @@ from rewards.terms.text_matching import plain_form
 Problem = dict[str, str]
 """`where`: the file; `message`: the problem and its remedy."""
 
+_OCR = "ocr"
+
+Group = dict[str, Any]
+"""One prompt's pictures with everything stored about them, as JSON values."""
+
+EVALUATION_COLUMNS = (
+    *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
+    *(RAW, NOTE, SOURCES),
+)
+ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
+_NUMBERS = ("total", "penalty", "advantage")
+
+SCHEMA = 1
+"""Version of the data files, for scripts that read them."""
+_CHUNK_STEPS = 10
+
+_OVERVIEW = ("reward/mean", "reward/std", "eval/total", "canary/departures")
+"""Metrics of all steps that the first page shows before any other file is loaded."""
+
 
 def describe(error: GlmGrpoError, folder: RunFolder) -> str:
     """Text of an error with paths relative to the run: a shared gallery names no machine."""
     return str(error).replace(f"{folder.path}/", "")
-
-
-_OCR = "ocr"
 
 
 @dataclass(frozen=True)
@@ -162,17 +178,6 @@ def _decimal(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-Group = dict[str, Any]
-"""One prompt's pictures with everything stored about them, as JSON values."""
-
-EVALUATION_COLUMNS = (
-    *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
-    *(RAW, NOTE, SOURCES),
-)
-ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
-_NUMBERS = ("total", "penalty", "advantage")
-
-
 def read_groups(
     path: Path, columns: Sequence[str], readers: Mapping[str, bool]
 ) -> tuple[Group, ...]:
@@ -275,11 +280,6 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
     return {"read": read, "marks": reading.marks, "errors": reading.errors}
 
 
-SCHEMA = 1
-"""Version of the data files, for scripts that read them."""
-_CHUNK_STEPS = 10
-
-
 @dataclass(frozen=True)
 class Records:
     """Everything that a run has recorded, except pictures and scores.
@@ -358,10 +358,6 @@ def chunk_key(step: int) -> str:
 def evaluation_key(step: int) -> str:
     """Name of the data file of the evaluation at a policy step."""
     return f"evaluation-{step:06d}"
-
-
-_OVERVIEW = ("reward/mean", "reward/std", "eval/total", "canary/departures")
-"""Metrics of all steps that the first page shows before any other file is loaded."""
 
 
 def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, Any]:

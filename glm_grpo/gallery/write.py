@@ -29,6 +29,10 @@ from glm_grpo.run.tables import SummaryRow
 
 _UNSAFE = re.compile("[<\u2028\u2029\ud800-\udfff]")
 
+_RUN_KEY = "run"
+_KEY = re.compile(r"(?:steps|evaluation)-\d{6,}")
+"""Pattern of the results of `chunk_key` and `evaluation_key`."""
+
 
 def to_script(key: str, value: Mapping[str, Any]) -> bytes:
     """Make a script that passes a value to the page: one call, `glmGallery.receive(key, value)`.
@@ -54,11 +58,6 @@ def to_script(key: str, value: Mapping[str, Any]) -> bytes:
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
     return "\ufffd" if "\ud800" <= character <= "\udfff" else f"\\u{ord(character):04x}"
-
-
-_RUN_KEY = "run"
-_KEY = re.compile(r"(?:steps|evaluation)-\d{6,}")
-"""Pattern of the results of `chunk_key` and `evaluation_key`."""
 
 
 def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:

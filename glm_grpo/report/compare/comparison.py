@@ -28,6 +28,35 @@ from rewards.reweigh import Mode, combine
 _NO_DIFFERENCE = frozenset({"run_dir", "train.resume", "run.name", "run.notes", "run.tags"})
 """Keys that say where a run lies and what is said about it, not what it is."""
 
+SAME_PICTURES = ("eval.seed", "rollout.height", "rollout.width")
+"""Keys that must agree: with others, noise or sizes of the pictures differ."""
+_SAME_EVALUATION = (
+    *SAME_PICTURES,
+    "model.path",
+    "eval.samples_per_prompt",
+    "data.sources",
+)
+"""Keys that must agree where figures are compared."""
+_NOT_OF_THE_SCORE = frozenset(
+    {
+        *("weight", "when", "std_floor"),
+        *("timeout_seconds", "run_in", "threads", "url"),
+        *("retries", "requests_at_once", "request_timeout_seconds"),
+        *("api_key_variable", "token_variable"),
+    }
+)
+"""Options of a term that leave its raw scores as they are."""
+
+_MOST_TRADE_OFFS = 6
+"""Pairs of terms that are drawn: all of up to four terms."""
+
+_LONGEST_LABEL = 44
+"""Characters that fit into the legend of a picture."""
+
+_BOOTSTRAP_SEED = 0
+_SWEEP_FILE = "multirun.yaml"
+"""Hydra's, beside the runs of a sweep."""
+
 
 def list_settings(config: Config) -> dict[str, str]:
     """All values of a config as JSON, by dotted key; a section that is absent has none."""
@@ -49,26 +78,6 @@ def differing_settings(configs: Sequence[Config]) -> list[dict[str, str]]:
         and len({settings.get(key, NOT_GIVEN) for settings in flat}) > 1
     ]
     return [{key: settings.get(key, NOT_GIVEN) for key in differing} for settings in flat]
-
-
-SAME_PICTURES = ("eval.seed", "rollout.height", "rollout.width")
-"""Keys that must agree: with others, noise or sizes of the pictures differ."""
-_SAME_EVALUATION = (
-    *SAME_PICTURES,
-    "model.path",
-    "eval.samples_per_prompt",
-    "data.sources",
-)
-"""Keys that must agree where figures are compared."""
-_NOT_OF_THE_SCORE = frozenset(
-    {
-        *("weight", "when", "std_floor"),
-        *("timeout_seconds", "run_in", "threads", "url"),
-        *("retries", "requests_at_once", "request_timeout_seconds"),
-        *("api_key_variable", "token_variable"),
-    }
-)
-"""Options of a term that leave its raw scores as they are."""
 
 
 def check_same_evaluation(
@@ -241,10 +250,6 @@ def _list_options(runs: Sequence[EvaluatedRun], name: str) -> str:
     )
 
 
-_MOST_TRADE_OFFS = 6
-"""Pairs of terms that are drawn: all of up to four terms."""
-
-
 def pareto_optimal(points: Float64[Tensor, "N D"]) -> Bool[Tensor, " N"]:
     """Which points no other point is at least as high as in all, and higher than in one."""
     others, own = points[None, :, :], points[:, None, :]
@@ -277,10 +282,6 @@ def find_trade_offs(
         is_optimal = pareto_optimal(points)[1:].tolist()
         found.append(TradeOff(*pair, is_optimal=tuple(is_optimal)))
     return tuple(found)
-
-
-_LONGEST_LABEL = 44
-"""Characters that fit into the legend of a picture."""
 
 
 @dataclass(frozen=True)
@@ -410,11 +411,6 @@ class Comparison:
 def _short_settings(settings: Mapping[str, str]) -> str:
     """`ocr.weight=0.3` for reward.terms.ocr.weight."""
     return ", ".join(f"{'.'.join(key.split('.')[-2:])}={value}" for key, value in settings.items())
-
-
-_BOOTSTRAP_SEED = 0
-_SWEEP_FILE = "multirun.yaml"
-"""Hydra's, beside the runs of a sweep."""
 
 
 def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Comparison:

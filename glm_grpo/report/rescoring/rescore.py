@@ -33,6 +33,22 @@ from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
 from rewards.terms import KINDS
 from rewards.types import RewardError, RewardTable
 
+_TERM_OPTIONS = ("weight", "std_floor")
+_CHANGEABLE = re.compile(
+    rf"reward\.combine|advantage\.\w+|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
+)
+_CHANGEABLE_IN_WORDS = "<name>=WEIGHT, reward.terms.<name>.std_floor, reward.combine, advantage.*"
+_LEAST_SIMILARITY = 0.75
+"""Similarity of two keys, by difflib, below which one is no misspelling of the other. Most of a key
+is its sections, which many keys share."""
+_LEAST_SIMILARITY_OF_NAMES = 0.6
+"""The same of a single name, such as that of a term: two letters that changed places in three."""
+
+SHOWN_DECIMALS = 2
+"""Decimals of an advantage in a table."""
+_MOVED_IMAGES = 8
+"""Images shown of those that gain most, and of those that lose most."""
+
 
 def winner_changes(
     before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
@@ -166,18 +182,6 @@ class Rescoring:
     rare_terms: tuple[str, ...] = ()
 
 
-_TERM_OPTIONS = ("weight", "std_floor")
-_CHANGEABLE = re.compile(
-    rf"reward\.combine|advantage\.\w+|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
-)
-_CHANGEABLE_IN_WORDS = "<name>=WEIGHT, reward.terms.<name>.std_floor, reward.combine, advantage.*"
-_LEAST_SIMILARITY = 0.75
-"""Similarity of two keys, by difflib, below which one is no misspelling of the other. Most of a key
-is its sections, which many keys share."""
-_LEAST_SIMILARITY_OF_NAMES = 0.6
-"""The same of a single name, such as that of a term: two letters that changed places in three."""
-
-
 def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     """The config of a run with other weights, another combination or other advantages.
 
@@ -277,12 +281,6 @@ def _look_up(values: Mapping[str, Any], key: str) -> object:
     for part in key.split("."):
         found = found[part]
     return found
-
-
-SHOWN_DECIMALS = 2
-"""Decimals of an advantage in a table."""
-_MOVED_IMAGES = 8
-"""Images shown of those that gain most, and of those that lose most."""
 
 
 @dataclass(frozen=True)
