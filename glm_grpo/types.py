@@ -28,6 +28,9 @@ from torch import Tensor
 
 from rewards.types import Prompt, RewardTable
 
+Count = Callable[[int, int], object]
+"""Called with the amount of work done and the total, such as 3 of 8."""
+
 
 @dataclass(frozen=True)
 class PromptBatch:
@@ -218,10 +221,6 @@ class Evaluation:
     rewards: RewardTable
     totals: Float32[Tensor, "P G"]
     entropy: Float32[Tensor, " P"]
-
-
-Count = Callable[[int, int], object]
-"""Called with the amount of work done and the total, such as 3 of 8."""
 
 
 def not_counted(done: int, total: int) -> None:

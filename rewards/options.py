@@ -30,6 +30,10 @@ LONGEST_WAIT = 1e6
 
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
 
+# Neither a shell nor YAML expands a tilde after a dotted key.
+PathText = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
+"""Path of a file or folder, or a name that may be one, such as a hub id."""
+
 
 class Options(BaseModel):
     """Base of all sections: refuses unknown keys, lax types and non-finite numbers."""
@@ -76,10 +80,6 @@ def _check_url(url: str) -> str:
         raise problem_at((), HIDDEN, rule, "name the environment variable that holds the key")
     return url
 
-
-# Neither a shell nor YAML expands a tilde after a dotted key.
-PathText = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
-"""Path of a file or folder, or a name that may be one, such as a hub id."""
 
 Variable = Annotated[str, AfterValidator(_check_variable)]
 """Name of an environment variable that holds a secret."""

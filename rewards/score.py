@@ -31,6 +31,9 @@ _LONGEST_SHOWN = 60
 _GRACE_SECONDS = 2.0
 """Added to a term's time limit, because terms that keep the limit themselves can explain more."""
 
+_Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores], torch.cuda.Event | None]]
+"""Jobs of a worker, each with the event on the device to wait for first."""
+
 
 @dataclass(frozen=True)
 class Term:
@@ -347,10 +350,6 @@ class _Worker:
         ready = torch.cuda.current_stream().record_event() if is_on_device else None
         self._jobs.put((future, job, ready))
         return future
-
-
-_Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores], torch.cuda.Event | None]]
-"""Jobs of a worker, each with the event on the device to wait for first."""
 
 
 def _work(jobs: _Jobs) -> None:

@@ -32,6 +32,10 @@ from rewards.problems import Problem, describe_problems
 
 logger = logging.getLogger(__name__)
 
+_LARGEST_AREA = 4
+"""Largest ratio of an image's area to the smallest trained area: 2048 x 2048 to 1024 x 1024.
+Source: zai-org/GLM-Image, issue 12."""
+
 
 def model_path(path: str) -> str:
     """Resolve `tiny` to the folder inside the package; return other paths unchanged."""
@@ -49,11 +53,6 @@ def build_planner(path: str) -> Planner:
     """
     path = model_path(path)
     return GlmImagePlanner(read_part_configs(path), Path(path))
-
-
-_LARGEST_AREA = 4
-"""Largest ratio of an image's area to the smallest trained area: 2048 x 2048 to 1024 x 1024.
-Source: zai-org/GLM-Image, issue 12."""
 
 
 def hint_at_size(config: Config) -> list[str]:

@@ -29,6 +29,17 @@ from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.types import Experience, OffPolicyCorrection, PromptBatch
 
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS_IN_A_ROW = 3
+"""Stop a run after this many collectors died without a batch made in between."""
+
+_POLL_SECONDS = 0.1
+"""Interval after which the thread looks for new orders."""
+
+PATIENCE_SECONDS = 120.0
+"""Time after which a waiting learner reports that there is no collector yet."""
+
 
 @dataclass(frozen=True)
 class StaleSettings:
@@ -91,18 +102,6 @@ def correct_stale(
         "async/importance_ratio": ratios.mean().item(),
         "async/truncated_fraction": is_outside.float().mean().item(),
     }
-
-
-logger = logging.getLogger(__name__)
-
-MAX_DEATHS_IN_A_ROW = 3
-"""Stop a run after this many collectors died without a batch made in between."""
-
-_POLL_SECONDS = 0.1
-"""Interval after which the thread looks for new orders."""
-
-PATIENCE_SECONDS = 120.0
-"""Time after which a waiting learner reports that there is no collector yet."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,20 @@ _LONGEST_SIDE = 16_384
 _MOST_STEPS = 10**9
 """Training steps; at one per second, thirty years."""
 
+TINY = "tiny"
+"""Value of `model.path` for the embedded model; `tiny:` prefixes its prompt sets."""
+
+_LEAST_GPU = 0.0001
+"""Smallest fraction of an accelerator that Ray can count."""
+_LARGEST_PORT = 65_535
+
+_MOST_TAGS = 32
+_LONGEST_TAG = 64
+"""Characters; the limit of W&B."""
+
+_LONGEST_NOTES = 5_000
+"""Characters; MLflow shows no more than that among the settings."""
+
 
 class AdapterSection(Options):
     """Low-rank adapters on the language model. No dropout, because replay must equal sampling."""
@@ -33,10 +47,6 @@ class AdapterSection(Options):
     """Rank of each adapter's two factors."""
     alpha: float = Field(ge=1e-6, le=1e6)
     """Numerator of the adapter scale alpha / rank."""
-
-
-TINY = "tiny"
-"""Value of `model.path` for the embedded model; `tiny:` prefixes its prompt sets."""
 
 
 class ModelSection(Options):
@@ -211,11 +221,6 @@ class TrainSection(Options):
         return self.updates_per_rollout * self.minibatches_per_rollout
 
 
-_LEAST_GPU = 0.0001
-"""Smallest fraction of an accelerator that Ray can count."""
-_LARGEST_PORT = 65_535
-
-
 class AsyncSection(Options):
     """Asynchronous collection through Ray; read only if `train.mode` is async."""
 
@@ -312,13 +317,6 @@ def _check_line(text: str) -> str:
         raise problem_at((), text, "must be one line of text", "write a word or two")
     return _check_text(text)
 
-
-_MOST_TAGS = 32
-_LONGEST_TAG = 64
-"""Characters; the limit of W&B."""
-
-_LONGEST_NOTES = 5_000
-"""Characters; MLflow shows no more than that among the settings."""
 
 _Line = Annotated[str, Field(max_length=120), AfterValidator(_check_line)]
 _Notes = Annotated[str, Field(max_length=_LONGEST_NOTES), AfterValidator(_check_text)]

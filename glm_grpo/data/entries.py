@@ -23,6 +23,19 @@ from glm_grpo.models.base import ReservedTokens
 from rewards.pictures import PictureError, PictureSource, fit_pixels, open_rgb
 from rewards.texts import find_quoted_texts, is_blank
 
+LARGEST_ASPECT = 4
+"""Largest aspect ratio of a source picture. Source: `smart_resize` in GLM-Image's image processor
+(transformers)."""
+
+LONGEST_ID = 100
+USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
+
+UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
+"""Null, and lone surrogates, which JSON can express but UTF-8 cannot."""
+
+_LIST_OF_TEXTS = re.compile(r'\s*\[\s*["\]]')
+"""Start of a JSON list in a cell; `[SALE]` is a text in brackets."""
+
 
 def verify_picture(source: PictureSource, origin: str) -> None:
     """Decode a picture fully: the header alone does not reveal a truncated file.
@@ -87,17 +100,6 @@ def _open(source: PictureSource, origin: str) -> Image.Image:
     except PictureError as error:
         name = "the embedded picture" if isinstance(source, bytes) else f"picture {source}"
         raise DataError(f"{origin}: {name} {error}") from error
-
-
-LARGEST_ASPECT = 4
-"""Largest aspect ratio of a source picture. Source: `smart_resize` in GLM-Image's image processor
-(transformers)."""
-
-LONGEST_ID = 100
-USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
-
-UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-"""Null, and lone surrogates, which JSON can express but UTF-8 cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +206,6 @@ def _read_string(row: Row, field: str) -> str | None:
             "or save the file as UTF-8"
         )
     return value
-
-
-_LIST_OF_TEXTS = re.compile(r'\s*\[\s*["\]]')
-"""Start of a JSON list in a cell; `[SALE]` is a text in brackets."""
 
 
 def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:

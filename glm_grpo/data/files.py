@@ -38,6 +38,9 @@ SOURCE_FIELDS = ("source", "sources")
 
 READ_FIELDS = frozenset((*PROMPT_FIELDS, *TARGET_FIELDS, *SOURCE_FIELDS))
 
+HUB_SPLIT = "train"
+TARGET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -183,10 +186,6 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = dict(
     zip(FILE_SUFFIXES, (read_text, read_jsonl, _read_csv, _read_parquet), strict=True)
 )
 """Readers by file suffix."""
-
-
-HUB_SPLIT = "train"
-TARGET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def read_rows(path: str) -> Iterator[Row]:

@@ -17,6 +17,12 @@ from torch import Tensor, nn
 from glm_grpo.grpo.update import PolicyForUpdate
 from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout, not_counted
 
+Preview = Literal["zeros", "encode", "repeat"]
+"""Source of the preview tokens of a given picture, see `Policy.tokenize_pictures`."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Dtypes by the value of `model.dtype`."""
+
 
 @runtime_checkable
 class Policy(PolicyForUpdate, Protocol):
@@ -190,13 +196,6 @@ class ReservedTokens:
     language: frozenset[str] = frozenset()
     glyphs: frozenset[str] = frozenset()
     find_glyph_texts: Callable[[str], Sequence[str]] = lambda _: ()
-
-
-Preview = Literal["zeros", "encode", "repeat"]
-"""Source of the preview tokens of a given picture, see `Policy.tokenize_pictures`."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Dtypes by the value of `model.dtype`."""
 
 
 @dataclass(frozen=True)

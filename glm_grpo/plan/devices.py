@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_OTHER_FORMS = ("pcie", "nvl", "laptop")
+"""Variants that the driver gives the same name, with different performance."""
+
 
 @dataclass(frozen=True)
 class DeviceSpeed:
@@ -35,9 +38,6 @@ Source: nvidia.com/en-us/data-center/ a100, h100, h200 and l40s; RTX 4090: NVIDI
 Architecture, appendix A (images.nvidia.com/aem-dam/Solutions/geforce/ada/
 nvidia-ada-gpu-architecture.pdf).
 """
-
-_OTHER_FORMS = ("pcie", "nvl", "laptop")
-"""Variants that the driver gives the same name, with different performance."""
 
 
 def find_device(name: str) -> DeviceSpeed | None:

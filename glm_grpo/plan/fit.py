@@ -29,6 +29,24 @@ from glm_grpo.models.planning import (
 from glm_grpo.output import describe_bytes
 from glm_grpo.plan.scorers import scorer_sizes
 
+logger = logging.getLogger(__name__)
+
+UNCERTAINTY = 0.1
+"""Largest relative deviation of measured peaks from a plan."""
+
+PROMPT_TOKENS = 256
+"""Tokens that `glm-grpo plan` assumes for the longest prompt if the tokenizer is not available."""
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Files with the container's memory limit, in versions 2 and 1 of control groups."""
+
+_Remedy = Mapping[str, Any]
+"""Keys and values that are set together."""
+
 
 def model_settings(config: Config, *, is_on_accelerator: bool) -> ModelSettings:
     """Settings of the policy that affect memory."""
@@ -78,25 +96,6 @@ def evaluation_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) 
     samples = config.eval.samples_per_prompt
     images = config.rollout.prompts_per_step * config.rollout.group_size // processes
     return replace(sizes, prompts=evaluated_at_once(images, samples), group_size=samples)
-
-
-logger = logging.getLogger(__name__)
-
-UNCERTAINTY = 0.1
-"""Largest relative deviation of measured peaks from a plan."""
-
-PROMPT_TOKENS = 256
-"""Tokens that `glm-grpo plan` assumes for the longest prompt if the tokenizer is not available."""
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Files with the container's memory limit, in versions 2 and 1 of control groups."""
-
-_Remedy = Mapping[str, Any]
-"""Keys and values that are set together."""
 
 
 def _remedies(config: Config) -> Iterator[_Remedy]:

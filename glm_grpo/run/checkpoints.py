@@ -38,6 +38,8 @@ _OS_ERROR_CODE = re.compile(r"\(os error (\d+)\)")
 
 _logger = logging.getLogger(__name__)
 
+Schema = TypeVar("Schema", bound=BaseModel)
+
 
 class _OptimizerValues(BaseModel):
     """Optimizer values that are not tensors; see `optimizer_to_tensors`."""
@@ -74,9 +76,6 @@ class _Manifest(BaseModel):
     step: int
     files: dict[str, _File]
     metadata: dict[str, Any]
-
-
-Schema = TypeVar("Schema", bound=BaseModel)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ from glm_grpo.types import Evaluation
 RESAMPLES_AT_ONCE = 1_000
 """Limits the memory of resampling to this many rows of N indices."""
 
+_BOOTSTRAP_SEED = 0
+_COLUMNS = ("step", "prompt_id", RAW, "total")
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -96,10 +99,6 @@ def _check_arguments(
         raise ValueError(f"confidence {confidence}: must be between 0 and 1, for instance 0.95")
     if resamples < 1:
         raise ValueError(f"resamples {resamples}: must be 1 or more; 10000 is usual")
-
-
-_BOOTSTRAP_SEED = 0
-_COLUMNS = ("step", "prompt_id", RAW, "total")
 
 
 def summarise(folder: RunFolder) -> list[SummaryRow]:

@@ -58,6 +58,18 @@ _PICTURES = {"source", "target", "image"}
 
 Cell = Image.Image | str | float | int | None
 
+PROJECT_NAME = "glm-grpo"
+"""Project (or experiment) for the run; environment variables may name another."""
+
+_logger = logging.getLogger(__name__)
+
+_KEY = "evaluation"
+"""Name for the table and the pictures of the evaluation prompts."""
+_BLANK = Image.new("RGB", (1, 1), (255, 255, 255))
+
+NOTHING_SAID = RunSection()
+"""Description of a run without name, notes and tags."""
+
 
 @dataclass(frozen=True)
 class EvaluationTable:
@@ -165,16 +177,6 @@ def _strip(pictures: list[Image.Image]) -> Image.Image:
     return strip
 
 
-PROJECT_NAME = "glm-grpo"
-"""Project (or experiment) for the run; environment variables may name another."""
-
-_logger = logging.getLogger(__name__)
-
-_KEY = "evaluation"
-"""Name for the table and the pictures of the evaluation prompts."""
-_BLANK = Image.new("RGB", (1, 1), (255, 255, 255))
-
-
 def check_trackers(names: Iterable[str]) -> None:
     """Refuse trackers that cannot work on this machine, before the run costs anything.
 
@@ -188,10 +190,6 @@ def check_trackers(names: Iterable[str]) -> None:
                 f"trackers: {name!r} is not installed. Install it: pip install {name}. Or take it "
                 "out of trackers."
             )
-
-
-NOTHING_SAID = RunSection()
-"""Description of a run without name, notes and tags."""
 
 
 class Trackers:

@@ -31,6 +31,12 @@ MemoryPhase = Literal[
 ]
 """Phases with their own remedies; `records` is everything between the others."""
 
+_OFFLOAD = ("offload=modules", "offload=modules_and_optimizer")
+_PICTURES = ("rollout.height", "rollout.width")
+
+_EXPLAINED = (MemoryLimitError, PeerError, RewardError)
+"""Errors that already explain where memory ran out, even in another process."""
+
 
 @dataclass(frozen=True)
 class _Remedy:
@@ -44,9 +50,6 @@ class _Remedy:
     going_on: tuple[str, ...]
     anew: tuple[str, ...]
 
-
-_OFFLOAD = ("offload=modules", "offload=modules_and_optimizer")
-_PICTURES = ("rollout.height", "rollout.width")
 
 _REMEDIES: Mapping[MemoryPhase, _Remedy] = {
     "loading": _Remedy(_OFFLOAD, ("model.dtype=bfloat16",)),
@@ -70,10 +73,6 @@ _REMEDIES: Mapping[MemoryPhase, _Remedy] = {
     ),
     "records": _Remedy((), ("rollout.prompts_per_step", "rollout.group_size", *_PICTURES)),
 }
-
-
-_EXPLAINED = (MemoryLimitError, PeerError, RewardError)
-"""Errors that already explain where memory ran out, even in another process."""
 
 
 @runtime_checkable

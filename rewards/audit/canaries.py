@@ -44,6 +44,16 @@ COLLAPSE_FRACTION = 0.1
 # For red, green and blue. Source: ITU-R BT.601-7, section 2.5.1.
 _LUMA_WEIGHTS = (0.299, 0.587, 0.114)
 
+VARIETIES = frozenset({"edge_density", "colour_entropy", "pixel_diversity"})
+"""Measures of pictures for which 0 means that there is nothing to see, or to choose from."""
+
+SOURCE_COPIES = "source_copies"
+"""Fraction of an edit's pictures that are copies of its source, the trivial optimum of `against:
+source`."""
+
+JUDGED_ABOVE_ALONE = frozenset({SOURCE_COPIES})
+"""Fractions for which lower values are harmless, so their band begins at 0."""
+
 
 @dataclass(frozen=True)
 class PictureMeasures:
@@ -66,18 +76,6 @@ class PictureMeasures:
     bright_fraction: float
     colour_entropy: float
     pixel_diversity: float
-
-
-VARIETIES = frozenset({"edge_density", "colour_entropy", "pixel_diversity"})
-"""Measures of pictures for which 0 means that there is nothing to see, or to choose from."""
-
-
-SOURCE_COPIES = "source_copies"
-"""Fraction of an edit's pictures that are copies of its source, the trivial optimum of `against:
-source`."""
-
-JUDGED_ABOVE_ALONE = frozenset({SOURCE_COPIES})
-"""Fractions for which lower values are harmless, so their band begins at 0."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ _LONGEST_QUOTED = 200
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
+_Message = TypeVar("_Message", bound=BaseModel)
+
 
 class MessageError(ValueError):
     """A message does not have the format; says what was found and what was expected."""
@@ -95,9 +97,6 @@ class _Request(_Section):
     protocol: Literal[1]
     prompts: tuple[_SentPrompt, ...]
     pictures: Annotated[tuple[_SentPicture, ...], Field(min_length=1)]
-
-
-_Message = TypeVar("_Message", bound=BaseModel)
 
 
 def encode_info(info: ScorerInfo) -> bytes:

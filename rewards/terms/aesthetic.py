@@ -29,6 +29,8 @@ from rewards.unpickling import describe_refusal
 
 _LOWEST_RATING, _HIGHEST_RATING = 1.0, 10.0
 
+_LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
+
 
 class AestheticConfig(TermConfig):
     """Predicted aesthetic rating: a CLIP image embedding and a small head."""
@@ -56,9 +58,6 @@ class AestheticConfig(TermConfig):
     def memory_bytes(self) -> int:
         """Size of the image tower."""
         return clip_bytes(self.clip_model, is_image_only=True)
-
-
-_LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
 
 
 class AestheticReward:

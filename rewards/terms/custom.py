@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.types import Prompt, RewardError, describe_error
 
+ScoringFunction = Callable[[list[Prompt], Tensor], Any]
+"""Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""
+
 
 class CustomConfig(TermConfig):
     """A user-defined function."""
@@ -48,10 +51,6 @@ class CustomConfig(TermConfig):
     def memory_bytes(self) -> int:
         """0, because it is unknown what the function loads."""
         return 0
-
-
-ScoringFunction = Callable[[list[Prompt], Tensor], Any]
-"""Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""
 
 
 class CustomReward:

@@ -22,6 +22,8 @@ from rewards.terms.clip_loading import (
 )
 from rewards.types import Prompt, RewardError
 
+_CHECKPOINT_URL = "https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compressed.pt"
+
 
 class HpsConfig(TermConfig):
     """Human preference for the picture given the prompt, as HPS v2 predicts it."""
@@ -41,9 +43,6 @@ class HpsConfig(TermConfig):
     def memory_bytes(self) -> int:
         """Size of both towers."""
         return clip_bytes(self.clip_model, is_image_only=False)
-
-
-_CHECKPOINT_URL = "https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compressed.pt"
 
 
 class HpsReward:

@@ -25,6 +25,15 @@ from rewards.base import (
 )
 from rewards.types import Prompt, RewardError, describe_error
 
+Network = Literal["alex", "vgg", "squeeze"]
+
+SMALLEST_SIDES: dict[Network, int] = {"alex": 31, "vgg": 16, "squeeze": 17}
+"""Smallest side in pixels for which a backbone's strides leave any output."""
+
+_UNTRAINED_SEED = 0
+
+_logger = logging.getLogger(__name__)
+
 
 class LpipsConfig(ComparingConfig):
     """LPIPS to the prompt's target picture, as 1 - distance."""
@@ -47,16 +56,6 @@ class LpipsConfig(ComparingConfig):
         """Size of backbone and linear layers, from the package."""
         parameters = {"alex": 2_470_848, "vgg": 14_716_160, "squeeze": 724_736}
         return parameters[self.network] * FLOAT32_BYTES
-
-
-Network = Literal["alex", "vgg", "squeeze"]
-
-SMALLEST_SIDES: dict[Network, int] = {"alex": 31, "vgg": 16, "squeeze": 17}
-"""Smallest side in pixels for which a backbone's strides leave any output."""
-
-_UNTRAINED_SEED = 0
-
-_logger = logging.getLogger(__name__)
 
 
 class LpipsReward:

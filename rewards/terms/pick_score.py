@@ -19,6 +19,14 @@ from rewards.base import FLOAT32_BYTES, Reward, TermConfig
 from rewards.options import PathText
 from rewards.types import Prompt, RewardError, describe_error
 
+_PUBLISHED_SCALE = 100.0
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MODEL_FILES = ("*.json", "*.safetensors")
+_PROCESSOR_FILES = ("*.json", "*.txt")
+_LONGEST_CAUSE = 400  # characters: weights of another model differ in thousands of tensors
+
+_logger = logging.getLogger(__name__)
+
 
 class PickScoreConfig(TermConfig):
     """Human preference for the picture given the prompt, as PickScore predicts it."""
@@ -38,15 +46,6 @@ class PickScoreConfig(TermConfig):
     def memory_bytes(self) -> int:
         """Size of CLIP ViT-H/14, both towers."""
         return 986_000_000 * FLOAT32_BYTES
-
-
-_PUBLISHED_SCALE = 100.0
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_MODEL_FILES = ("*.json", "*.safetensors")
-_PROCESSOR_FILES = ("*.json", "*.txt")
-_LONGEST_CAUSE = 400  # characters: weights of another model differ in thousands of tensors
-
-_logger = logging.getLogger(__name__)
 
 
 class PickScoreReward:

@@ -19,6 +19,10 @@ from rewards.base import (
 )
 from rewards.types import Prompt
 
+BEST_DECIBELS = 50.0
+"""PSNR from which pictures count as equal. Rounding to 8 bits gives 59 dB, JPEG of good quality 30
+to 50 dB."""
+
 
 class PsnrConfig(ComparingConfig):
     """Peak signal-to-noise ratio to the prompt's target picture."""
@@ -34,11 +38,6 @@ class PsnrConfig(ComparingConfig):
     def memory_bytes(self) -> int:
         """0: there are no weights, only windows and differences."""
         return 0
-
-
-BEST_DECIBELS = 50.0
-"""PSNR from which pictures count as equal. Rounding to 8 bits gives 59 dB, JPEG of good quality 30
-to 50 dB."""
 
 
 class PsnrReward:

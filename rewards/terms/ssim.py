@@ -20,6 +20,12 @@ from rewards.base import (
 )
 from rewards.types import Prompt
 
+SMALLEST_SIDE = 6
+"""Pixels. The border is mirrored by half a window, 5 pixels next to the outermost one."""
+
+WINDOW, SIGMA = 11, 1.5
+C1, C2 = 0.01**2, 0.03**2
+
 
 class SsimConfig(ComparingConfig):
     """Structural similarity to the prompt's target picture."""
@@ -34,13 +40,6 @@ class SsimConfig(ComparingConfig):
     def memory_bytes(self) -> int:
         """0: there are no weights, only windows and differences."""
         return 0
-
-
-SMALLEST_SIDE = 6
-"""Pixels. The border is mirrored by half a window, 5 pixels next to the outermost one."""
-
-WINDOW, SIGMA = 11, 1.5
-C1, C2 = 0.01**2, 0.03**2
 
 
 class SsimReward:

@@ -46,6 +46,9 @@ _MOST_NAMED = 3
 _SMALL_FILES = ["*.json", "*.jinja"]
 """Configs and tokenizers, which can be checked before gigabytes are downloaded."""
 
+_LARGEST_ASPECT = 4
+"""Largest aspect ratio that the processor reads; source: transformers' `smart_resize`."""
+
 
 def check_model(path: str) -> ReservedTokens:
     """Check what can be read in a second: configs, tokenizers, and whether files are complete.
@@ -97,10 +100,6 @@ def check_source_size(path: str, *, height: int, width: int) -> None:
             f"{wanted}. Use sides within its bounds (preprocessor settings in {folder}/processor), "
             "for the published model 512 to 2048 pixels, the longer at most 4 times the shorter"
         )
-
-
-_LARGEST_ASPECT = 4
-"""Largest aspect ratio that the processor reads; source: transformers' `smart_resize`."""
 
 
 def check_target_size(*, height: int, width: int) -> None:

@@ -18,6 +18,9 @@ from glm_grpo.errors import ModelError
 _COUNTED = 32
 """Number of captions that are tokenized to find the longest."""
 
+_ANY_SIZE = {"shortest_edge": 1, "longest_edge": 2**40}
+"""Range of areas, in pixels, within which a processor does not resize pictures."""
+
 
 @dataclass(frozen=True)
 class PromptInputs:
@@ -173,10 +176,6 @@ def tokenize_prompts(
             "return_tensors": "pt",
         },
     )
-
-
-_ANY_SIZE = {"shortest_edge": 1, "longest_edge": 2**40}
-"""Range of areas, in pixels, within which a processor does not resize pictures."""
 
 
 @torch.no_grad()

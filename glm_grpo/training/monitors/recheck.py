@@ -21,6 +21,8 @@ from glm_grpo.types import Experience
 from rewards.reweigh import Mode, combine, is_flat
 from rewards.types import RewardTable
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class RankAgreement:
@@ -83,9 +85,6 @@ def _centred_ranks(scores: Float32[Tensor, "P G"]) -> Float64[Tensor, "P G"]:
 
 def _mean_over_groups(correlations: Float64[Tensor, " P"]) -> float:
     return correlations.nanmean().item()
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
