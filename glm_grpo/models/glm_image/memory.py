@@ -387,7 +387,6 @@ class ShardBytes:
         upcast: All weights in CPU memory before they are sharded.
         widening: Factor by which gradients grow on their way to the other processes: 1, or 2 if 16
             bits become 32.
-            bits become 32.
     """
 
     frozen: int
@@ -521,74 +520,38 @@ class GlmImagePlanner:
         """
         is_offloading = offload != "none" and model.is_on_accelerator
         is_state_moved = offload == "modules_and_optimizer" and model.is_on_accelerator
-        held = _without_update(model)
-        has_sources = sizes.num_sources > 0 or sizes.reads_targets
-        language, policy = self._once(
-            build_meta_policy, replace(held, needs_reference=model.needs_reference)
-        )
-        decoder = self._once(build_decoder, model.dtype, model.quantization.decoder is not None)
+        held = replace(_without_update(model), needs_reference=model.needs_reference)
+        language, policy = self._once(build_meta_policy, held)
         shards = shard_bytes(policy, processes) if processes.is_sharded else None
+        update = self._update(model, sizes, policy, shards)
         parts = [
             *(_policy_parts(policy, model) if shards is None else []),
-            *(
-                [_part("vision tower and VQ", "vision", policy.source_modules())]
-                if has_sources
-                else []
-            ),
-            _part("reference copy", "reference", policy.reference_modules()),
-            _part("decoder", "decoder", decoder),
-            _Part("scorers", "rewards", scorers.movable, scorers.movable),
+            *self._frozen_parts(model, policy, scorers, has_vision=_reads_pictures(sizes)),
         ]
+        vision = 0 if _reads_pictures(sizes) else module_bytes(policy.source_modules())
         state = 2 * (gradient_bytes(policy) if shards is None else shards.trained)
-        vision = 0 if has_sources else module_bytes(policy.source_modules())
-        update = self._update(
-            model, replace(sizes, decode_batch_size=None, vae_batch_size=None), policy, shards
-        )
         # DDP joins gradients in copies that it keeps.
         is_copying = processes.count > 1 and not processes.is_sharded
-        a_token = cache_token_bytes(language, model.dtype)
-        rollout, prompt_cache, sample_cache = max(
-            self._rollout(held, each, a_token) for each in (sizes, evaluation or sizes)
-        )
-        group_size = max(sizes.group_size, (evaluation or sizes).group_size)
-        drawn = replace(
-            sizes, group_size=group_size, micro_batch_size=1, prompts=1, is_truncated=False
-        )
-        activations = {
-            "sources": self._once(sources_bytes, model.dtype, sizes.height, sizes.width)
-            if has_sources
-            else 0,
-            "rollout": max(0, rollout - prompt_cache - sample_cache),
-            "decode": self._once(decode_bytes, replace(held, adapter_rank=None), drawn),
-            "update": update.activations,
-        }
         items = [
             *([] if shards is None else _shard_items(shards, update)),
             *[_weights_item(part, is_offloading) for part in parts],
             MemoryItem("scorers in own processes", _always(scorers.staying)),
             MemoryItem("scorers on the CPU", {}, cpu=scorers.on_cpu),
             MemoryItem("vision tower and VQ", {}, cpu=vision),
-            MemoryItem(
-                "optimizer state",
-                {"update": state} if is_state_moved else _always(state),
-                cpu=state if is_state_moved else 0,
-            ),
+            _state_item(state, is_moved=is_state_moved),
             MemoryItem("gradients", {"update": update.gradients}),
             MemoryItem("gradient buckets", _always(gradient_bytes(policy) if is_copying else 0)),
-            MemoryItem("cache of the prompts", {"rollout": prompt_cache}),
-            MemoryItem("cache of the samples", {"rollout": sample_cache}),
-            MemoryItem("activations", activations),
+            *self._batch_items(model, sizes, evaluation or sizes, language, update),
             MemoryItem("experience", {}, cpu=_experience_bytes(sizes, policy.codebook_size)),
         ]
         moving = parts if is_offloading else []
+        loading = _cpu_at_start(parts, shards, policy, is_offloading=is_offloading)
         return MemoryPlan(
             items=tuple(item for item in items if item.cpu or any(item.by_phase.values())),
-            phases=PHASES if has_sources else PHASES[1:],
+            phases=PHASES if _reads_pictures(sizes) else PHASES[1:],
             is_on_accelerator=model.is_on_accelerator,
             overhead=OVERHEAD_BYTES if model.is_on_accelerator else 0,
-            cpu_at_start=_cpu_at_start(parts, shards, policy, is_offloading=is_offloading)
-            + vision
-            + scorers.on_cpu,
+            cpu_at_start=loading + vision + scorers.on_cpu,
             moved_in=sum(part.size for part in moving) + is_state_moved * state,
             moved_out=sum(part.trained for part in moving) + is_state_moved * state,
         )
@@ -654,6 +617,59 @@ class GlmImagePlanner:
             _counted(lambda: decode_latents_on_meta(vae, sizes, dtype, images=1)),
         )
 
+    def _frozen_parts(
+        self,
+        model: ModelSettings,
+        policy: GlmImagePolicy,
+        scorers: ScorerSizes,
+        *,
+        has_vision: bool,
+    ) -> list[_Part]:
+        """Everything besides the policy that moves, in the order in which it is loaded."""
+        vision = _part("vision tower and VQ", "vision", policy.source_modules())
+        decoder = self._once(build_decoder, model.dtype, model.quantization.decoder is not None)
+        return [
+            *([vision] if has_vision else []),
+            _part("reference copy", "reference", policy.reference_modules()),
+            _part("decoder", "decoder", decoder),
+            _Part("scorers", "rewards", scorers.movable, scorers.movable),
+        ]
+
+    def _batch_items(
+        self,
+        model: ModelSettings,
+        sizes: BatchSizes,
+        evaluation: BatchSizes,
+        language: GlmImageForConditionalGeneration,
+        update: UpdateBytes,
+    ) -> list[MemoryItem]:
+        """What the images of a step, or of an evaluation, need besides weights."""
+        held, a_token = _without_update(model), cache_token_bytes(language, model.dtype)
+        rollout, prompt_cache, sample_cache = max(
+            self._rollout(held, each, a_token) for each in (sizes, evaluation)
+        )
+        drawn = replace(
+            sizes,
+            group_size=max(sizes.group_size, evaluation.group_size),
+            micro_batch_size=1,
+            prompts=1,
+            is_truncated=False,
+        )
+        sources = 0
+        if _reads_pictures(sizes):
+            sources = self._once(sources_bytes, model.dtype, sizes.height, sizes.width)
+        activations = {
+            "sources": sources,
+            "rollout": max(0, rollout - prompt_cache - sample_cache),
+            "decode": self._once(decode_bytes, replace(held, adapter_rank=None), drawn),
+            "update": update.activations,
+        }
+        return [
+            MemoryItem("cache of the prompts", {"rollout": prompt_cache}),
+            MemoryItem("cache of the samples", {"rollout": sample_cache}),
+            MemoryItem("activations", activations),
+        ]
+
     def _update(
         self,
         model: ModelSettings,
@@ -661,6 +677,7 @@ class GlmImagePlanner:
         policy: GlmImagePolicy,
         shards: ShardBytes | None,
     ) -> UpdateBytes:
+        sizes = replace(sizes, decode_batch_size=None, vae_batch_size=None)
         if shards is None:
             gradients = gradient_bytes(policy)
             replaying = self._once(update_bytes, model, sizes) - gradients
@@ -727,8 +744,18 @@ def _shard_items(shards: ShardBytes, update: UpdateBytes) -> list[MemoryItem]:
     ]
 
 
+def _state_item(state: int, *, is_moved: bool) -> MemoryItem:
+    by_phase = {"update": state} if is_moved else _always(state)
+    return MemoryItem("optimizer state", by_phase, cpu=state if is_moved else 0)
+
+
 def _always(size: int) -> Mapping[str, int]:
     return dict.fromkeys(PHASES, size)
+
+
+def _reads_pictures(sizes: BatchSizes) -> bool:
+    """Whether source or target pictures are encoded as tokens."""
+    return sizes.num_sources > 0 or sizes.reads_targets
 
 
 def _experience_bytes(sizes: BatchSizes, entries: int) -> int:
