@@ -1,21 +1,21 @@
-# make demo   train the embedded model and show before and after
+# make demo   train the embedded model and show images before and after
 # make test   format, lint, types, import layers and every test that a merge must pass
-# make docs   serves the site of docs/ on this machine, and renews it as you write
-# make bench  every phase of a step beside what one would use instead: a table, outputs/bench.json
+# make docs   serve the site of docs/ on this machine and update it as you write
+# make bench  compare the speed of each phase with stock implementations: a table, outputs/bench.json
 
 PYTHON3 ?= python3
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-# Sums on the CPU depend on the number of threads. Two are what the figures in the README were
-# measured with, and the embedded model is too small to gain from more.
+# Results on the CPU depend on the number of threads. The figures in the README were measured with
+# two; the embedded model is too small to gain from more.
 OMP_NUM_THREADS ?= 2
 export OMP_NUM_THREADS
 
 DEMO := outputs/demo/$(shell date +%Y-%m-%d_%H-%M-%S)
 
-# Tests run side by side, one thread each; the files that take longest come first.
+# Test processes that run in parallel, one thread each; the slowest files come first.
 TEST_WORKERS ?= 2
 
 .PHONY: install demo test check docs bench clean
@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The best recipe of docs/recipes.md: target pictures first, then GRPO from what they taught.
+# The best recipe of docs/recipes.md: learn target images first, then continue with GRPO.
 demo: $(INSTALLED)
 	$(PYTHON) train.py train.method=sft train.steps=10 run_dir=$(DEMO)/targets
 	$(PYTHON) train.py model.start_from=$(DEMO)/targets run_dir=$(DEMO)/grpo
