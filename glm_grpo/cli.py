@@ -72,8 +72,8 @@ def _train(words: Sequence[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="glm-grpo",
-        description="Fine-tunes AR-plus-diffusion image models with GRPO.",
-        epilog="`glm-grpo COMMAND --help` says more of each command. Examples:\n"
+        description="Train AR-plus-diffusion image models with GRPO.",
+        epilog="`glm-grpo COMMAND --help` explains each command. Examples:\n"
         "  glm-grpo init my-run\n"
         "  glm-grpo train --config-dir my-run train.steps=20\n"
         "  glm-grpo gallery outputs/DATE/TIME --serve\n"
@@ -104,19 +104,19 @@ def _add_command(
 def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config-name",
-        help="of the config (`config` in a folder of yours that has one, else tiny)",
+        help="config to use (`config` if --config-dir has one, else tiny)",
     )
     command.add_argument(
         "--config-dir",
         type=Path,
         metavar="DIR",
-        help="folder of your own configs, which may build on those of the package",
+        help="folder with your own configs, which may build on the packaged ones",
     )
     command.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
-        help="any key of the config; ocr=0.5 is the weight of a term",
+        help="any config key; ocr=0.5 sets the weight of a term",
     )
 
 
@@ -139,7 +139,7 @@ def _add_init(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "init",
-        "write a folder to begin with: a config, prompts, a README",
+        "create a folder to start from: a config, prompts, a README",
         "glm-grpo init my-run",
         "glm-grpo init my-run --config-name glm_image_24gb",
     )
@@ -149,7 +149,7 @@ def _add_init(commands: _Commands) -> None:
     command.add_argument(
         "--config-name",
         default="tiny",
-        help="the config of the package it builds on (tiny: the embedded model, for a CPU)",
+        help="packaged config to build on (tiny: the embedded model, for a CPU)",
     )
     command.set_defaults(command=_init)
 
@@ -165,12 +165,12 @@ def _add_train(commands: _Commands) -> None:
     _add_command(
         commands,
         "train",
-        "train; Ctrl-C saves and stops",
+        "train a model; Ctrl-C saves and stops",
         "glm-grpo train train.steps=20",
         "glm-grpo train --config-dir my-run",
-        "glm-grpo train --config-dir my-run -m ocr=0.1,0.3,0.6    # a sweep, one after another",
+        "glm-grpo train --config-dir my-run -m ocr=0.1,0.3,0.6    # a sweep, one run after another",
         "glm-grpo train --config-dir my-run train.resume=auto",
-        "glm-grpo train --config-dir my-run --cfg job    # print the config, do nothing",
+        "glm-grpo train --config-dir my-run --cfg job    # print the config and exit",
         "accelerate launch -m glm_grpo train --config-dir my-run    # several processes",
         usage="glm-grpo train [--config-dir DIR] [--config-name NAME] [-m] [key=value ...]",
     )
@@ -180,7 +180,7 @@ def _add_check(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "check",
-        "everything that can be checked before a run",
+        "check everything that can be checked before a run",
         "glm-grpo check --config-dir my-run",
         "glm-grpo check --config-name glm_image_80gb data.path=a.jsonl data.eval_path=b.jsonl",
     )
@@ -200,7 +200,7 @@ def _add_plan(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "plan",
-        "will it fit? memory and least time by phase, no model is loaded",
+        "estimate memory and minimum time by phase, without loading a model",
         "glm-grpo plan --config-name glm_image_80gb --memory 80GB data.path=a data.eval_path=b",
         "glm-grpo plan --config-dir my-run --processes 4",
         "glm-grpo plan --measured outputs/DATE/TIME --device h200",
@@ -210,27 +210,27 @@ def _add_plan(commands: _Commands) -> None:
         "--memory",
         type=types.memory_size,
         metavar="SIZE",
-        help="what there is, such as 24GB; exit code 1 if too little",
+        help="available memory, such as 24GB; exit code 1 if it is too little",
     )
     command.add_argument(
         "--prompt-tokens",
         type=types.whole_number(1, 10**6, remedy="give the tokens of the longest prompt"),
         default=256,
         metavar="N",
-        help="of the longest prompt (256)",
+        help="tokens of the longest prompt (256)",
     )
     command.add_argument(
         "--processes",
         type=types.whole_number(1, 10**6, remedy="give the processes of the launch"),
         default=1,
         metavar="N",
-        help="that train together (1)",
+        help="processes that train together (1)",
     )
     command.add_argument(
         "--sharding",
         choices=("none", "fsdp2"),
         default="none",
-        help="none: each process holds the policy (DDP); fsdp2: it is cut over them, as by "
+        help="none: each process holds the whole policy (DDP); fsdp2: it is sharded, as with "
         "configs/accelerate/fsdp2.yaml (none)",
     )
     place = command.add_mutually_exclusive_group()
@@ -238,16 +238,16 @@ def _add_plan(commands: _Commands) -> None:
         "--device",
         choices=sorted(DEVICES),
         default="h100",
-        help="whose published figures the least time of a step follows from (h100)",
+        help="device whose published figures give the minimum time of a step (h100)",
     )
     place.add_argument(
-        "--cpu", action="store_true", help="of a run without an accelerator, all in CPU memory"
+        "--cpu", action="store_true", help="plan a run without an accelerator, all in CPU memory"
     )
     command.add_argument(
         "--measured",
         type=Path,
         metavar="RUN",
-        help="plan this run's own config, and compare its measured times with the floors",
+        help="plan this run's own config, and compare its measured times with the minimum",
     )
     command.set_defaults(command=_plan)
 
@@ -289,7 +289,7 @@ def _add_probe(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "probe",
-        "before a run: what each reward term measures on the untrained model",
+        "show what each reward term measures on the untrained model, before a run",
         "glm-grpo probe --config-dir my-run",
         "glm-grpo probe --config-dir my-run ocr=0.5 --share ocr=0.7 lpips=0.3",
     )
@@ -299,27 +299,27 @@ def _add_probe(commands: _Commands) -> None:
         type=types.whole_number(1, 10**9, remedy="with more than there are, all are sampled"),
         default=24,
         metavar="N",
-        help="sampled (24)",
+        help="prompts to sample (24)",
     )
     command.add_argument(
         "--noises",
         type=types.whole_number(2, 1000, remedy="two at least, for a spread to be seen"),
         default=4,
         metavar="K",
-        help="noises one sample is decoded under (4)",
+        help="noises to decode one sample with (4)",
     )
     command.add_argument(
         "--share",
         nargs="+",
         default=[],
         metavar="TERM=SHARE",
-        help="propose weights that give the terms these shares of the advantage; write last",
+        help="propose weights that give the terms these shares of the advantage; must come last",
     )
     command.add_argument(
         "--output",
         type=types.output_folder,
         default="outputs/probe",
-        help="folder of the page (outputs/probe)",
+        help="folder for the page (outputs/probe)",
     )
     command.set_defaults(command=_probe)
 
@@ -356,14 +356,14 @@ def _add_eval(commands: _Commands) -> None:
         "eval",
         "evaluate a checkpoint on the held-out prompts",
         "glm-grpo eval outputs/DATE/TIME",
-        "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",
+        "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # another sampler",
     )
     command.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint in it")
     command.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
-        help="another sampler or decoding: rollout.temperature, .top_p, .top_k, .min_p, "
+        help="change sampling or decoding: rollout.temperature, .top_p, .top_k, .min_p, "
         "decode.steps, .guidance_scale, .batch_size, eval.samples_per_prompt, .seed",
     )
     command.set_defaults(command=_evaluate)
@@ -381,48 +381,48 @@ def _add_gallery(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "gallery",
-        "write a run's gallery again from its tables",
+        "rewrite the gallery of a run from its tables",
         "glm-grpo gallery outputs/DATE/TIME --serve",
         "glm-grpo gallery outputs/DATE/TIME --zip for-others.zip",
         "glm-grpo gallery outputs/mine --beside outputs/other outputs/third",
     )
-    command.add_argument("run", type=Path, metavar="RUN", help="run folder, also of a crashed run")
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder, even of a crashed run")
     command.add_argument(
         "--beside",
         nargs="*",
         type=Path,
         metavar="OTHER",
-        help="also show the held-out pictures of other runs' newest evaluations, same prompts and "
-        "same seeds; they stay, as of now, until --beside names others, or none",
+        help="also show the newest held-out images of other runs with the same prompts and seeds; "
+        "they stay until --beside names others, or none",
     )
     command.add_argument(
-        "--serve", action="store_true", help="show it to browsers on this machine until Ctrl-C"
+        "--serve", action="store_true", help="serve it to browsers on this machine until Ctrl-C"
     )
     command.add_argument(
-        "--port", type=_PORT, default=8600, help="for --serve; 0: any that is free (8600)"
+        "--port", type=_PORT, default=8600, help="port for --serve; 0: any free one (8600)"
     )
     command.add_argument(
         "--zip",
         type=types.output_file(".zip"),
         metavar="FILE",
-        help="also pack gallery and pictures, to be sent",
+        help="also pack gallery and images into one file to share",
     )
     command.add_argument(
         "--sheet",
         type=types.output_file(".png"),
         metavar="PNG",
-        help="also one picture of target, before and after",
+        help="also write one image with target, before and after",
     )
     command.add_argument(
         "--film",
         type=types.output_file(".gif", ".webp"),
         metavar="FILE",
-        help="also one prompt through all steps, as FILE.gif or FILE.webp",
+        help="also write a film of one prompt through all steps, as FILE.gif or FILE.webp",
     )
     command.add_argument(
         "--prompt",
         metavar="ID",
-        help="for --film; held out or trained (the first held out)",
+        help="prompt for --film, held-out or training (the first held-out one)",
     )
     command.set_defaults(command=_gallery)
 
@@ -449,16 +449,16 @@ def _add_rescore(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "rescore",
-        "what other weights would have made of a run's stored scores",
+        "show what other weights would have made of the stored scores of a run",
         "glm-grpo rescore outputs/DATE/TIME ocr=0.5",
         "glm-grpo rescore outputs/DATE/TIME ocr=0.5 reward.combine=normalize_then_sum",
     )
-    command.add_argument("run", type=Path, metavar="RUN")
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder")
     command.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
-        help="the weight of a term, such as ocr=0.5; reward.terms.<name>.std_floor, "
+        help="weight of a term, such as ocr=0.5; reward.terms.<name>.std_floor, "
         "reward.combine, advantage.*",
     )
     command.set_defaults(command=_rescore)
@@ -474,7 +474,7 @@ def _add_compare(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "compare",
-        "judge runs by one reward",
+        "compare runs by one reward",
         "glm-grpo compare outputs/DATE/TIME_A outputs/DATE/TIME_B --html",
         "glm-grpo compare multirun/DATE/TIME ocr=1    # judge the runs of a sweep by OCR alone",
     )
@@ -483,22 +483,22 @@ def _add_compare(commands: _Commands) -> None:
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="run folders, or a folder of runs; and weights, such as ocr=0.5",
+        help="run folders, or a folder of runs; also weights, such as ocr=0.5",
     )
     command.add_argument(
         "--weights",
         nargs="+",
         metavar="TERM=WEIGHT",
-        help="of the total all runs are judged by (the weights of the first run)",
+        help="weights of the total that judges all runs (those of the first run)",
     )
     command.add_argument(
-        "--html", action="store_true", help="show the pictures of all runs side by side on the page"
+        "--html", action="store_true", help="show the images of all runs side by side on the page"
     )
     command.add_argument(
         "--output",
         type=types.output_folder,
         default="outputs/compare",
-        help="folder of the page (outputs/compare)",
+        help="folder for the page (outputs/compare)",
     )
     command.set_defaults(command=_compare)
 
@@ -521,13 +521,13 @@ def _add_serve_reward(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "serve-reward",
-        "serve a term over HTTP, for `remote` terms of runs elsewhere",
+        "serve a reward term over HTTP, for `remote` terms of other runs",
         "glm-grpo serve-reward ocr --config-dir my-run --port 8700",
     )
-    command.add_argument("name", metavar="NAME", help="a term of the config")
+    command.add_argument("name", metavar="NAME", help="term of the config")
     _add_config(command)
-    command.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
-    command.add_argument("--port", type=_PORT, default=8700, help="0: any that is free (8700)")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    command.add_argument("--port", type=_PORT, default=8700, help="port; 0: any free one (8700)")
     command.set_defaults(command=_serve_reward)
 
 
@@ -542,7 +542,7 @@ def _add_export(commands: _Commands) -> None:
     command = _add_command(
         commands,
         "export",
-        "write trained weights for other programs",
+        "export trained weights for other programs",
         "glm-grpo export outputs/DATE/TIME my-adapter",
         "glm-grpo export outputs/DATE/TIME my-model --format pipeline",
     )
@@ -553,8 +553,8 @@ def _add_export(commands: _Commands) -> None:
     command.add_argument(
         "--format",
         choices=("adapter", "pipeline"),
-        help="adapter: a folder that peft loads (default where adapters were trained); pipeline: "
-        "merged, a folder that GlmImagePipeline.from_pretrained loads",
+        help="adapter: folder that peft loads (default if adapters were trained); pipeline: folder "
+        "that GlmImagePipeline.from_pretrained loads, adapters merged",
     )
     command.set_defaults(command=_export)
 

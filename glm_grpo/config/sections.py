@@ -88,12 +88,12 @@ class RolloutSection(Options):
     """How images are sampled from the policy."""
 
     prompts_per_step: int = Field(ge=1, le=_MOST_IMAGES)
-    """P, prompts per step: rows of the file, two of which may have the same text."""
+    """P, prompts per step. Each is a row of the file; two rows may have the same text."""
     group_size: int = Field(ge=2, le=_MOST_IMAGES)
-    """G, images sampled per prompt. An advantage compares an image with the others of its prompt; a
-    group of one has nothing to be compared with."""
+    """G, images sampled per prompt. Advantages compare the images of one prompt; a group of one has
+    nothing to be compared with."""
     refill_rounds: int = Field(default=0, ge=0, le=100)
-    """How often in a step to replace groups whose rewards are all equal, which teach nothing, by
+    """How often per step to replace groups whose rewards are all equal, which teach nothing, with
     groups of other prompts; 0: never."""
     height: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32)
     """Image height in pixels; the model uses one token per 32 x 32 pixels."""
@@ -153,7 +153,7 @@ class AdvantageSection(Options):
     (Dr. GRPO), or by the standard deviation of the centred rewards over the batch, including groups
     that `rollout.refill_rounds` replaced."""
     std_floor: float = Field(ge=0.0)
-    """Smallest divisor, in reward units; keeps nearly flat groups from being blown up."""
+    """Smallest divisor, in reward units; keeps tiny differences in a group from being amplified."""
     clip: float | None = Field(default=None, gt=0.0)
     """Largest absolute advantage; absent: unlimited."""
 

@@ -48,11 +48,10 @@ _LARGEST_SHOWN = 10**12
 
 _CONFIG_HEAD = """# Config keys
 
-Every key, what it takes and what it does, as the code declares it. Set a key in a YAML file of
-`configs/`, or on the command line as `key=value` (`+key=value` where no file has it). Below each
-key: its type and range, the value where it is left out, and its value in `tiny` and
-`glm_image_80gb` where that is another one.
-[Choose settings](../configuration.md) has the keys to know.
+Look up every config key. Set a key in a YAML file, or on the command line as `key=value`
+(`+key=value` if no file has it). The line below each key gives its type, range and default, and its
+value in `tiny` and `glm_image_80gb` if that differs.
+[Choose settings](../configuration.md) lists the most important keys.
 
 <!-- Written by `python -m tools.site.reference`; edit the text below the fields instead. -->
 """
@@ -128,8 +127,8 @@ def _meaning(action: argparse.Action) -> str:
     help_text = action.help
     if help_text is None:
         help_text = {
-            "overrides": "keys of the config, as for `train.py`",
-            "config_dir": "folder of configs",
+            "overrides": "config keys, as for `train.py`",
+            "config_dir": "folder with configs",
         }.get(action.dest, "")
         if action.option_strings and action.default is not None:
             help_text += f" ({action.default})"
@@ -140,8 +139,8 @@ def _reward_section(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = _section("## reward", "reward", RewardConfig, shown, leave_out={"terms"})
     lines += [
         "## reward.terms\n",
-        "A term is used where its section is there; `null` removes it. Keys of every term, with "
-        "`<name>` for its name, which is its kind or a word of your own:\n",
+        "A term is active if its section is present; set it to `null` to remove it. Every term has "
+        "these keys, where `<name>` is its kind or a name of your own:\n",
     ]
     common = TermConfig.model_fields
     for name, field in common.items():
@@ -161,13 +160,13 @@ def _reward_section(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _loss_section(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = [
         "## loss\n",
-        "What is minimised. `loss=NAME` on the command line takes a preset of "
-        "`configs/loss`. Keys of all kinds:\n",
+        "The loss to minimise. `loss=NAME` on the command line selects a preset from "
+        "`configs/loss`. All kinds share these keys:\n",
     ]
     lines += [
         "#### `loss.kind`\n",
         f"*{', '.join(f'`{kind}`' for kind in LOSSES)}*\n",
-        "Which loss.\n",
+        "Kind of loss.\n",
     ]
     common = LossSettings.model_fields
     for name, field in common.items():
@@ -211,7 +210,7 @@ def _entry(
     facts = [_describe_type(field)]
     default = field.get_default()
     if field.default_factory is None and default is not PydanticUndefined:
-        facts.append(f"left out: {_value(default)}")
+        facts.append(f"default: {_value(default)}")
     facts += [
         f"{name}: {_value(values[key])}"
         for name, values in shown.items()
