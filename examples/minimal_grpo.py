@@ -1,4 +1,4 @@
-"""GRPO on the AR policy of an AR-plus-diffusion image model: the algorithm in one file.
+"""GRPO for an AR-plus-diffusion image model: the whole algorithm in one file.
 
 Trains the embedded model, a GLM-Image in miniature, on two CPU cores:
 
@@ -8,15 +8,15 @@ Each step
 
 1. samples G token grids for each of P prompts, with the log-probability of every token;
 2. decodes them with the frozen diffusion transformer and VAE;
-3. scores the pictures and combines each picture's scores into one weighted reward;
-4. compares the rewards inside each prompt's group, which gives one advantage an image;
-5. takes one clipped, KL-regularised update of the policy's adapters.
+3. scores the images and combines the scores of each into one weighted reward;
+4. compares the rewards within each prompt's group, which gives one advantage per image;
+5. makes one clipped, KL-regularised update of the policy.
 
 `train.py` does the same and adds what a long run needs: YAML, run folder and gallery, evaluation,
-checkpoints, several updates a rollout, offload, several processes, asynchronous collection. Left
-out here on purpose: all of that, the schedule of the learning rate and the clipping of advantages.
+checkpoints, several updates per rollout, offload, several processes, asynchronous collection. This
+file leaves all of that out, and the learning-rate schedule and the clipping of advantages.
 
-Shapes: P prompts, G images a prompt, T tokens an image, R reward terms, N rows of a micro-batch.
+Shapes: P prompts, G images per prompt, T tokens per image, R reward terms, N rows of a micro-batch.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rewards.types import RewardTable
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
-CLIP = 0.2  # the probability ratio acts inside [1 - CLIP, 1 + CLIP]
+CLIP = 0.2  # the probability ratio is clipped to [1 - CLIP, 1 + CLIP]
 KL_COEF = 0.02  # weight of the KL to the untrained policy
-STD_FLOOR = 0.02  # smallest divisor of a group's rewards: nearly equal ones are not blown up
+STD_FLOOR = 0.02  # smallest divisor of a group's rewards; keeps tiny differences small
 LEARNING_RATE = 2e-4
 ROWS = 16  # token grids per forward and backward pass; affects memory, not the gradient
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step reports: the mean reward, the loss and its KL, the norm of the gradient."""
+    """Mean reward, loss, KL and gradient norm of one step."""
 
     reward: float
     loss: float
@@ -56,10 +56,10 @@ class StepResult:
 
 
 def total_rewards(table: RewardTable) -> Tensor:
-    """The weighted sum [P G] of the terms that apply to each prompt.
+    """Weighted sum [P G] of the terms that apply to each prompt.
 
-    A prompt without a target picture has no LPIPS: the term does not count as 0, its weight goes
-    to the terms that apply.
+    A term that does not apply, such as LPIPS without a target image, does not count as 0; its
+    weight goes to the terms that apply.
     """
     weights = table.weights * table.is_applicable  # [P R]
     scores = torch.where(table.is_applicable[:, None], table.raw, 0.0)  # [P G R]
@@ -68,7 +68,7 @@ def total_rewards(table: RewardTable) -> Tensor:
 
 
 def group_advantages(rewards: Tensor) -> Tensor:
-    """Rewards [P G], centred and scaled inside each prompt's group."""
+    """Rewards [P G], centred and scaled within each prompt's group."""
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     return centred / rewards.std(dim=1, keepdim=True).clamp(min=STD_FLOOR)
 
@@ -76,8 +76,8 @@ def group_advantages(rewards: Tensor) -> Tensor:
 def grpo_loss(
     log_probs: Tensor, old_log_probs: Tensor, reference_log_probs: Tensor, advantages: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate plus the KL to the reference, and that KL; means over [N T] tokens."""
-    ratio = (log_probs - old_log_probs).exp()  # 1 in the first update: the policy that sampled
+    """Clipped surrogate plus the KL to the reference, and that KL; means over [N T] tokens."""
+    ratio = (log_probs - old_log_probs).exp()  # 1 in the first update after sampling
     weight = advantages[:, None]  # one advantage for all tokens of an image
     surrogate = torch.minimum(ratio * weight, ratio.clamp(1 - CLIP, 1 + CLIP) * weight)
     # k3 times the ratio: its gradient is unbiased in later updates of the same tokens too.
@@ -93,13 +93,13 @@ def update(
     rollout: Rollout,
     advantages: Tensor,
 ) -> tuple[float, float, float]:
-    """One update from all P * G grids; returns loss, KL and the norm of the gradient."""
+    """Update the policy once with all P * G grids; returns loss, KL and gradient norm."""
     old_log_probs, advantages = rollout.log_probs.flatten(0, 1), advantages.flatten()
     optimizer.zero_grad()
     loss_sum, kl_sum = 0.0, 0.0
     for rows in torch.arange(len(advantages)).split(ROWS):
-        reference = policy.reference_log_probs(batch, rollout, rows)  # adapters off
-        replay = policy.replay(batch, rollout, rows)  # adapters on, with gradient
+        reference = policy.reference_log_probs(batch, rollout, rows)  # the policy before training
+        replay = policy.replay(batch, rollout, rows)  # with gradient
         loss, kl = grpo_loss(replay.log_probs, old_log_probs[rows], reference, advantages[rows])
         share = len(rows) / len(advantages)
         (loss * share).backward()
@@ -110,12 +110,12 @@ def update(
 
 
 def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -> list[StepResult]:
-    """Trains for `steps` steps and prints one line each.
+    """Train for `steps` steps and print one line for each.
 
     Args:
-        config: Names the models, the prompts, the reward terms, and the sizes P and G.
+        config: Models, prompts, reward terms, and the sizes P and G.
         steps: Rollouts, each with one update.
-        learning_rate: Of AdamW; constant.
+        learning_rate: Constant learning rate of AdamW.
     """
     models = build_models(config, torch.device("cpu"), needs_reference=True)
     policy, decoder, scorer = models.policy, models.decoder, models.scorer
@@ -136,10 +136,10 @@ def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Reads the command line and trains."""
+    """Read the command line and train."""
     parser = argparse.ArgumentParser(description="GRPO on the embedded model, in one file")
     parser.add_argument("--steps", type=int, default=20, help="rollouts, about 10 s each")
-    parser.add_argument("overrides", nargs="*", help="config keys, as rollout.group_size=4")
+    parser.add_argument("overrides", nargs="*", help="config keys, such as rollout.group_size=4")
     given = parser.parse_args(arguments)
     train(compose_config(CONFIGS, "tiny", given.overrides), steps=given.steps)
 
