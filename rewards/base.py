@@ -79,12 +79,12 @@ class TermConfig(Options):
     """Smallest divisor when scores are standardised within a group (`normalize_then_sum`), in units
     of the score; a smaller spread counts as noise."""
     timeout_seconds: float = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
-    """Seconds to score one group of pictures; after that the run stops, with everything saved."""
+    """Seconds to score one group of images; after that the run stops, with everything saved."""
     only: str = Field(default="*", min_length=1, max_length=200)
     """Glob over prompt ids, such as `poster-*`: apply the term only to these prompts, for instance
     to show it separately for each kind of prompt."""
     when: Literal["always", "evaluation"] = "always"
-    """`evaluation`: score only the pictures of evaluations, which are few, to show the score beside
+    """`evaluation`: score only the images of evaluations, which are few, to show the score beside
     the reward; the weight must be 0."""
     run_in: Literal["thread", "process"] = "thread"
     """`process`: score in a separate process on this machine, to isolate the run from crashes and
@@ -121,7 +121,7 @@ class ComparingConfig(TermConfig):
     """
 
     against: Against = "target"
-    """Picture of the prompt to compare with: `target`, or `source` (the first one), which rewards
+    """Image of the prompt to compare with: `target`, or `source` (the first one), which rewards
     an edit for what it keeps. Give such a term a small weight, because a perfect copy is not an
     edit."""
 

@@ -141,8 +141,8 @@ class RewardConfig(Options):
     terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
     """The terms in use by name; absent or null: not used."""
     allow_untied: bool = False
-    """Allow a reward that uses only the picture; the policy can then maximise it with a single
-    picture for every prompt."""
+    """Allow a reward that uses only the image; the policy can then maximise it with a single image
+    for every prompt."""
     overlap: bool = True
     """Score a group while the next one is being decoded."""
     watch: Annotated[tuple[str, ...], Field(strict=False)] = ()

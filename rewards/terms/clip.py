@@ -30,7 +30,7 @@ from rewards.types import Prompt
 
 
 class ClipScoreConfig(TermConfig):
-    """Cosine of the CLIP embeddings of prompt and picture."""
+    """Cosine of the CLIP embeddings of prompt and image."""
 
     compares_with = ("prompt",)
     kind: Literal["clip_score"]
@@ -52,7 +52,7 @@ class ClipScoreConfig(TermConfig):
 
 
 class ClipImageConfig(ComparingConfig):
-    """Cosine of the CLIP embeddings of target picture and picture."""
+    """Cosine of the CLIP embeddings of target picture and image."""
 
     kind: Literal["clip_image"]
     """Class that scores."""

@@ -33,7 +33,7 @@ class CustomConfig(TermConfig):
     """Class that scores."""
     function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`module:function`, importable from the folder in which the run starts. It gets a list of N
-    prompts and pictures UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor
+    prompts and images UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor
     [N]."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
     """Parts of a prompt that the function uses: some of prompt, text, target, source. It is not

@@ -26,7 +26,7 @@ _CHECKPOINT_URL = "https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compr
 
 
 class HpsConfig(TermConfig):
-    """Human preference for the picture given the prompt, as HPS v2 predicts it."""
+    """Human preference for the image given the prompt, as predicted by HPS v2."""
 
     compares_with = ("prompt",)
     kind: Literal["hps"]

@@ -71,10 +71,10 @@ class RapidOcrConfig(OcrConfig):
     engine: Literal["rapidocr"]
     """ONNX on the CPU, models in the wheel (Latin and Chinese script); needs no download."""
     threads: int = Field(default=2, ge=1, le=1024)
-    """Pictures read at the same time, with one CPU thread each."""
+    """Images read at the same time, with one CPU thread each."""
     detection_side: int = Field(default=256, ge=64, le=16_384, multiple_of=32)
-    """Pixels; pictures with a shorter side are enlarged to this before text detection. Time grows
-    with its square; larger pictures are unchanged."""
+    """Pixels; images with a shorter side are enlarged to this before text detection. Time grows
+    with its square; larger images are unchanged."""
 
     def build_reader(self, device: torch.device) -> TextReader:
         """See `OcrConfig`."""

@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PickScoreConfig(TermConfig):
-    """Human preference for the picture given the prompt, as PickScore predicts it."""
+    """Human preference for the image given the prompt, as predicted by PickScore."""
 
     compares_with = ("prompt",)
     kind: Literal["pick_score"]

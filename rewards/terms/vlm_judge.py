@@ -35,7 +35,7 @@ class VlmJudgeConfig(TermConfig):
         ),
         min_length=1,
     )
-    """Question about one picture; {prompt}, {text} (the wanted texts, in quotation marks), {lowest}
+    """Question about one image; {prompt}, {text} (the wanted texts, in quotation marks), {lowest}
     and {highest} are filled in. Double literal braces."""
     lowest: int = Field(default=0, ge=-(10**6), le=10**6)
     """Lowest score the model may answer; becomes 0."""
