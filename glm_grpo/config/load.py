@@ -103,10 +103,28 @@ def resolve_config(composed: DictConfig) -> Config:
             for key in missing
         ]
         raise ConfigError(describe_problems(problems))
+    _refuse_added_nulls()
     _leave_out_other_engines(values)
     config = validate_config(values)
     _check_folder(config)
     return config
+
+
+def _typed_words() -> Sequence[str]:
+    """Overrides of the command line."""
+    return HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+
+
+def _refuse_added_nulls() -> None:
+    """Refuse `+reward.terms.NAME=null`, which would be ignored: `+` only adds absent keys.
+
+    Raises:
+        ConfigError: A word has that form.
+    """
+    found = (re.fullmatch(r"\+(reward\.terms\.\w+)=null", word) for word in _typed_words())
+    problems = [_absent_term_problem(match[1]) for match in found if match is not None]
+    if problems:
+        raise ConfigError(describe_problems(problems))
 
 
 def _leave_out_other_engines(values: Any) -> None:
@@ -115,8 +133,7 @@ def _leave_out_other_engines(values: Any) -> None:
     Presets set the options of their own engine, and a file may set those of both, so that one key
     switches the engine. Anything that is not a term is left to the validation.
     """
-    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
-    typed = {word.lstrip("+").partition("=")[0] for word in words}
+    typed = {word.lstrip("+").partition("=")[0] for word in _typed_words()}
     reward = values.get("reward")
     terms = reward.get("terms") if isinstance(reward, dict) else None
     known = {option for form in OCR_ENGINES.values() for option in form.model_fields}
@@ -370,6 +387,8 @@ def _absent_key_problem(key: str, value: str) -> Problem:
     """Distinguish a key that exists but needs `+`, because no file sets it, from an unknown key."""
     if (removed := removed_problem(key, value)) is not None:
         return removed
+    if value == "null" and re.fullmatch(r"reward\.terms\.\w+", key):
+        return _absent_term_problem(key)
     keys = known_keys(Config)
     if key in keys or _names_a_term(key):
         rule = "is not in the config at hand; a + in front adds a term, or an option left out"
@@ -381,6 +400,15 @@ def _absent_key_problem(key: str, value: str) -> Problem:
         return Problem(key, value, rule, f"did you mean {nearest[0]}={value}?")
     # Hydra suggests appending the key with `+`, which would only be refused next.
     return unknown_key_problem(key, value, keys)
+
+
+def _absent_term_problem(key: str) -> Problem:
+    """Refuse to remove a term that the config does not have; it is probably misspelled."""
+    nearest = difflib.get_close_matches(key.removeprefix(_TERMS), KINDS, n=1)
+    meant = nearest[0] if nearest and f"{_TERMS}{nearest[0]}" != key else None
+    rule = "null removes a term, and the config has none of this name"
+    remedy = "leave it out" if meant is None else f"did you mean {_TERMS}{meant}=null?"
+    return Problem(key, None, rule, remedy)
 
 
 def _names_a_term(key: str) -> bool:

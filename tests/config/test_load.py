@@ -133,6 +133,14 @@ def test_compose_config_says_how_a_key_is_added_that_no_file_sets(
     ]
 
 
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_null_for_a_term_that_is_not_there_is_refused(configs_dir: Path, plus: str) -> None:
+    # lipps: the config keeps its lpips; psnr: spelled right, but not in use.
+    for name, remedy in (("lipps", "did you mean reward.terms.lpips=null"), ("psnr", "leave it")):
+        with pytest.raises(ConfigError, match=rf"terms\.{name} = None[\s\S]*{remedy}"):
+            compose_config(configs_dir, "tiny", [f"{plus}reward.terms.{name}=null"])
+
+
 def test_compose_config_adds_terms_and_options_by_a_plus(configs_dir: Path) -> None:
     added = [
         "+reward.terms.near={kind: lpips, weight: 0.1, network: squeeze, pretrained: false}",
