@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from glm_grpo.builders.models import begin_with, find_start, load_models
 from glm_grpo.builders.prompts import build_evaluation_batches, build_held_out
 from glm_grpo.config import Config, parse_override, set_key, validate_config
 from glm_grpo.errors import ConfigError
+from glm_grpo.gallery.report import Table, change_row
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.run.summaries import compare_evaluations
 from glm_grpo.run.tables import SummaryRow
@@ -81,16 +80,5 @@ def _override(config: Config, overrides: Sequence[str]) -> Config:
 
 def summary_table(rows: Sequence[SummaryRow], *, title: str) -> Table:
     """Before and after on the held-out prompts, for the terminal."""
-    table = Table(title=title)
-    for name in ("", "before", "after", "change", "95 % interval"):
-        table.add_column(name, justify="left" if name == "" else "right")
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.before:z.3f}",
-            f"{row.after:z.3f}",
-            f"{row.difference:+z.3f}",
-            f"[{row.low:+z.3f}, {row.high:+z.3f}]",
-            style="bold" if row.name == "total" else None,
-        )
-    return table
+    columns = ("", "before", "after", "change", "95 % interval")
+    return Table(title, columns, tuple(map(change_row, rows)))

@@ -7,10 +7,10 @@ from importlib.metadata import version
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
+from glm_grpo.gallery.report import change_row
 from glm_grpo.output import without_folders
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import summarise_until
-from glm_grpo.run.tables import SummaryRow
 
 
 def describe_training(folder: RunFolder, config: Config, *, step: int) -> str:
@@ -62,19 +62,12 @@ def _describe_figures(folder: RunFolder, *, step: int) -> str:
         return f"{title}The evaluations of the run cannot be read.\n"
     if summary is None:
         return f"{title}The run had no evaluation after its first step by then.\n"
-    rows = "".join(map(_figures_row, summary.rows))
+    rows = "".join(f"| {' | '.join(change_row(row))} |\n" for row in summary.rows)
     return (
         f"{title}Mean scores of {summary.prompts} prompts that were not trained on, higher is "
         f"better: what the run began with, and its step {summary.step}. Intervals are of the "
         "change, 95 %, by a bootstrap over prompts.\n\n"
         f"| | before | after | change | 95 % interval |\n|---|---|---|---|---|\n{rows}"
-    )
-
-
-def _figures_row(row: SummaryRow) -> str:
-    return (
-        f"| {row.name} | {row.before:z.3f} | {row.after:z.3f} | {row.difference:+z.3f} | "
-        f"{row.low:+z.3f} to {row.high:+z.3f} |\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from glm_grpo.gallery.report import (
     Table,
     Tile,
     Tone,
+    change_row,
     interval,
     show_score,
 )
@@ -238,6 +240,7 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         terms=None if config is None else _terms_table(config),
         is_miniature=config is not None and config.model.path == TINY,
         changes=_changes_table(summary, steps, config) if summary else None,
+        interval=interval,
         total=next((row for row in summary if row.name == "total"), None),
         cases=cases,
         prompts=prompts,
@@ -283,13 +286,7 @@ def _changes_table(
             *("Score", f"Before, step {steps[0]}", f"After, step {steps[-1]}"),
             *("Change", "95 % interval", "Reading"),
         ),
-        tuple(
-            (
-                *(row.name, f"{row.before:.3f}", f"{row.after:.3f}", f"{row.difference:+z.3f}"),
-                *(interval(row.low, row.high), _verdict(row, config)),
-            )
-            for row in summary
-        ),
+        tuple((*change_row(row), _verdict(row, config)) for row in summary),
     )
 
 
@@ -307,6 +304,8 @@ def _caution(term: TermConfig) -> str:
 
 def _verdict(row: SummaryRow, config: Config | None) -> Cell:
     """What a change means, as far as its interval and the wish of the reward say so."""
+    if math.isnan(row.low):
+        return Cell("")
     if row.low <= 0 <= row.high:
         return Cell("no clear change")
     weights = {} if config is None else config.reward.weights()

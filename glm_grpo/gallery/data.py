@@ -382,7 +382,7 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
             {"key": data_key(number), **shown.model_dump(mode="json", exclude={"problem"})}
             for number, shown in enumerate(records.beside, start=1)
         ],
-        "summary": [asdict(row) for row in summary if _is_finite(row)],
+        "summary": [_summary_row(row) for row in summary if _is_finite(row)],
         "problems": list(records.problems),
         **pace(
             records.folder,
@@ -395,8 +395,12 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
 
 def _is_finite(row: SummaryRow) -> bool:
     """Whether a page can show a row: JSON only has finite numbers, but scores may overflow."""
-    figures = (row.before, row.after, row.difference, row.low, row.high)
-    return all(math.isfinite(figure) for figure in figures)
+    return all(map(math.isfinite, (row.before, row.after, row.difference)))
+
+
+def _summary_row(row: SummaryRow) -> dict[str, Any]:
+    """A row for the page; the ends of an interval that there is not are None."""
+    return asdict(row) | ({} if math.isfinite(row.low) else {"low": None, "high": None})
 
 
 def _overview(records: Records) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from glm_grpo.gallery.readings import Mark
 from glm_grpo.gallery.thumbnails import shrink
 from glm_grpo.output import printable
 from glm_grpo.run.folder import write_atomically
+from glm_grpo.run.tables import SummaryRow
 
 Tone = Literal["", "better", "worse"]
 """What a figure means, which colours it."""
@@ -83,8 +84,14 @@ def show_score(score: float | None) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """A 95 % interval of a difference."""
-    return f"[{low:+z.3f}, {high:+z.3f}]"
+    """A 95 % interval of a difference, or why there is none."""
+    return "too few prompts for an interval" if math.isnan(low) else f"[{low:+z.3f}, {high:+z.3f}]"
+
+
+def change_row(row: SummaryRow) -> tuple[str, ...]:
+    """Name, before, after, change and interval."""
+    figures = (f"{row.before:z.3f}", f"{row.after:z.3f}", f"{row.difference:+z.3f}")
+    return (row.name, *figures, interval(row.low, row.high))
 
 
 @dataclass(frozen=True)

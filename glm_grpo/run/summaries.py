@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy
 import numpy as np
@@ -23,6 +24,9 @@ RESAMPLES_AT_ONCE = 1_000
 _BOOTSTRAP_SEED = 0
 _COLUMNS = ("step", "prompt_id", RAW, "total")
 
+FEWEST_PROMPTS = 10
+"""With fewer there is no interval: a bootstrap of a handful of differences is far too narrow."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -30,8 +34,8 @@ class Interval:
 
     Attributes:
         mean_difference: Mean of after - before.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
+        low: Lower end of the interval; NaN with fewer than `FEWEST_PROMPTS`.
+        high: Upper end of the interval; NaN likewise.
     """
 
     mean_difference: float
@@ -99,6 +103,17 @@ def _check_arguments(
         raise ValueError(f"confidence {confidence}: must be between 0 and 1, for instance 0.95")
     if resamples < 1:
         raise ValueError(f"resamples {resamples}: must be 1 or more; 10000 is usual")
+
+
+def gain_over_prompts(before: Float32[Tensor, " N"], after: Float32[Tensor, " N"]) -> Interval:
+    """Mean difference over prompts with its 95 % interval, if there are enough prompts for one.
+
+    Arguments as in `paired_bootstrap`.
+    """
+    gain = paired_bootstrap(before, after, seed=_BOOTSTRAP_SEED)
+    if len(before) < FEWEST_PROMPTS:
+        return replace(gain, low=math.nan, high=math.nan)
+    return gain
 
 
 def summarise(folder: RunFolder) -> list[SummaryRow]:
@@ -197,7 +212,7 @@ def _prompt_means(scores: pandas.DataFrame, prompt_ids: pandas.Series) -> pandas
 
 
 def _row(name: str, before: Float32[Tensor, " N"], after: Float32[Tensor, " N"]) -> SummaryRow:
-    interval = paired_bootstrap(before, after, seed=_BOOTSTRAP_SEED)
+    interval = gain_over_prompts(before, after)
     return SummaryRow(
         name=name,
         before=before.mean().item(),

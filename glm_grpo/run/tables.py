@@ -60,8 +60,8 @@ class SummaryRow:
         before: Mean of the first evaluation.
         after: Mean of the last evaluation.
         difference: Mean of after - before, paired by prompt.
-        low: Lower end of the 95 % interval of the difference.
-        high: Upper end of the 95 % interval of the difference.
+        low: Lower end of the 95 % interval of the difference; NaN where prompts are too few.
+        high: Upper end of the 95 % interval of the difference; NaN likewise.
     """
 
     name: str

@@ -16,12 +16,11 @@ from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 from rich.text import Text
 
+from glm_grpo.gallery.report import Table
 from glm_grpo.output import describe_bytes, printable
 
 logger = logging.getLogger(__name__)
@@ -153,7 +152,8 @@ class Progress:
         if self._untrained is None:
             self._untrained = dict(metrics)
         if self._bars is not None:
-            self._bars.print(_table(step, rows))
+            title = f"held-out prompts at step {step}"
+            self._bars.print(Table(title, ("", "now", "since step 0"), tuple(rows)))
         if self._is_logging:
             figures = "  ".join(
                 f"{name} {now} ({change})" if change else f"{name} {now}"
@@ -368,12 +368,3 @@ def _compare(
             change = f"{now - before:+z.3f}"
         rows.append((name.removeprefix(_EVALUATED), f"{now:z.3f}", change))
     return rows
-
-
-def _table(step: int, rows: list[tuple[str, str, str]]) -> Table:
-    table = Table("", title=f"held-out prompts at step {step}")
-    table.add_column("now", justify="right")
-    table.add_column("since step 0", justify="right")
-    for name, now, change in rows:
-        table.add_row(escape(name), now, change, style="bold" if name == "total" else None)
-    return table

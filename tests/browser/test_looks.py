@@ -6,10 +6,11 @@ The numbers are those of `RAW` in conftest.py, worked out there.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_start_tells_the_gain_with_its_interval_and_the_canaries(
     total = SummaryRow("total", before=0.5, after=0.875, difference=0.375, low=0.25, high=0.5)
     term = SummaryRow("lpips", before=0.75, after=0.25, difference=-0.5, low=-0.625, high=-0.375)
     unclear = SummaryRow("ocr", before=0.5, after=0.75, difference=0.25, low=-0.25, high=0.75)
+    few = replace(unclear, name="few", low=math.nan, high=math.nan)
     bands = {
         "edge_density": Band(mean=0.5, std=0.125, prompts=16),
         # 6 * 0.125 * sqrt(1/16 + 1/16) = 0.265 below the mean.
@@ -90,7 +92,7 @@ def test_start_tells_the_gain_with_its_interval_and_the_canaries(
         {"step": 12, "canary/edge_density": 0.5},
     ]
     run.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    write_gallery(run, [term, unclear, total])
+    write_gallery(run, [term, unclear, few, total])
     page = open_gallery(run=run)
     gain = page.get_by_role("region", name="Gain on held-out prompts")
     expect(gain.locator(".start-gain strong")).to_have_text("+0.375")
@@ -102,7 +104,11 @@ def test_start_tells_the_gain_with_its_interval_and_the_canaries(
         ["lpips", "0.750", "0.250", change, interval]
     )
     expect(rows.nth(0).locator("td").nth(2)).to_have_class("worse")
-    expect(rows.nth(1).locator("td").nth(2)).not_to_have_class(re.compile("better|worse"))
+    expect(rows.nth(2).locator("td")).to_have_text(
+        ["0.500", "0.750", "+0.250", "too few prompts for an interval"]
+    )
+    for row in (1, 2):
+        expect(rows.nth(row).locator("td").nth(2)).not_to_have_class(re.compile("better|worse"))
     canaries = page.get_by_role("region", name="Canaries")
     expect(canaries).to_contain_text("1 of 3 outside their band at step 12")
     expect(canaries.locator("tbody tr").nth(1)).to_have_text("judge0.2 outsidefrom 0.2348 up")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ SUMMARY = (
     SummaryRow("ocr", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.375),
     SummaryRow("lpips", before=0.5, after=0.25, difference=-0.25, low=-0.5, high=-0.125),
     SummaryRow("ssim", before=0.5, after=0.5, difference=0.0625, low=-0.125, high=0.25),
+    SummaryRow("few", before=0.5, after=0.75, difference=0.25, low=math.nan, high=math.nan),
     SummaryRow("total", before=0.25, after=0.375, difference=0.125, low=0.0625, high=0.1875),
 )
 # Mean totals by prompt: changes of +0.25, -0.5, +0.5 and 0.
@@ -240,12 +242,14 @@ def test_page_judges_changes_by_interval_and_weight(
     store_config(folder, configs_dir, "reward.terms.lpips.weight=-0.4", "reward.terms.ocr.weight=0")
     page = read_page(write_before_after(folder, SUMMARY))
     start = page.texts.index("Reading") + 1
-    assert page.texts[start : start + 24] == [
+    assert page.texts[start : start + 29] == [
         # Of weight 0: neither is asked for.
         *("ocr", "0.500", "0.750", "+0.250", "[+0.125, +0.375]", "rose"),
         # It is to fall.
         *("lpips", "0.500", "0.250", "-0.250", "[-0.500, -0.125]", "better"),
         *("ssim", "0.500", "0.500", "+0.062", "[-0.125, +0.250]", "no clear change"),
+        # No verdict.
+        *("few", "0.500", "0.750", "+0.250", "too few prompts for an interval"),
         *("total", "0.250", "0.375", "+0.125", "[+0.062, +0.188]", "better"),
     ]
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder
-from glm_grpo.run.summaries import compare_evaluations, summarise
+from glm_grpo.run.summaries import compare_evaluations, gain_over_prompts, summarise
 from glm_grpo.types import Evaluation, ImageBatch
 from rewards.types import Prompt, RewardTable
 
@@ -53,9 +55,17 @@ def test_compare_evaluations_pairs_prompts_and_leaves_out_masked_ones():
     rows = compare_evaluations(BEFORE, AFTER)
 
     assert figures(rows) == {name: pytest.approx(values) for name, values in EXPECTED.items()}
-    # Of two prompts the total of one gained 0.5, of the other 0.125: the interval spans them.
-    (total,) = (row for row in rows if row.name == "total")
-    assert (total.low, total.high) == pytest.approx((0.125, 0.5))
+    # Two prompts are too few for an interval.
+    assert all(math.isnan(row.low) and math.isnan(row.high) for row in rows)
+
+
+def test_gain_has_an_interval_from_ten_prompts_on():
+    zeros, gains = torch.zeros(10), torch.arange(10.0)
+    nine = gain_over_prompts(zeros[:9], gains[:9])
+    assert nine.mean_difference == 4.0
+    assert math.isnan(nine.low)
+    ten = gain_over_prompts(zeros, gains)
+    assert 0 < ten.low < ten.mean_difference == 4.5 < ten.high
 
 
 def test_summarise_reads_the_first_and_the_last_stored_evaluation(tmp_path):

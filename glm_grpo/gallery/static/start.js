@@ -16,6 +16,7 @@
   /* Pictures in each row. */
   const SHOWN = 4;
   const TOTAL = "total";
+  const TOO_FEW = "too few prompts for an interval";
   const RULE =
     "One picture a prompt, chosen by its total alone. Totals are of the weighted reward; Find lists all.";
 
@@ -49,8 +50,11 @@
     return useLoaded(() => Promise.all(ends.map(load)), [ends.map(({ key }) => key).join()]);
   }
 
+  const extent = ({ low, high }) => `${signed(low)} to ${signed(high)}`;
+
   /* What the interval of a change says, as far as the wish of the reward goes. */
   function judge({ name, low, high }) {
+    if (low === null) return [TOO_FEW, ""];
     if (low <= 0 && high >= 0) return ["no clear change", ""];
     const weight = gallery.run.reward.terms.find((term) => term.name === name)?.weight ?? 1;
     if (weight === 0) return [low > 0 ? "rose" : "fell", ""];
@@ -76,7 +80,7 @@
     const [verdict, kind] = judge(total);
     return html`<p class="start-gain">
         <strong class=${kind}>${signed(total.difference)}</strong>${" "}
-        <span>95 % interval ${signed(total.low)} to ${signed(total.high)}: ${verdict}</span>
+        <span>${total.low === null ? TOO_FEW : `95 % interval ${extent(total)}: ${verdict}`}</span>
       </p>
       <p>Mean total ${fmt(total.before)} at step ${first}, ${fmt(total.after)} at step ${last}.</p>
       <div class="scroll-region" tabindex="0" role="region" aria-label="Before and after, by term">
@@ -88,7 +92,7 @@
               <th scope="row">${row.name}</th>
               <td>${fmt(row.before)}</td><td>${fmt(row.after)}</td>
               <td class=${judge(row)[1]}>${signed(row.difference)}</td>
-              <td>${signed(row.low)} to ${signed(row.high)}</td>
+              <td>${row.low === null ? TOO_FEW : extent(row)}</td>
             </tr>`)}
           </tbody>
         </table>
@@ -108,7 +112,7 @@
     if (!changes.length) return html`<p class="soft">The two evaluations have no prompt in common.</p>`;
     const change = mean(changes);
     return html`<p class="start-gain">
-        <strong class=${changeClass(change)}>${signed(change)}</strong>${" "}
+        <strong>${signed(change)}</strong>${" "}
         <span>from step ${before.step} to step ${after.step}</span>
       </p>
       <p class="soft">

@@ -21,7 +21,7 @@ from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, read_picture
 from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
-from glm_grpo.run.summaries import Interval, paired_bootstrap
+from glm_grpo.run.summaries import Interval, gain_over_prompts
 from rewards.problems import NOT_GIVEN
 from rewards.reweigh import Mode, combine
 
@@ -531,10 +531,8 @@ def _compare_run(
         settings=settings,
         steps=tuple(evaluation.step for evaluation in run.evaluations),
         totals=tuple(values.mean().item() for values in totals),
-        gain=paired_bootstrap(totals[0], totals[-1], seed=_BOOTSTRAP_SEED),
-        over_first=None
-        if reference is None
-        else paired_bootstrap(reference, totals[-1], seed=_BOOTSTRAP_SEED),
+        gain=gain_over_prompts(totals[0], totals[-1]),
+        over_first=None if reference is None else gain_over_prompts(reference, totals[-1]),
         terms=run.evaluations[-1].term_means(terms),
         title=run.config.run.name,
     )

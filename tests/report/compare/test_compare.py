@@ -169,7 +169,8 @@ def test_compare_places_pictures_of_the_same_seeds_side_by_side(make_run: MakeRu
     assert paths == [runs[index] / "images/p1-1.png" for index in (0, 0, 1)]
 
 
-def test_compare_pairs_gains_by_prompt(make_run: MakeRun) -> None:
+def test_compare_pairs_gains_by_prompt(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glm_grpo.run.summaries.FEWEST_PROMPTS", 2)
     runs = [make_run("a", FIRST), make_run("b", SECOND)]
     first, second = compare(runs, WEIGHTS).runs
     # By prompt, before 0.25 and 0.375, after 0.5 and 0.625: 0.25 more for either, no luck in it.
