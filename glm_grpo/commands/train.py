@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,24 +21,26 @@ from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
 from glm_grpo.config import Config, shell_override
-from glm_grpo.errors import ConfigError
+from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.floors import work_of_run
+from glm_grpo.report.compare.comparison import compare
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.resume import OpenedRun, open_run, pin_start
+from rewards.types import RewardError
 
 logger = logging.getLogger(__name__)
 
 _SUMMARY = "held-out prompts, before and after; total: by this run's own weights"
 """Totals of runs with other weights are not comparable, even for the same pictures."""
-_PAGE = "gallery/index.html"
-"""Gallery page of a run that reached its first evaluation."""
+_MOST_TRIED = 20
+"""Number of other runs that are read, at most, to find one to compare with."""
 
 
 def run_training(config: Config) -> RunFolder:
@@ -109,14 +111,20 @@ def _next_commands(folder: RunFolder) -> list[str]:
 
 
 def _run_before(run: Path) -> Path | None:
-    """Find the previous run by name, in this folder or of another day; None if there is none.
+    """Find the last other run by name that `compare` accepts beside this one; None without any.
 
-    Only looks at names, so that problems in another folder cannot end the run.
+    Looks in this folder and in those of other days.
     """
-    run = run.absolute()
-    pages = (*run.parent.glob(f"*/{_PAGE}"), *run.parent.parent.glob(f"*/*/{_PAGE}"))
-    others = {path.parents[1] for path in pages} - {run}
-    return max(others, default=None)
+    run = run.resolve()
+    days = run.parent.parent.glob("????-??-??/*/config.yaml")
+    configs = (*run.parent.glob("*/config.yaml"), *days)
+    # Not links, such as `latest`.
+    others = {path.parent for path in configs if path.parent.resolve() == path.parent} - {run}
+    for other in sorted(others, reverse=True)[:_MOST_TRIED]:
+        with suppress(GlmGrpoError, RewardError):
+            compare([other, run], None)
+            return other
+    return None
 
 
 def _prepare(

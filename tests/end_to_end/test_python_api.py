@@ -80,7 +80,8 @@ def test_a_run_gives_its_tables(folder):
     assert run.metrics.loc[1, "reward/mean"] == pytest.approx(run.rollout(1).total.mean())
     summary, last = run.summary(), run.evaluation(2)
     assert summary.loc["ocr", "after"] == pytest.approx(last["raw/ocr"].mean())
-    assert (summary.low <= summary.difference).all()
+    # Three prompts are too few for an interval.
+    assert summary.low.isna().all()
     assert run.picture(last.target.iloc[0]).size == (128, 128)
     assert run.gallery.is_file()
     with pytest.raises(CheckpointError, match="holds no run"):
