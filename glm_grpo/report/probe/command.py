@@ -82,6 +82,7 @@ def probe_config(
             unscored={
                 name for name, term in config.reward.terms.items() if term.when == "evaluation"
             },
+            of_text={name for name, term in config.reward.terms.items() if "text" in term.needs()},
         )
     except ValueError as error:
         raise ConfigError(f"--share: {error}") from error

@@ -33,6 +33,9 @@ said to have nothing to gain: more weight would teach nothing."""
 LITTLE_ROOM = 0.1
 """Room to the targets' own tokens, in std of the term, below which the samples are said to be
 there already."""
+LOST_TEXT = 0.1
+"""Part of the targets' own score that a text term loses in their tokens, above which that is said:
+how well targets are read after tokenizing is then no measure of how well samples can be."""
 _ROUNDING = 1e-12
 """Below it a figure is the rounding of a mean."""
 
@@ -43,6 +46,7 @@ class ProbedTerm:
 
     Attributes:
         audit: Figures of the samples.
+        target: Mean score of the target pictures themselves; NaN without targets.
         reconstruction: Mean score of the decoded tokens of the target pictures, what a perfect
             policy would get; NaN without targets.
         room: Mean, over the prompts with a target, of that score less the mean of the prompt's
@@ -50,15 +54,18 @@ class ProbedTerm:
         decoder_fraction: See `rewards.audit.audit.decoder_fractions`.
         proposed_weight: The weight that gives the share asked for; None where none was asked for.
         is_unscored: Only evaluations score it.
+        is_of_text: It reads the text of a prompt.
     """
 
     audit: TermAudit
     weight: float
+    target: float
     reconstruction: float
     room: float
     decoder_fraction: float
     proposed_weight: float | None
     is_unscored: bool = False
+    is_of_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,9 @@ class Finding:
 def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
     """What stands out: figures beyond the thresholds of this module, in the order of the terms.
 
+    One finding a term, the one that decides what to do: a term that is flat, noisy or at its top is
+    not said to have too little say besides.
+
     Terms of weight 0 are only watched: of them it is said at most that they apply to no prompt.
     """
     findings = []
@@ -160,7 +170,7 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
         )
         findings.append(Finding("", what, remedy))
     for term, weight_share in zip(report.terms, report.weight_shares(), strict=True):
-        findings += _examine(term, weight_share, report)
+        findings += itertools.islice(_examine(term, weight_share, report), 1)
     if report.decode is not None:
         findings += _examine_decode(report.decode)
     return (*findings, *_examine_pairs(report))
@@ -201,6 +211,17 @@ def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iter
         return
     if term.weight == 0:
         return
+    # NaN compares as False.
+    if term.is_of_text and term.target - term.reconstruction > LOST_TEXT * term.target:
+        what = (
+            f"text lost in the tokens: the targets score {render(term.target)}, their own tokens "
+            f"{render(term.reconstruction)}, the samples {render(audit.mean)}"
+        )
+        remedy = (
+            "use larger pictures, or targets with larger text; do not learn from these targets "
+            "(train.method=sft, anchor.weight)"
+        )
+        yield Finding(name, what, remedy)
     if audit.flat_fraction > MOSTLY_FLAT:
         what = (
             f"scores all images alike in {audit.flat_fraction:.0%} of the groups, which learn "
@@ -208,8 +229,6 @@ def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iter
         )
         remedy = "use prompts that the model sometimes gets right, or raise rollout.group_size"
         yield Finding(name, what, remedy)
-    if audit.flat_fraction < 1:
-        yield from _examine_share(term, weight_share, report)
     if term.decoder_fraction > NOISY_DECODER:
         what = (
             "depends on the decoder's noise: other noises on the same tokens give "
@@ -221,8 +240,10 @@ def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iter
         yield Finding(name, what, remedy)
     # A term that is to be pushed down has neither headroom nor ceiling upwards.
     if term.weight > 0:
-        yield from _examine_headroom(term, report.group_size)
         yield from _examine_ceiling(term)
+        yield from _examine_headroom(term, report.group_size)
+    if audit.flat_fraction < 1:
+        yield from _examine_share(term, weight_share, report)
 
 
 def _examine_share(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iterator[Finding]:
@@ -269,8 +290,7 @@ def _examine_headroom(term: ProbedTerm, group_size: int) -> Iterator[Finding]:
         if term.room > 0
         else (audit.std, "its std over all images")
     )
-    # Where most groups are flat, that is what has been said.
-    if audit.flat_fraction <= MOSTLY_FLAT and audit.headroom < LITTLE_HEADROOM * scale:
+    if audit.headroom < LITTLE_HEADROOM * scale:
         what = (
             f"has no headroom: the best of {group_size} is {render(audit.headroom)} above the "
             f"mean, {audit.headroom / scale:.1%} of {named}"
@@ -284,6 +304,13 @@ def _examine_headroom(term: ProbedTerm, group_size: int) -> Iterator[Finding]:
 
 def _examine_ceiling(term: ProbedTerm) -> Iterator[Finding]:
     audit = term.audit
+    if term.room <= LITTLE_ROOM * audit.std:
+        what = (
+            f"is there already: the samples score {render(audit.mean)}, the targets' own tokens "
+            f"{render(term.reconstruction)}; more of it brings them no nearer to the targets"
+        )
+        remedy = f"lower its weight, or only watch it: weight 0 and reward.watch=[{audit.name}]"
+        yield Finding(audit.name, what, remedy)
     # A flat group is tied whole and counts as 1; what is left is the mean over the others.
     varied = 1 - audit.flat_fraction
     tied = audit.saturation - audit.flat_fraction
@@ -293,13 +320,6 @@ def _examine_ceiling(term: ProbedTerm) -> Iterator[Finding]:
             f"{tied / varied:.0%} of the other images score like the best one"
         )
         remedy = "use harder prompts, or give its weight to terms that still tell images apart"
-        yield Finding(audit.name, what, remedy)
-    if term.room <= LITTLE_ROOM * audit.std:
-        what = (
-            f"is there already: the samples score {render(audit.mean)}, the targets' own tokens "
-            f"{render(term.reconstruction)}; more of it brings them no nearer to the targets"
-        )
-        remedy = f"lower its weight, or only watch it: weight 0 and reward.watch=[{audit.name}]"
         yield Finding(audit.name, what, remedy)
 
 

@@ -33,7 +33,7 @@ from glm_grpo.report.probe.findings import (
 from glm_grpo.run.folder import write_atomically
 from rewards.types import Prompt
 
-_NO_VALUES = (NO_VALUE,) * 4
+_NO_VALUES = (NO_VALUE,) * 5
 """Cells of figures that the total does not have."""
 _SHOWN_PROMPTS = 8
 
@@ -74,12 +74,15 @@ def list_figures(report: ProbeReport) -> list[Table]:
         ),
         Table(
             "what is left to gain, and what is chance",
-            ("term", "headroom", "own tokens", "room", "tied at best", "decoder's part"),
+            (
+                *("term", "headroom", "targets", "own\ntokens", "room"),
+                *("tied\nat best", "decoder's\npart"),
+            ),
             (*map(_gain_row, report.terms), ("total", render(report.audit.headroom), *_NO_VALUES)),
-            f"headroom: best of {report.group_size} less mean; own tokens: score of the decoded "
-            "tokens of the targets; room: that less mean; decoder's part: variance under other "
-            f"noises, relative to that inside groups, above {NOISY_DECODER:g} a term prefers "
-            "images largely by chance",
+            f"headroom: best of {report.group_size} less mean; targets: score of the target "
+            "pictures; own tokens: score of their decoded tokens; room: that less mean; decoder's "
+            "part: variance under other noises, relative to that inside groups, above "
+            f"{NOISY_DECODER:g} a term prefers images largely by chance",
         ),
     ]
     names = report.names()
@@ -160,7 +163,8 @@ def _drive_row(term: ProbedTerm, weight_share: float) -> tuple[str | Cell, ...]:
 def _gain_row(term: ProbedTerm) -> tuple[str | Cell, ...]:
     audit = term.audit
     return (
-        *(audit.name, render(audit.headroom), render(term.reconstruction), render(term.room)),
+        *(audit.name, render(audit.headroom), render(term.target)),
+        *(render(term.reconstruction), render(term.room)),
         *(render_share(audit.saturation), _share_cell(term.decoder_fraction)),
     )
 

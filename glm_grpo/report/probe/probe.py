@@ -133,6 +133,8 @@ class ProbeSamples:
         rewards: Their raw scores.
         totals: Under the weights of the config.
         redrawn: Raw scores of the first sample's tokens decoded under K other noises.
+        target: Raw scores of the target picture itself; NaN where a prompt has no target or a term
+            does not apply.
         reconstruction: Raw scores of the decoded tokens of the target picture; NaN where a prompt
             has no target or a term does not apply.
         reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
@@ -146,6 +148,7 @@ class ProbeSamples:
     rewards: RewardTable
     totals: Float32[Tensor, "N G"]
     redrawn: Float32[Tensor, "N K R"]
+    target: Float32[Tensor, "N R"]
     reconstruction: Float32[Tensor, "N R"]
     reconstructed_pixels: UInt8[Tensor, "M 3 H W"]
     copy_totals: Float32[Tensor, " N"]
@@ -183,6 +186,7 @@ def sample_probe(
         rewards=table,
         totals=combine(table, mode=settings.combine),
         redrawn=torch.cat([part.redrawn for part in parts]),
+        target=torch.cat([part.target for part in parts]),
         reconstruction=torch.cat([part.reconstruction for part in parts]),
         reconstructed_pixels=torch.cat([part.reconstructed_pixels for part in parts]),
         copy_totals=torch.cat([part.copy_totals for part in parts]),
@@ -208,13 +212,14 @@ def _probe_batch(
         _draw(models, _under_noise(single, number), rollout.token_ids[:, :1])[1].raw
         for number in range(noises)
     ]
-    reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
+    target, reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
     return ProbeSamples(
         prompts=batch.prompts,
         images=images,
         rewards=table,
         totals=combine(table, mode=settings.combine),
         redrawn=torch.cat(redrawn, dim=1),
+        target=target,
         reconstruction=reconstruction,
         reconstructed_pixels=reconstructed_pixels,
         copy_totals=_score_copies(models, batch, settings.combine),
@@ -235,21 +240,22 @@ def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
 
 def _decode_targets(
     models: Models, batch: PromptBatch, num_terms: int
-) -> tuple[Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
-    """Scores and pictures of the target pictures' own tokens."""
-    scores = torch.full((len(batch.prompts), num_terms), torch.nan)
+) -> tuple[Float32[Tensor, "P R"], Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
+    """Scores of the target pictures, and scores and pictures of their own tokens."""
+    of_targets, of_tokens = torch.full((2, len(batch.prompts), num_terms), torch.nan)
     rows = [row for row, prompt in enumerate(batch.prompts) if prompt.target is not None]
     if not rows:
-        return scores, torch.zeros(0, 3, batch.height, batch.width, dtype=torch.uint8)
-    targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
+        return of_targets, of_tokens, torch.zeros(0, 3, batch.height, batch.width).byte()
+    targets = torch.stack([prompt.target for prompt in batch.prompts if prompt.target is not None])
     with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
-        token_ids = models.policy.tokenize_pictures(
-            torch.stack(targets), has_preview=batch.num_sources == 0
-        )
+        token_ids = models.policy.tokenize_pictures(targets, has_preview=batch.num_sources == 0)
     some = prompts_at(batch, torch.tensor(rows))
-    images, table = _draw(models, some, token_ids.unsqueeze(1))
-    scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)
-    return scores, images.pixels[:, 0]
+    images, decoded = _draw(models, some, token_ids.unsqueeze(1))
+    with models.phase("reward", decoding_size(some)):
+        given = models.scorer.score(some.prompts, targets[:, None])
+    for scores, table in ((of_targets, given), (of_tokens, decoded)):
+        scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)
+    return of_targets, of_tokens, images.pixels[:, 0]
 
 
 def _score_copies(models: Models, batch: PromptBatch, mode: Mode) -> Float32[Tensor, " P"]:
@@ -269,6 +275,7 @@ def report_probe(
     shares: Mapping[str, float] | None,
     min_rank_correlation: float,
     unscored: Set[str] = frozenset(),
+    of_text: Set[str] = frozenset(),
 ) -> ProbeReport:
     """Turns samples into figures.
 
@@ -277,6 +284,7 @@ def report_probe(
         shares: Wanted shares of the advantage, by term; proposes weights that give them.
         min_rank_correlation: Between cheap and full decode, where a run would fall back.
         unscored: Terms that only evaluations score.
+        of_text: Terms that read the text of a prompt.
 
     Raises:
         ValueError: No weights give these shares; names the nearest.
@@ -290,11 +298,13 @@ def report_probe(
     terms = zip(
         audit.terms,
         weights,
+        samples.target.nanmean(dim=0).tolist(),
         samples.reconstruction.nanmean(dim=0).tolist(),
         (samples.reconstruction - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
         decoder_fractions(samples.redrawn, table).tolist(),
         proposed,
         [name in unscored for name in table.names],
+        [name in of_text for name in table.names],
         strict=True,
     )
     decode = None

@@ -63,13 +63,13 @@ def test_tables_show_every_figure_of_a_term() -> None:
     # Shares and fractions with three decimals, scores with three digits that count.
     assert rows_of(report, "lpips")[:2] == [
         ["lpips", "0.4", "0.125", "0.312", "0.0625", "0.0312", "0.000"],
-        ["lpips", "0.250", "1.00", "0.500", "0.000", "0.125"],
+        ["lpips", "0.250", "1.00", "1.00", "0.500", "0.000", "0.125"],
     ]
     assert rows_of(report, "psnr")[:2] == [
         ["psnr", "0.1", "0.875", "23.5", "4.00", "2.00", "0.250"],
-        ["psnr", "2.50", "30.0", "6.54", "0.250", "1.250"],
+        ["psnr", "2.50", "1.00", "30.0", "6.54", "0.250", "1.250"],
     ]
-    assert rows_of(report, "total") == [["total", "0.188", "-", "-", "-", "-"]]
+    assert rows_of(report, "total") == [["total", "0.188", *"-----"]]
     assert rows_of(with_other(), "") == [["", "nothing stands out", ""]]
 
 
@@ -91,7 +91,7 @@ def test_tables_show_a_dash_for_what_has_no_value() -> None:
     )
     assert rows_of(report, "lpips")[:3] == [
         ["lpips", "0.5", "0.000", "-", "-", "-", "-"],
-        ["lpips", *"-----"],
+        ["lpips", *"------"],
         ["lpips", "-", "-"],
     ]
 

@@ -62,6 +62,8 @@ def test_draw_probe_scores_samples_noises_and_reconstruction(samples):
     assert samples.rewards.names == ("ssim", "psnr")
     assert samples.redrawn.shape == (PROMPTS, NOISES, 2)
     assert samples.reconstruction.shape == (PROMPTS, 2)
+    # SSIM and PSNR of a target with itself.
+    assert torch.equal(samples.target, torch.ones(PROMPTS, 2))
     assert samples.reconstructed_pixels.shape == (PROMPTS, 3, 128, 128)
 
 
