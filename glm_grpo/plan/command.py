@@ -21,8 +21,9 @@ from glm_grpo.run.folder import RunFolder
 def memory_table(plan: MemoryPlan, *, title: str) -> Table:
     """Table of bytes by item and phase, with the peak phase in bold."""
     place = "accelerator" if plan.is_on_accelerator else "CPU memory"
-    table = Table(title=title, caption=f"phases: {place}, 1 GB = 1e9 bytes")
-    table.add_column("")
+    table = Table(title=f"{title}, GB", caption=f"phases: {place}, 1 GB = 1e9 bytes")
+    longest = max((word for item in plan.items for word in item.name.split()), key=len)
+    table.add_column("", min_width=len(longest))  # 80 characters then break no word
     for phase in plan.phases:
         style = "bold" if phase == plan.peak_phase else ""
         table.add_column(phase, justify="right", style=style)
@@ -77,7 +78,10 @@ def floor_lines(
 
 
 def _cell(number: int) -> str:
-    return describe_bytes(number) if number else "-"
+    """Format bytes in GB, without the unit: seven columns fit 80 characters."""
+    if not number:
+        return "-"
+    return f"{number / 1e9:.2f}" if number >= 5e6 else "<0.01"
 
 
 def plan_config(

@@ -253,6 +253,7 @@ def test_plan_command_prints_phases_and_floors_of_a_step(
     main([*arguments, "--memory", "20GB"])
     printed = capsys.readouterr().out
     assert "it fits" in printed
+    assert "…" not in printed, "a word of the table is cut at 80 characters"
     assert "a step takes at least" in printed
     assert "on H200 SXM, its phases one after the other: rollout" in printed
     floor = _floor_of_decode(printed)
