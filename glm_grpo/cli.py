@@ -159,6 +159,7 @@ def _init(options: argparse.Namespace) -> None:
 
     for written in init_folder(options.directory, options.config_name):
         _print(str(written))
+    _print(f"next: glm-grpo check --config-dir {shlex.quote(str(options.directory))}")
 
 
 def _add_train(commands: _Commands) -> None:

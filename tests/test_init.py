@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from glm_grpo.cli import main
 from glm_grpo.commands.init import init_folder
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.models.base import ReservedTokens
+from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
 from glm_grpo.tiny import world
 
 
@@ -52,10 +54,36 @@ def test_init_writes_a_config_that_changes_nothing_but_the_prompts(
         assert first.target.equal(world.draw_sign(sign))
 
 
+def test_init_writes_natural_prompts_for_the_published_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my run"
+    main(["init", str(folder), "--config-name", "glm_image_80gb"])
+    assert capsys.readouterr().out.endswith(f"\nnext: glm-grpo check --config-dir '{folder}'\n")
+    config = compose_config(folder, None, ["run_dir=r"])
+    paths = [str(folder / file) for file in ("prompts.jsonl", "held_out.jsonl")]
+    data = [f"data.path={paths[0]}", f"data.eval_path={paths[1]}"]
+    # No prompt has a target, so the reward is the one for texts.
+    keys = ["run_dir=r", "reward=text", *data]
+    assert config == compose_config(None, "glm_image_80gb", keys)
+    training, held_out = (
+        [prompts[row] for row in range(len(prompts))]
+        for prompts in (
+            load_prompts(path, height=1024, width=1024, reserved=ReservedTokens(), sources=0)
+            for path in paths
+        )
+    )
+    assert (len(training), len(held_out)) == (64, 16)
+    assert not {each.texts for each in training} & {each.texts for each in held_out}
+    for each in (*training, *held_out):
+        assert [*each.texts] == [*find_glyph_texts(each.prompt)]
+        assert len(each.texts) == 1
+
+
 def test_a_preset_of_rewards_wins_over_what_init_wrote(tmp_path: Path) -> None:
     list(init_folder(tmp_path / "my-run", "glm_image_24gb"))
-    chosen = compose_config(tmp_path / "my-run", None, ["reward=text"])
-    packaged = ["reward=text", "data.path=a", "data.eval_path=b"]
+    chosen = compose_config(tmp_path / "my-run", None, ["reward=balanced"])
+    packaged = ["reward=balanced", "data.path=a", "data.eval_path=b"]
     assert chosen.reward == compose_config(None, "glm_image_24gb", packaged).reward
 
 
@@ -66,7 +94,7 @@ def test_the_reward_that_init_wrote_as_a_comment_can_be_used(tmp_path: Path) -> 
     first = lines.index("# reward:")
     last = next(row for row in range(first, len(lines)) if not lines[row])
     lines[first:last] = [line.removeprefix("# ") for line in lines[first:last]]
-    config.write_text("\n".join(lines).replace("{weight: 0.3}", "{weight: 0.25}"))
+    config.write_text("\n".join(lines).replace("{weight: 0.7}", "{weight: 0.25}"))
     own = compose_config(tmp_path / "my-run", None)
     assert own.reward.weights()["ocr"] == 0.25
 

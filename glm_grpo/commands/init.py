@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
 
+from glm_grpo.commands.starter_prompts import held_out_prompts, training_prompts
 from glm_grpo.config import TINY, Config, compose_config
 from glm_grpo.errors import StorageError
 from glm_grpo.output import printable
@@ -19,8 +20,12 @@ from glm_grpo.tiny.world import COLOUR_NAMES, SHAPES
 from rewards.pictures import encode_png
 from rewards.types import Prompt
 
-_PROMPTS = {"prompts.jsonl": ("train", 24), "held_out.jsonl": ("heldout", 8)}
+_TRAINING, _HELD_OUT = "prompts.jsonl", "held_out.jsonl"
+
+_SIGNS = {_TRAINING: ("train", 24), _HELD_OUT: ("heldout", 8)}
 """File -> prompt set of the embedded world, and the number of its prompts to write."""
+
+_TEXT_REWARD = "  - override reward: text    # letters and look, as the prompts have no targets\n"
 
 _WORLD_SIZE = 128
 """Side of the world's pictures, pixels."""
@@ -33,7 +38,7 @@ _CONFIG = """\
 defaults:
   - {name}
   - _self_
-
+{reward}
 # Prompts: .jsonl, .csv, .parquet, .txt, a folder of pictures, or the id of a data set on the hub.
 # ${{config_dir:}} is the folder of this file, so that they are found from everywhere.{known}
 data:
@@ -100,8 +105,9 @@ _EDIT_FIELDS = "`prompt`, `source` (the picture to edit), and if you have it `ta
 def init_folder(folder: Path, name: str) -> Iterator[Path]:
     """Write a config that builds on a packaged one, prompts and a README; yields their paths.
 
-    The prompts are signs of the embedded world, with their pictures as targets. The embedded model
-    knows them; for any other model they show the format.
+    The embedded model gets signs of its world with their pictures as targets; for edits with any
+    other model they show the format. Text-to-image with any other model gets natural prompts that
+    quote a text, and the reward for it, because they have no targets.
 
     Args:
         folder: Folder to fill, new or empty.
@@ -112,18 +118,24 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         StorageError: The folder is not empty, or cannot be written.
     """
     # These prompts replace whatever the config asks for.
-    paths = [
-        f"data.{key}={file}" for key, file in zip(("path", "eval_path"), _PROMPTS, strict=True)
-    ]
+    paths = [f"data.path={_TRAINING}", f"data.eval_path={_HELD_OUT}"]
     config = compose_config(None, name, paths)
+    is_natural = config.model.path != TINY and not config.data.sources
+    if is_natural:
+        config = compose_config(None, name, [*paths, "reward=text"])
     with storage_errors("write", folder):
         if folder.is_dir() and any(folder.iterdir()):
             raise StorageError(
                 f"{folder} is not an empty folder; nothing is overwritten; name another"
             )
-    for file, (set_name, count) in _PROMPTS.items():
-        yield _write_prompts(folder, file, set_name, count, sources=config.data.sources)
-    yield _write(folder / f"{OWN_CONFIG}.yaml", _describe_config(folder, name, config))
+    if is_natural:
+        for file, prompts in ((_TRAINING, training_prompts()), (_HELD_OUT, held_out_prompts())):
+            yield _write_rows(folder / file, [{"prompt": prompt} for prompt in prompts])
+    else:
+        for file, (set_name, count) in _SIGNS.items():
+            yield _write_signs(folder, file, set_name, count, sources=config.data.sources)
+    described = _describe_config(folder, name, config, reward=_TEXT_REWARD if is_natural else "")
+    yield _write(folder / f"{OWN_CONFIG}.yaml", described)
     is_edit = config.data.sources > 0
     readme = _README.format(
         title=printable(folder.resolve().name),
@@ -142,15 +154,18 @@ def _quoted(folder: Path) -> str:
     return shlex.quote(printable(str(folder)))
 
 
-def _write_prompts(folder: Path, file: str, set_name: str, count: int, *, sources: int) -> Path:
-    """Write a prompt file and the pictures that it names."""
+def _write_signs(folder: Path, file: str, set_name: str, count: int, *, sources: int) -> Path:
+    """Write signs of the embedded world and their pictures."""
     set_name = f"edit-{set_name}" if sources else set_name
     prompts = tiny_prompts(set_name, height=_WORLD_SIZE, width=_WORLD_SIZE, sources=min(sources, 1))
-    rows = [_write_row(folder, prompts[index]) for index in range(count)]
-    return _write(folder / file, "".join(f"{json.dumps(row)}\n" for row in rows))
+    return _write_rows(folder / file, [_write_sign(folder, prompts[row]) for row in range(count)])
 
 
-def _write_row(folder: Path, prompt: Prompt) -> dict[str, str]:
+def _write_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> Path:
+    return _write(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
+
+
+def _write_sign(folder: Path, prompt: Prompt) -> dict[str, str]:
     row = {"id": prompt.prompt_id, "prompt": prompt.prompt, "text": prompt.texts[0]}
     pictures = [("target", prompt.target), *(("source", source) for source in prompt.sources)]
     for name, pixels in pictures:
@@ -165,13 +180,14 @@ def _write(path: Path, content: str) -> Path:
     return path
 
 
-def _describe_config(folder: Path, name: str, config: Config) -> str:
+def _describe_config(folder: Path, name: str, config: Config, *, reward: str) -> str:
     terms = [
         f"#     {term}: {{weight: {given.weight:g}}}" for term, given in config.reward.terms.items()
     ]
     return _CONFIG.format(
         folder=_quoted(folder),
         name=name,
+        reward=reward,
         known=_KNOWN_WORDS.format(
             form=known_form(is_edit=config.data.sources > 0),
             colours=", ".join(COLOUR_NAMES),
