@@ -13,7 +13,7 @@ command can be stopped and repeated. A run takes about six minutes on two cores.
 (`ocr_exact`), after all images, is compared with recipe `base` word by word, averaged over the
 seeds that both have; intervals are paired by word. Images are counted up to the first evaluation
 that reaches `--reach`; seconds are those of the training steps up to there, without evaluations, at
-the speed of the recipe's fastest run. `page` writes the tables of docs/recipes.md, and
+the speed of the recipe's fastest run. `page` writes the tables of LOG.md, and
 docs/images/recipes.svg.
 
 `hacked-NAME` is recipe NAME with brightness as its only reward and 16 steps: canaries must leave
@@ -157,7 +157,7 @@ TRAINABLE = [name for name in _OVERRIDES if name.removeprefix("hacked-") not in 
 """Recipes that can be trained."""
 
 FIGURES = ("total", "ocr", "ocr_exact", "lpips", "ssim", "aesthetic")
-PAGE = ROOT / "docs" / "recipes.md"
+LOG = ROOT / "LOG.md"
 _BEGIN, _END = "<!-- {}: python -m benchmarks.recipes page -->", "<!-- end of table -->"
 _DRAWN = 4
 """Number of recipes with three seeds that get a line, in addition to the base."""
@@ -243,13 +243,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = summarize(compared, reach=options.reach)
         Console(width=160).print(_table(rows, reach=options.reach))
         return
-    text = PAGE.read_text()
+    text = LOG.read_text()
     for name, lines in tables(runs).items():
         begin = _BEGIN.format(name)
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{lines}{_END}{rest.partition(_END)[2]}"
-    PAGE.write_text(text)
-    draw(compared, PAGE.parent / "images" / "recipes.svg")
+    LOG.write_text(text)
+    draw(compared, ROOT / "docs" / "images" / "recipes.svg")
 
 
 def read_results(file: Path) -> dict[str, dict[int, Finished]]:
@@ -449,7 +449,7 @@ def _table(rows: Sequence[Mapping[str, Any]], *, reach: float) -> Table:
 
 
 def tables(runs: Mapping[str, Mapping[int, Finished]]) -> dict[str, str]:
-    """Tables of docs/recipes.md in Markdown, by the name in front of them."""
+    """Tables of LOG.md in Markdown, by the name in front of them."""
     images = {name: of_seeds for name, of_seeds in runs.items() if name in RECIPES}
     return {
         "words": _of_words(summarize(images, reach=0.6)),

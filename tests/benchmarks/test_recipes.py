@@ -10,7 +10,7 @@ import torch
 from benchmarks.recipes import (
     COMMON,
     IMAGES,
-    PAGE,
+    LOG,
     RECIPES,
     RESULTS,
     TRAINABLE,
@@ -97,7 +97,7 @@ def test_gain_is_over_the_seeds_that_both_have_word_by_word() -> None:
     assert (base["images"], base["seconds"], base["reached"]) == (None, None, 0)
 
 
-def test_the_page_shows_the_figures_that_are_kept() -> None:
-    text = PAGE.read_text()
+def test_the_log_shows_the_figures_that_are_kept() -> None:
+    text = LOG.read_text()
     for name, lines in tables(read_results(RESULTS)).items():
         assert f"<!-- {name}: python -m benchmarks.recipes page -->\n{lines}" in text
