@@ -51,7 +51,7 @@ class Run:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """Metrics, a row per step and a column per metric (docs/reading_curves.md)."""
+        """Metrics, a row per step and a column per metric (docs/reference/metrics.md)."""
         return pandas.DataFrame(read_metrics(self._folder)).set_index("step")
 
     @property

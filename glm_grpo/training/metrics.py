@@ -1,4 +1,4 @@
-"""Compute metrics of training steps and evaluations; docs/reading_curves.md explains them."""
+"""Compute metrics of training steps and evaluations; docs/reference/metrics.md explains them."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def test_seconds_of_the_collector_are_those_of_its_phases(run: Callable[..., Run
 def test_metrics_of_the_source_are_documented(run: Callable[..., Run]) -> None:
     it = run(last=2)
     it.learn_all()
-    text = (Path(__file__).parents[2] / "docs" / "reading_curves.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     documented = re.findall(r"^\| `(async/[a-z_]+)` \|", text, flags=re.MULTILINE)
     assert set(documented) == set(it.metrics[-1])
 

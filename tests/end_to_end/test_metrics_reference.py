@@ -1,4 +1,4 @@
-"""docs/reading_curves.md names every metric that a run writes, and no other."""
+"""docs/reference/metrics.md names every metric that a run writes, and no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.metrics import StepWork
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reading_curves.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 WORK = StepWork(1.0, 1.0, 1.0, 1.0, peak_flops=1.0, is_skipping_flat=False)
 """As of a card whose peak is known."""
 
@@ -32,7 +32,7 @@ def as_documented(metric: str) -> str:
     return "/".join([kind, *replaced])
 
 
-def test_reading_curves_names_every_metric_of_a_run_and_no_other(make_trainer) -> None:
+def test_the_reference_names_every_metric_of_a_run_and_no_other(make_trainer) -> None:
     trainer, _, run_dir = make_trainer(
         "train.steps=1",
         "rollout.prompts_per_step=1",
