@@ -25,22 +25,22 @@ _TRAINING, _HELD_OUT = "prompts.jsonl", "held_out.jsonl"
 _SIGNS = {_TRAINING: ("train", 24), _HELD_OUT: ("heldout", 8)}
 """File -> prompt set of the embedded world, and the number of its prompts to write."""
 
-_TEXT_REWARD = "  - override reward: text    # letters and look, as the prompts have no targets\n"
+_TEXT_REWARD = "  - override reward: text    # legibility and looks; there are no targets\n"
 
 _WORLD_SIZE = 128
 """Side of the world's pictures, pixels."""
 
 _CONFIG = """\
-# Builds on the config `{name}`: what stands here wins over that, and key=value on the
-# command line over both. All keys with their values:
+# Builds on the config `{name}`. Keys set here override it; key=value on the command line
+# overrides both. To print all keys with their values:
 #   glm-grpo train --config-dir {folder} --cfg job
 
 defaults:
   - {name}
   - _self_
 {reward}
-# Prompts: .jsonl, .csv, .parquet, .txt, a folder of pictures, or the id of a data set on the hub.
-# ${{config_dir:}} is the folder of this file, so that they are found from everywhere.{known}
+# Prompts: .jsonl, .csv, .parquet, .txt, a folder of images, or the id of a dataset on the hub.
+# ${{config_dir:}} is the folder of this file, so the paths work from any current folder.{known}
 data:
   path: ${{config_dir:}}/prompts.jsonl
   eval_path: ${{config_dir:}}/held_out.jsonl
@@ -48,9 +48,9 @@ data:
 rollout:
 {rollout}
 
-# Each term is a similarity or quality, higher is better. These are the weights of the preset;
-# `reward=NAME` on the command line chooses another one, and `ocr=0.5` sets one weight. What is
-# written here, with the # taken out, wins over every preset; `ocr: null` leaves a term out.
+# Each term is a similarity or quality; higher is better. These are the preset's weights. On the
+# command line, `reward=NAME` chooses another preset and `ocr=0.5` sets one weight. Uncomment the
+# lines to override every preset; `ocr: null` leaves a term out.
 # reward:
 #   terms:
 {terms}
@@ -63,23 +63,23 @@ train:
 """
 
 _KNOWN_FORM = (
-    " The embedded model knows prompts of one form, `{form}`; the words are in `config.yaml`."
+    " The embedded model knows only prompts of the form `{form}`; `config.yaml` lists the words."
 )
 _KNOWN_WORDS = """
 #
-# The embedded model knows prompts of one form alone, and draws some sign for any other:
+# The embedded model knows only prompts of this form, and draws an arbitrary sign for any other:
 #   {form}
 # COLOURS: {colours}
 # SHAPE: {shapes}; WORD: 3 or 4 capital letters"""
 
 _COMMENTS = {
-    "prompts_per_step": "different prompts in one step",
-    "group_size": "images of each prompt, which are compared with each other",
+    "prompts_per_step": "different prompts per step",
+    "group_size": "images per prompt, which are compared with each other",
     "height": "pixels, a multiple of 32",
     "width": "pixels, a multiple of 32",
-    "learning_rate": "highest learning rate, reached after the warm-up",
-    "steps": "one rollout and its update each",
-    "seed": "prompts, tokens and noise follow from it",
+    "learning_rate": "peak, reached after the warm-up",
+    "steps": "one rollout and its updates each",
+    "seed": "determines prompts, tokens and noise",
     "eval_every": "steps between evaluations on the held-out prompts",
     "checkpoint_every": "steps between checkpoints",
 }
@@ -92,14 +92,14 @@ Written by `glm-grpo init`. `config.yaml` builds on `{name}`, one of the configs
 
 1. Put your prompts into `prompts.jsonl` and `held_out.jsonl`: {fields}.{known}
 2. Check: `glm-grpo check --config-dir {folder}`
-3. Train: `glm-grpo train --config-dir {folder}`; Ctrl-C saves, `train.resume=auto` goes on.
+3. Train: `glm-grpo train --config-dir {folder}`; Ctrl-C saves, `train.resume=auto` continues.
 4. Look: `glm-grpo gallery RUN --serve`, where RUN is `outputs/DATE/TIME`.
 5. Try other weights: `glm-grpo rescore RUN ocr=0.5`
-6. Use it: `glm-grpo export RUN my-model` writes trained weights with a model card.
+6. Use it: `glm-grpo export RUN my-model` writes the trained weights and a model card.
 """
 
-_FIELDS = "`prompt`, and if you have them `target` (the picture wanted) and `text` (to be read)"
-_EDIT_FIELDS = "`prompt`, `source` (the picture to edit), and if you have it `target` (the result)"
+_FIELDS = "`prompt`, and optionally `target` (the image you want) and `text` (to be rendered)"
+_EDIT_FIELDS = "`prompt`, `source` (the image to edit), and optionally `target` (the result)"
 
 
 def init_folder(folder: Path, name: str) -> Iterator[Path]:
