@@ -108,7 +108,7 @@ def test_init_says_how_to_go_on_in_ten_lines(tmp_path: Path) -> None:
     # As a shell takes it.
     assert f"`glm-grpo train --config-dir '{folder}'`" in readme
     # The embedded model's prompts; another model's are free.
-    assert f"knows prompts of one form, `{world.CAPTION_FORM}`" in readme
+    assert f"knows only prompts of the form `{world.CAPTION_FORM}`" in readme
     config = (folder / "config.yaml").read_text()
     assert f"#   {world.CAPTION_FORM}\n# COLOURS: white on red, " in config
     other = tmp_path / "other"
