@@ -207,10 +207,10 @@ class Finished:
         """Results after all images."""
         return self.evaluations[-1].figures
 
-    def reached(self, share: float) -> int | None:
+    def reached(self, fraction: float) -> int | None:
         """Index of the first evaluation with that fraction of images read without a mistake."""
-        shares = [each.figures["ocr_exact"] for each in self.evaluations]
-        return next((at for at, found in enumerate(shares) if found >= share), None)
+        found = (each.figures["ocr_exact"] for each in self.evaluations)
+        return next((at for at, figure in enumerate(found) if figure >= fraction), None)
 
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -298,7 +298,7 @@ def overrides_of(name: str, seed: int, folder: Path) -> list[str]:
 
 
 def write_careless_prompts(file: Path) -> None:
-    """Write the training prompts, with a wrong letter in every second target picture.
+    """Write the training prompts, with a wrong letter in every second target image.
 
     Args:
         file: JSON Lines file; the pictures are written next to it.
@@ -534,11 +534,11 @@ def draw(runs: Mapping[str, Mapping[int, Finished]], file: Path) -> None:
         ncols=2, figsize=(10, 1.2 + 0.19 * len(names)), width_ratios=[2, 3], layout="constrained"
     )
     for height, name in enumerate(names):
-        shares = [run.last["ocr_exact"] for run in runs[name].values()]
-        (line,) = seeds.plot(shares, [height] * len(shares), ".", color="0.6", alpha=0.8)
-        if len(shares) >= 3:
+        fractions = [run.last["ocr_exact"] for run in runs[name].values()]
+        (line,) = seeds.plot(fractions, [height] * len(fractions), ".", color="0.6", alpha=0.8)
+        if len(fractions) >= 3:
             line.set_color("C0")
-            seeds.plot(fmean(shares), height, "|", color="C0", markersize=10)
+            seeds.plot(fmean(fractions), height, "|", color="C0", markersize=10)
     if BASE in runs:
         seeds.axvline(fmean(run.last["ocr_exact"] for run in runs[BASE].values()), color="0.85")
     seeds.set_yticks(range(len(names)), names, fontsize=7)
@@ -547,14 +547,14 @@ def draw(runs: Mapping[str, Mapping[int, Finished]], file: Path) -> None:
     for name in dict.fromkeys([*with_three[:_DRAWN], *({BASE} & runs.keys())]):
         finished = [*runs[name].values()]
         images = [each.images for each in finished[0].evaluations]
-        shares = [
+        fractions = [
             fmean(run.evaluations[at].figures["ocr_exact"] for run in finished)
             for at in range(len(images))
         ]
         if images[-1] == 0:
-            curves.axhline(shares[-1], linestyle=":", color="0.5", label=f"{name} (none drawn)")
+            curves.axhline(fractions[-1], linestyle=":", color="0.5", label=f"{name} (none drawn)")
         else:
-            curves.plot(images, shares, marker="o", markersize=4, label=name)
+            curves.plot(images, fractions, marker="o", markersize=4, label=name)
     curves.set(xlabel="images drawn", ylabel="held-out words read whole", ylim=(0, 1))
     curves.legend(fontsize=8, loc="lower right")
     figure.savefig(file, metadata={"Date": None})

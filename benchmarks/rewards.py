@@ -124,7 +124,7 @@ def measure_term(name: str, reward: Reward, group_size: int, repeats: int) -> Re
 
 
 def _noisy_pictures(prompt: Prompt, count: int) -> UInt8[Tensor, "N 3 H W"]:
-    """Add noise to the target picture, so that there is a text to detect and read."""
+    """Add noise to the target image, so that there is a text to detect and read."""
     if prompt.target is None:
         raise ValueError(f"prompt {prompt.prompt_id} has no target; the embedded world gives one")
     generator = torch.Generator().manual_seed(0)

@@ -101,9 +101,9 @@ def update(
         reference = policy.reference_log_probs(batch, rollout, rows)  # the policy before training
         replay = policy.replay(batch, rollout, rows)  # with gradient
         loss, kl = grpo_loss(replay.log_probs, old_log_probs[rows], reference, advantages[rows])
-        share = len(rows) / len(advantages)
-        (loss * share).backward()
-        loss_sum, kl_sum = loss_sum + share * loss.item(), kl_sum + share * kl.item()
+        fraction = len(rows) / len(advantages)
+        (loss * fraction).backward()
+        loss_sum, kl_sum = loss_sum + fraction * loss.item(), kl_sum + fraction * kl.item()
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters(), 1.0)
     optimizer.step()
     return loss_sum, kl_sum, grad_norm.item()

@@ -122,16 +122,16 @@ class OffPolicyCorrection:
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Token grids of target pictures, as training examples.
+class TargetTokens:
+    """Token grids of target images, for supervised fine-tuning or the SFT term.
 
     Attributes:
-        prompts: Prompts of the examples, one image each, at least one.
+        prompts: Prompts with a target image, one image each, at least one.
         token_ids: Token grids of these prompts' targets.
         places: Position of each of these prompts in the batch. Empty if no prompt of the batch has
             a target; `prompts` then contains one that is replayed with weight 0, because all
             processes must call the model equally often.
-        weight: Factor of the mean cross-entropy in the loss.
+        weight: Weight of the SFT term, the mean cross-entropy of these tokens, in the loss.
     """
 
     prompts: PromptBatch

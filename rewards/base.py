@@ -117,7 +117,7 @@ class TermConfig(Options):
 class ComparingConfig(TermConfig):
     """Options of a term that compares a picture with another one.
 
-    A kind's first line says "target picture"; `against` can change that.
+    A kind's first line says "target image"; `against` can change that.
     """
 
     against: Against = "target"
@@ -189,7 +189,7 @@ def compared_picture(prompt: Prompt, against: Against) -> UInt8[Tensor, "3 H W"]
 def stack_compared(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"], against: Against = "target"
 ) -> UInt8[Tensor, "N 3 H W"]:
-    """Stack the prompts' target pictures, or their first sources.
+    """Stack the prompts' target images, or their first sources.
 
     Raises:
         ValueError: A prompt has no such picture, or its size differs from that of the pictures.

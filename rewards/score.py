@@ -120,7 +120,7 @@ class Scorer:
         """Refuse prompts that no term can score, before anything is sampled.
 
         Args:
-            prompts: Prompts to check; each is accessed once, which loads its target picture.
+            prompts: Prompts to check; each is accessed once, which loads its target image.
             of: Name of the set, for the lines.
             is_training: Whether they are training prompts, which terms with `when: evaluation`
                 never see.
@@ -145,7 +145,7 @@ class Scorer:
                 raise RewardError(
                     f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
                     f"the terms with a weight ({', '.join(term.name for term in weighted)}) "
-                    "applies to it. Give it a target picture (lpips, ssim) or a text in quotation "
+                    "applies to it. Give it a target image (lpips, ssim) or a text in quotation "
                     "marks (ocr), remove it, or add a term that applies to every prompt "
                     "(clip_score)"
                 )

@@ -48,7 +48,7 @@ def score_images(
             a `rewards.types.Prompt` can specify more.
         images: Pictures of any sizes.
         config: `load_config(...).reward`, or a mapping such as the `reward` section of a YAML file.
-        targets: Target picture of each picture, or None; scaled to cover the picture's size and
+        targets: Target image of each picture, or None; scaled to cover the picture's size and
             cropped, as a run does for the rollout's size.
         device: Device for the networks of the terms.
 

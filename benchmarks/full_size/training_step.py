@@ -282,7 +282,7 @@ def _random_clip(device: torch.device) -> Iterator[None]:
 
 
 def _prompts(bench: Bench, folder: Path) -> Prompts:
-    """Write files of prompts with a target picture, as many as a step takes."""
+    """Write files of prompts with a target image, as many as a step takes."""
     side = bench.scale.side
     Image.new("RGB", (side, side), "grey").save(folder / "target.png")
     sets = []

@@ -159,7 +159,7 @@ def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[
 
     Raises:
         RewardError: See `Scorer.check_prompts`.
-        ConfigError: The run learns from target pictures, but no training prompt has one.
+        ConfigError: The run learns from target images, but no training prompt has one.
     """
     targets = 0
     is_supervised = config.train.method == "sft"
@@ -202,7 +202,7 @@ def _missing_targets_error(config: Config, count: int) -> ConfigError:
             "set anchor.weight=0 and leave anchor.final_weight out",
         )
     )
-    rule = f"none of the {count} training prompts has a target picture to learn from"
+    rule = f"none of the {count} training prompts has a target image to learn from"
     problem = Problem(key, value, rule, f"give prompts a target, or {remedy}")
     return ConfigError(describe_problems([problem]))
 

@@ -48,7 +48,7 @@ def step_settings(config: Config) -> StepSettings:
     return StepSettings(
         steps=config.train.steps,
         update=update_settings(config),
-        anchor=config.anchor,
+        sft_term=config.anchor,
         reference_mix=config.loss.reference_mix,
         reference_sync_every=config.loss.reference_sync_every if config.needs_reference else None,
     )

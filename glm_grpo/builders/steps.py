@@ -15,7 +15,7 @@ from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
 from glm_grpo.training.phase import Models
 from glm_grpo.training.records import RunRecorder
 from glm_grpo.training.sources import ExperienceSource, SynchronousSource
-from glm_grpo.training.steps import RewardStep, Step, TargetStep
+from glm_grpo.training.steps import RewardStep, Step, SupervisedStep
 from glm_grpo.training.targets import TargetSource
 
 
@@ -36,7 +36,7 @@ def build_step(
             batch_for_step=partial(build_batch, config, prompts),
             preview=config.anchor.preview,
         )
-        return TargetStep(models, learner, targets, settings, recorder)
+        return SupervisedStep(models, learner, targets, settings, recorder)
     rechecks = RecheckSettings(
         every=config.decode.recheck_every,
         groups=config.decode.recheck_groups,

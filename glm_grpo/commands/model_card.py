@@ -25,7 +25,7 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> str:
 
 
 def _describe_settings(config: Config, *, step: int) -> str:
-    method = "supervised fine-tuning on target pictures"
+    method = "supervised fine-tuning on target images"
     if config.train.method == "grpo":
         method = f"GRPO, loss `{config.loss.kind}`, KL weight {config.loss.kl_coef:g}"
     adapter = config.model.adapter

@@ -87,7 +87,7 @@ def _without_effect(config: Config) -> list[str]:
     loss, train, notes = config.loss, config.train, []
     if train.method == "sft":
         return [
-            "train.method sft: a step learns from target pictures; no effect of rollout.group_size "
+            "train.method sft: a step learns from target images; no effect of rollout.group_size "
             "and refill_rounds, advantage, loss, decode.rollout_steps, and of anchor but for "
             "anchor.preview; rewards score evaluations alone"
         ]

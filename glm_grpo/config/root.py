@@ -70,7 +70,7 @@ class Config(Options):
     loss: AnyLoss
     """The loss to minimise; `kind` selects it."""
     anchor: AnchorSection = Field(default_factory=AnchorSection)
-    """Target images as training examples in the loss."""
+    """The SFT term: target images to learn from, in addition to the samples."""
     optim: OptimSection
     """The optimizer and its learning rate."""
     train: TrainSection

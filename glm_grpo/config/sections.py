@@ -268,18 +268,18 @@ class AsyncSection(Options):
     def _check_gpus(cls, gpus: float) -> float:
         if (gpus > 1 and not gpus.is_integer()) or 0 < gpus < _LEAST_GPU:
             raise ValueError(
-                f"Ray keeps whole accelerators or a share of one: 0, {_LEAST_GPU} to 1, or a whole "
-                "number"
+                f"Ray keeps whole accelerators or a fraction of one: 0, {_LEAST_GPU} to 1, or a "
+                "whole number"
             )
         return gpus
 
 
 class AnchorSection(Options):
-    """Target images as training examples, in addition to the policy's own samples."""
+    """The SFT term: the cross-entropy of target images, added to the loss of the samples."""
 
     weight: float = Field(default=0.0, ge=0.0)
-    """Weight in the loss of the cross-entropy on the target images' tokens, in nats per token; 0:
-    use targets only for scores."""
+    """Weight of the SFT term in the loss: the cross-entropy of the target images' tokens, nats per
+    token. 0: use target images only for scores."""
     final_weight: float | None = Field(default=None, ge=0.0)
     """Weight at the last step, approached linearly; absent: `weight` throughout."""
     preview: Literal["encode", "repeat"] = "encode"

@@ -1,1 +1,1 @@
-"""Find, read, check and deal out prompts and target pictures."""
+"""Find, read, check and deal out prompts and target images."""

@@ -53,12 +53,12 @@ class PromptSource(Protocol):
 
     @property
     def height(self) -> int:
-        """Height of the target pictures, pixels."""
+        """Height of the target images, pixels."""
         ...
 
     @property
     def width(self) -> int:
-        """Width of the target pictures, pixels."""
+        """Width of the target images, pixels."""
         ...
 
     def captions(self) -> list[str]:

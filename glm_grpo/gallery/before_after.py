@@ -321,5 +321,5 @@ def _describe_term(term: TermConfig) -> str:
     """The first line of a kind's documentation, with the picture that the term compares with."""
     line = (type(term).__doc__ or "").split("\n")[0]
     if isinstance(term, ComparingConfig):
-        return line.replace("target picture", f"{term.against} picture")
+        return line.replace("target image", f"{term.against} image")
     return line

@@ -65,7 +65,7 @@ class LossOutput:
 
     Attributes:
         total: Scalar to minimise, with gradient: a mean over tokens, so that micro-batches weighted
-            by their share of tokens add up to the batch.
+            by their fraction of the tokens add up to the batch.
         metrics: Metrics by the name they are stored under; a scalar, or one value per token. The
             mean over the tokens of all sequences is reported; in `loss/...`, sequences that
             `train.skip_flat` skips count as 0. `ratio/mean_square` becomes
@@ -251,7 +251,8 @@ def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
     Tokens were drawn from the sampling policy, so the second KL is unbiased at every update. The
     first is unbiased with `k3_corrected`; with the other estimators only while policy and sampling
     policy agree, as in the paper. Every mean runs over all N * T tokens (DAPO's token level), so
-    losses of micro-batches weighted by their share of tokens add up to the loss of the whole batch.
+    losses of micro-batches weighted by their fraction of the tokens add up to the loss of the whole
+    batch.
 
     If the policy has changed since sampling, `correction` separates the two roles of the old
     policy. Ratios, which the clip keeps near 1, are relative to the policy that the updates begin

@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.types import Examples, Experience
+from glm_grpo.types import Experience, TargetTokens
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ def split_experience(
     ]
 
 
-def split_examples(
-    examples: Examples, num_prompts: int, split: Split, strategy: Strategy
+def split_targets(
+    targets: TargetTokens, num_prompts: int, split: Split, strategy: Strategy
 ) -> list[list[MicroBatch]]:
-    """Micro-batches of each minibatch; rows index the prompts of `examples`.
+    """Micro-batches of each minibatch; rows index the prompts of `targets`.
 
     Args:
-        num_prompts: Number of prompts in this process's batch, including those without an example.
+        num_prompts: Number of prompts in this process's batch, with or without a target image.
     """
     minibatches = []
-    for own in _split_prompts(examples.places, num_prompts, split, strategy):
+    for own in _split_prompts(targets.places, num_prompts, split, strategy):
         counts = _gather_ints(strategy, len(own))
         groups = _equally_many(own, max(counts), split.micro_batch_size)
         fractions = [count / sum(counts) for _, count in groups]

@@ -15,28 +15,28 @@ from torch.optim import Optimizer
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import Loss, LossInputs, effective_sample_size, grpo_loss
-from glm_grpo.grpo.minibatches import MicroBatch, Split, split_examples, split_experience
+from glm_grpo.grpo.minibatches import MicroBatch, Split, split_experience, split_targets
 from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
 from glm_grpo.types import (
     Count,
-    Examples,
     Experience,
     OffPolicyCorrection,
     PromptBatch,
     Rollout,
+    TargetTokens,
     not_counted,
 )
 
 _SHOWN_BY_STAGE = ("policy/entropy", "ratio/clip_fraction", "kl/reference_tokens")
 
-_LEARNED_AS = {
+_SFT_METRICS = {
     "cross_entropy": "sft/cross_entropy",
     "cross_entropy/preview": "sft/cross_entropy/preview",
     "cross_entropy/target": "sft/cross_entropy/target",
     "entropy": "policy/entropy",
     "outside_codebook": "policy/outside_codebook",
 }
-"""Names of metrics by the key that `_learn_examples` returns."""
+"""Names of metrics by the key that `_learn_targets` returns."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def update_policy(
     trainee: Trainee,
     experience: Experience,
     settings: UpdateSettings,
-    anchor: Examples | None = None,
+    targets: TargetTokens | None = None,
     count: Count = not_counted,
 ) -> list[UpdateReport]:
     """Learn from one rollout: `updates_per_rollout` passes, an update for each minibatch of each.
@@ -181,9 +181,9 @@ def update_policy(
     Processes that train together each contribute part of the batch, at least one sequence: losses
     are weighted by the number of all sequences, and every process returns the same reports.
 
-    With an anchor, `weight` times the mean cross-entropy of its tokens is added to the loss of each
-    minibatch that contains its prompts. The cross-entropy is under the policy's distribution at the
-    sampling temperature, without truncation.
+    With `targets`, an SFT term is added to the loss of each minibatch that contains prompts with a
+    target image: `weight` times the mean cross-entropy of their tokens, under the policy's
+    distribution at the sampling temperature, without truncation.
 
     The schedule always advances: the learning rate is a function of the number of requested
     updates, so that runs that differ in a skipped update stay comparable.
@@ -192,7 +192,7 @@ def update_policy(
         trainee: What learns.
         experience: One batch with its rollout and advantages.
         settings: Plain values.
-        anchor: Additional examples to learn from; all processes have one, or none has.
+        targets: Target images to learn from in addition; all processes have them, or none has.
         count: Called after every micro-batch of sampled tokens.
 
     Returns:
@@ -202,39 +202,39 @@ def update_policy(
     """
     minibatches = split_experience(experience, settings.split, trainee.strategy)
     experience = _with_reference(trainee.policy, experience, minibatches, settings.loss)
-    anchored: list[list[MicroBatch]] = [[] for _ in minibatches]
-    if anchor is not None:
+    supervised: list[list[MicroBatch]] = [[] for _ in minibatches]
+    if targets is not None:
         num_prompts = len(experience.trained_rows())
-        anchored = split_examples(anchor, num_prompts, settings.split, trainee.strategy)
+        supervised = split_targets(targets, num_prompts, settings.split, trainee.strategy)
     total, done = sum(map(len, minibatches)) * settings.updates_per_rollout, itertools.count(1)
     reports: list[UpdateReport] = []
     names: set[str] = set()
     # Whether the policy is still the one that sampled.
     is_on_policy = experience.correction is None
-    updates = [*zip(minibatches, anchored, strict=True)] * settings.updates_per_rollout
-    for sampled, examples in updates:
+    updates = [*zip(minibatches, supervised, strict=True)] * settings.updates_per_rollout
+    for samples, of_targets in updates:
         trainee.optimizer.zero_grad(set_to_none=True)
-        metrics = _learn_sampled(
+        metrics = _learn_samples(
             trainee,
             experience,
-            sampled,
+            samples,
             settings.loss,
-            is_last_term=not examples,
+            is_last_term=not of_targets,
             count=lambda: count(next(done), total),
         )
-        if anchor is not None:
-            learned = _learn_examples(trainee, anchor, examples)
-            metrics["loss/total"] += learned.loss
-            metrics["anchor/cross_entropy"] = learned.means["cross_entropy"]
-            metrics["anchor/weight"] = anchor.weight
+        if targets is not None:
+            term = _learn_targets(trainee, targets, of_targets)
+            metrics["loss/total"] += term.loss
+            metrics["anchor/cross_entropy"] = term.means["cross_entropy"]
+            metrics["anchor/weight"] = targets.weight
         names = names or {*metrics}
         _refuse_other_metrics(metrics, names)
         if reports:
             metrics["policy/replay_gap"] = reports[0].metrics["policy/replay_gap"]
         is_noise = (
             is_on_policy
-            and not examples
-            and _is_noise_alone(experience, sampled, settings.loss, trainee.strategy)
+            and not of_targets
+            and _is_noise_alone(experience, samples, settings.loss, trainee.strategy)
         )
         report, has_moved = _take_step(trainee, metrics, settings, is_noise=is_noise)
         is_on_policy = is_on_policy and not has_moved
@@ -242,10 +242,10 @@ def update_policy(
     return reports
 
 
-def update_on_examples(
-    trainee: Trainee, examples: Examples, settings: UpdateSettings, *, num_prompts: int
+def update_on_targets(
+    trainee: Trainee, targets: TargetTokens, settings: UpdateSettings, *, num_prompts: int
 ) -> list[UpdateReport]:
-    """Learn only from token grids: supervised fine-tuning by their mean cross-entropy.
+    """Supervised fine-tuning: learn only from target images, by the SFT term.
 
     Passes, minibatches, micro-batches, the schedule and the conditions for an optimizer step are
     those of `update_policy`. The cross-entropy is under the policy's distribution at the sampling
@@ -253,18 +253,18 @@ def update_on_examples(
 
     Args:
         settings: `loss` and `is_skipping_flat` are ignored.
-        num_prompts: Number of prompts in this process's batch, including those without an example.
+        num_prompts: Number of prompts in this process's batch, with or without a target image.
 
     Returns:
-        One report per update; metrics are NaN, and the loss 0, if a minibatch has no example.
+        One report per update; metrics are NaN, and the loss 0, if a minibatch has no target image.
     """
-    minibatches = split_examples(examples, num_prompts, settings.split, trainee.strategy)
+    minibatches = split_targets(targets, num_prompts, settings.split, trainee.strategy)
     reports = []
     for micro_batches in minibatches * settings.updates_per_rollout:
         trainee.optimizer.zero_grad(set_to_none=True)
-        learned = _learn_examples(trainee, examples, micro_batches)
-        metrics = {_LEARNED_AS[name]: value for name, value in learned.means.items()}
-        report, _ = _take_step(trainee, {"loss/total": learned.loss, **metrics}, settings)
+        term = _learn_targets(trainee, targets, micro_batches)
+        metrics = {_SFT_METRICS[name]: value for name, value in term.means.items()}
+        report, _ = _take_step(trainee, {"loss/total": term.loss, **metrics}, settings)
         reports.append(report)
     return reports
 
@@ -315,48 +315,48 @@ def _is_noise_alone(
 
 
 @dataclass(frozen=True)
-class _Learned:
-    """What was learned from the examples of a minibatch.
+class _SftTerm:
+    """The SFT term of a minibatch, whose gradient is accumulated.
 
     Attributes:
-        loss: Weighted mean cross-entropy; 0 if there are no examples.
-        means: Means over the tokens of all processes, in nats; NaN if there are no examples.
+        loss: Weighted mean cross-entropy; 0 if there are no target images.
+        means: Means over the tokens of all processes, in nats; NaN if there are no target images.
     """
 
     loss: float
     means: Mapping[str, float]
 
 
-def _learn_examples(
-    trainee: Trainee, examples: Examples, micro_batches: Sequence[MicroBatch]
-) -> _Learned:
-    """Accumulate the gradient of the examples of a minibatch."""
+def _learn_targets(
+    trainee: Trainee, targets: TargetTokens, micro_batches: Sequence[MicroBatch]
+) -> _SftTerm:
+    """Accumulate the gradient of the SFT term of a minibatch."""
     if not micro_batches:
-        return _Learned(0.0, dict.fromkeys(_LEARNED_AS, math.nan))
+        return _SftTerm(0.0, dict.fromkeys(_SFT_METRICS, math.nan))
     parts = []
     for micro_batch in micro_batches:
         with trainee.strategy.accumulation(is_last=micro_batch is micro_batches[-1]):
-            parts.append(_score_examples(trainee, examples, micro_batch))
-    own = [math.fsum(part[name] for part in parts) for name in _LEARNED_AS]
+            parts.append(_score_targets(trainee, targets, micro_batch))
+    own = [math.fsum(part[name] for part in parts) for name in _SFT_METRICS]
     everyone = zip(*trainee.strategy.gather(own), strict=True)
-    means = dict(zip(_LEARNED_AS, map(math.fsum, everyone), strict=True))
-    return _Learned(examples.weight * means["cross_entropy"], means)
+    means = dict(zip(_SFT_METRICS, map(math.fsum, everyone), strict=True))
+    return _SftTerm(targets.weight * means["cross_entropy"], means)
 
 
-def _score_examples(
-    trainee: Trainee, examples: Examples, micro_batch: MicroBatch
+def _score_targets(
+    trainee: Trainee, targets: TargetTokens, micro_batch: MicroBatch
 ) -> dict[str, float]:
-    """Accumulate the gradient of some examples; returns their part of the means."""
+    """Accumulate the gradient of some target images; returns their part of the means."""
     rollout = Rollout(
-        token_ids=examples.token_ids.unsqueeze(1),
-        log_probs=torch.zeros(len(examples.token_ids), 1, examples.token_ids.shape[1]),
+        token_ids=targets.token_ids.unsqueeze(1),
+        log_probs=torch.zeros(len(targets.token_ids), 1, targets.token_ids.shape[1]),
         sampling_mask=None,
         policy_step=0,
     )
-    replay = trainee.policy.replay(examples.prompts, rollout, micro_batch.rows)
+    replay = trainee.policy.replay(targets.prompts, rollout, micro_batch.rows)
     cross_entropy = -replay.log_probs.mean() * micro_batch.fraction
     strategy = trainee.strategy
-    strategy.backward(cross_entropy * (examples.weight * strategy.num_processes))
+    strategy.backward(cross_entropy * (targets.weight * strategy.num_processes))
     nats = -replay.log_probs.detach()
     means = {
         "cross_entropy": nats,
@@ -390,7 +390,7 @@ def _with_reference(
     return replace(experience, reference_log_probs=log_probs)
 
 
-def _learn_sampled(
+def _learn_samples(
     trainee: Trainee,
     experience: Experience,
     micro_batches: Sequence[MicroBatch],

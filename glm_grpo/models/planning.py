@@ -77,7 +77,7 @@ class BatchSizes:
         decode_batch_size: Images of a group to decode at once; None: all.
         vae_batch_size: Those to pass through the VAE at once; None: few.
         num_sources: Source pictures per prompt; their tokens are not counted in `prompt_tokens`.
-        reads_targets: Whether target pictures are encoded as tokens.
+        reads_targets: Whether target images are encoded as tokens.
     """
 
     prompts: int

@@ -71,7 +71,7 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
     """
     rollout = config.rollout
     prompts = math.ceil(rollout.prompts_per_step / processes)
-    # One target picture per prompt is learned, and nothing is sampled.
+    # One target image per prompt is learned, and nothing is sampled.
     group_size = 1 if config.train.method == "sft" else rollout.group_size
     return BatchSizes(
         prompts=prompts,

@@ -125,12 +125,12 @@ class RunFolder:
 
     @property
     def targets_dir(self) -> Path:
-        """Target pictures of the evaluation prompts."""
+        """Target images of the evaluation prompts."""
         return self.path / f"{_IMAGES}/targets"
 
     @property
     def train_targets_dir(self) -> Path:
-        """Target pictures of training prompts, whose ids may equal those of held-out prompts."""
+        """Target images of training prompts, whose ids may equal those of held-out prompts."""
         return self.path / f"{_IMAGES}/train-targets"
 
     @property

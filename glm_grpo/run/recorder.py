@@ -101,7 +101,7 @@ class Recorder:
     def record_rollout(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
         """Store what was sampled, scored and trained on in `step`, one row per image.
 
-        Target pictures are stored if they are missing.
+        Target images are stored if they are missing.
 
         Args:
             experience: Experience to store; its pixels are not read.
@@ -138,7 +138,7 @@ class Recorder:
         self._write_table(self._folder.rollout_path(step), columns, experience.rewards)
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
-        """Store an evaluation, one row per image, and missing target pictures.
+        """Store an evaluation, one row per image, and missing target images.
 
         Raises:
             StorageError: Writing failed, for instance on a full or read-only disk.

@@ -91,7 +91,7 @@ class StoredEvaluation:
     Attributes:
         groups: Pictures and raw scores, one group per prompt.
         texts: The texts that each prompt asks for.
-        targets: Path of each prompt's target picture relative to the run folder, or None.
+        targets: Path of each prompt's target image relative to the run folder, or None.
         sources: Paths of each prompt's source pictures; empty for text-to-image.
     """
 

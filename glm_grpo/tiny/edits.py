@@ -43,7 +43,7 @@ class Edit:
     Attributes:
         kind: One of `KINDS`.
         before: Source picture.
-        after: Target picture, which differs from `before` only in what the kind changes.
+        after: Target image, which differs from `before` only in what the kind changes.
     """
 
     kind: str

@@ -5,7 +5,7 @@ the pictures, turns scores into advantages inside each group, and takes `updates
 clipped, KL-regularised updates of the policy. The first half, up to the advantages, is
 `collect` in `glm_grpo.training.collect`, called by the run's `ExperienceSource`; the second is
 `update_policy` in `glm_grpo.grpo.update`. With `train.method: sft` a step learns the tokens of
-target pictures instead, and only evaluations sample.
+target images instead, and only evaluations sample.
 
 Source: DeepSeekMath, Shao et al. 2024 (arXiv 2402.03300), section 4.1.
 """

@@ -22,7 +22,7 @@ class StepWork:
     """Operations that a run's models need for one image; 0 for phases that are not counted.
 
     Attributes:
-        rollout: Sampling its tokens, including its share of reading the prompt.
+        rollout: Sampling its tokens, including its part of reading the prompt.
         decode: Decoding it as in rollouts.
         full_decode: Decoding it with all denoising steps.
         update: Learning from it: all updates of a step, and the reference.
@@ -85,7 +85,7 @@ def supervised_metrics(
     """Compute all metrics of a supervised step; names as in `step_metrics`.
 
     Args:
-        images: Number of target pictures learned from, in all processes.
+        images: Number of target images learned from, in all processes.
         reports: One report per update of the step, in order, at least one.
         times: Seconds by phase: `sources`, `update`, and `step` for the whole.
         peak_memory_bytes: As in `step_metrics`.
@@ -171,11 +171,11 @@ def outside_codebook_note(rows: Sequence[MetricsRow], *, step: int, tokens: int)
     measured = [figure for figure in figures if figure is not None]
     if not measured:
         return ""
-    share = measured[-1]
+    fraction = measured[-1]
     return (
-        f"Outside the codebook: {share:.1e} of a token's probability, or {share * tokens:.1e} of "
-        f"the {tokens} tokens of an image; the run sampled the codebook alone, and a sampler over "
-        "all outputs, as the stock one is, can end such an image early."
+        f"Outside the codebook: {fraction:.1e} of a token's probability, or "
+        f"{fraction * tokens:.1e} of the {tokens} tokens of an image; the run sampled the codebook "
+        "alone, and a sampler over all outputs, as the stock one is, can end such an image early."
     )
 
 
@@ -208,7 +208,7 @@ def _update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     # One value that is not finite would hide the other updates of the step.
     done = [report for report in reports if not report.is_skipped]
     first = reports[0].metrics
-    # A minibatch without such a metric gives NaN, for instance one without target pictures.
+    # A minibatch without such a metric gives NaN, for instance one without target images.
     found = {
         name: [value for report in done if not math.isnan(value := report.metrics[name])]
         for name in first

@@ -237,17 +237,17 @@ class RunRecorder:
         return self._processes.on_main(take)
 
     def supervised_step(
-        self, step: int, examples: int, updates: Sequence[UpdateReport], clock: PhaseClock
+        self, step: int, targets: int, updates: Sequence[UpdateReport], clock: PhaseClock
     ) -> StepRecord:
         """Record the metrics of a step in which nothing was sampled.
 
         Args:
             step: Training step, from 1.
-            examples: Number of target pictures of this process.
+            targets: Number of target images of this process.
             updates: One report per update.
         """
         gather = self._processes.gather
-        images, seconds = sum(gather(examples)), clock.seconds()
+        images, seconds = sum(gather(targets)), clock.seconds()
         peak, held = max(gather(peak_memory_bytes())), float(sum(gather(process_bytes())))
 
         def take() -> StepRecord:

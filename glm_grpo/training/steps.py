@@ -1,4 +1,4 @@
-"""One step of training: of GRPO on rewards, or of supervised fine-tuning on target pictures."""
+"""One step of training: of GRPO on rewards, or of supervised fine-tuning on target images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from glm_grpo.data.prompts import prompts_at
 from glm_grpo.grpo.update import (
     UpdateReport,
     UpdateSettings,
-    update_on_examples,
+    update_on_targets,
     update_policy,
 )
 from glm_grpo.training.distributed.processes import Processes
@@ -21,8 +21,8 @@ from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.records import RunRecorder, StepRecord
 from glm_grpo.training.replay_check import check_replay
 from glm_grpo.training.sources import ExperienceSource
-from glm_grpo.training.targets import TargetSource, anchor_weight, examples_of
-from glm_grpo.types import Examples, Experience
+from glm_grpo.training.targets import TargetSource, sft_weight, tokenize_targets
+from glm_grpo.types import Experience, TargetTokens
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class StepSettings:
     Attributes:
         steps: Total number of training steps.
         update: Settings for training the policy on an experience.
-        anchor: Settings for target pictures as examples.
+        sft_term: Settings of the SFT term, added to the loss of GRPO.
         reference_mix: Weight of the policy in the new reference at each sync.
         reference_sync_every: Steps between syncs of the reference with the policy; None: never.
     """
 
     steps: int
     update: UpdateSettings
-    anchor: AnchorSection
+    sft_term: AnchorSection
     reference_mix: float = 1.0
     reference_sync_every: int | None = None
 
@@ -100,7 +100,7 @@ class RewardStep:
         of_decode = self.recheck.compare(experience, step, clock)
         if is_first:
             self._check_replay(experience, clock)
-        updates = self._update_policy(experience, self._anchor(experience, step, clock), clock)
+        updates = self._update_policy(experience, self._targets(experience, step, clock), clock)
         if self.learner.average is not None:
             self.learner.average.update()
         self._follow_with_reference(step)
@@ -126,28 +126,28 @@ class RewardStep:
             report.max_gap,
         )
 
-    def _anchor(self, experience: Experience, step: int, clock: PhaseClock) -> Examples | None:
-        """Target pictures of the step as examples, if it uses any."""
-        settings = self.settings.anchor
+    def _targets(self, experience: Experience, step: int, clock: PhaseClock) -> TargetTokens | None:
+        """Target images of the step, if its loss has an SFT term."""
+        settings = self.settings.sft_term
         if not settings.is_used:
             return None
         with self.processes.together():
-            return examples_of(
+            return tokenize_targets(
                 self.models,
                 prompts_at(experience.prompts, experience.trained_rows()),
-                weight=anchor_weight(settings, step, self.settings.steps),
+                weight=sft_weight(settings, step, self.settings.steps),
                 preview=settings.preview,
                 clock=clock,
             )
 
     def _update_policy(
-        self, experience: Experience, anchor: Examples | None, clock: PhaseClock
+        self, experience: Experience, targets: TargetTokens | None, clock: PhaseClock
     ) -> list[UpdateReport]:
         """Run the updates of a step; every process gets the same reports."""
         rows, policy = self.settings.update.micro_batch_size, self.models.policy
         with self.models.phase("update", replay_size(experience.prompts, policy, rows), clock):
             return update_policy(
-                self.learner.trainee(policy), experience, self.settings.update, anchor, clock.count
+                self.learner.trainee(policy), experience, self.settings.update, targets, clock.count
             )
 
     def _follow_with_reference(self, step: int) -> None:
@@ -157,13 +157,13 @@ class RewardStep:
 
 
 @dataclass
-class TargetStep:
+class SupervisedStep:
     """One step of supervised fine-tuning (`train.method: sft`); a `Step`.
 
     Attributes:
         models: Policy, decoder and reward terms.
         learner: Optimizer, learning rate, state and average of the policy.
-        source: Gives each step the target pictures to learn from.
+        source: Gives each step the target images to learn from.
         settings: Plain values.
         recorder: Writes the run folder.
     """
@@ -179,13 +179,13 @@ class TargetStep:
     ) -> tuple[list[UpdateReport], StepRecord]:
         """See `Step`."""
         del is_first
-        examples, num_prompts = self.source.next_examples(step, clock)
+        targets, num_prompts = self.source.next_targets(step, clock)
         settings, policy = self.settings.update, self.models.policy
-        size = replay_size(examples.prompts, policy, settings.micro_batch_size)
+        size = replay_size(targets.prompts, policy, settings.micro_batch_size)
         with self.models.phase("update", size, clock):
-            updates = update_on_examples(
-                self.learner.trainee(policy), examples, settings, num_prompts=num_prompts
+            updates = update_on_targets(
+                self.learner.trainee(policy), targets, settings, num_prompts=num_prompts
             )
         if self.learner.average is not None:
             self.learner.average.update()
-        return updates, self.recorder.supervised_step(step, len(examples.places), updates, clock)
+        return updates, self.recorder.supervised_step(step, len(targets.places), updates, clock)

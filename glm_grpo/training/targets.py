@@ -1,4 +1,4 @@
-"""Turn target pictures into token examples for a cross-entropy, in addition to GRPO or instead."""
+"""Turn target images into tokens for the SFT term, in addition to GRPO or instead."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from glm_grpo.models.base import Preview
 from glm_grpo.training.collect import encode_sources
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.phase import Models, PhaseClock
-from glm_grpo.types import Examples, PromptBatch
+from glm_grpo.types import PromptBatch, TargetTokens
 
 
-def anchor_weight(settings: AnchorSection, step: int, steps: int) -> float:
-    """Weight at a step, from 1: changes linearly from `weight` to `final_weight`."""
+def sft_weight(settings: AnchorSection, step: int, steps: int) -> float:
+    """Weight of the SFT term at a step, from 1: linear from `weight` to `final_weight`."""
     if settings.final_weight is None or steps == 1:
         return settings.weight
     done = (step - 1) / (steps - 1)
     return settings.weight + done * (settings.final_weight - settings.weight)
 
 
-def examples_of(
+def tokenize_targets(
     models: Models, batch: PromptBatch, *, weight: float, preview: Preview, clock: PhaseClock
-) -> Examples:
-    """Encode the target pictures of a batch as token grids.
+) -> TargetTokens:
+    """Encode the target images of a batch as token grids.
 
     Prompts without a target are skipped.
 
     Args:
         batch: Batch whose source pictures, if any, are encoded.
-        weight: Factor of the mean cross-entropy in the loss.
+        weight: Weight of the SFT term in the loss.
         preview: How to get preview tokens, as in `anchor.preview`.
         clock: Records the time as phase `sources`.
 
@@ -45,7 +45,7 @@ def examples_of(
     has_preview = batch.num_sources == 0
     if places:
         targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
-        size = f"one target picture of {batch.height} x {batch.width} pixels at a time"
+        size = f"one target image of {batch.height} x {batch.width} pixels at a time"
         with models.phase("sources", size, clock):
             token_ids = models.policy.tokenize_pictures(
                 torch.stack(targets), has_preview=has_preview, preview=preview
@@ -53,7 +53,7 @@ def examples_of(
     else:
         tokens = models.policy.tokens_per_image(batch.height, batch.width, has_preview=has_preview)
         token_ids = torch.zeros(1, tokens, dtype=torch.long)
-    return Examples(
+    return TargetTokens(
         prompts=replace(prompts_at(batch, torch.tensor(rows)), group_size=1),
         token_ids=token_ids,
         places=torch.tensor(places, dtype=torch.long),
@@ -62,7 +62,7 @@ def examples_of(
 
 
 class TargetSource:
-    """Target pictures to learn from without sampling (`train.method: sft`).
+    """Target images to learn from without sampling (`train.method: sft`).
 
     Args:
         models: Models of the run; the policy encodes the pictures.
@@ -83,8 +83,8 @@ class TargetSource:
         self.batch_for_step = batch_for_step
         self._preview = preview
 
-    def next_examples(self, step: int, clock: PhaseClock) -> tuple[Examples, int]:
-        """Targets of this process's share of a step's prompts, from 1, and the size of that share.
+    def next_targets(self, step: int, clock: PhaseClock) -> tuple[TargetTokens, int]:
+        """Target images of this process's part of a step's prompts, from 1, and that part's size.
 
         Raises:
             MemoryLimitError: Memory ran out; the message names phase, size and remedy.
@@ -95,10 +95,10 @@ class TargetSource:
             whole = self.batch_for_step(step - 1)
             part = part_of_batch(whole, processes.part(len(whole.prompts)))
             batch = encode_sources(self._models, part, clock)
-            examples = examples_of(
+            targets = tokenize_targets(
                 self._models, batch, weight=1.0, preview=self._preview, clock=clock
             )
-        return examples, len(batch.prompts)
+        return targets, len(batch.prompts)
 
     def close(self) -> None:
         """Do nothing, because there is nothing to close."""

@@ -171,9 +171,9 @@ def measure(pixels: UInt8[Tensor, "G 3 H W"]) -> PictureMeasures:
     values = pixels.float() / 255
     luma = torch.einsum("gchw,c->ghw", values, values.new_tensor(_LUMA_WEIGHTS))
     return PictureMeasures(
-        edge_density=_share(_gradient(luma) >= EDGE_GRADIENT),
-        dark_fraction=_share(luma < DARK_LUMA),
-        bright_fraction=_share(luma > BRIGHT_LUMA),
+        edge_density=_fraction(_gradient(luma) >= EDGE_GRADIENT),
+        dark_fraction=_fraction(luma < DARK_LUMA),
+        bright_fraction=_fraction(luma > BRIGHT_LUMA),
         colour_entropy=_colour_entropy(pixels),
         pixel_diversity=_diversity(values),
     )
@@ -204,13 +204,13 @@ def source_copies(
     Returns:
         Fractions on the CPU; NaN for prompts without a source.
     """
-    shares = torch.full((len(prompts),), torch.nan, dtype=torch.float64)
+    fractions = torch.full((len(prompts),), torch.nan, dtype=torch.float64)
     for row, prompt in enumerate(prompts):
         if prompt.sources:
             source = prompt.sources[0].to(pixels.device)
             difference = _small(pixels[row].float() / 255) - _small(source[None].float() / 255)
-            shares[row] = _share(difference.square().mean(dim=1).sqrt() <= COPY_DISTANCE)
-    return shares
+            fractions[row] = _fraction(difference.square().mean(dim=1).sqrt() <= COPY_DISTANCE)
+    return fractions
 
 
 def make_bands(
@@ -296,7 +296,7 @@ def _present(name: str, values: Float[Tensor, " P"]) -> Float64[Tensor, " presen
     return values[~values.isnan()].double()
 
 
-def _share(is_counted: Tensor) -> float:
+def _fraction(is_counted: Tensor) -> float:
     return is_counted.double().mean().item()
 
 
@@ -316,8 +316,8 @@ def _colour_entropy(pixels: UInt8[Tensor, "G 3 H W"]) -> float:
     colours = (levels[:, 0] * COLOUR_LEVELS + levels[:, 1]) * COLOUR_LEVELS + levels[:, 2]
     counts = torch.zeros(len(pixels), COLOUR_LEVELS**3, dtype=torch.float64, device=pixels.device)
     counts.scatter_add_(1, colours, torch.ones_like(colours, dtype=torch.float64))
-    shares = counts / colours.shape[1]
-    nats = torch.special.entr(shares).sum(dim=1)
+    fractions = counts / colours.shape[1]
+    nats = torch.special.entr(fractions).sum(dim=1)
     return nats.mean().item() / math.log(2)
 
 

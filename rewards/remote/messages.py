@@ -125,7 +125,7 @@ def encode_request(
     Args:
         prompts: One per picture.
         pixels: RGB, 0..255, on any device.
-        has_targets: Whether to send the prompts' target pictures, too.
+        has_targets: Whether to send the prompts' target images, too.
         has_sources: Whether to send their source pictures, too.
     """
     sent: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""Score how well the picture matches its prompt, or the target picture, according to CLIP."""
+"""Score how well the picture matches its prompt, or the target image, according to CLIP."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ClipScoreConfig(TermConfig):
 
 
 class ClipImageConfig(ComparingConfig):
-    """Cosine of the CLIP embeddings of target picture and image."""
+    """Cosine of the CLIP embeddings of the target and the sampled image."""
 
     kind: Literal["clip_image"]
     """Class that scores."""

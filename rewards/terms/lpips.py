@@ -1,4 +1,4 @@
-"""Score perceptual similarity to the target picture, with LPIPS."""
+"""Score perceptual similarity to the target image, with LPIPS."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LpipsConfig(ComparingConfig):
-    """LPIPS to the prompt's target picture, as 1 - distance."""
+    """LPIPS to the prompt's target image, as 1 - distance."""
 
     kind: Literal["lpips"]
     """Class that scores."""

@@ -1,4 +1,4 @@
-"""Score the peak signal-to-noise ratio to the target picture."""
+"""Score the peak signal-to-noise ratio to the target image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ to 50 dB."""
 
 
 class PsnrConfig(ComparingConfig):
-    """Peak signal-to-noise ratio to the prompt's target picture."""
+    """Peak signal-to-noise ratio to the prompt's target image."""
 
     kind: Literal["psnr"]
     """Class that scores."""
@@ -47,7 +47,7 @@ class PsnrReward:
     a picture. The score is 1 for equal pictures, whose PSNR is infinite, and 0 for black against
     white.
 
-    Needs a target picture, but no model and hardly any memory. torchmetrics' definition,
+    Needs a target image, but no model and hardly any memory. torchmetrics' definition,
     Apache-2.0.
     """
 

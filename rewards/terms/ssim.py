@@ -1,4 +1,4 @@
-"""Score structural similarity to the target picture."""
+"""Score structural similarity to the target image."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ C1, C2 = 0.01**2, 0.03**2
 
 
 class SsimConfig(ComparingConfig):
-    """Structural similarity to the prompt's target picture."""
+    """Structural similarity to the prompt's target image."""
 
     kind: Literal["ssim"]
     """Class that scores."""

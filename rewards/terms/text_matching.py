@@ -62,7 +62,7 @@ def match_texts(
     largest gain, length * s, is assigned its words first:
 
         score = (sum of length * s over wanted texts) / (sum of their lengths)
-                * (1 - extra_text_penalty * (share of the read characters that no text took))
+                * (1 - extra_text_penalty * (fraction of the read characters that no text took))
 
     Texts may therefore appear in any order and among other text, a text may span several words and
     lines, and one that is wanted twice must appear twice. Additional letters in the same word count

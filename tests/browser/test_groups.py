@@ -103,7 +103,7 @@ def test_groups_mark_flat_groups_and_terms_that_do_not_apply(open_gallery: OpenG
     expect(page.locator(".group:has(.badge)")).to_have_count(1)
     expect(group_of(page, "flat")).to_contain_text("so every advantage is 0")
     masked = group_of(page, "masked")
-    expect(masked).to_contain_text("This prompt has no target picture.")
+    expect(masked).to_contain_text("This prompt has no target image.")
     expect_cells(
         samples_of(page, "masked").first.locator(".scores tbody tr"),
         [["lpips", "does not apply"], ["ocr", "1.000", "0.750"]],

@@ -98,7 +98,7 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
         ({"train.skip_flat": True, "loss.kl_coef": 0.0}, ""),
         (
             {"train.method": "sft"},
-            "train.method sft: a step learns from target pictures; no effect of rollout.group_size",
+            "train.method sft: a step learns from target images; no effect of rollout.group_size",
         ),
         (
             {"rollout.refill_rounds": 2, "loss.kl_placement": "reward", "loss.kl_estimator": "k1"},

@@ -57,7 +57,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"optim.schedule": "linear"}, "set optim.schedule=cosine"),
     ({"loss.kind": "clip"}, "must be one of clipped, cispo, sapo, gmpo, custom"),
     ({"async.address": "here:65536"}, "a port is 0 to 65535"),
-    ({"async.gpus_per_collector": 1.5}, "whole accelerators or a share of one"),
+    ({"async.gpus_per_collector": 1.5}, "whole accelerators or a fraction of one"),
     # Keys.
     ({"optim.learning_rte": 0.1}, "did you mean optim.learning_rate?"),
     ({"learning_rate": 0.1}, "did you mean optim.learning_rate?"),

@@ -1,4 +1,4 @@
-"""Target pictures as examples on the embedded model: anchor.weight, train.method=sft."""
+"""Target images as examples on the embedded model: anchor.weight, train.method=sft."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_page_says_in_words_what_was_trained(
         "step 10, which is 320 pictures",
         "8 pictures of 128 x 128 pixels are sampled for each of 4 prompts from tiny:train",
         "- 0.4 lpips + 0.2 ssim + 0.1 aesthetic , a weighted sum of the scores.",
-        "lpips -0.4 LPIPS to the prompt's target picture, as 1 - distance.",
+        "lpips -0.4 LPIPS to the prompt's target image, as 1 - distance.",
         "No KL penalty",
         "Training: seed 3",
         "Held-out pictures: seed 4",

@@ -86,4 +86,4 @@ def test_report_says_that_a_term_compares_with_the_source(
     write_gallery(run.folder, ())
     page = html.unescape((run.gallery / "report.html").read_text())
     assert "Structural similarity to the prompt's source picture." in page
-    assert "LPIPS to the prompt's target picture, as 1 - distance." in page
+    assert "LPIPS to the prompt's target image, as 1 - distance." in page

@@ -19,10 +19,10 @@ from glm_grpo.grpo.update import (
     Trainee,
     UpdateReport,
     UpdateSettings,
-    update_on_examples,
+    update_on_targets,
     update_policy,
 )
-from glm_grpo.types import Advantages, Examples, Experience, PromptBatch, Rollout
+from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout, TargetTokens
 from rewards.types import Prompt
 from tests.factories import changed
 from tests.grpo.table_policy import (
@@ -447,14 +447,14 @@ def test_figures_of_preview_and_target_are_told_apart() -> None:
     assert "kl/reference_tokens" not in metrics
 
 
-def make_anchor(places: Sequence[int], *, weight: float = 0.5) -> Examples:
-    """Examples for some prompts of `make_experience`; for none of them, one that stands in."""
+def make_targets(places: Sequence[int], *, weight: float = 0.5) -> TargetTokens:
+    """Targets of some prompts of `make_experience`; for none of them, one that stands in."""
     rows = list(places) or [0]
     token_ids = torch.randint(
         CODEBOOK, (PROMPTS, TOKENS), generator=torch.Generator().manual_seed(7)
     )
     prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in rows)
-    return Examples(
+    return TargetTokens(
         prompts=PromptBatch(prompts, 1, 32, 32, seed=0, decode_seeds=(0,) * len(rows)),
         token_ids=token_ids[rows],
         places=torch.tensor(list(places), dtype=torch.long),
@@ -462,8 +462,8 @@ def make_anchor(places: Sequence[int], *, weight: float = 0.5) -> Examples:
     )
 
 
-def anchored_move(
-    anchor: Examples | None, advantages: Tensor = FLAT, settings: UpdateSettings = SETTINGS
+def sft_move(
+    targets: TargetTokens | None, advantages: Tensor = FLAT, settings: UpdateSettings = SETTINGS
 ) -> tuple[Tensor, list[UpdateReport]]:
     """Minus the gradient, and the reports."""
     logits = make_logits()
@@ -473,74 +473,74 @@ def anchored_move(
         Trainee(policy, optimizer, ConstantRate()),
         make_experience(logits, advantages),
         settings,
-        anchor=anchor,
+        targets=targets,
     )
     return policy.logits.detach() - logits, reports
 
 
-def cross_entropy_gradient(anchor: Examples) -> Tensor:
-    """Of the mean over all examples and tokens."""
-    onehot = nn.functional.one_hot(anchor.token_ids, CODEBOOK).float()
+def cross_entropy_gradient(targets: TargetTokens) -> Tensor:
+    """Gradient of the mean over all target images and tokens."""
+    onehot = nn.functional.one_hot(targets.token_ids, CODEBOOK).float()
     return -(onehot - make_logits().softmax(-1)).mean(dim=0) / TOKENS
 
 
-def test_an_anchor_moves_along_the_cross_entropy_of_its_tokens() -> None:
-    anchor = make_anchor([0, 1])
-    moved, (report,) = anchored_move(anchor)
-    torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(anchor), atol=1e-6, rtol=1e-5)
+def test_the_sft_term_moves_along_the_cross_entropy_of_its_tokens() -> None:
+    targets = make_targets([0, 1])
+    moved, (report,) = sft_move(targets)
+    torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(targets), atol=1e-6, rtol=1e-5)
     expected = nn.functional.cross_entropy(
-        make_logits().expand(2, -1, -1).flatten(0, 1), anchor.token_ids.flatten()
+        make_logits().expand(2, -1, -1).flatten(0, 1), targets.token_ids.flatten()
     ).item()
     assert report.metrics["anchor/cross_entropy"] == pytest.approx(expected, rel=1e-5)
     assert report.metrics["anchor/weight"] == 0.5
     assert report.metrics["loss/total"] == pytest.approx(0.5 * expected, rel=1e-5)
 
 
-def test_an_anchor_adds_to_the_gradient_of_the_rollout() -> None:
-    anchor = make_anchor([0, 1])
-    both, _ = anchored_move(anchor, ADVANTAGES, replace(SETTINGS, micro_batch_size=1))
-    alone, _ = anchored_move(None, ADVANTAGES)
+def test_the_sft_term_adds_to_the_gradient_of_the_rollout() -> None:
+    targets = make_targets([0, 1])
+    both, _ = sft_move(targets, ADVANTAGES, replace(SETTINGS, micro_batch_size=1))
+    alone, _ = sft_move(None, ADVANTAGES)
     torch.testing.assert_close(
-        both - alone, -0.5 * cross_entropy_gradient(anchor), atol=1e-6, rtol=1e-4
+        both - alone, -0.5 * cross_entropy_gradient(targets), atol=1e-6, rtol=1e-4
     )
 
 
-def test_prompts_without_a_target_have_no_part_in_an_anchor() -> None:
-    moved, _ = anchored_move(make_anchor([1]))
-    one = make_anchor([1])
+def test_prompts_without_a_target_have_no_part_in_the_sft_term() -> None:
+    moved, _ = sft_move(make_targets([1]))
+    one = make_targets([1])
     torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(one), atol=1e-6, rtol=1e-5)
-    none, (report,) = anchored_move(make_anchor([]), ADVANTAGES)
-    plain, _ = anchored_move(None, ADVANTAGES)
+    none, (report,) = sft_move(make_targets([]), ADVANTAGES)
+    plain, _ = sft_move(None, ADVANTAGES)
     assert torch.equal(none, plain)
     assert math.isnan(report.metrics["anchor/cross_entropy"])
     assert not report.is_skipped
 
 
-def test_minibatches_have_the_examples_of_their_prompts() -> None:
+def test_minibatches_have_the_target_images_of_their_prompts() -> None:
     # Plain descent at a rate at which the second update sees the weights of the first.
     settings = replace(SETTINGS, minibatches_per_rollout=2)
-    _, reports = anchored_move(make_anchor([1]), ADVANTAGES, settings)
+    _, reports = sft_move(make_targets([1]), ADVANTAGES, settings)
     first, second = (report.metrics["anchor/cross_entropy"] for report in reports)
     assert math.isnan(first)
     assert second > 0
 
 
-def test_flat_groups_with_an_anchor_learn_from_it_alone() -> None:
+def test_flat_groups_with_the_sft_term_learn_from_it_alone() -> None:
     settings = replace(SETTINGS, is_skipping_flat=True)
-    anchor = make_anchor([0])
-    moved, _ = anchored_move(anchor, FLAT, settings)
-    torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(anchor), atol=1e-6, rtol=1e-5)
+    targets = make_targets([0])
+    moved, _ = sft_move(targets, FLAT, settings)
+    torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(targets), atol=1e-6, rtol=1e-5)
 
 
 def supervised_move(
-    examples: Examples, settings: UpdateSettings = SETTINGS
+    targets: TargetTokens, settings: UpdateSettings = SETTINGS
 ) -> tuple[Tensor, list[UpdateReport]]:
     """Minus the gradient, and the reports."""
     logits = make_logits()
     policy = TablePolicy(logits)
-    reports = update_on_examples(
+    reports = update_on_targets(
         Trainee(policy, torch.optim.SGD([policy.logits], lr=1.0), ConstantRate()),
-        examples,
+        targets,
         settings,
         num_prompts=PROMPTS,
     )
@@ -548,22 +548,22 @@ def supervised_move(
 
 
 def test_supervised_updates_move_along_the_cross_entropy() -> None:
-    examples = make_anchor([0, 1], weight=1.0)
-    moved, (report,) = supervised_move(examples, replace(SETTINGS, micro_batch_size=1))
-    torch.testing.assert_close(moved, -cross_entropy_gradient(examples), atol=1e-6, rtol=1e-5)
+    targets = make_targets([0, 1], weight=1.0)
+    moved, (report,) = supervised_move(targets, replace(SETTINGS, micro_batch_size=1))
+    torch.testing.assert_close(moved, -cross_entropy_gradient(targets), atol=1e-6, rtol=1e-5)
     expected = nn.functional.cross_entropy(
-        make_logits().expand(2, -1, -1).flatten(0, 1), examples.token_ids.flatten()
+        make_logits().expand(2, -1, -1).flatten(0, 1), targets.token_ids.flatten()
     ).item()
     assert report.metrics["loss/total"] == pytest.approx(expected, rel=1e-5)
     assert report.metrics["sft/cross_entropy"] == pytest.approx(expected, rel=1e-5)
     assert report.metrics["optim/grad_norm"] == pytest.approx(moved.norm().item(), rel=1e-5)
 
 
-def test_supervised_minibatches_without_an_example_move_nothing() -> None:
+def test_supervised_minibatches_without_a_target_image_move_nothing() -> None:
     settings = replace(SETTINGS, minibatches_per_rollout=2)
-    examples = make_anchor([1], weight=1.0)
-    moved, (first, second) = supervised_move(examples, settings)
-    torch.testing.assert_close(moved, -cross_entropy_gradient(examples), atol=1e-6, rtol=1e-5)
+    targets = make_targets([1], weight=1.0)
+    moved, (first, second) = supervised_move(targets, settings)
+    torch.testing.assert_close(moved, -cross_entropy_gradient(targets), atol=1e-6, rtol=1e-5)
     assert first.metrics["loss/total"] == 0.0
     assert math.isnan(first.metrics["sft/cross_entropy"])
     assert not first.is_skipped

@@ -1,4 +1,4 @@
-"""Target pictures as examples, with a policy that says what it was asked."""
+"""Target images as examples, with a policy that says what it was asked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from glm_grpo.config.sections import AnchorSection
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.phase import Models, PhaseClock
-from glm_grpo.training.targets import anchor_weight, examples_of
-from glm_grpo.types import Examples, PromptBatch
+from glm_grpo.training.targets import sft_weight, tokenize_targets
+from glm_grpo.types import PromptBatch, TargetTokens
 from rewards.score import Scorer, Term
 from rewards.terms.ssim import SsimReward
 from rewards.types import Prompt
@@ -33,7 +33,7 @@ def test_anchor_weight_goes_from_first_to_last_in_equal_steps(
     final: float | None, step: int, steps: int, expected: float
 ) -> None:
     settings = AnchorSection(weight=0.8, final_weight=final)
-    assert anchor_weight(settings, step, steps) == pytest.approx(expected)
+    assert sft_weight(settings, step, steps) == pytest.approx(expected)
 
 
 class Tokenizer(NoPolicy):
@@ -48,7 +48,7 @@ class Tokenizer(NoPolicy):
         return 2 if has_preview else 1
 
 
-def make_examples(*greys: int | None, sources: int = 0) -> tuple[Examples, Tokenizer]:
+def make_examples(*greys: int | None, sources: int = 0) -> tuple[TargetTokens, Tokenizer]:
     """Of prompts with a grey target, or none."""
     picture = torch.ones(3, 32, 32, dtype=torch.uint8)
     prompts = tuple(
@@ -69,7 +69,7 @@ def make_examples(*greys: int | None, sources: int = 0) -> tuple[Examples, Token
     )
     batch = PromptBatch(prompts, 4, 32, 32, seed=0, decode_seeds=tuple(range(len(prompts))))
     return (
-        examples_of(models, batch, weight=0.5, preview="repeat", clock=PhaseClock()),
+        tokenize_targets(models, batch, weight=0.5, preview="repeat", clock=PhaseClock()),
         policy,
     )
 

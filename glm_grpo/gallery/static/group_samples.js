@@ -120,7 +120,7 @@
         group.target
           ? html`<${Picture} image=${group.target} alt=${`Target of ${clip(group.prompt_id)}`}
               onOpen=${() => onOpen("target")} attributes=${OPENS} />`
-          : html`<p class="soft">This prompt has no target picture.</p>`
+          : html`<p class="soft">This prompt has no target image.</p>`
       }
     </div>`;
   }

@@ -20,7 +20,7 @@
     if (gallery.run.is_sampled === false) {
       return html`<h2>Groups</h2>
         <p>
-          This run learns from target pictures (train.method=sft), and samples images in evaluations
+          This run learns from target images (train.method=sft), and samples images in evaluations
           alone: see <a href=${link("progress")}>Progress</a>.
         </p>`;
     }

@@ -68,7 +68,7 @@
         ${download("star", "starred.jsonl")} ${download("reject", "rejected.jsonl")}
       </div>
       <p class="soft">
-        A prompt file names target pictures by their place in the run: save it in the run's folder, and train on it
+        A prompt file names target images by their place in the run: save it in the run's folder, and train on it
         with <code>data.path=RUN/starred.jsonl</code>.
       </p>`;
   }

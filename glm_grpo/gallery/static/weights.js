@@ -155,7 +155,7 @@
     if (broken.length === steps.length) {
       const none =
         gallery.run.is_sampled === false
-          ? "the run learns from target pictures (train.method=sft) and samples none"
+          ? "the run learns from target images (train.method=sft) and samples none"
           : "the run has not stored a training step yet; reload when it has";
       const message = steps.length ? broken[0].problem : none;
       return html`<${Problem} where="Training steps" message=${message} />`;

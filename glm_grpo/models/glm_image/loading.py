@@ -103,7 +103,7 @@ def check_source_size(path: str, *, height: int, width: int) -> None:
 
 
 def check_target_size(*, height: int, width: int) -> None:
-    """Refuse sizes at which the model cannot read target pictures.
+    """Refuse sizes at which the model cannot read target images.
 
     Args:
         height: Height of the rollout's images, pixels.
@@ -114,7 +114,7 @@ def check_target_size(*, height: int, width: int) -> None:
     """
     if max(height, width) > _LARGEST_ASPECT * min(height, width):
         raise ConfigError(
-            f"rollout.height={height}, rollout.width={width}: target pictures are learned from "
+            f"rollout.height={height}, rollout.width={width}: target images are learned from "
             f"(train.method, anchor.weight), and the model's processor reads none whose longer "
             f"side is more than {_LARGEST_ASPECT} times the shorter. Use another size, or learn "
             "from none"

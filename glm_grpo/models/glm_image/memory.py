@@ -754,7 +754,7 @@ def _always(size: int) -> Mapping[str, int]:
 
 
 def _reads_pictures(sizes: BatchSizes) -> bool:
-    """Whether source or target pictures are encoded as tokens."""
+    """Whether source or target images are encoded as tokens."""
     return sizes.num_sources > 0 or sizes.reads_targets
 
 

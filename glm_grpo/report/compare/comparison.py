@@ -351,7 +351,7 @@ class ComparedPrompt:
     Attributes:
         prompt: The caption.
         texts: The texts that should appear.
-        target: File of the target picture, which may be gone; None for a prompt without one.
+        target: File of the target image, which may be gone; None for a prompt without one.
         samples: One for each sample, drawn with the same seeds: the picture of the untrained
             model, then that of each run at its last evaluation.
         sources: Files of the source pictures, which may be gone.

@@ -46,8 +46,8 @@ class ProbedTerm:
 
     Attributes:
         audit: Figures of the samples.
-        target: Mean score of the target pictures themselves; NaN without targets.
-        reconstruction: Mean score of the decoded tokens of the target pictures, what a perfect
+        target: Mean score of the target images themselves; NaN without targets.
+        reconstruction: Mean score of the decoded tokens of the target images, what a perfect
             policy would get; NaN without targets.
         room: Mean, over the prompts with a target, of that score less the mean of the prompt's
             samples; NaN without targets.

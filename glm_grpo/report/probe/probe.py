@@ -133,9 +133,9 @@ class ProbeSamples:
         rewards: Their raw scores.
         totals: Under the weights of the config.
         redrawn: Raw scores of the first sample's tokens decoded under K other noises.
-        target: Raw scores of the target picture itself; NaN where a prompt has no target or a term
+        target: Raw scores of the target image itself; NaN where a prompt has no target or a term
             does not apply.
-        reconstruction: Raw scores of the decoded tokens of the target picture; NaN where a prompt
+        reconstruction: Raw scores of the decoded tokens of the target image; NaN where a prompt
             has no target or a term does not apply.
         reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
         copy_totals: Total of the unchanged first source picture, under the weights of the config;
@@ -241,7 +241,7 @@ def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
 def _decode_targets(
     models: Models, batch: PromptBatch, num_terms: int
 ) -> tuple[Float32[Tensor, "P R"], Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
-    """Scores of the target pictures, and scores and pictures of their own tokens."""
+    """Scores of the target images, and scores and pictures of their own tokens."""
     of_targets, of_tokens = torch.full((2, len(batch.prompts), num_terms), torch.nan)
     rows = [row for row, prompt in enumerate(batch.prompts) if prompt.target is not None]
     if not rows:

@@ -71,7 +71,7 @@ class Processes:
         return self.rank == 0
 
     def part(self, count: int) -> range:
-        """This process's share of `count` ordered things; the first ones take the remainder."""
+        """This process's part of `count` ordered things; the first ones take the remainder."""
         quotient, rest = divmod(count, self.count)
         start = self.rank * quotient + min(self.rank, rest)
         return range(start, start + quotient + (self.rank < rest))

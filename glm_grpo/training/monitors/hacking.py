@@ -183,7 +183,7 @@ def _means(values: Mapping[str, Float64[Tensor, " P"]]) -> dict[str, float]:
 def measure_pictures(
     prompts: Sequence[Prompt], images: ImageBatch
 ) -> dict[str, Float64[Tensor, " P"]]:
-    """Compute the picture measures; with source pictures, also the share of copies.
+    """Compute the picture measures; with source pictures, also the fraction of copies.
 
     Each prompt's values depend only on its own pictures.
     """

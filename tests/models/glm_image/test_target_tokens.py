@@ -1,4 +1,4 @@
-"""Tokens of target pictures: the target grid, and the three kinds of preview before it."""
+"""Tokens of target images: the target grid, and the three kinds of preview before it."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
         place = run / "images" / "targets" / "p1.png"
         place.parent.mkdir(parents=True)
         Image.new("RGB", (4, 4), (brightness, 0, 0)).save(place)
-    with pytest.raises(ConfigError, match=r"b/images/targets/p1.png is another target picture"):
+    with pytest.raises(ConfigError, match=r"b/images/targets/p1.png is another target image"):
         compare(runs, WEIGHTS)
 
 

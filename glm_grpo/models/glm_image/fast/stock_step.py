@@ -18,7 +18,7 @@ from glm_grpo.models.glm_image.fast.token_step import Finish, Step, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest difference of hidden states, as a share of the largest of them, by their type."""
+"""Largest difference of hidden states, as a fraction of the largest of them, by their type."""
 
 _CHECKED_TOKENS = 3
 """The first reads the prompt alone; the others also what was generated."""
