@@ -220,10 +220,13 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
     return rescore_folder(RunFolder(_path_of(run)), overrides)
 
 
-def evaluate(run: Run | str | Path, *overrides: str) -> pandas.DataFrame:
+def evaluate(
+    run: Run | str | Path, *overrides: str, directory: str | Path | None = None
+) -> pandas.DataFrame:
     """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
 
-    Writes nothing into the run.
+    Pictures and scores are kept in a new folder in `evals/` of the run, or in `directory`;
+    `load_run` opens it.
 
     Examples:
         >>> from glm_grpo import evaluate
@@ -232,7 +235,9 @@ def evaluate(run: Run | str | Path, *overrides: str) -> pandas.DataFrame:
 
     Args:
         run: Run, its folder, or one of its checkpoints.
-        overrides: Changes of sampling or decoding, such as `rollout.min_p=0.02`.
+        overrides: Other prompts (`data.eval_path=other.jsonl`), sampling or decoding, such as
+            `rollout.min_p=0.02`.
+        directory: New or empty folder for the result; None: one in the run.
 
     Returns:
         Table as from `Run.summary`.
@@ -240,9 +245,10 @@ def evaluate(run: Run | str | Path, *overrides: str) -> pandas.DataFrame:
     Raises:
         CheckpointError: There is no intact checkpoint.
         ConfigError: An override is refused.
-        GlmGrpoError, RewardError: Reading or loading failed.
+        GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
-    return _as_frame(evaluate_run(_path_of(run), overrides)[1])
+    target = None if directory is None else Path(directory)
+    return _as_frame(summarise(evaluate_run(_path_of(run), overrides, target)))
 
 
 def _path_of(run: Run | str | Path) -> Path:

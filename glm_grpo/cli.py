@@ -357,25 +357,37 @@ def _add_eval(commands: _Commands) -> None:
         "eval",
         "evaluate a checkpoint on the held-out prompts",
         "glm-grpo eval outputs/DATE/TIME",
-        "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # another sampler",
+        "glm-grpo eval outputs/DATE/TIME data.eval_path=other.jsonl    # on other prompts",
+        "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",
     )
     command.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint in it")
     command.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
-        help="change sampling or decoding: rollout.temperature, .top_p, .top_k, .min_p, "
-        "decode.steps, .guidance_scale, .batch_size, eval.samples_per_prompt, .seed",
+        help="change prompts, sampling or decoding: data.eval_path, rollout.temperature, .top_p, "
+        ".top_k, .min_p, decode.steps, .guidance_scale, .batch_size, eval.samples_per_prompt, "
+        ".seed",
+    )
+    command.add_argument(
+        "--output",
+        type=types.output_folder,
+        metavar="DIR",
+        help="new or empty folder for pictures, scores and gallery (a new one in RUN/evals)",
     )
     command.set_defaults(command=_evaluate)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from glm_grpo.commands.evaluate import evaluate_run, summary_table
+    from glm_grpo.run.summaries import summarise
+    from glm_grpo.run.tables import evaluation_steps
 
-    step, rows = evaluate_run(options.run, options.overrides)
-    console = Console()
-    console.print(summary_table(rows, title=f"held-out prompts, untrained and at step {step}"))
+    folder = evaluate_run(options.run, options.overrides, options.output)
+    title = f"held-out prompts, untrained and at step {evaluation_steps(folder)[-1]}"
+    _print_tables([summary_table(summarise(folder), title=title)])
+    _print(f"gallery: {folder.gallery_path}")
+    _print(f"to look at it:  glm-grpo gallery {shlex.quote(str(folder.path))} --serve")
 
 
 def _add_gallery(commands: _Commands) -> None:

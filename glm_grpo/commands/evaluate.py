@@ -2,54 +2,71 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from glm_grpo.builders.models import begin_with, find_start, load_models
 from glm_grpo.builders.prompts import build_evaluation_batches, build_held_out
-from glm_grpo.config import Config, parse_override, set_key, validate_config
-from glm_grpo.errors import ConfigError
+from glm_grpo.config import Config, parse_override, set_key, to_yaml, validate_config
+from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.report import Table, change_row
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.run.summaries import compare_evaluations
+from glm_grpo.run.folder import RunFolder, storage_errors, write_atomically
+from glm_grpo.run.recorder import Recorder
+from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
-from glm_grpo.training.resume import find_checkpoint, pin_start
+from glm_grpo.training.metrics import evaluation_metrics
+from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, pin_start
+from glm_grpo.types import Evaluation
 from rewards.problems import Problem, describe_problems
 
+logger = logging.getLogger(__name__)
+
 _CHANGEABLE = (
+    "data.eval_path",
     *(f"rollout.{name}" for name in ("temperature", "top_p", "top_k", "min_p")),
     *(f"decode.{name}" for name in ("steps", "guidance_scale", "batch_size")),
     *("eval.samples_per_prompt", "eval.seed"),
 )
-"""Keys of sampling and decoding; the stored config decides which weights are evaluated."""
+"""Keys of prompts, sampling and decoding; the stored config decides which weights are evaluated."""
 
 
-def evaluate_run(run: Path, overrides: Sequence[str] = ()) -> tuple[int, list[SummaryRow]]:
+def evaluate_run(
+    run: Path, overrides: Sequence[str] = (), directory: Path | None = None
+) -> RunFolder:
     """Compare a run's newest checkpoint, or the one the path names, with the run's start.
-
-    Writes nothing into the run.
 
     Args:
         run: Run folder, or a checkpoint in it.
-        overrides: `key=value` for sampling or decoding, applied to both sides:
-            `rollout.temperature`, `.top_p`, `.top_k` and `.min_p`, `decode.steps`,
-            `.guidance_scale` and `.batch_size`, `eval.samples_per_prompt` and `.seed`.
+        overrides: `key=value` for prompts, sampling or decoding, applied to both sides:
+            `data.eval_path`, `rollout.temperature`, `.top_p`, `.top_k` and `.min_p`,
+            `decode.steps`, `.guidance_scale` and `.batch_size`, `eval.samples_per_prompt` and
+            `.seed`.
+        directory: New or empty folder for the result; None: one in `evals/` of the run.
 
     Returns:
-        The step of the checkpoint, and the comparison.
+        A run folder with both evaluations, their pictures and a gallery.
 
     Raises:
         CheckpointError: The path contains no run or no intact checkpoint.
         ConfigError: An override is refused.
+        StorageError: The folder is not empty, or cannot be written.
     """
     quiet_libraries()
     found = find_checkpoint(run)
     config = _override(found.config, overrides)
     held_out = build_held_out(config)
+    folder = _make_folder(found, directory)
     start = find_start(pin_start(config, found.checkpoint))
     models = load_models(config, make_accelerator().device, needs_reference=False)
+    prompts = (held_out[index] for index in range(len(held_out)))
+    for line in models.scorer.check_prompts(prompts, of="held-out prompts"):
+        logger.warning("%s", line)
     begin_with(models, start)
     batches = build_evaluation_batches(config, held_out)
     mode = config.reward.combine
@@ -58,7 +75,44 @@ def evaluate_run(run: Path, overrides: Sequence[str] = ()) -> tuple[int, list[Su
     models.policy.load_state_tensors(found.evaluated)
     part = evaluate(models, batches, step=found.checkpoint.step)
     after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
-    return found.checkpoint.step, compare_evaluations(before, after)
+    _record(folder, config, (before, after))
+    return folder
+
+
+def _make_folder(found: FoundCheckpoint, directory: Path | None) -> RunFolder:
+    """Make the folder of the result before anything is sampled.
+
+    Raises:
+        StorageError: The folder is not empty, or cannot be written.
+    """
+    if directory is None:
+        name = found.folder.evals_dir / f"step-{found.checkpoint.step:06d}"
+        paths = (Path(f"{name}-{number}") for number in itertools.count(2))
+        directory = next(filter(_is_free, itertools.chain([name], paths)))
+    elif not _is_free(directory):
+        raise StorageError(
+            f"{directory} is not an empty folder; nothing is overwritten; name another"
+        )
+    with storage_errors("write", directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    return RunFolder(directory)
+
+
+def _is_free(path: Path) -> bool:
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _record(folder: RunFolder, config: Config, ends: Sequence[Evaluation]) -> None:
+    # The gallery would take another number of steps for a run that goes on.
+    train = config.train.model_copy(update={"steps": ends[-1].step})
+    write_atomically(
+        folder.config_path, to_yaml(config.model_copy(update={"train": train})).encode()
+    )
+    recorder = Recorder(folder, trackers=(), config={}, combine=config.reward.combine)
+    for evaluation in ends:
+        recorder.record_evaluation(evaluation)
+        recorder.record_step(evaluation.step, evaluation_metrics(evaluation))
+    write_gallery(folder, summarise(folder))
 
 
 def _override(config: Config, overrides: Sequence[str]) -> Config:
@@ -70,7 +124,7 @@ def _override(config: Config, overrides: Sequence[str]) -> Config:
         if key in _CHANGEABLE:
             set_key(values, key, value)
             continue
-        rule = "is not a key that eval can change: data, model and reward are the run's"
+        rule = "is not a key that eval can change: model and reward are the run's"
         remedy = f"leave it out, or use one of {', '.join(_CHANGEABLE)}"
         problems.append(Problem(key, value, rule, remedy))
     if problems:

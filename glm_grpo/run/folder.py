@@ -109,6 +109,11 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def evals_dir(self) -> Path:
+        """Results of `glm-grpo eval`, a run folder each."""
+        return self.path / "evals"
+
+    @property
     def images_dir(self) -> Path:
         """Lossless pictures: one folder per step and evaluation, one for targets."""
         return self.path / _IMAGES

@@ -16,7 +16,6 @@ from torch import Tensor
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import RAW, SummaryRow, evaluation_steps, read_evaluation
-from glm_grpo.types import Evaluation
 
 RESAMPLES_AT_ONCE = 1_000
 """Limits the memory of resampling to this many rows of N indices."""
@@ -173,11 +172,6 @@ def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
     return Summary(_compare(before, after), step=steps[-1], prompts=len(before))
 
 
-def compare_evaluations(before: Evaluation, after: Evaluation) -> list[SummaryRow]:
-    """Like `summarise`, for two evaluations of the same prompts with the same seeds."""
-    return _compare(_means(before), _means(after))
-
-
 def _compare(before: pandas.DataFrame, after: pandas.DataFrame) -> list[SummaryRow]:
     rows = []
     for name in after.columns:
@@ -185,15 +179,6 @@ def _compare(before: pandas.DataFrame, after: pandas.DataFrame) -> list[SummaryR
         if len(pairs) > 0:
             rows.append(_row(name, torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])))
     return rows
-
-
-def _means(evaluation: Evaluation) -> pandas.DataFrame:
-    table = evaluation.rewards
-    raw = table.raw.masked_fill(~table.is_applicable.unsqueeze(1), torch.nan)
-    columns = {name: raw[:, :, index].flatten() for index, name in enumerate(table.names)}
-    columns["total"] = evaluation.totals.flatten()
-    prompt_ids = [prompt.prompt_id for prompt in evaluation.prompts for _ in evaluation.totals[0]]
-    return _prompt_means(pandas.DataFrame(columns), pandas.Series(prompt_ids))
 
 
 def _stored_means(table: pyarrow.Table) -> pandas.DataFrame:

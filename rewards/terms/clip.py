@@ -52,7 +52,7 @@ class ClipScoreConfig(TermConfig):
 
 
 class ClipImageConfig(ComparingConfig):
-    """Cosine of the CLIP embeddings of the target and the sampled image."""
+    """Cosine of the CLIP embeddings of the target image and the sample."""
 
     kind: Literal["clip_image"]
     """Class that scores."""

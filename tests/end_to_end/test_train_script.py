@@ -105,12 +105,20 @@ def test_gallery_command_writes_the_page_again(run, capsys, tmp_path):
 
 
 @pytest.mark.usefixtures("small_preview")
-def test_eval_command_compares_with_the_untrained_model(run, capsys):
-    cli.main(["eval", str(run[0])])
+def test_eval_command_keeps_a_gallery_of_other_prompts(run, capsys, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text('blue on white: a star above the word "MOON"\n')
+    cli.main(["eval", str(run[0]), f"data.eval_path={other}"])
 
     printed = capsys.readouterr().out
     assert "untrained and at step 1" in printed
-    assert "total" in printed
+    assert "too few prompts for an interval" in printed
+    folder = RunFolder(run[0] / "evals/step-000001")
+    assert f"to look at it:  glm-grpo gallery {folder.path} --serve" in printed
+    table = read_table(folder.evaluation_path(1))
+    assert set(table["prompt"].to_pylist()) == {other.read_text().strip()}
+    assert folder.gallery_path.is_file()
+    assert folder.picture(table["image"][0].as_py()).is_file()
 
 
 def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(

@@ -7,7 +7,7 @@ import torch
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder
-from glm_grpo.run.summaries import compare_evaluations, gain_over_prompts, summarise
+from glm_grpo.run.summaries import gain_over_prompts, summarise
 from glm_grpo.types import Evaluation, ImageBatch
 from rewards.types import Prompt, RewardTable
 
@@ -51,14 +51,6 @@ EXPECTED = {
 }
 
 
-def test_compare_evaluations_pairs_prompts_and_leaves_out_masked_ones():
-    rows = compare_evaluations(BEFORE, AFTER)
-
-    assert figures(rows) == {name: pytest.approx(values) for name, values in EXPECTED.items()}
-    # Two prompts are too few for an interval.
-    assert all(math.isnan(row.low) and math.isnan(row.high) for row in rows)
-
-
 def test_gain_has_an_interval_from_ten_prompts_on():
     zeros, gains = torch.zeros(10), torch.arange(10.0)
     nine = gain_over_prompts(zeros[:9], gains[:9])
@@ -78,4 +70,7 @@ def test_summarise_reads_the_first_and_the_last_stored_evaluation(tmp_path):
 
     rows = summarise(folder)
 
+    # Prompts are paired, and those that a term does not apply to are left out.
     assert figures(rows) == {name: pytest.approx(values) for name, values in EXPECTED.items()}
+    # Two prompts are too few for an interval.
+    assert all(math.isnan(row.low) and math.isnan(row.high) for row in rows)
