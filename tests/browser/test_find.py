@@ -1,4 +1,4 @@
-"""The Find view: every image in one table, filtered, sorted, stepped through."""
+"""The Find view: every image in one grid, filtered, sorted, stepped through."""
 
 from __future__ import annotations
 
@@ -35,23 +35,14 @@ def fragment(**params: object) -> str:
     return f"find?{urlencode(named)}"
 
 
-def rows_of(page: Page) -> Locator:
-    return page.locator(".find-region tbody tr[aria-rowindex]")
+def cells_of(page: Page) -> Locator:
+    return page.locator(".find-grid li")
 
 
-def read_column(page: Page, name: str) -> list[str]:
-    """The shown cells of a column, from the top."""
-    rows_of(page).first.wait_for()
-    cells = page.evaluate(
-        """(name) => {
-          const titles = [...document.querySelectorAll(".find-region thead th")];
-          const index = titles.findIndex((title) => title.textContent.startsWith(name));
-          const rows = [...document.querySelectorAll(".find-region tbody tr[aria-rowindex]")];
-          return rows.map((row) => row.cells[index].textContent);
-        }""",
-        name,
-    )
-    return list(cells)
+def read_cells(page: Page) -> list[str]:
+    """What stands below the shown pictures, from the first: value and step."""
+    cells_of(page).first.wait_for()
+    return page.locator(".find-grid li > span:nth-of-type(1)").all_inner_texts()
 
 
 def expect_count(page: Page, found: int, of: int = ALL) -> None:
@@ -89,15 +80,15 @@ def test_find_filters_by_what_the_address_says(open_find: OpenGallery) -> None:
         ({"from": "x", "min__total": "x", "canary": "any"}, ALL),
     )
     page = open_find("find")
-    expect(page.get_by_label("Canaries")).to_be_disabled()
+    expect(page.get_by_label("Canary outside its band")).to_have_count(0)
     for params, found in table:
         show(page, fragment(**params))
         expect_count(page, found)
     # Three evaluations of four prompts, two samples each.
     show(page, fragment(of="evaluations"))
     expect_count(page, 24, of=24)
-    assert set(read_column(page, "Advantage")) == {"none"}
-    link = rows_of(page).first.locator(".find-prompt a")
+    page.keyboard.press("n")
+    link = page.locator(".find-chosen a")
     expect(link).to_have_attribute("href", "#progress?step=0&prompt=plain&sample=0")
 
 
@@ -107,13 +98,12 @@ def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
     page = open_find("find")
     page.get_by_label("Prompt contains").fill("sign")
     expect_count(page, 12)
-    page.get_by_label("best of their group only").check()
+    page.get_by_label("Best of its group").check()
     expect_count(page, 4)
-    page.get_by_text("Ranges of scores").click()
     page.get_by_role("group", name="ocr").get_by_label("at least").fill("0.25")
     expect_count(page, 4)
     page.get_by_role("group", name="ocr").get_by_label("at least").fill("0.75")
-    expect(page.locator("main")).to_contain_text("Nothing found: none of the 48 images passes")
+    expect(page.locator("main")).to_contain_text("None of the 48 images matches all filters")
     page.wait_for_url(re.compile(r"text=sign&best=1&min\.raw\.ocr=0\.75"))
     page.reload()
     expect_count(page, 0)
@@ -123,56 +113,63 @@ def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
     page.wait_for_url(re.compile(r"#find$"))
 
 
-def test_find_sorts_by_any_column_either_way(open_find: OpenGallery) -> None:
+def test_find_drags_a_range_over_a_histogram(open_find: OpenGallery) -> None:
+    page = open_find("find")
+    lpips = page.get_by_role("group", name="lpips")
+    # Scores of 0.25, 0.5, 0.75 and 1, each in the part that begins there.
+    box = lpips.locator("svg").bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.2 * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.8 * box["width"], y)
+    page.mouse.up()
+    # Of `flat` all three, of `hostile` two, in each step.
+    expect_count(page, 4 * (3 + 2))
+    expect(lpips.get_by_label("at least")).to_have_value("0.375")
+    expect(page.get_by_role("button", name="Filters (2)")).to_be_visible()
+
+
+def test_find_sorts_by_any_score_either_way(open_find: OpenGallery) -> None:
     page = open_find(fragment(to=1))
-    head = page.get_by_role("columnheader", name="Total")
-    expect(head).not_to_have_attribute("aria-sort", re.compile(".*"))
-    head.get_by_role("button").click()
-    expect(head).to_have_attribute("aria-sort", "descending")
+    page.get_by_label("Sort by").select_option("Total")
+    expect(page.get_by_role("button", name="Highest first")).to_be_visible()
     falling = ["0.750", "0.625", "0.500", "0.500", "0.375", "0.375", "0.375", "0.375", "0.375"]
-    assert read_column(page, "Total") == [*falling, "0.250", "0.250", "0.000"]
-    head.get_by_role("button").click()
-    expect(head).to_have_attribute("aria-sort", "ascending")
-    assert read_column(page, "Total")[0] == "0.000"
+    totals = [text.split()[0] for text in read_cells(page)]
+    assert totals == [*falling, "0.250", "0.250", "0.000"]
+    page.get_by_role("button", name="Highest first").click()
+    expect(cells_of(page).first).to_contain_text("0.000")
     page.wait_for_url(re.compile(r"sort=total&order=asc"))
-    page.get_by_role("columnheader", name="Prompt id").get_by_role("button").click()
-    expect(head).not_to_have_attribute("aria-sort", re.compile(".*"))
-    names = [name for name in ("flat", "masked", "plain") for _ in range(3)]
-    assert [name for name in read_column(page, "Prompt id") if name in names] == names
     # What has no score comes last, either way.
     for order in ("asc", "desc"):
         show(page, fragment(to=1, sort="raw.lpips", order=order))
-        scores = read_column(page, "lpips")
+        scores = [text.split()[1] for text in read_cells(page)]
         assert scores[9:] == ["none"] * 3
         assert scores[:9] == sorted(scores[:9], reverse=order == "desc")
 
 
-def test_find_steps_through_by_keys_and_buttons(open_find: OpenGallery) -> None:
+def test_find_steps_through_by_keys(open_find: OpenGallery) -> None:
     page = open_find(fragment(to=1, sort="total", order="desc"))
-    chosen = page.locator("tr[aria-current=true]")
-    expect(rows_of(page)).to_have_count(12)
+    chosen = page.locator("li[aria-current=true]")
+    expect(cells_of(page)).to_have_count(12)
     expect(chosen).to_have_count(0)
-    page.keyboard.press("n")
-    expect(chosen).to_have_attribute("aria-rowindex", "2")
-    page.keyboard.press("n")
-    page.get_by_role("button", name="Next").click()
-    expect(chosen).to_have_attribute("aria-rowindex", "4")
-    page.keyboard.press("p")
-    expect(chosen).to_have_attribute("aria-rowindex", "3")
+    for key, place in (("n", "1"), ("n", "2"), ("n", "3"), ("p", "2")):
+        page.keyboard.press(key)
+        expect(chosen).to_have_attribute("aria-posinset", place)
     # plain has the second highest total in its sample 2.
-    expect(page.locator(".find-chosen")).to_have_text("2: step 1, prompt plain, sample 2")
+    expect(page.locator(".find-chosen")).to_contain_text("step 1, prompt plain, sample 2")
     page.get_by_role("region", name="Images found").focus()
-    page.keyboard.press("ArrowDown")
-    expect(chosen).to_have_attribute("aria-rowindex", "4")
-    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    expect(chosen).to_have_attribute("aria-posinset", "3")
+    page.keyboard.press("ArrowLeft")
     # In a field a letter is a letter.
-    page.get_by_label("Prompt id is").press("n")
+    page.get_by_role("searchbox", name="Prompt ID").press("n")
     expect_count(page, 0)
-    page.get_by_label("Prompt id is").fill("")
+    page.get_by_role("searchbox", name="Prompt ID").fill("")
     page.wait_for_url(re.compile(r"at=step-000001%2Fplain-2\.png$"))
     page.reload()
     wait_until_loaded(page)
-    expect(chosen).to_have_attribute("aria-rowindex", "3")
+    expect(chosen).to_have_attribute("aria-posinset", "2")
     page.keyboard.press("o")
     page.wait_for_url(re.compile(r"#groups\?step=1&prompt=plain&sample=2$"))
     page.go_back()
@@ -298,7 +295,7 @@ def test_find_steps_where_a_canary_left_its_band(
         assert 0 < len(steps) < MANY_STEPS
         show(page, fragment(canary=canary))
         expect_count(page, len(steps) * MANY_GROUPS * MANY_IMAGES, of=MANY)
-        assert read_column(page, "Step")[0] == str(steps[0])
+        assert read_cells(page)[0].split()[-1] == str(steps[0])
     show(page, "start")
     state = page.get_by_role("region", name="Canaries")
     last = departed[MANY_STEPS]
@@ -308,27 +305,20 @@ def test_find_steps_where_a_canary_left_its_band(
     expect(outside.locator("th")).to_have_text([name for name in BANDS if name in last])
 
 
-def test_find_makes_the_rows_on_the_screen_alone(
+def test_find_makes_the_pictures_on_the_screen_alone(
     open_find: OpenGallery, large_run: RunFolder
 ) -> None:
     page = open_find("find", run=large_run)
     expect_count(page, MANY, of=MANY)
-    table = page.locator(".find-region table")
-    expect(table).to_have_attribute("aria-rowcount", str(MANY + 1))
     region = page.get_by_role("region", name="Images found")
-    assert rows_of(page).count() < 60
+    expect(cells_of(page).first).to_have_attribute("aria-setsize", str(MANY))
+    assert cells_of(page).count() < 120
     region.evaluate("region => { region.scrollTop = region.scrollHeight; }")
-    expect(rows_of(page).last).to_have_attribute("aria-rowindex", str(MANY + 1))
-    assert rows_of(page).count() < 60
-    assert read_column(page, "Step")[-1] == str(MANY_STEPS)
-    # A row stands where its number says, whatever was scrolled by.
-    tops = region.evaluate(
-        """region => [...region.querySelectorAll("tr[aria-rowindex]")].slice(1).map((row) => (
-          row.offsetTop - 68 * (row.getAttribute("aria-rowindex") - 2)))"""
-    )
-    assert len(set(tops)) == 1
+    expect(cells_of(page).last).to_have_attribute("aria-posinset", str(MANY))
+    assert cells_of(page).count() < 120
+    assert read_cells(page)[-1].split()[-1] == str(MANY_STEPS)
     # Another order starts at its top.
-    page.get_by_role("columnheader", name="ocr").get_by_role("button").click()
-    expect(rows_of(page).first).to_have_attribute("aria-rowindex", "2")
-    scores = [float(score) for score in read_column(page, "ocr")]
+    page.get_by_label("Sort by").select_option("ocr")
+    expect(cells_of(page).first).to_have_attribute("aria-posinset", "1")
+    scores = [float(text.split()[1]) for text in read_cells(page)]
     assert scores == sorted(scores, reverse=True)

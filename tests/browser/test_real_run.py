@@ -13,7 +13,7 @@ VIEWS = {
     "groups?step=1": ".sample",
     "groups?step=2&diff=1": ".sample",
     "weights?combine=normalize_then_sum": ".weights-group",
-    "find": "tbody tr",
+    "find": ".find-grid li",
     "film": ".strip li",
 }
 """Addresses, and what holds a picture there."""
@@ -122,7 +122,7 @@ def test_views_are_accessible_and_no_page_scrolls_sideways(
         "weights?w.ocr=0.9&w.lpips=-0.2": ".weights-group img",
         "curves?step=2&smooth=0.5&large=reward%2Fmean": ".plot canvas",
         "letters": ".letters-region td",
-        "find?sort=total&order=desc": ".find-region tbody img",
+        "find?sort=total&order=desc": ".find-region img",
         "film": ".strip img",
         "marks": ".lead",
         "groups?step=1&prompt=OPEN&sample=0&large=1": "dialog img",

@@ -109,7 +109,7 @@
     return [
       number("step", "Step", ({ shared }) => shared.step, String),
       text("prompt", "Prompt", ({ shared }) => shared.group.prompt),
-      text("id", "Prompt id", ({ shared }) => shared.group.prompt_id),
+      text("id", "Prompt ID", ({ shared }) => shared.group.prompt_id),
       ...(listReaders().length ? [text("reading", "Asked and read", ({ shared, sample }) => textRead(shared.group, sample))] : []),
       number("sample", "Sample", ({ sample }) => sample, String),
       number("total", "Total", ({ shared, sample }) => shared.group.total[sample]),

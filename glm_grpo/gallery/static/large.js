@@ -3,7 +3,7 @@
   "use strict";
 
   const gallery = window.glmGallery;
-  const { html, parts, useSetting } = gallery;
+  const { html, parts, useSetting, useShown } = gallery;
   const { Dialog, fullUrl, useKeys } = parts;
   const { MarkButtons } = gallery.marks;
   const { Stage } = gallery.largeStage;
@@ -47,7 +47,7 @@
     const [isFlipped, setIsFlipped] = useState(first !== undefined);
     const [wipe, setWipe] = useState(0.5);
     const [scale, setScale] = useState(1);
-    const [areFigures, toggleFigures] = useFigures();
+    const [areFigures, toggleFigures] = useShown("large.figures", matchMedia(WIDE).matches);
     const [areKeys, setAreKeys] = useState(false);
     const earlier = useEarlier(item, against);
     const plates = useMemo(
@@ -143,12 +143,6 @@
   function useChoice(name, choices, usual) {
     const [stored, set] = useSetting(name);
     return [Object.hasOwn(choices, stored ?? "") ? stored : usual, set];
-  }
-
-  function useFigures() {
-    const [stored, set] = useSetting("large.figures");
-    const areShown = stored === null ? matchMedia(WIDE).matches : stored === "yes";
-    return [areShown, () => set(areShown ? "no" : "yes")];
   }
 
   /* What was found of earlier steps, once that is asked for: {found, isLoading}. */

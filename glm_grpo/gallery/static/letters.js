@@ -119,7 +119,7 @@
       </p>`;
     }
     const [asked, wrong] = ["asked", "wrong"].map((name) => rows.reduce((sum, row) => sum + row[name], 0));
-    const find = (change) => link("find", { of: source, show: "grid", ...change });
+    const find = (change) => link("find", { of: source, ...change });
     const shown = extra ? [...sorted.slice(0, MOST_LETTERS), extra] : sorted.slice(0, MOST_LETTERS);
     return html`${problems}
       <p role="status">

@@ -5,7 +5,7 @@
 
   const gallery = window.glmGallery;
   const { html } = gallery;
-  const { useState } = preactHooks;
+  const { useId, useState } = preactHooks;
 
   const MINUS = "\u2212";
   const PROMPT_LIMIT = 160;
@@ -285,6 +285,33 @@
     </span>`;
   }
 
+  /** The score of every term of one sample, as a list. */
+  function Terms({ raw, sample }) {
+    return html`<dl class="cell-terms">
+      ${Object.entries(raw).map(
+        ([name, values]) => html`<div key=${name}>
+          <dt title=${name}>${name}</dt>
+          <dd>${values === null ? "none" : fmt(values[sample])}</dd>
+        </div>`,
+      )}
+    </dl>`;
+  }
+
+  /**
+   * The first line of a view: its heading, an explanation behind an "i", and its controls.
+   *
+   * @param about What the "i" opens.
+   */
+  function Title({ name, about, children }) {
+    const id = useId();
+    return html`<div class="view-head">
+      <h2>${name}</h2>
+      ${about && html`<button type="button" class="info" popovertarget=${id} aria-label=${`About ${name}`}>i</button>
+        <div id=${id} popover="auto" class="about panel">${about}</div>`}
+      ${children}
+    </div>`;
+  }
+
   Object.assign(gallery.parts, {
     Layer,
     Notes,
@@ -293,7 +320,9 @@
     Problem,
     PromptText,
     Scores,
+    Terms,
     Texts,
+    Title,
     changeClass,
     clip,
     fmt,

@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { Picture, PromptText, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
+  const { Picture, PromptText, Terms, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
   const { AskedRead, sayReading } = gallery.readings;
   const { groupAt, newestOf, opening, otherOf, others, titleOf, totalWord } = gallery.beside;
   const { useEffect, useRef, useState } = preactHooks;
@@ -278,18 +278,6 @@
       }
       ${density === "figures" && html`<${Terms} raw=${group.raw} sample=${sample} />`}
     </div>`;
-  }
-
-  /* The score of every term below a picture. */
-  function Terms({ raw, sample }) {
-    return html`<dl class="cell-terms">
-      ${Object.entries(raw).map(
-        ([name, values]) => html`<div key=${name}>
-          <dt title=${name}>${name}</dt>
-          <dd>${values === null ? "none" : fmt(values[sample])}</dd>
-        </div>`,
-      )}
-    </dl>`;
   }
 
   gallery.progressTable = { Table, changeOf, referenceOf };

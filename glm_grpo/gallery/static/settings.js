@@ -45,5 +45,12 @@
     return [get(name), (value) => set(name, value)];
   }
 
-  gallery.useSetting = useSetting;
+  /** Hook: [isShown, toggle] of a part of a view that is shown or hidden. */
+  function useShown(name, isUsual) {
+    const [stored, set] = useSetting(name);
+    const isShown = stored === null ? isUsual : stored === "yes";
+    return [isShown, () => set(isShown ? "no" : "yes")];
+  }
+
+  Object.assign(gallery, { useSetting, useShown });
 })();

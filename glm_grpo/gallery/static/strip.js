@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { FoundLarge, Picture, Problem, PromptText, SizeControls } = parts;
+  const { FoundLarge, Picture, Problem, PromptText, SizeControls, Terms } = parts;
   const { changeClass, clip, fmt, fullUrl, signed, thumbUrl, useKeys, useLoaded, useSizes } = parts;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
 
@@ -239,14 +239,7 @@
       }
       ${
         density === "figures" &&
-        html`<dl class="cell-terms">
-          ${Object.entries(group.raw).map(
-            ([name, values]) => html`<div key=${name}>
-              <dt title=${name}>${name}</dt>
-              <dd>${values === null ? "none" : fmt(values[sample])}</dd>
-            </div>`,
-          )}
-        </dl>`
+html`<${Terms} raw=${group.raw} sample=${sample} />`
       }
     </li>`;
   }
