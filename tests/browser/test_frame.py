@@ -130,9 +130,12 @@ def hostile_run(gallery_run: RunFolder, tmp_path: Path) -> RunFolder:
 def test_text_that_is_markup_stays_text_in_every_view(
     open_gallery: OpenGallery, hostile_run: RunFolder
 ) -> None:
-    page = open_gallery("start", run=hostile_run, allows=NOT_FOUND)
+    size = {"width": 390, "height": 844}
+    page = open_gallery("start", run=hostile_run, allows=NOT_FOUND, viewport=size)
     for fragment in VIEWS:
         show(page, fragment)
+        # However long a name or a reading is.
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, fragment
         if fragment != "letters":
             # The name of a term, a metric, a prompt, or a note.
             expect(page.locator("main, dialog").last).to_contain_text("onerror=")
@@ -189,7 +192,7 @@ def test_run_without_records_says_what_will_appear(
 ) -> None:
     page = open_gallery(run=empty_run)
     for view, what in {
-        "start": "Nothing is recorded yet",
+        "start": "No data yet",
         "progress": "No evaluation is stored",
         "groups": "No training step",
         "weights": "the run has not stored a training step yet",

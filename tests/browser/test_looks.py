@@ -44,30 +44,34 @@ def test_start_is_the_first_view_and_tells_the_gain_so_far(open_gallery: OpenGal
     # 0.125 for one of four prompts.
     expect(gain.locator("strong")).to_have_text("+0.031")
     expect(gain).to_contain_text("from step 0 to step 12")
-    expect(gain).to_contain_text("The interval comes with the end of the run")
+    expect(gain).to_contain_text("The interval is computed at the end of the run")
     expect(page.locator("figure.chart h4")).to_have_text("Reward")
     expect(page.locator("figure.chart canvas")).to_be_visible()
     expect(page.locator("figure.chart .legend")).to_contain_text("reward/mean")
-    expect(page.get_by_role("region", name="Canaries")).to_contain_text("None watch this run")
-    gained = page.get_by_role("region", name="Most gained").get_by_role("listitem")
+    expect(page.get_by_role("region", name="Canaries")).to_contain_text("This run has no canaries")
+    gained = page.get_by_role("region", name="Largest gains").get_by_role("listitem")
     expect(gained).to_have_count(1)
-    expect(gained).to_contain_text("plain total 0.500 to 0.625 +0.125")
+    expect(gained).to_contain_text('a sign with the word "CAT"')
+    expect(gained).to_contain_text("total 0.500 to 0.625 +0.125")
     expect(gained.locator("figcaption")).to_have_text(
         [re.compile(r"step 0\s*asked CAT, read CXT"), re.compile(r"step 12\s*asked CAT, read CXT")]
     )
     expect(gained.locator("img").nth(1)).to_have_attribute("src", "thumbs/eval-000012/plain-0.webp")
-    expect(page.get_by_role("region", name="Most lost")).to_contain_text("No picture did.")
+    expect(page.get_by_role("region", name="Largest losses")).to_contain_text("None.")
     # The best sample of each prompt, then the worst of each.
     ends = {
-        "Best of": ["masked total 0.750", "plain total 0.625", "total 0.500", "flat total 0.375"],
-        "Worst of": ["masked total 0.000"],
+        "Highest totals": ["total 0.750", "total 0.625", "total 0.500", "total 0.375"],
+        "Lowest totals": ["total 0.000"],
     }
     for name, texts in ends.items():
         items = page.get_by_role("region", name=name).get_by_role("listitem")
         expect(items).to_have_count(4)
         for index, text in enumerate(texts):
             expect(items.nth(index)).to_contain_text(text)
-    gained.get_by_role("link", name="plain", exact=True).click()
+    # Before a sample stands its target, where the prompt has one.
+    expect(items.nth(0).locator("figcaption .soft")).to_contain_text(["sample"])
+    expect(items.nth(1).locator("figcaption.soft")).to_have_text("target")
+    gained.get_by_role("link", name="CAT").click()
     expect(page.locator(".is-pinned")).to_have_count(1)
     page.wait_for_url(re.compile("#progress.prompt=plain&step=12&sample=0"))
 
@@ -111,8 +115,8 @@ def test_start_tells_the_gain_with_its_interval_and_the_canaries(
         expect(rows.nth(row).locator("td").nth(2)).not_to_have_class(re.compile("better|worse"))
     canaries = page.get_by_role("region", name="Canaries")
     expect(canaries).to_contain_text("1 of 3 outside their band at step 12")
-    expect(canaries.locator("tbody tr").nth(1)).to_have_text("judge0.2 outsidefrom 0.2348 up")
-    expect(canaries.locator("tbody tr").nth(2)).to_have_text("reader0.99from 0.2348 up")
+    expect(canaries.locator("tbody tr").nth(1)).to_have_text("judge0.200 outsidefrom 0.235 up")
+    expect(canaries.locator("tbody tr").nth(2)).to_have_text("reader0.990from 0.235 up")
 
 
 def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGallery) -> None:

@@ -1,15 +1,14 @@
-/* Start: what a run gained, how its reward went, its best, worst and most changed pictures. */
+/* Start: what a run gained, its most changed, best and worst pictures, and its canaries. */
 (function () {
   "use strict";
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Picture, Problem, changeClass, clip, fmt, mean, signed, useLoaded } = parts;
+  const { Picture, Problem, Title, changeClass, clip, fmt, mean, signed, useLoaded } = parts;
   const { AskedRead } = gallery.readings;
   const { judgeCanary, listCanaries } = gallery.imageTable;
   const { Chart } = gallery.curveChart;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
-  const { figure } = gallery.curveMetrics;
   const { useScheme } = gallery.curvePlot;
   const { useMemo } = preactHooks;
 
@@ -17,29 +16,30 @@
   const SHOWN = 4;
   const TOTAL = "total";
   const TOO_FEW = "too few prompts for an interval";
-  const RULE =
-    "One picture a prompt, chosen by its total alone. Totals are of the weighted reward; Find lists all.";
+  const ABOUT = html`
+    <p>What the run gained on held-out prompts, and the pictures behind the figures. Each row of pictures shows one
+      sample a prompt, chosen by its total alone. Find lists all pictures.</p>
+    <p>The 95 % interval is a paired bootstrap over prompts. <a href="report.html">Before and after</a> explains what
+      each term measures.</p>
+    <p>To see another run beside this one, prompt by prompt, write the gallery with${" "}
+      <code>glm-grpo gallery RUN --beside OTHER</code> and open Progress.</p>`;
 
   function Start() {
     const { chunks, evaluations, overview } = gallery.run;
     if (!evaluations.length && !chunks.length) {
-      return html`<h2>Start</h2>
+      return html`<${Title} name="Start" />
         <p>
-          Nothing is recorded yet. After the first evaluation this page shows what the run gained, its
-          reward, its best and worst pictures and its canaries. It appears by itself.
+          No data yet. After the first evaluation this page shows the gain on held-out prompts, the reward, pictures
+          and canaries. It updates by itself.
         </p>`;
     }
-    return html`<h2>Start</h2>
+    return html`<${Title} name="Start" about=${ABOUT} />
       <div class="start-cards">
         <${Gain} />
         ${overview && html`<${Reward} overview=${overview} />`}
         <${Canaries} />
       </div>
-      <${Pictures} />
-      <p class="soft">
-        Another run beside this one in Progress, same prompts and same seeds, picture by picture:${" "}
-        <code>glm-grpo gallery RUN --beside OTHER</code>
-      </p>`;
+      <${Pictures} />`;
   }
 
   /** {step, problem} or {step, groups} of the first and the last evaluation; one may be both. */
@@ -72,7 +72,7 @@
         ? html`<${Summary} total=${total} summary=${summary} first=${first} last=${last} />`
         : evaluations.length > 1
           ? html`<${GainSoFar} />`
-          : html`<p class="soft">It takes two evaluations, of which ${evaluations.length || "none"} is stored.</p>`}
+          : html`<p class="soft">Not known yet: ${evaluations.length ? "the first" : "no"} evaluation is stored, two are needed.</p>`}
     </section>`;
   }
 
@@ -82,24 +82,29 @@
         <strong class=${kind}>${signed(total.difference)}</strong>${" "}
         <span>${total.low === null ? TOO_FEW : `95 % interval ${extent(total)}: ${verdict}`}</span>
       </p>
-      <p>Mean total ${fmt(total.before)} at step ${first}, ${fmt(total.after)} at step ${last}.</p>
-      <div class="scroll-region" tabindex="0" role="region" aria-label="Before and after, by term">
-        <table>
-          <thead><tr><th scope="col">Term</th><th scope="col">Before</th><th scope="col">After</th>
-            <th scope="col">Change</th><th scope="col">95 % interval</th></tr></thead>
-          <tbody>
-            ${summary.map((row) => html`<tr key=${row.name}>
-              <th scope="row">${row.name}</th>
-              <td>${fmt(row.before)}</td><td>${fmt(row.after)}</td>
-              <td class=${judge(row)[1]}>${signed(row.difference)}</td>
-              <td>${row.low === null ? TOO_FEW : extent(row)}</td>
-            </tr>`)}
-          </tbody>
-        </table>
-      </div>
-      <p class="soft">
-        Paired bootstrap over prompts. <a href="report.html">Before and after</a> says what each term measures.
-      </p>`;
+      <p class="soft">Mean total ${fmt(total.before)} at step ${first}, ${fmt(total.after)} at step ${last}</p>
+      <ul class="start-terms">
+        ${summary.filter((row) => row !== total).map((row) => html`<li key=${row.name}>
+          ${row.name} <span class=${judge(row)[1]}>${signed(row.difference)}</span>
+        </li>`)}
+      </ul>
+      <details>
+        <summary>Before and after, by term</summary>
+        <div class="scroll-region" tabindex="0" role="region" aria-label="Before and after, by term">
+          <table>
+            <thead><tr><th scope="col">Term</th><th scope="col">Before</th><th scope="col">After</th>
+              <th scope="col">Change</th><th scope="col">95 % interval</th></tr></thead>
+            <tbody>
+              ${summary.map((row) => html`<tr key=${row.name}>
+                <th scope="row">${row.name}</th>
+                <td>${fmt(row.before)}</td><td>${fmt(row.after)}</td>
+                <td class=${judge(row)[1]}>${signed(row.difference)}</td>
+                <td>${row.low === null ? TOO_FEW : extent(row)}</td>
+              </tr>`)}
+            </tbody>
+          </table>
+        </div>
+      </details>`;
   }
 
   /* While a run goes on there is no interval: neither here nor in Before and after. */
@@ -116,7 +121,7 @@
         <span>from step ${before.step} to step ${after.step}</span>
       </p>
       <p class="soft">
-        The interval comes with the end of the run, or with <code>glm-grpo gallery RUN</code>.
+        The interval is computed at the end of the run, or by <code>glm-grpo gallery RUN</code>.
       </p>`;
   }
 
@@ -135,7 +140,7 @@
     /* What a step does not have is no value that was not finite. */
     const column = (name) => values[name]?.map((value) => value ?? undefined);
     const has = (name) => values[name] !== undefined;
-    const line = { name: "reward/mean", values: column("reward/mean"), std: column("reward/std"), stdName: "reward/std" };
+    const line = { name: "reward/mean", values: column("reward/mean") };
     return {
       id: "reward/mean",
       title: "Reward",
@@ -152,8 +157,7 @@
       ${listCanaries().length
         ? html`<${CanaryTable} />`
         : html`<p class="soft">
-            None watch this run: without a band of the untrained model nothing tells whether the policy games its
-            reward.
+            This run has no canaries, so nothing warns when the policy games its reward.
           </p>`}
     </section>`;
   }
@@ -185,23 +189,33 @@
     const history = (gallery.run.overview?.values["canary/departures"] ?? []).filter((count) => count > 0).length;
     return html`<p>
         <strong class=${outside.length ? "worse" : "better"}>
-          ${outside.length ? `${outside.length} of ${canaries.length} outside their band` : "All inside their bands"}
+          ${outside.length ? `${outside.length} of ${canaries.length} outside their band` : `All ${canaries.length} inside their bands`}
         </strong> at step ${last.step}.${" "}
         ${history > 0 &&
-        html`<a href=${link("find", { canary: "any" })}>At ${history} ${history === 1 ? "step" : "steps"} one was outside.</a>`}
+        html`<a href=${link("find", { canary: "any" })}>${history} ${history === 1 ? "step" : "steps"} had one outside.</a>`}
       </p>
-      <table>
-        <thead><tr><th scope="col">Canary</th><th scope="col">Value</th><th scope="col">Band</th></tr></thead>
-        <tbody>
-          ${canaries.map(([name, canary]) => html`<tr key=${name}>
-            <th scope="row"><a href=${link("curves", { metric: `canary/${name}` })}>${name}</a></th>
-            ${canary
-              ? html`<td>${figure(canary.value)}${!canary.isInside && html` <strong class="worse">outside</strong>`}</td>
-                  <td>${canary.high === null ? `from ${figure(canary.low)} up` : `${figure(canary.low)} to ${figure(canary.high)}`}</td>`
-              : html`<td colspan="2" class="soft">not known at this step</td>`}
-          </tr>`)}
-        </tbody>
-      </table>`;
+      <ul class="start-terms">
+        ${canaries.map(([name, canary]) => html`<li key=${name}>
+          ${name} <span class=${canary && (canary.isInside ? "soft" : "worse")}>${fmt(canary?.value)}</span>
+        </li>`)}
+      </ul>
+      <details>
+        <summary>Values and bands</summary>
+        <div class="scroll-region" tabindex="0" role="region" aria-label="Values and bands">
+          <table>
+            <thead><tr><th scope="col">Canary</th><th scope="col">Value</th><th scope="col">Band</th></tr></thead>
+            <tbody>
+              ${canaries.map(([name, canary]) => html`<tr key=${name}>
+                <th scope="row"><a href=${link("curves", { metric: `canary/${name}` })}>${name}</a></th>
+                ${canary
+                  ? html`<td>${fmt(canary.value)}${!canary.isInside && html` <strong class="worse">outside</strong>`}</td>
+                      <td>${canary.high === null ? `from ${fmt(canary.low)} up` : `${fmt(canary.low)} to ${fmt(canary.high)}`}</td>`
+                  : html`<td colspan="2" class="soft">not known at this step</td>`}
+              </tr>`)}
+            </tbody>
+          </table>
+        </div>
+      </details>`;
   }
 
   /** Each prompt that both evaluations have: its sample of the largest change, and the mean change. */
@@ -225,7 +239,7 @@
         where=${`Evaluation of step ${step}`} message=${problem} />`)}
       ${before !== after && before.groups && after.groups && html`<${Changed} before=${before} after=${after} />`}
       ${after.groups && html`<${Extremes} view="progress" step=${after.step} groups=${after.groups}
-        of=${`the evaluation at step ${after.step}`} />`}`;
+        of=${`step ${after.step}`} />`}`;
   }
 
   /* Without held-out prompts. */
@@ -246,8 +260,8 @@
       return { old, group, known };
     });
     const rows = [
-      ["Most gained", (one, other) => other.change - one.change, ({ change }) => change > 0],
-      ["Most lost", (one, other) => one.change - other.change, ({ change }) => change < 0],
+      ["Largest gains", (one, other) => other.change - one.change, ({ change }) => change > 0],
+      ["Largest losses", (one, other) => one.change - other.change, ({ change }) => change < 0],
     ];
     return rows.map(([title, order, isMeant]) => {
       const chosen = all
@@ -255,7 +269,7 @@
         .filter(isMeant)
         .sort(order)
         .slice(0, SHOWN);
-      return html`<${Row} key=${title} title=${title} empty="No picture did.">
+      return html`<${Row} key=${title} title=${title} empty="None.">
         ${chosen.map(({ old, group, sample, change }) => html`<${Item} key=${group.prompt_id} group=${group}
           view="progress" place=${{ prompt: group.prompt_id, step: after.step, sample }}
           figures=${html`total ${fmt(old.total[sample])} to ${fmt(group.total[sample])}${" "}
@@ -270,8 +284,8 @@
 
   function Extremes({ view, step, groups, of }) {
     const rows = [
-      [`Best of ${of}`, (one, other) => other.total - one.total],
-      [`Worst of ${of}`, (one, other) => one.total - other.total],
+      [`Highest totals at ${of}`, (one, other) => other.total - one.total],
+      [`Lowest totals at ${of}`, (one, other) => one.total - other.total],
     ];
     return rows.map(([title, order]) => {
       const chosen = groups
@@ -281,7 +295,7 @@
       return html`<${Row} key=${title} title=${title}>
         ${chosen.map(({ group, sample, total }) => html`<${Item} key=${group.prompt_id} group=${group}
           view=${view} place=${{ prompt: group.prompt_id, step, sample }} figures=${`total ${fmt(total)}`}
-          pictures=${[[null, group, step, sample]]} />`)}
+          target=${group.target} pictures=${[["sample", group, step, sample]]} />`)}
       </${Row}>`;
     });
   }
@@ -289,25 +303,28 @@
   function Row({ title, empty, children }) {
     const id = `start-${title.split(" ", 2).join("-").toLowerCase()}`;
     return html`<section aria-labelledby=${id}>
-      <h3 id=${id} title=${RULE}>${title}</h3>
+      <h3 id=${id}>${title}</h3>
       ${children.length === 0 ? html`<p class="soft">${empty}</p>` : html`<ul class="start-pictures">${children}</ul>`}
     </section>`;
   }
 
-  /* `view` and `place` of the page on which the picture stands. */
-  function Item({ group, view, place, figures, pictures }) {
+  /* `view` and `place` of the page on which the picture stands; before it stands `target`, if any. */
+  function Item({ group, view, place, figures, target, pictures }) {
     const name = clip(group.prompt_id);
-    const open = (step) => () => gallery.go(view, { ...place, step, large: 1 });
+    const open = (step, first) => () => gallery.go(view, { ...place, step, first, large: 1 });
+    const attributes = { "aria-haspopup": "dialog" };
     return html`<li class="panel">
-      <p><a href=${link(view, place)} dir="auto">${name}</a> <span class="soft">${figures}</span></p>
-      <div class="start-pair">
+      <a href=${link(view, place)} class="start-prompt" dir="auto" title=${clip(group.prompt, 400)}>${clip(group.prompt, 160) || name}</a>
+      <p class="soft">${figures}</p>
+      <div class=${target || pictures.length > 1 ? "start-pair" : ""}>
+        ${target && html`<figure>
+          <${Picture} image=${target} alt=${`Target of ${name}`} onOpen=${open(place.step, "target")} attributes=${attributes} />
+          <figcaption class="soft">target</figcaption>
+        </figure>`}
         ${pictures.map(([caption, { images, texts, notes }, step, sample]) => html`<figure key=${step}>
-          <${Picture} image=${images[sample]} alt=${`${name}, step ${step}, sample ${sample}`}
-            onOpen=${open(step)} attributes=${{ "aria-haspopup": "dialog" }} />
-          <figcaption>
-            ${caption && html`<span class="soft">${caption}</span>`}
-            <${AskedRead} group=${{ texts, notes }} sample=${sample} isShort />
-          </figcaption>
+          <${Picture} image=${images[sample]} alt=${`${name}, step ${step}, sample ${sample}`} onOpen=${open(step)}
+            attributes=${attributes} />
+          <figcaption><span class="soft">${caption}</span> <${AskedRead} group=${{ texts, notes }} sample=${sample} isShort /></figcaption>
         </figure>`)}
       </div>
     </li>`;
