@@ -61,7 +61,7 @@ def test_navigation_moves_focus_and_title_and_marks_the_view(open_gallery: OpenG
 def test_keys_work_beside_controls_and_can_be_switched_off(open_gallery: OpenGallery) -> None:
     page = open_gallery("groups?step=2")
     choice = page.get_by_label("Training step")
-    difference = page.get_by_label("Difference to the target")
+    difference = page.get_by_label("Difference from target")
     difference.focus()
     page.keyboard.press("ArrowLeft")
     expect(choice).to_have_value("1")
@@ -160,7 +160,7 @@ def test_missing_pictures_are_said_in_their_place(
     (run.image_dir(1) / "plain-0.png").unlink()
     page = open_gallery("groups?step=3", run=run, allows=NOT_FOUND)
     group = page.locator(".group").filter(has=page.get_by_role("heading", name="plain", level=3))
-    samples = group.locator(".sample")
+    samples = group.locator("li.sample")
     expect(samples.nth(2)).to_contain_text("picture missing")
     expect(samples.nth(0)).not_to_contain_text("picture missing")
     # A thumbnail stands in for the picture it was made of.

@@ -25,7 +25,7 @@ def group_of(page: Page, prompt_id: str) -> Locator:
 
 def samples_of(page: Page, prompt_id: str) -> Locator:
     """The samples of a group, once they are there."""
-    samples = group_of(page, prompt_id).locator(".sample")
+    samples = group_of(page, prompt_id).locator("li.sample")
     expect(samples).to_have_count(GROUP_SIZE)
     return samples
 
@@ -40,7 +40,7 @@ def test_groups_and_find_call_all_images_best_that_share_the_highest_total(
     run = copy_run(gallery_run, tmp_path / "run")
     change_data(run, "steps-000001", change)
     page = open_gallery("groups?step=1", run=run)
-    headings = group_of(page, "plain").locator(".sample h4")
+    headings = group_of(page, "plain").locator("li h4")
     expect(headings).to_have_text(["Rank 1 sample 0", "Rank 1 sample 2", "Rank 3 sample 1"])
     expect(group_of(page, "plain").locator(".problem")).to_contain_text("do not add up")
     page.evaluate("location.hash = '#find?best=1&id=plain&to=1'")
@@ -54,18 +54,18 @@ def test_groups_show_samples_by_reward_with_the_parts_of_the_total(
     open_gallery: OpenGallery,
 ) -> None:
     page = open_gallery("groups?step=1")
-    headings = group_of(page, "plain").locator(".sample h4")
+    headings = group_of(page, "plain").locator("li h4")
     expect(headings).to_have_text(["Rank 1 sample 2", "Rank 2 sample 0", "Rank 3 sample 1"])
-    headings = group_of(page, "flat").locator(".sample h4")
+    headings = group_of(page, "flat").locator("li h4")
     expect(headings).to_have_text(["Rank 1 sample 0", "Rank 1 sample 1", "Rank 1 sample 2"])
     best = samples_of(page, "plain").first
     expect_cells(
         best.locator(".scores tr"),
         [
-            ["Term", "Score", "Part"],
-            ["lpips", "1.000", "0.500"],
-            ["ocr", "0.500", "0.125"],
-            ["Total", "", "0.625"],
+            ["Term", "Score"],
+            ["lpips", "1.000"],
+            ["ocr", "0.500"],
+            ["Total", "0.625"],
         ],
     )
     # The bar of the best is the longest of the group: 0.5 / 0.625 and 0.125 / 0.625 of its width.
@@ -103,27 +103,44 @@ def test_groups_mark_flat_groups_and_terms_that_do_not_apply(open_gallery: OpenG
     expect(page.locator("p[role=status]")).to_contain_text("4 prompts, 12 samples")
     expect(page.locator("p[role=status]")).to_contain_text("1 flat group.")
     expect(page.locator(".group:has(.badge)")).to_have_count(1)
-    expect(group_of(page, "flat")).to_contain_text("so every advantage is 0")
     masked = group_of(page, "masked")
-    expect(masked).to_contain_text("This prompt has no target image.")
+    expect(masked).to_contain_text("Terms that do not apply here: lpips")
     expect_cells(
         samples_of(page, "masked").first.locator(".scores tbody tr"),
-        [["lpips", "does not apply"], ["ocr", "1.000", "0.750"]],
+        [["lpips", "\u2013"], ["ocr", "1.000"]],
     )
+    # What each term adds stands beside the picture, enlarged: ocr takes over the weight of lpips.
+    samples_of(page, "masked").first.get_by_role("button", name="masked, sample 1").first.click()
+    part = page.get_by_role("dialog").get_by_role("row", name="ocr")
+    expect(part.get_by_role("cell")).to_have_text(["1.000", "0.750"])
+
+
+def test_groups_stand_level_and_as_large_as_the_target(open_gallery: OpenGallery) -> None:
+    page = open_gallery("groups?step=1")
+    samples_of(page, "plain")
+    pictures = group_of(page, "plain").locator(".sample .picture")
+    expect(pictures).to_have_count(GROUP_SIZE + 1)
+    sizes = pictures.evaluate_all("all => all.map((each) => each.offsetWidth)")
+    assert len(set(sizes)) == 1
+    # One of the readings takes a line less.
+    totals = group_of(page, "plain").locator("li tfoot")
+    tops = totals.evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
+    assert len(tops) == GROUP_SIZE
+    assert len(set(tops)) == 1
 
 
 def test_groups_lay_pictures_over_their_target(open_gallery: OpenGallery) -> None:
     page = open_gallery("groups?step=1")
     page.keyboard.press("d")
-    expect(page.get_by_label("Difference to the target")).to_be_checked()
+    expect(page.get_by_label("Difference from target")).to_be_checked()
     expect(page).to_have_url(re.compile(r"#groups\?step=1&diff=1$"))
     layers = samples_of(page, "plain").first.locator(".difference img")
     expect(layers).to_have_count(2)
     sources = layers.evaluate_all("layers => layers.map(layer => layer.getAttribute('src'))")
     assert sources == ["thumbs/train-targets/plain.webp", "thumbs/step-000001/plain-2.webp"]
     assert layers.last.evaluate("layer => getComputedStyle(layer).mixBlendMode") == "difference"
-    expect(group_of(page, "masked").locator(".sample").first).to_contain_text("no target")
-    page.get_by_label("Difference to the target").uncheck()
+    expect(group_of(page, "masked").locator("li.sample").first).to_contain_text("no target")
+    page.get_by_label("Difference from target").uncheck()
     expect(page.locator(".difference")).to_have_count(0)
 
 
@@ -150,7 +167,7 @@ def test_size_and_density_are_remembered(open_gallery: OpenGallery) -> None:
     page = open_gallery("groups?step=1")
     page.get_by_label("Size").fill("240")
     page.get_by_label("Show").select_option("Captions")
-    sample = page.locator(".sample").first
+    sample = page.locator("li.sample").first
     expect(sample.locator(".scores")).to_have_count(0)
     expect(sample).to_contain_text("total 0.625, advantage +0.87")
     assert (sample.bounding_box() or {})["width"] >= 240
@@ -158,7 +175,7 @@ def test_size_and_density_are_remembered(open_gallery: OpenGallery) -> None:
     expect(page.get_by_label("Size")).to_have_value("240")
     expect(page.get_by_label("Show")).to_have_value("captions")
     page.get_by_label("Show").select_option("Pictures")
-    expect(sample).to_have_text("")
+    expect(sample).to_have_text("Rank 1")
     # Another view has sizes of its own.
     page.evaluate("location.hash = '#progress'")
     expect(page.get_by_label("Show")).to_have_value("captions")

@@ -80,18 +80,18 @@ def test_page_from_disk_that_follows_shows_the_newest_by_itself(
     open_gallery: OpenGallery, young_run: RunFolder
 ) -> None:
     page = open_gallery("progress", run=young_run, allows=NOT_FOUND)
-    expect(page.locator("thead th")).to_have_count(3)
+    expect(page.locator(".progress-table thead th")).to_have_count(3)
     page.get_by_label("Follow").check()
     row = page.locator(".row-id").first.element_handle()
     go_on(young_run)
-    expect(page.locator("thead th")).to_have_count(4)
+    expect(page.locator(".progress-table thead th")).to_have_count(4)
     # The table is the same one: what has the focus, and what was scrolled to, stays.
     assert row is not None
     assert row.evaluate("row => row.isConnected")
     # What it has stays where the run can no longer be read.
     (young_run.gallery_path.parent / "data" / "run.js").unlink()
     expect(page.get_by_role("banner")).to_contain_text("data/run.js cannot be read now")
-    expect(page.locator("thead th")).to_have_count(4)
+    expect(page.locator(".progress-table thead th")).to_have_count(4)
 
 
 def test_head_tells_the_time_left_and_silence(

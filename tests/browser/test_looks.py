@@ -121,7 +121,7 @@ def test_start_tells_the_gain_with_its_interval_and_the_canaries(
 
 def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGallery) -> None:
     page = open_gallery("progress")
-    expect(page.locator("thead th")).to_have_text(
+    expect(page.locator(".progress-table thead th")).to_have_text(
         ["Prompt", "Target", re.compile("^Step 0"), re.compile("^Step 6"), re.compile("^Step 12")]
     )
     row = page.get_by_role("row").filter(has_text='a sign with the word "CAT"')
@@ -138,7 +138,9 @@ def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGal
         "plain, step 6, sample 0: total 0.750, change +0.250, asked CAT, read CXT"
     )
     details = page.get_by_role("complementary")
-    expect(details).to_contain_text("Point at a picture")
+    # Before a picture is chosen, the newest of the first row: the most changed prompt.
+    expect(details.get_by_role("heading")).to_have_text("plain: step 12, sample 0")
+    expect(details.locator("figcaption")).to_have_text(["Target", "Step 0"])
     page.get_by_role("button", name="plain, step 6, sample 0").hover()
     expect(details.get_by_role("heading")).to_have_text("plain: step 6, sample 0")
     expect_cells(
@@ -157,12 +159,12 @@ def test_progress_sorts_rows(open_gallery: OpenGallery) -> None:
     page = open_gallery("progress")
     names = page.locator(".row-id")
     expect(names).to_have_text(["plain", "masked", "flat", re.compile("^<script>")])
-    page.get_by_label("Order").select_option("Identifier")
+    page.get_by_label("Sort by").select_option("Prompt ID")
     expect(names).to_have_text([re.compile("^<script>"), "flat", "masked", "plain"])
     # Mean totals at step 12: plain 0.5, masked 0.375, flat 0.375, hostile 0.4375.
-    page.get_by_label("Order").select_option("Highest total first")
+    page.get_by_label("Sort by").select_option("Highest total")
     expect(names).to_have_text(["plain", re.compile("^<script>"), "masked", "flat"])
-    page.get_by_label("Order").select_option("Largest fall first")
+    page.get_by_label("Sort by").select_option("Largest loss")
     expect(names.last).to_have_text("plain")
     assert page.evaluate("glmGallery.route().params.sort") == "fall"
 
@@ -205,7 +207,7 @@ def pair(gallery_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Ru
 
 def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: OpenGallery) -> None:
     page = open_gallery("progress", run=pair)
-    heads = page.get_by_role("columnheader")
+    heads = page.get_by_role("grid").get_by_role("columnheader")
     expect(heads.last).to_contain_text(OTHER)
     expect(heads.last).to_contain_text("Step 6")
     cell = page.get_by_role("button", name=OTHER_CELL)
@@ -223,7 +225,7 @@ def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: Op
     # Marks are of pictures of this run.
     expect(details.get_by_role("button", name="Star")).to_have_count(0)
     page.get_by_label("Sample").select_option("1")
-    page.get_by_label("Difference to the target").check()
+    page.get_by_label("Difference from target").check()
     difference = page.get_by_role(
         "button", name=f"Difference to the target: plain, {OTHER}, step 6, sample 1"
     )

@@ -110,7 +110,7 @@
       number("step", "Step", ({ shared }) => shared.step, String),
       text("prompt", "Prompt", ({ shared }) => shared.group.prompt),
       text("id", "Prompt ID", ({ shared }) => shared.group.prompt_id),
-      ...(listReaders().length ? [text("reading", "Asked and read", ({ shared, sample }) => textRead(shared.group, sample))] : []),
+      ...(listReaders().length ? [text("reading", "Text read", ({ shared, sample }) => textRead(shared.group, sample))] : []),
       number("sample", "Sample", ({ sample }) => sample, String),
       number("total", "Total", ({ shared, sample }) => shared.group.total[sample]),
       number("advantage", "Advantage", ({ shared, sample }) => shared.group.advantage?.[sample], signed),

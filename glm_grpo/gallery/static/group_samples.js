@@ -4,9 +4,10 @@
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { Notes, Picture, Problem, PromptText, Scores, Texts, clip, fmt, signed, useNear } = parts;
+  const { Notes, Picture, Problem, PromptText, Scores, clip, fmt, signed, useNear } = parts;
   const { MarkButtons } = gallery.marks;
   const { AskedRead } = gallery.readings;
+  const { listReferences } = gallery.progressTable;
   const { useEffect, useRef } = preactHooks;
 
   /* The parts come from the weights of config.yaml, or where those move from those of the step; a
@@ -62,32 +63,26 @@
       if (!isChosen || gallery.route().params.large) return;
       heading.current.scrollIntoView({ block: "start" });
     }, [isChosen]);
+    const references = listReferences(group);
     const masked = Object.keys(group.raw).filter((name) => group.raw[name] === null);
     const id = `group-${group.images[0]}`;
     return html`<section class="group panel" ref=${near} aria-labelledby=${id}>
       <h3 ref=${heading} id=${id} tabindex="-1">
         <span dir="auto">${clip(group.prompt_id)}</span>
-        ${group.is_flat && html` <strong class="badge">flat group</strong>`}
+        ${group.is_flat && html` <strong class="badge" title="All totals are equal">flat group: the policy learns nothing from it</strong>`}
       </h3>
-      <p><${PromptText} text=${group.prompt} /></p>
-      <${Texts} texts=${group.texts} />
-      ${
-        group.is_flat &&
-        html`<p>
-        Flat group: all its rewards are equal, so every advantage is 0 and nothing is trained on
-        it.
-      </p>`
-      }
-      ${
-        masked.length > 0 &&
-        html`<p class="soft">Terms that do not apply to this prompt: ${masked.join(", ")}.</p>`
-      }
+      <p class="group-prompt"><${PromptText} text=${group.prompt} /></p>
+      ${masked.length > 0 && html`<p class="soft">Terms that do not apply here: ${masked.join(", ")}</p>`}
       ${problem && html`<${Problem} where="Parts" message=${problem} />`}
       ${
         (isNear || isChosen) &&
-        html`<div class="group-pictures">
-        <${Target} group=${group} onOpen=${(first) => openLarge(step, group, order[0], first)} />
-        <ol class="samples" aria-label="Samples in order of reward" style=${{ "--count": order.length }}>
+        html`<div class="group-pictures" style=${{ "--count": order.length + references.length }}>
+        ${references.map(({ name, title, image }) => html`<div class="sample" key=${name}>
+          <h4>${title}</h4>
+          <${Picture} image=${image} alt=${`${title} of ${clip(group.prompt_id)}`} attributes=${OPENS}
+            onOpen=${() => openLarge(step, group, order[0], name)} />
+        </div>`)}
+        <ol role="list" aria-label="Samples in order of reward">
           ${order.map(
             (sample) =>
               html`<${Sample} key=${sample} arranged=${arranged} sample=${sample} step=${step}
@@ -107,69 +102,44 @@
 
   const OPENS = { "aria-haspopup": "dialog" };
 
-  function Target({ group, onOpen }) {
-    const sources = group.sources || [];
-    return html`<div class="target">
-      ${sources.map(
-        (image, index) => html`<h4>Source</h4>
-          <${Picture} key=${index} image=${image} alt=${`Source of ${clip(group.prompt_id)}`}
-            onOpen=${() => onOpen(index ? `source-${index + 1}` : "source")} attributes=${OPENS} />`,
-      )}
-      <h4>Target</h4>
-      ${
-        group.target
-          ? html`<${Picture} image=${group.target} alt=${`Target of ${clip(group.prompt_id)}`}
-              onOpen=${() => onOpen("target")} attributes=${OPENS} />`
-          : html`<p class="soft">This prompt has no target image.</p>`
-      }
-    </div>`;
-  }
-
   /** What a sample is, in words. */
   function sampleTitle({ group, ranks }, sample) {
     const rank = `rank ${ranks[sample]} of ${group.images.length}`;
     return `${clip(group.prompt_id)}, sample ${sample}, ${rank}`;
   }
 
+  /* Below every picture stands the same, part by part in a row of the grid: figures are level. */
   function Sample({ arranged, sample, step, reach, isDiff, density, isChosen }) {
     const { group, ranks } = arranged;
     const caption = `total ${fmt(group.total[sample])}, advantage ${signed(group.advantage[sample], 2)}`;
     return html`<li class="sample" aria-current=${isChosen ? "true" : undefined}>
-      ${
-        density !== "pictures" &&
-        html`<h4>Rank ${ranks[sample]} <span class="soft">sample ${sample}</span></h4>`
-      }
+      <h4>Rank ${ranks[sample]} ${density !== "pictures" && html`<span class="soft">sample ${sample}</span>`}</h4>
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         alt=${sampleTitle(arranged, sample)} onOpen=${() => openLarge(step, group, sample)}
         attributes=${{ ...OPENS, ...(density === "pictures" && { title: caption }) }} />
       ${
         density !== "pictures" &&
-        html`<${MarkButtons} image=${group.images[sample]} name=${sampleTitle(arranged, sample)} />`
+        html`<${MarkButtons} image=${group.images[sample]} name=${sampleTitle(arranged, sample)} />
+          <div><${AskedRead} group=${group} sample=${sample} isShort=${density === "captions"} /></div>`
       }
-      ${
-        density === "captions" &&
-        html`<p class="caption">${caption}</p>
-          <${AskedRead} group=${group} sample=${sample} isShort />`
-      }
-      ${
-        density === "figures" &&
-        html`<${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />`
-      }
+      ${density === "captions" && html`<p class="caption">${caption}</p>`}
+      ${density === "figures" && html`<${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />`}
     </li>`;
   }
 
-  /** What was asked and read, advantage, scores and notes of one sample. */
-  function SampleFigures({ arranged, sample, reach }) {
+  /** Advantage, scores and notes of one sample; `hasParts`: what each term adds to the total, too. */
+  function SampleFigures({ arranged, sample, reach, hasParts }) {
     const { group, extent } = arranged;
     const penalty = group.penalty[sample];
-    return html`<div class="figures">
-      <${AskedRead} group=${group} sample=${sample} />
-      <${Advantage} value=${group.advantage[sample]} reach=${reach} />
-      ${penalty !== 0 && html`<p class="line"><span>Penalty</span> ${fmt(penalty)}</p>`}
-      <${Scores} parts=${pick(arranged.parts, sample)} raw=${pick(group.raw, sample)}
-        total=${group.total[sample]} extent=${extent} />
-      <${Notes} notes=${group.notes} sample=${sample} />
-    </div>`;
+    return html`<div>
+        <${Advantage} value=${group.advantage[sample]} reach=${reach} />
+        ${penalty !== 0 && html`<p class="line"><span>Penalty</span> ${fmt(penalty)}</p>`}
+      </div>
+      <div>
+        <${Scores} parts=${pick(arranged.parts, sample)} raw=${pick(group.raw, sample)}
+          total=${group.total[sample]} extent=${extent} hasParts=${hasParts} />
+        <${Notes} notes=${group.notes} sample=${sample} />
+      </div>`;
   }
 
   /* {name: [G numbers] | null} -> {name: number | null} */
@@ -205,7 +175,8 @@
       title: `Step ${step}: ${sampleTitle(arranged, sample)}`,
       earlier: () => findEarlier(group.prompt_id, sample, step),
       body: () => html`<p><${PromptText} text=${group.prompt} /></p>
-        <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />
+        <${AskedRead} group=${group} sample=${sample} />
+        <${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} hasParts />
         <p class="soft">Noise seed ${group.decode_seed}.</p>`,
     };
   }

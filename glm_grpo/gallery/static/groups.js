@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { LargeView, Problem, SizeControls, fmt, movesIn, useKeys, useLoaded, useSizes } = parts;
+  const { LargeView, Problem, SizeControls, Title, fmt, movesIn, useKeys, useLoaded, useSizes } = parts;
   const { Group, arrange, largeItem } = gallery.groupSamples;
   const { useMemo } = preactHooks;
 
@@ -15,21 +15,27 @@
   const MANY_SAMPLES = 16;
   const MANY_SIZE = 96;
 
+  const ABOUT = html`
+    <p>The samples of one training step, prompt by prompt, best total first. Equal totals share a rank.</p>
+    <dl>
+      <dt>Advantage</dt><dd>How much better a sample is than the others of its prompt. Training makes samples with a
+        positive advantage more likely, and the others less.</dd>
+      <dt>Coloured bar</dt><dd>The total, split into what each term adds to it. Enlarge a picture for the numbers.</dd>
+      <dt>Flat group</dt><dd>All totals are equal, so every advantage is 0 and the policy learns nothing from it.</dd>
+    </dl>`;
+
   function Groups({ params }) {
     const steps = gallery.run.chunks.flatMap((chunk) => chunk.steps);
     if (gallery.run.is_sampled === false) {
-      return html`<h2>Groups</h2>
+      return html`<${Title} name="Groups" />
         <p>
-          This run learns from target images (train.method=sft), and samples images in evaluations
-          alone: see <a href=${link("progress")}>Progress</a>.
+          This run learns from target images (train.method=sft). It samples images only in evaluations: see
+          ${" "}<a href=${link("progress")}>Progress</a>.
         </p>`;
     }
     if (!steps.length) {
-      return html`<h2>Groups</h2>
-        <p>
-          No training step is recorded yet. After the first one this page shows its prompts, each
-          with its group of samples in order of reward. It appears by itself.
-        </p>`;
+      return html`<${Title} name="Groups" about=${ABOUT} />
+        <p>No training step is stored yet. After the first one this page shows its samples. It updates by itself.</p>`;
     }
     const step = params.step === undefined ? steps[steps.length - 1] : Number(params.step);
     return html`<${StepOfRun} steps=${steps} step=${step} params=${params} />`;
@@ -41,13 +47,9 @@
       ? { size: MANY_SIZE, density: "pictures" }
       : { size: USUAL_SIZE, density: "figures" };
     const sizes = useSizes("groups", usual);
-    return html`<h2>Groups</h2>
-      <p class="lead">
-        The samples of one training step, prompt by prompt, best reward first. The coloured bar adds
-        up the weighted parts of the reward; the advantage says how much a sample is better than the
-        others of its prompt.
-      </p>
-      <${StepChoice} steps=${steps} step=${step} sizes=${sizes} params=${params} />
+    return html`<${Title} name="Groups" about=${ABOUT}>
+        <${StepChoice} steps=${steps} step=${step} sizes=${sizes} params=${params} />
+      </${Title}>
       ${
         steps.includes(step)
           ? html`<div class=${`groups is-${sizes.density}`} style=${sizes.style}>
@@ -76,8 +78,7 @@
     const toggle = () =>
       gallery.replace("groups", { ...params, step, diff: params.diff ? null : 1 });
     useKeys({ ArrowLeft: () => show(before), ArrowRight: () => show(after), d: toggle });
-    return html`<div class="toolbar">
-      <label>Training step
+    return html`<label>Training step
         <select value=${index < 0 ? "" : String(step)}
           onChange=${(event) => show(event.currentTarget.value || undefined)}>
           ${index < 0 && html`<option value="">unknown</option>`}
@@ -85,19 +86,16 @@
         </select>
       </label>
       <span class="buttons">
-        <button type="button" disabled=${before === undefined} onClick=${() => show(before)}>
-          Previous step
-        </button>
-        <button type="button" disabled=${after === undefined} onClick=${() => show(after)}>
-          Next step
-        </button>
+        <button type="button" disabled=${before === undefined} aria-label="Previous step"
+          onClick=${() => show(before)}>\u2190</button>
+        <button type="button" disabled=${after === undefined} aria-label="Next step"
+          onClick=${() => show(after)}>\u2192</button>
       </span>
       <label>
         <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
-        Difference to the target, brightened
+        Difference from target
       </label>
-      <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />
-    </div>`;
+      <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />`;
   }
 
   function Step({ step, density, params }) {
@@ -183,7 +181,7 @@
   Groups.keyHelp = [
     ["\u2190 \u2192", "Previous and next training step"],
     ["j k", "Next and previous prompt"],
-    ["d", "Difference to the target"],
+    ["d", "Difference from the target"],
   ];
   gallery.views.groups = Groups;
 })();

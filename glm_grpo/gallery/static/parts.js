@@ -142,41 +142,36 @@
    * @param raw {name: number | null}: the score as the term gave it.
    * @param total Of the parts.
    * @param extent As stackExtent gives it, so that bars of a group share one scale.
+   * @param hasParts Show the parts as numbers, too.
    */
-  function Scores({ parts, raw, total, extent }) {
+  function Scores({ parts, raw, total, extent, hasParts }) {
     const known = gallery.run.reward.terms.map((term) => term.name).filter((name) => name in raw);
     const terms = [...known, ...Object.keys(raw).filter((name) => !known.includes(name))];
     return html`
       <${StackedBar} parts=${parts} terms=${terms} extent=${extent} />
       <table class="scores">
         <thead>
-          <tr><th scope="col">Term</th><th scope="col">Score</th><th scope="col">Part</th></tr>
+          <tr><th scope="col">Term</th><th scope="col">Score</th>${hasParts && html`<th scope="col">Part</th>`}</tr>
         </thead>
         <tbody>
           ${terms.map(
             (name) =>
-              html`<${ScoreRow} key=${name} name=${name} raw=${raw[name]} part=${parts[name]} />`,
+              html`<${ScoreRow} key=${name} name=${name} raw=${raw[name]} part=${parts[name]} hasPart=${hasParts} />`,
           )}
         </tbody>
         <tfoot>
-          <tr><th scope="row">Total</th><td></td><td>${fmt(total)}</td></tr>
+          <tr><th scope="row">Total</th>${hasParts && html`<td></td>`}<td>${fmt(total)}</td></tr>
         </tfoot>
       </table>`;
   }
 
-  function ScoreRow({ name, raw, part }) {
+  function ScoreRow({ name, raw, part, hasPart }) {
     const swatch = html`<span class="swatch" style=${{ background: termColour(name) }}></span>`;
-    const head = html`<th scope="row" title=${name}>${swatch}${name}</th>`;
-    if (raw === null || raw === undefined) {
-      return html`<tr class="is-masked">
-        ${head}
-        <td colspan="2">does not apply</td>
-      </tr>`;
-    }
-    return html`<tr>
-      ${head}
-      <td>${fmt(raw)}</td>
-      <td>${part === undefined ? "" : fmt(part)}</td>
+    const isMasked = raw === null || raw === undefined;
+    return html`<tr class=${isMasked ? "is-masked" : ""}>
+      <th scope="row">${swatch}${name}</th>
+      <td>${isMasked ? html`<span aria-label="does not apply" role="img">–</span>` : fmt(raw)}</td>
+      ${hasPart && html`<td>${isMasked || part === undefined ? "" : fmt(part)}</td>`}
     </tr>`;
   }
 
@@ -242,13 +237,6 @@
       )}
     </dl>`
     );
-  }
-
-  /** The texts that a prompt wants to see in the picture. */
-  function Texts({ texts }) {
-    if (!texts.length) return null;
-    const quotes = texts.map((text) => html`<q dir="auto">${text}</q> `);
-    return html`<p class="soft">Text to appear: ${quotes}</p>`;
   }
 
   /** Something that is wrong with the run's data, shown where that data would have been. */
@@ -321,7 +309,6 @@
     PromptText,
     Scores,
     Terms,
-    Texts,
     Title,
     changeClass,
     clip,

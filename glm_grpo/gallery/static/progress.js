@@ -4,23 +4,25 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, SizeControls, mean, useSizes } = parts;
+  const { Problem, SizeControls, Title, mean, useSizes } = parts;
   const { Table } = gallery.progressTable;
   const { Details, RowViewer } = gallery.progressDetails;
-  const { otherOf, others } = gallery.beside;
+  const { newestOf, otherOf, others } = gallery.beside;
   const { useCallback, useEffect, useMemo, useState } = preactHooks;
 
   /* CSS pixels of a cell where there is room; see progress.css. */
-  const USUAL_SIZE = 160;
+  const USUAL_SIZE = 192;
 
   const SORTS = {
-    stored: ["As stored", () => 0],
-    gain: ["Largest gain first", (a, b) => order(b.change, a.change)],
-    fall: ["Largest fall first", (a, b) => order(a.change, b.change)],
-    best: ["Highest total first", (a, b) => order(b.total, a.total)],
-    worst: ["Lowest total first", (a, b) => order(a.total, b.total)],
-    id: ["Identifier", (a, b) => (a.id < b.id ? -1 : 1)],
+    change: ["Most changed", (a, b) => order(size(b.change), size(a.change))],
+    gain: ["Largest gain", (a, b) => order(b.change, a.change)],
+    fall: ["Largest loss", (a, b) => order(a.change, b.change)],
+    best: ["Highest total", (a, b) => order(b.total, a.total)],
+    worst: ["Lowest total", (a, b) => order(a.total, b.total)],
+    stored: ["Order of the file", () => 0],
+    id: ["Prompt ID", (a, b) => (a.id < b.id ? -1 : 1)],
   };
+  const size = (change) => (change === null ? null : Math.abs(change));
 
   /* What is not known comes last. */
   function order(a, b) {
@@ -30,13 +32,19 @@
 
   function Progress({ params }) {
     if (gallery.run.evaluations.length) return html`<${Evaluations} params=${params} />`;
-    return html`<h2>Progress</h2>
-      <p>
-        No evaluation is stored yet. After the first one this page shows every held-out prompt as a
-        row and every evaluation as a column, sampled with the same seeds, so that only the policy
-        changes along a row. It appears by itself.
-      </p>`;
+    return html`<${Title} name="Progress" about=${about()} />
+      <p>No evaluation is stored yet. After the first one this page shows its pictures. It updates by itself.</p>`;
   }
+
+  const about = () => html`
+    <p>Every row is a held-out prompt, every column an evaluation. All evaluations use the same random seeds, so along a
+      row only the policy changes. Higher totals are better.</p>
+    <p>Point at a picture to see it with all its scores at the side; click on it to enlarge it.</p>
+    ${gallery.run.reward.combine !== "weighted_sum" &&
+    html`<p>Totals are in standard deviations of the untrained model's scores.</p>`}
+    ${others().length > 0 &&
+    html`<p>The last columns show the newest evaluations of other runs, as they were when the columns were added. Their
+      changes are against the newest evaluation of this run.</p>`}`;
 
   /* {step: {groups} | {problem}}, and the same by the keys of other runs; grows while the files load,
      the ends of the run first. */
@@ -92,7 +100,7 @@
   function Evaluations({ params }) {
     const loaded = useEvaluations();
     const rows = useMemo(() => makeRows(loaded), [loaded, gallery.run]);
-    const sort = Object.hasOwn(SORTS, params.sort ?? "") ? params.sort : "stored";
+    const sort = Object.hasOwn(SORTS, params.sort ?? "") ? params.sort : "change";
     const sorted = useMemo(() => [...rows].sort(SORTS[sort][1]), [rows, sort]);
     const count = Math.max(1, ...rows.map((row) => row.group.images.length));
     const wanted = params.samples ?? params.sample ?? "0";
@@ -102,7 +110,7 @@
       [rows, params.prompt, params.step, params.sample],
     );
     const [hovered, setHovered] = useState(null);
-    const place = hovered ?? pinned;
+    const place = hovered ?? pinned ?? firstPlace(sorted[0]);
     const pin = useCallback(({ row, step, sample }, others) => {
       setHovered(null);
       set({ prompt: row.id, step, sample, ...others });
@@ -122,19 +130,9 @@
       [gallery.run, sorted, loaded, samples, params.diff, pinned, sizes.size, sizes.density],
     );
     const isWhole = gallery.run.evaluations.every(({ step }) => loaded[step]);
-    const hasOthers = others().length > 0;
-    return html`<h2>Progress</h2>
-      <p class="lead">
-        Held-out prompts, sampled at every evaluation with the same seeds: along a row only the
-        policy changes. Higher scores are better.${
-          gallery.run.reward.combine !== "weighted_sum" &&
-          " Totals are in standard deviations of the untrained model's scores."
-        }${
-          hasOthers &&
-          " The last columns are other runs' newest evaluations when they were added, same prompts and same seeds; changes there are against this run's newest."
-        }
-      </p>
-      <${Toolbar} params=${params} sort=${sort} count=${count} samples=${samples} sizes=${sizes} />
+    return html`<${Title} name="Progress" about=${about()}>
+        <${Controls} params=${params} sort=${sort} count=${count} samples=${samples} sizes=${sizes} />
+      </${Title}>
       <${TableProblems} loaded=${loaded} />
       ${!isWhole && !rows.length && html`<p role="status">Loading evaluations</p>`}
       ${isWhole && !pinned && html`<${UnknownPlace} rows=${rows} params=${params} />`}
@@ -142,7 +140,7 @@
         rows.length > 0 &&
         html`<div class="progress">
         ${table}
-        <${Details} place=${place} onLarge=${open} onClose=${unpin} />
+        <${Details} place=${place} isChosen=${Boolean(hovered ?? pinned)} onLarge=${open} onClose=${unpin} />
       </div>`
       }
       ${
@@ -160,6 +158,11 @@
     return wanted === "all" ? all : [all.includes(Number(wanted)) ? Number(wanted) : 0];
   }
 
+  /* Beside the table stands a picture before any is chosen: the newest of the first row. */
+  function firstPlace(row) {
+    return row ? { row, step: newestOf(row), sample: 0 } : null;
+  }
+
   function findPlace(rows, { prompt, step, sample = "0" }) {
     const row = rows.find(({ id }) => id === prompt);
     const group = row && row.bySteps[step];
@@ -167,12 +170,11 @@
     return { row, step: Number(step), sample: Number(sample) };
   }
 
-  function Toolbar({ params, sort, count, samples, sizes }) {
+  function Controls({ params, sort, count, samples, sizes }) {
     const option = (value, title) => html`<option key=${value} value=${value}>${title}</option>`;
     const numbers = Array.from({ length: count }, (_, sample) => String(sample));
     const toggle = () => set({ diff: params.diff ? null : 1 });
-    return html`<div class="toolbar">
-      <label>Order
+    return html`<label>Sort by
         <select value=${sort} onChange=${(event) => set({ sort: event.currentTarget.value })}>
           ${Object.entries(SORTS).map(([name, [title]]) => option(name, title))}
         </select>
@@ -188,10 +190,9 @@
       }
       <label>
         <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
-        Difference to the target, brightened
+        Difference from target
       </label>
-      <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />
-    </div>`;
+      <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />`;
   }
 
   function TableProblems({ loaded }) {

@@ -4,11 +4,11 @@
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { LargeView, Notes, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
+  const { LargeView, Notes, Picture, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
   const { MarkButtons } = gallery.marks;
   const { AskedRead } = gallery.readings;
   const { BesideFigures, groupAt, opening, otherOf, platesOf, titleOf } = gallery.beside;
-  const { changeOf, referenceOf } = gallery.progressTable;
+  const { changeOf, listReferences, referenceOf } = gallery.progressTable;
 
   const LABEL = "Scores of the picture";
 
@@ -71,31 +71,41 @@
     </tr>`;
   }
 
+  /* A picture above what it is compared with: its source, its target, and the first evaluation. */
+  function Pictures({ place, onLarge }) {
+    const { row, sample } = place;
+    const { base, before } = referenceOf(place);
+    const plates = [
+      { image: imageOf(place), title: null },
+      ...listReferences(row.group).map(({ name, title, image }) => ({ title, image, first: name })),
+      ...(before?.images[sample] ? [{ title: `Step ${base}`, image: before.images[sample], step: base }] : []),
+    ];
+    const open = ({ first, step }) => {
+      if (first) onLarge({ ...place, step: opening(place)[0].step }, first);
+      else onLarge(...opening(step === undefined ? place : { ...place, step }));
+    };
+    return html`<div class="details-pictures">
+      ${plates.map((plate) => html`<figure key=${plate.title}>
+        <${Picture} image=${plate.image} alt=${plate.title ?? describe(place)} onOpen=${() => open(plate)}
+          attributes=${{ "aria-haspopup": "dialog" }} />
+        ${plate.title && html`<figcaption class="soft" aria-hidden="true">${plate.title}</figcaption>`}
+      </figure>`)}
+    </div>`;
+  }
+
   /**
    * The panel beside the table.
    *
-   * @param place Null before anything was pointed at.
+   * @param isChosen Whether the reader chose the place, or it is shown before any was.
    * @param onLarge Called with what to open, as the table's `onOpen`.
    */
-  function Details({ place, onLarge, onClose }) {
-    if (!place) {
-      return html`<aside class="details is-empty panel" aria-label=${LABEL}>
-        <p class="soft">
-          Point at a picture, tap it, or move to it with the arrow keys to see every score with its
-          change since the first evaluation.
-        </p>
-      </aside>`;
-    }
-    return html`<aside class="details panel" aria-label=${LABEL}>
+  function Details({ place, isChosen, onLarge, onClose }) {
+    return html`<aside class=${isChosen ? "details panel" : "details is-empty panel"} aria-label=${LABEL}>
       <h3 dir="auto">${describe(place)}</h3>
-      <div class="buttons">
-        <button type="button" aria-haspopup="dialog" onClick=${() => onLarge(...opening(place))}>
-          Enlarge
-        </button>
-        <button type="button" onClick=${onClose}>Close</button>
-      </div>
+      <${Pictures} place=${place} onLarge=${onLarge} />
       ${!otherOf(place.step) && html`<${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} />`}
       <${Figures} place=${place} />
+      ${isChosen && html`<button type="button" onClick=${onClose}>Close</button>`}
     </aside>`;
   }
 

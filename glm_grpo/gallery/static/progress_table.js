@@ -43,8 +43,10 @@
    */
   function Table({ rows, loaded, samples, isDiff, pinned, onHover, onOpen, sizes }) {
     const steps = columns();
+    /* Pictures that a prompt comes with, side by side: sources and target. */
+    const references = Math.max(...rows.map(({ group }) => listReferences(group).length));
     const region = useRef(null);
-    const size = { lines: rows.length * samples.length, columns: steps.length + 1 };
+    const size = { lines: rows.length * samples.length, first: references ? 0 : 1, columns: steps.length + 1 };
     const [active, setActive, onKeyDown] = useActive(region, size, samples.length);
     const pick = (event) => {
       const cell = event.target.closest("[data-place]");
@@ -65,20 +67,21 @@
     };
     const isOfRow = (index) => Math.floor(active.line / samples.length) === index;
     const style = {
-      "--columns": size.columns,
+      "--columns": steps.length + references,
       "--lines": samples.length,
       "--ratio": pictureRatio(),
+      "--references": references,
       ...sizes.style,
     };
     return html`<div class="scroll-region" ref=${region} tabindex="-1">
-      <table role="grid" class="progress-table" aria-label="Held-out prompts by evaluation"
+      <table role="grid" class=${references ? "progress-table has-references" : "progress-table"} aria-label="Held-out prompts by evaluation"
         style=${style} onPointerOver=${pick} onFocusIn=${pick} onKeyDown=${onKeyDown}>
-        <${Head} steps=${steps} loaded=${loaded} />
+        <${Head} steps=${steps} loaded=${loaded} rows=${rows} />
         <tbody role="rowgroup">
           ${rows.map(
             (row, index) =>
               html`<${Row} key=${row.id} row=${row} first=${index * samples.length}
-                samples=${samples} isDiff=${isDiff} density=${sizes.density} active=${isOfRow(index) ? active : null}
+                samples=${samples} hasReferences=${references > 0} isDiff=${isDiff} density=${sizes.density} active=${isOfRow(index) ? active : null}
                 pinned=${pinned?.row.id === row.id ? pinned : null} onOpen=${onOpen} />`,
           )}
         </tbody>
@@ -101,16 +104,16 @@
   }
 
   /* [active, setActive, onKeyDown]: the one cell that Tab leads to, {line, column}, a line being
-     one sample of one row and column 0 the target. */
-  function useActive(region, { lines, columns }, linesOfRow) {
+     one sample of one row and column 0 what its prompt comes with; `first` is 1 where none has any. */
+  function useActive(region, { lines, first, columns }, linesOfRow) {
     const [active, setActive] = useState({ line: 0, column: 1 });
     const onKeyDown = (event) => {
       const move = moveOf(event, { lines, columns, page: PAGE_ROWS * linesOfRow });
       if (!move) return;
       event.preventDefault();
       const next = {
-        line: clamp(active.line + move[0], lines),
-        column: clamp(active.column + move[1], columns),
+        line: clamp(active.line + move[0], 0, lines),
+        column: clamp(active.column + move[1], first, columns),
       };
       setActive(next);
       /* A row far away is drawn once it holds the active cell. */
@@ -121,7 +124,7 @@
     return [active, setActive, onKeyDown];
   }
 
-  const clamp = (value, count) => Math.min(Math.max(value, 0), count - 1);
+  const clamp = (value, first, end) => Math.min(Math.max(value, first), end - 1);
 
   /* How many [lines, columns] a key leads on, or null. */
   function moveOf(event, { lines, columns, page }) {
@@ -140,11 +143,24 @@
     return Object.hasOwn(moves, event.key) ? moves[event.key] : null;
   }
 
-  function Head({ steps, loaded }) {
+  /* What a prompt comes with: [{name, title, image}]. */
+  function listReferences({ sources, target }) {
+    const shown = (sources ?? []).map((image, index) => ({
+      name: index ? `source-${index + 1}` : "source",
+      title: sources.length > 1 ? `Source ${index + 1}` : "Source",
+      image,
+    }));
+    return target ? [...shown, { name: "target", title: "Target", image: target }] : shown;
+  }
+
+  function Head({ steps, loaded, rows }) {
+    const titles = new Set(rows.flatMap(({ group }) => listReferences(group)).map(({ title }) => title));
     return html`<thead role="rowgroup">
       <tr role="row">
         <th role="columnheader" scope="col" class="prompt-column">Prompt</th>
-        <th role="columnheader" scope="col">Target</th>
+        ${titles.size > 0 && html`<th role="columnheader" scope="col" class="references">
+          ${[...titles].map((title) => html`<span key=${title}>${title}</span> `)}
+        </th>`}
         ${steps.map(
           (step) =>
             html`<th role="columnheader" scope="col" key=${step} class=${kindOf(step)}>
@@ -175,7 +191,7 @@
     return other && !other.is_weighed_alike ? `${figure}, ${totalWord(other)}` : figure;
   }
 
-  const Row = memo(({ row, first, samples, isDiff, density, active, pinned, onOpen }) => {
+  const Row = memo(({ row, first, samples, hasReferences, isDiff, density, active, pinned, onOpen }) => {
     const [near, isNear] = useNear();
     const place = (line, column) => ({
       "data-place": `${first + line},${column}`,
@@ -189,10 +205,10 @@
       <${RowHead} row=${row} />
       ${
         (isNear || active || pinned) &&
-        html`<td role="gridcell">
-          <${Target} row=${row} sample=${samples[0]} onOpen=${onOpen}
+        html`${hasReferences && html`<td role="gridcell" class="references">
+          <${References} row=${row} sample=${samples[0]} density=${density} onOpen=${onOpen}
             attributes=${place(active ? active.line - first : 0, 0)} />
-        </td>
+        </td>`}
         ${columns().map(
           (step, at) =>
             html`<td role="gridcell" key=${step} class=${kindOf(step)}>
@@ -207,6 +223,7 @@
     const { prompt } = row.group;
     return html`<th role="rowheader" scope="row">
       <div class="row-head">
+        ${prompt !== clip(row.id) && html`<${PromptText} text=${prompt} limit=${PROMPT_LIMIT} />`}
         <span class="row-id" dir="auto">${clip(row.id)}</span>
         ${
           row.change !== null &&
@@ -215,7 +232,6 @@
           <${Change} value=${row.change} />
         </span>`
         }
-        ${prompt !== clip(row.id) && html`<${PromptText} text=${prompt} limit=${PROMPT_LIMIT} />`}
       </div>
     </th>`;
   }
@@ -224,20 +240,20 @@
     return html`<span class=${changeClass(value)}>${signed(value)}</span>`;
   }
 
-  /* One for all samples of a row: it goes with whichever of them is active. */
-  function Target({ row, sample, attributes, onOpen }) {
-    const { target, sources } = row.group;
-    const step = newestOf(row);
-    const open = (first) => () => onOpen({ row, step, sample }, first);
-    const opens = { "aria-haspopup": "dialog" };
-    const shown = (sources || []).map(
-      (image, index) =>
-        html`<${Picture} key=${index} image=${image} alt=${`Source of ${clip(row.id)}`}
-          onOpen=${open(index ? `source-${index + 1}` : "source")} attributes=${opens} />`,
-    );
-    if (!target) return html`${shown}<span class="soft" ...${attributes}>no target</span>`;
-    return html`${shown}<${Picture} image=${target} alt=${`Target of ${clip(row.id)}`}
-      onOpen=${open("target")} attributes=${{ ...opens, ...attributes }} />`;
+  /* Once for all samples of a row: the last of them goes with whichever sample is active. */
+  function References({ row, sample, density, attributes, onOpen }) {
+    const references = listReferences(row.group);
+    if (!row.group.target) references.push(null);
+    return references.map((reference, index) => {
+      const own = index + 1 === references.length ? attributes : {};
+      if (!reference) return html`<span class="soft" ...${own}>no target</span>`;
+      const { name, title, image } = reference;
+      return html`<figure key=${name}>
+        <${Picture} image=${image} alt=${`${title} of ${clip(row.id)}`} attributes=${{ ...own, "aria-haspopup": "dialog" }}
+          onOpen=${() => onOpen({ row, step: newestOf(row), sample }, name)} />
+        ${density !== "pictures" && html`<figcaption class="soft" aria-hidden="true">${title}</figcaption>`}
+      </figure>`;
+    });
   }
 
   function Cell({ row, step, sample, isDiff, density, isPinned, attributes, onOpen }) {
@@ -280,5 +296,5 @@
     </div>`;
   }
 
-  gallery.progressTable = { Table, changeOf, referenceOf };
+  gallery.progressTable = { Table, changeOf, listReferences, referenceOf };
 })();
