@@ -155,22 +155,26 @@ def test_charts_stand_under_questions_and_tell_their_course(
     }
     expect(chart(page, "custom/empty")).to_contain_text("No finite value at any step")
     expect(slider(page, "Total")).to_have_accessible_description(
-        "reward/mean: first 0.5 at step 1, last 0.8125 at step 13, lowest 0.5 at step 1, "
-        "highest 0.875 at step 12. eval/total: first 0.25 at step 0, last 0.75 at step 12, "
-        "lowest 0.25 at step 0, highest 0.75 at step 12."
+        "reward/mean: first 0.5000 at step 1, last 0.8125 at step 13, lowest 0.5000 at step 1, "
+        "highest 0.8750 at step 12. eval/total: first 0.2500 at step 0, last 0.7500 at step 12, "
+        "lowest 0.2500 at step 0, highest 0.7500 at step 12."
     )
 
 
 def test_legend_shows_the_last_values_and_those_under_the_pointer(open_curves: OpenGallery) -> None:
     page = open_curves()
-    expect_legend(page, "Total", ["reward/mean 0.8125 ± 0.5000", "eval/total 0.75"])
+    expect_legend(page, "Total", ["reward/mean 0.8125", "eval/total 0.7500"])
     point_at(page, "Total", 2.2)
-    expect_legend(page, "Total", ["reward/mean 0.6250 ± 0.2500", "eval/total none at this step"])
+    # Of the twelve totals of the step, rising: 0, twice 0.25, five times 0.375, twice 0.5, 0.625,
+    # 0.75. A tenth lies below the 1.1th, 0.25, a tenth above the 9.9th, 0.5 + 0.9 * 0.125.
+    band = "0.2500 to 0.6125"
+    texts = [f"reward/mean 0.6250 ({band})", "eval/total none at this step"]
+    expect_legend(page, "Total", texts)
     # All charts show the same step.
     expect_legend(page, "Entropy of the policy", ["policy/entropy not finite"])
     expect(page.locator(".step-bar strong")).to_have_text("Step 2")
     point_at(page, "Total", 6.4)
-    expect_legend(page, "Total", ["reward/mean none at this step", "eval/total 0.5"])
+    expect_legend(page, "Total", ["reward/mean none at this step", "eval/total 0.5000"])
 
 
 def test_a_click_leads_to_the_pictures_of_the_step(open_curves: OpenGallery) -> None:
@@ -189,10 +193,10 @@ def test_a_click_leads_to_the_pictures_of_the_step(open_curves: OpenGallery) -> 
 def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGallery) -> None:
     page = open_curves()
     total, entropy = slider(page, "Total"), slider(page, "Entropy of the policy")
-    text = "last values: reward/mean 0.8125 ± 0.5000, eval/total 0.75"
+    text = "last values: reward/mean 0.8125, eval/total 0.7500"
     expect(total).to_have_attribute("aria-valuetext", text)
     total.press("Home")
-    text = "step 0: reward/mean none at this step, eval/total 0.25"
+    text = "step 0: reward/mean none at this step, eval/total 0.2500"
     expect(total).to_have_attribute("aria-valuetext", text)
     for key, step in {
         "ArrowRight": 1,
@@ -222,7 +226,7 @@ def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGalle
 
 def test_state_is_in_the_address(open_curves: OpenGallery) -> None:
     page = open_curves()
-    page.get_by_label("Metrics with").fill("reward/")
+    page.get_by_role("searchbox", name="Metric").fill("reward/")
     page.get_by_label("Smoothing").fill("0.5")
     page.get_by_label("Steps from").fill("1")
     page.get_by_label("Steps from").press("Enter")
@@ -257,16 +261,15 @@ def test_lines_are_smoothed_bridged_and_banded(open_curves: OpenGallery) -> None
     assert page.evaluate(bridges, [1, None, 3]) == [[2, [1, None, 3]]]
     assert page.evaluate(bridges, [None, 2, 3]) == []
     spread = """smoothing => {
-        const line = { values: [1, 3], std: [0.5, 0.25], style: { colour: "--ink", dash: [] } };
+        const band = { low: [0.5, 2], high: [1, 4] };
+        const line = { values: [1, 3], ...band, style: { colour: "--ink", dash: [] } };
         const chart = { lines: [line], evaluations: [], band: null };
         const { bands, columns } = glmGallery.curveLayout.layOut([1, 2], chart, smoothing);
         return bands[0].series.map(at => columns[at]);
     }"""
-    # One standard deviation to either side.
-    assert page.evaluate(spread, 0) == [[1.5, 3.25], [0.5, 2.75]]
-    # Smoothed as the mean is, which becomes 7/3; the deviation 1/3.
-    high, low = page.evaluate(spread, 0.5)
-    assert (high, low) == (pytest.approx([1.5, 8 / 3]), pytest.approx([0.5, 2]))
+    # The ends of the band are smoothed as the line is.
+    assert page.evaluate(spread, 0) == [[1, 4], [0.5, 2]]
+    assert page.evaluate(spread, 0.5) == [pytest.approx([1, 3]), pytest.approx([0.5, 1.5])]
     marked = """(isOpenAbove) => {
       const chart = {
         lines: [{ values: [0.1, 0.5, 0.9], style: { colour: "--ink" } }],

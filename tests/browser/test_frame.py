@@ -79,8 +79,8 @@ def test_keys_work_beside_controls_and_can_be_switched_off(open_gallery: OpenGal
     page.keyboard.press("5")
     expect(page.get_by_role("heading", level=2)).to_have_text("Curves")
     # In a field a letter is a letter.
-    page.get_by_label("Metrics with").press("4")
-    expect(page.get_by_label("Metrics with")).to_have_value("4")
+    page.get_by_role("searchbox", name="Metric").press("4")
+    expect(page.get_by_role("searchbox", name="Metric")).to_have_value("4")
     page.get_by_role("button", name="Keys").click()
     dialog.get_by_label("Use single-character shortcuts").uncheck()
     page.keyboard.press("Escape")
@@ -196,7 +196,7 @@ def test_run_without_records_says_what_will_appear(
         "progress": "No evaluation is stored",
         "groups": "No training step",
         "weights": "the run has not stored a training step yet",
-        "curves": "No metrics are recorded yet",
+        "curves": "No metrics are stored yet",
         "find": "0 of 0 images",
         "film": "No evaluation is stored yet",
     }.items():

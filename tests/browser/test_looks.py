@@ -308,7 +308,7 @@ def test_letters_count_mistakes_and_lead_to_their_pictures(open_gallery: OpenGal
     counts = [number for number, _ in count(page).values()]
     assert counts == sorted(counts, reverse=True)
     heads = page.locator(".letters-region thead th").all_inner_texts()
-    assert heads[3:] == [f"Step {step}" for step in STEPS]
+    assert heads[3:] == ["Step 1", *map(str, STEPS[1:])]
     show(page, "letters?sort=letter")
     row = page.locator(".letters-region tbody tr").filter(
         has=page.get_by_role("rowheader", name="O", exact=True)

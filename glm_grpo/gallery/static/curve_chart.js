@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { useNear } = parts;
-  const { describe, figure, figureWithSpread, isNumber } = gallery.curveMetrics;
+  const { describe, isNumber, makeWriter } = gallery.curveMetrics;
   const { Plot, pointAt, useCursor } = gallery.curvePlot;
   const { useMemo, useState } = preactHooks;
 
@@ -29,6 +29,7 @@
     const [areValuesShown, setAreValuesShown] = useState(false);
     const isLarge = large === chart.id;
     const id = `chart-${chart.id.replaceAll(/[^\w-]/g, "-")}`;
+    const write = useMemo(() => makeWriter(seriesOf(chart).map(({ values }) => values), chart.unit), [chart]);
     const hasValues = seriesOf(chart).some(({ values }) => values.some(isNumber));
     return html`<figure class="chart panel ${isLarge ? "is-large" : ""} ${areValuesShown ? "is-open" : ""}" ref=${ref}>
       <figcaption>
@@ -39,22 +40,22 @@
           onClick=${() => set({ large: isLarge ? null : chart.id })}>Enlarge</button>
       </figcaption>
       ${hasValues
-        ? html`<${Reader} id=${id} chart=${chart} steps=${steps} onOpen=${plotProps.onOpen}>
+        ? html`<${Reader} id=${id} chart=${chart} write=${write} steps=${steps} onOpen=${plotProps.onOpen}>
             ${isNear && html`<${Plot} chart=${chart} ...${plotProps} />`}
           </${Reader}>`
         : html`<p class="no-values">No finite value at any step</p>`}
-      ${areValuesShown && html`<${Values} chart=${chart} steps=${steps} />`}
+      ${areValuesShown && html`<${Values} chart=${chart} write=${write} steps=${steps} />`}
     </figure>`;
   }
 
   /* The legend with the values at the cursor, and the drawing, which the keyboard moves along. */
-  function Reader({ id, chart, steps, onOpen, children }) {
+  function Reader({ id, chart, write, steps, onOpen, children }) {
     const step = useCursor();
     const series = seriesOf(chart);
     const index = step === null ? -1 : steps.indexOf(step);
     const known = useMemo(() => steps.map((_, at) => at).filter((at) => series.some(({ values }) => isNumber(values[at]))), [chart]);
-    const summary = useMemo(() => series.map((each) => summarise(each, steps, chart.unit)).join(" "), [chart]);
-    const texts = series.map((each) => ({ ...each, ...readAt(each, index, chart) }));
+    const summary = useMemo(() => series.map((each) => summarise(each, steps, write)).join(" "), [chart]);
+    const texts = series.map((each) => ({ ...each, ...readAt(each, index, chart.band, write) }));
     const shown = index < 0 ? steps[known[known.length - 1]] : step;
     const onKeyDown = (event) => {
       const at = known.findIndex((each) => each >= index);
@@ -95,31 +96,30 @@
     </svg>`;
   }
 
-  /* {text, isKnown}: the value at an index, or without one the last. */
-  function readAt({ values, std }, index, { unit, band }) {
+  /* {text, isKnown}: the value at an index with its band, or without an index the last. */
+  function readAt({ values, low, high }, index, band, write) {
     const at = index < 0 ? values.findLastIndex(isNumber) : index;
     if (!isNumber(values[at])) return { text: values[at] === null ? "not finite" : "none at this step", isKnown: false };
-    const text =
-      std && isNumber(std[at]) ? figureWithSpread(values[at], std[at], unit) : figure(values[at], unit);
-    return { text: text + (band ? judge(values[at], band, at) : ""), isKnown: true };
+    const spread = isNumber(low?.[at]) ? ` (${write(low[at])} to ${write(high[at])})` : "";
+    return { text: write(values[at]) + spread + (band ? judge(values[at], band, at, write) : ""), isKnown: true };
   }
 
-  function judge(value, band, at) {
+  function judge(value, band, at, write) {
     const [low, high] = [band.low[at], band.high[at]];
     if (low === null) return "";
     const isInside = value >= low && (band.isOpenAbove || value <= high);
-    const extent = band.isOpenAbove ? `from ${figure(low)} up` : `${figure(low)} to ${figure(high)}`;
+    const extent = band.isOpenAbove ? `from ${write(low)} up` : `${write(low)} to ${write(high)}`;
     return `, ${isInside ? "in" : "outside"} the band ${extent}`;
   }
 
-  function summarise({ name, values }, steps, unit) {
+  function summarise({ name, values }, steps, write) {
     const found = describe(steps, values);
     if (!found) return `${name}: no finite value.`;
-    const say = ({ step, value }) => `${figure(value, unit)} at step ${step}`;
+    const say = ({ step, value }) => `${write(value)} at step ${step}`;
     return `${name}: first ${say(found.first)}, last ${say(found.last)}, lowest ${say(found.lowest)}, highest ${say(found.highest)}.`;
   }
 
-  function Values({ chart, steps }) {
+  function Values({ chart, write, steps }) {
     const columns = seriesOf(chart).flatMap(({ name, values, std, stdName }) =>
       std ? [{ name, values }, { name: stdName, values: std }] : [{ name, values }],
     );
@@ -129,7 +129,7 @@
         <thead><tr><th scope="col">Step</th>${columns.map(({ name }) => html`<th scope="col">${name}</th>`)}</tr></thead>
         <tbody>
           ${rows.map((at) => html`<tr key=${at}><th scope="row">${steps[at]}</th>
-            ${columns.map(({ values }) => html`<td>${values[at] !== undefined && html`<data value=${values[at] ?? ""}>${isNumber(values[at]) ? figure(values[at], chart.unit) : "not finite"}</data>`}</td>`)}
+            ${columns.map(({ values }) => html`<td>${values[at] !== undefined && html`<data value=${values[at] ?? ""}>${isNumber(values[at]) ? write(values[at]) : "not finite"}</data>`}</td>`)}
           </tr>`)}
         </tbody>
       </table>

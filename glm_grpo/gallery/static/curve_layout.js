@@ -38,7 +38,7 @@
   /**
    * What uPlot draws for a chart: {columns, series, bands}, the first column being the steps.
    *
-   * @param chart {lines: [{values, std, style}], evaluations: [{values}], band: {low, high} | null}.
+   * @param chart {lines: [{values, low, high, style}], evaluations: [{values}], band: {low, high} | null}.
    * @param smoothing Weight of the past, 0 for none.
    */
   function layOut(steps, chart, smoothing) {
@@ -56,14 +56,10 @@
       bands.push({ series: ends, fill: colour + BAND_ALPHA });
     };
     if (chart.band) addBand(chart.band.low, chart.band.high, colourOf("--soft"));
-    for (const { values, std, style } of chart.lines) {
+    for (const { values, low, high, style } of chart.lines) {
       const colour = colourOf(style.colour);
       const shown = smooth(values, smoothing);
-      if (std) {
-        const spread = smooth(std, smoothing);
-        const end = (sign) => shown.map((value, index) => (isNumber(value) ? value + sign * (spread[index] ?? 0) : value));
-        addBand(end(-1), end(1), colour);
-      }
+      if (low) addBand(smooth(low, smoothing), smooth(high, smoothing), colour);
       add(smoothing > 0 ? values : values.map(() => null), { stroke: colour + FAINT_ALPHA, width: 1 });
       if (hasGap(values)) add(shown, { stroke: colour, width: 1.5, dash: GAP_DASH, spanGaps: true });
       add(shown, { stroke: colour, width: 1.75, dash: style.dash, points: pointStyle(colour) });

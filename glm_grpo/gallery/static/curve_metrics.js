@@ -76,8 +76,8 @@
    * @param names Of all metrics of the run.
    * @param terms Names of the terms in the order of the config.
    * @returns [{key, title, charts: [{id, title, unit, colour, lines: [{name, std}],
-   *     evaluations: [name]}]}]; `std` is the metric that gives the line its band, `colour` the
-   *     index of the first line's.
+   *     evaluations: [name]}]}]; `std` is the standard deviation of a line, which has no line of its
+   *     own; `colour` the index of the first line's.
    */
   function arrange(names, terms) {
     const left = new Set(names);
@@ -227,17 +227,26 @@
   /* Whether a size is written with an exponent. */
   const isWide = (size) => size !== 0 && (size < 1e-3 || size >= 1e6);
 
-  /** A mean and its standard deviation with the same digits: four significant ones of the larger. */
-  function figureWithSpread(mean, std, unit = "") {
-    const size = Math.max(Math.abs(mean), std);
-    if (unit || isWide(size)) return `${figure(mean, unit)} \u00b1 ${figure(std, unit)}`;
-    const digits = size === 0 ? 0 : Math.max(0, DIGITS - 1 - Math.floor(Math.log10(size)));
-    return `${fmt(mean, digits)} \u00b1 ${fmt(std, digits)}`;
+  /** Writes the figures of one chart with as many decimals each: four significant digits of the largest. */
+  function makeWriter(columns, unit = "") {
+    const known = columns.flat().filter(isNumber);
+    const largest = known.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+    if (unit || isWide(largest)) return (value) => figure(value, unit);
+    const digits = known.every(Number.isInteger) ? 0 : Math.max(0, DIGITS - 1 - Math.floor(Math.log10(largest)));
+    const isTiny = (value) => value !== 0 && Math.abs(value) < 10 ** -digits;
+    return (value) => (isTiny(value) ? figure(value) : fmt(value, digits));
+  }
+
+  /** The value below which a share of the rising `values` lies, between two of them by proportion. */
+  function quantile(values, share) {
+    const at = share * (values.length - 1);
+    const [below, above] = [values[Math.floor(at)], values[Math.ceil(at)]];
+    return below + (above - below) * (at % 1);
   }
 
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
   window.glmGallery.curveMetrics = {
-    arrange, canaryBand, describe, figure, figureWithSpread, hasGap, isNumber, makeColumns, smooth,
+    arrange, canaryBand, describe, figure, hasGap, isNumber, makeColumns, makeWriter, quantile, smooth,
   };
 })();

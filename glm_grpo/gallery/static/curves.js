@@ -4,16 +4,29 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, useLoaded } = parts;
-  const { arrange, canaryBand, makeColumns } = gallery.curveMetrics;
+  const { Problem, Title, useLoaded } = parts;
+  const { arrange, canaryBand, makeColumns, quantile } = gallery.curveMetrics;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
   const { pointAt, useCursor, useScheme } = gallery.curvePlot;
   const { Chart, seriesOf } = gallery.curveChart;
   const { useEffect, useMemo, useRef } = preactHooks;
 
+  /* Quantiles: ends of the band that is drawn around a reward. */
+  const SPREAD = [0.1, 0.9];
+  const TERM = /^reward\/(.+)\/mean$/;
   const LARGEST_SMOOTHING = 0.99;
   /* Milliseconds the cursor rests before its step is part of the address. */
   const REST = 300;
+
+  const ABOUT = html`
+    <p>All metrics of the run, grouped by the question they answer. Click on a point to see its pictures; drag over
+      steps to zoom in.</p>
+    <dl>
+      <dt>Solid line</dt><dd>Training steps. Dotted parts bridge values that were not finite.</dd>
+      <dt>Dashed line with dots</dt><dd>Held-out prompts.</dd>
+      <dt>Shaded band</dt><dd>Around a reward: the middle 80 % of the step's samples. Around a canary: the range of the
+        untrained model.</dd>
+    </dl>`;
 
   function Curves({ params }) {
     const { data, error, progress } = useLoaded(readRun, []);
@@ -21,10 +34,10 @@
     if (error) content = html`<${Problem} where="Metrics" message=${error.message} />`;
     else if (!data) content = html`<p role="status">Loading metrics${progress && `: ${progress.done} of ${progress.total} files`}</p>`;
     else if (!data.steps.length) {
-      content = html`<p>No metrics are recorded yet. After the first step this page shows them as
-        curves. It appears by itself.</p>`;
+      content = html`<p>No metrics are stored yet. After the first step this page shows them as curves. It updates by
+        itself.</p>`;
     }
-    return html`<h2>Curves</h2>${content}`;
+    return html`<${Title} name="Curves" about=${ABOUT} />${content}`;
   }
 
   Curves.keyHelp = [
@@ -38,11 +51,12 @@
   async function readRun(onProgress) {
     const rows = await gallery.loadMetrics(onProgress);
     const { steps, values } = makeColumns(rows);
-    const counts = await countPrompts(steps);
+    const byStep = new Map((await gallery.loadSteps()).map((entry) => [entry.step, entry.groups]));
+    const counts = countPrompts(steps, byStep);
     const terms = gallery.run.reward.terms.map((term) => term.name);
     const questions = arrange(Object.keys(values), terms).map((question) => ({
       ...question,
-      charts: question.charts.map((chart) => fill(chart, values, counts)),
+      charts: question.charts.map((chart) => fill(chart, values, counts, (term) => findSpread(steps, byStep, term))),
     }));
     return { steps, questions, heldOut: await findHeldOut() };
   }
@@ -57,8 +71,7 @@
 
   /* Name of a term, or "" for all prompts -> how many prompts each step has; where a table cannot
      be read, as many as the step before. */
-  async function countPrompts(steps) {
-    const byStep = new Map((await gallery.loadSteps()).map((entry) => [entry.step, entry.groups]));
+  function countPrompts(steps, byStep) {
     const count = (isCounted) => {
       let last = 0;
       return steps.map((step) => {
@@ -71,8 +84,19 @@
     return { "": count(() => true), ...Object.fromEntries(watched) };
   }
 
+  /* {low, high} at each step: the band that holds the middle 80 % of the samples' scores by a term, or
+     of their totals without one; undefined where the step has no table. */
+  function findSpread(steps, byStep, term) {
+    const sorted = steps.map((step) => {
+      const scores = byStep.get(step)?.flatMap((group) => (term ? group.raw[term] : group.total) ?? []);
+      return scores?.length ? scores.sort((one, other) => one - other) : null;
+    });
+    const [low, high] = SPREAD.map((share) => sorted.map((scores) => scores?.length ? quantile(scores, share) : undefined));
+    return { low, high };
+  }
+
   /* A chart with the values of its metrics. */
-  function fill(chart, values, counts) {
+  function fill(chart, values, counts, spreadOf) {
     const { bands, canary_margin: margin } = gallery.run;
     const canary = chart.id.startsWith("canary/") ? chart.id.slice("canary/".length) : "";
     const isJudged = canary && bands && margin && Object.hasOwn(bands, canary);
@@ -80,6 +104,7 @@
       ...chart,
       lines: chart.lines.map(({ name, std }, index) => ({
         name, values: values[name], std: values[std], stdName: std, style: lineStyle(index, chart.colour),
+        ...(std && spreadOf(TERM.exec(name)?.[1])),
       })),
       evaluations: chart.evaluations.map((name) => ({ name, values: values[name], style: EVALUATION_STYLE })),
       band: isJudged ? canaryBand(canary, bands[canary], margin, counts[canary] || counts[""]) : null,
@@ -102,13 +127,10 @@
       .filter(({ charts }) => charts.length);
     const count = found.reduce((sum, { charts }) => sum + charts.length, 0);
     return html`
-      <p class="soft">Shaded: one standard deviation around the mean, and for canaries the band of the untrained model.
-        Dashed with dots: held-out prompts. Dotted: values that were not finite. Press on a point to see its pictures;
-        drag over steps to see them closer.</p>
       <${Toolbar} params=${params} steps=${steps} smoothing=${smoothing} range=${range} set=${set} />
       <p class="visually-hidden" role="status">${count} charts</p>
       <${StepBar} steps=${steps} heldOut=${heldOut} params=${params} set=${set} />
-      ${!count && html`<p>No metric has "${params.metric}" in its name.</p>`}
+      ${!count && html`<p>No metric has “${params.metric}” in its name.</p>`}
       ${found.map((question) => html`<${Question} key=${question.key} question=${question} params=${params} set=${set}
         chartProps=${{ steps, smoothing, range, scheme, onOpen: open, onRange: set, large: params.large, set }} />`)}`;
   }
@@ -135,12 +157,12 @@
     const [first, last] = [steps[0], steps[steps.length - 1]];
     const onRange = (name) => (event) => set({ [name]: event.currentTarget.value });
     return html`<div class="toolbar">
-      <label>Metrics with <input type="search" value=${params.metric ?? ""} placeholder="part of a name"
+      <label>Metric <input type="search" value=${params.metric ?? ""} placeholder="part of a name"
         onInput=${(event) => set({ metric: event.currentTarget.value })} /></label>
       <label>Smoothing <input type="range" min="0" max=${LARGEST_SMOOTHING} step="0.01" value=${smoothing}
         onInput=${(event) => set({ smooth: event.currentTarget.value === "0" ? null : event.currentTarget.value })} />
         <output>${smoothing.toFixed(2)}</output></label>
-      ${smoothing > 0 && html`<span class="soft">Figures stay as they were recorded</span>`}
+      ${smoothing > 0 && html`<span class="soft">Figures are not smoothed</span>`}
       <label>Steps from <input type="number" min=${first} max=${last} value=${range.from ?? first} onChange=${onRange("from")} /></label>
       <label>to <input type="number" min=${first} max=${last} value=${range.to ?? last} onChange=${onRange("to")} /></label>
       <button type="button" disabled=${range.from === null && range.to === null}

@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, percent, useLoaded } = parts;
+  const { Problem, Title, percent, useLoaded } = parts;
   const { NO_LETTER, loadImages } = gallery.imageTable;
   const { listReaders } = gallery.readings;
   const { useMemo } = preactHooks;
@@ -13,8 +13,8 @@
   const COLUMNS = 12;
   const MOST_LETTERS = 60;
   const MOST_READINGS = 3;
-  /* Percent of the colour of what is worse, in a cell where every letter is wrong. */
-  const TINT = 30;
+  /* Percent of the colour of what is worse, in the cell with the largest share of wrong letters. */
+  const TINT = 45;
   const SOURCES = { training: "training steps", evaluations: "evaluations" };
   const SORTS = {
     count: ["most mistakes", (one, other) => other.wrong - one.wrong],
@@ -23,22 +23,24 @@
   };
   const compareTexts = new Intl.Collator("en", { numeric: true }).compare;
 
+  const ABOUT = html`
+    <p>How often OCR reads a letter as another one, or misses it, step by step. Click on a figure to see its pictures.
+      The darkest cell has the most mistakes.</p>
+    <p>The letter may be drawn wrong, or drawn right and misread: look at the pictures before you blame the model.</p>`;
+
   function Letters({ params }) {
     const readers = listReaders();
     const source = Object.hasOwn(SOURCES, params.of) ? params.of : "training";
     const { data, error, progress } = useLoaded((onProgress) => loadImages(source, onProgress), [source]);
     if (!readers.length) {
-      return html`<h2>Letters</h2>
-        <p>No term of this run reads what its pictures say; a term of the kind <code>ocr</code> does.</p>`;
+      return html`<${Title} name="Letters" />
+        <p>This run has no term of the kind <code>ocr</code>, so nothing reads the text in its pictures.</p>`;
     }
     const reader = readers.includes(params.term) ? params.term : readers[0];
     const set = (change) => gallery.replace("letters", { ...params, ...change });
-    return html`<h2>Letters</h2>
-      <p class="lead">
-        How often each letter that was asked for is read as another, or not at all. Each figure leads to its pictures.
-        What a model draws wrong and what OCR misreads look alike here: look at the pictures before you blame either.
-      </p>
-      <${Toolbar} params=${params} source=${source} readers=${readers} reader=${reader} set=${set} />
+    return html`<${Title} name="Letters" about=${ABOUT}>
+        <${Controls} params=${params} source=${source} readers=${readers} reader=${reader} set=${set} />
+      </${Title}>
       ${error && html`<${Problem} where="Images" message=${error.message} />`}
       ${data
         ? html`<${Results} key=${source} data=${data} reader=${reader} source=${source} params=${params} />`
@@ -47,18 +49,16 @@
           </p>`}`;
   }
 
-  function Toolbar({ params, source, readers, reader, set }) {
+  function Controls({ params, source, readers, reader, set }) {
     const choice = (label, name, value, options) => html`<label>${label}
       <select value=${value} onChange=${(event) => set({ [name]: event.currentTarget.value })}>
         ${options.map(([option, title]) => html`<option key=${option} value=${option}>${title}</option>`)}
       </select>
     </label>`;
     const sort = Object.hasOwn(SORTS, params.sort ?? "") ? params.sort : "count";
-    return html`<div class="toolbar">
-      ${choice("Images of", "of", source, Object.entries(SOURCES))}
+    return html`${choice("Images of", "of", source, Object.entries(SOURCES))}
       ${readers.length > 1 && choice("Read by", "term", reader, readers.map((name) => [name, name]))}
-      ${choice("Sorted by", "sort", sort, Object.entries(SORTS).map(([name, [title]]) => [name, title]))}
-    </div>`;
+      ${choice("Sort by", "sort", sort, Object.entries(SORTS).map(([name, [title]]) => [name, title]))}`;
   }
 
   /* {ranges: [{from, to}], rows: [{letter, asked, wrong, cells: [{asked, wrong}], readings}], extra}:
@@ -115,31 +115,32 @@
       where=${`${kind === "training" ? "Step" : "Evaluation at step"} ${step} is left out`} message=${problem} />`);
     if (!rows.length) {
       return html`${problems}<p class="panel">
-        No text was asked for in ${source === "training" ? "any training step" : "any evaluation"} that is stored.
+        No prompt of the stored ${SOURCES[source]} asks for text.
       </p>`;
     }
     const [asked, wrong] = ["asked", "wrong"].map((name) => rows.reduce((sum, row) => sum + row[name], 0));
     const find = (change) => link("find", { of: source, ...change });
+    const shareOf = ({ asked, wrong }) => (asked ? wrong / asked : 0);
+    const most = Math.max(...rows.flatMap(({ cells }) => cells.map(shareOf))) || 1;
     const shown = extra ? [...sorted.slice(0, MOST_LETTERS), extra] : sorted.slice(0, MOST_LETTERS);
     return html`${problems}
       <p role="status">
-        <strong>${percent(wrong / asked)}</strong> of ${asked.toLocaleString("en")} letters are read as another or not at
-        all.${sorted.length > MOST_LETTERS && ` The first ${MOST_LETTERS} of ${sorted.length} letters are shown.`}
+        <strong>${percent(wrong / asked)}</strong> of ${asked.toLocaleString("en")} letters are misread or missed.${sorted.length > MOST_LETTERS && ` The first ${MOST_LETTERS} of ${sorted.length} letters are shown.`}
       </p>
       <div class="scroll-region letters-region" tabindex="0" role="region" aria-label="Letters by step">
         <table>
           <thead><tr>
             <th scope="col">Letter</th><th scope="col">Wrong</th><th scope="col">Read as</th>
-            ${ranges.map(({ from, to }) => html`<th scope="col" key=${from}>
-              ${from === to ? `Step ${from}` : `Steps ${from} to ${to}`}
+            ${ranges.map(({ from, to }, index) => html`<th scope="col" key=${from}>
+              ${index === 0 && (from === to ? "Step " : "Steps ")}${from === to ? from : `${from}\u2013${to}`}
             </th>`)}
           </tr></thead>
-          <tbody>${shown.map((row) => html`<${Row} key=${row.letter} row=${row} ranges=${ranges} find=${find} />`)}</tbody>
+          <tbody>${shown.map((row) => html`<${Row} key=${row.letter} row=${row} ranges=${ranges} most=${most} find=${find} />`)}</tbody>
         </table>
       </div>`;
   }
 
-  function Row({ row, ranges, find }) {
+  function Row({ row, ranges, most, find }) {
     const isExtra = row.letter === "";
     const name = isExtra ? NO_LETTER : row.letter;
     const rate = ({ asked, wrong }) => (isExtra ? String(wrong) : percent(wrong / asked, 0));
@@ -155,7 +156,7 @@
         </span>`)}
       </td>
       ${row.cells.map((cell, column) => html`<${Cell} key=${column} cell=${cell} text=${rate(cell)} said=${said(cell)}
-        tint=${isExtra ? 0 : (TINT * cell.wrong) / cell.asked} href=${find({ wrong: name, ...ranges[column] })} />`)}
+        tint=${isExtra ? 0 : (TINT * cell.wrong) / cell.asked / most} href=${find({ wrong: name, ...ranges[column] })} />`)}
     </tr>`;
   }
 
