@@ -30,7 +30,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 # The best recipe of docs/recipes.md: learn target images first, then continue with GRPO.
 demo: $(INSTALLED)
 	$(PYTHON) train.py train.method=sft train.steps=10 run_dir=$(DEMO)/targets
-	$(PYTHON) train.py model.start_from=$(DEMO)/targets run_dir=$(DEMO)/grpo
+	$(PYTHON) train.py train.steps=20 model.start_from=$(DEMO)/targets run_dir=$(DEMO)/grpo
+	@echo "browse the images: $(VENV)/bin/glm-grpo gallery $(DEMO)/grpo --serve"
 
 check: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .

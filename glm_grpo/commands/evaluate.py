@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from glm_grpo.builders.models import begin_with, find_start, load_models
@@ -132,7 +132,22 @@ def _override(config: Config, overrides: Sequence[str]) -> Config:
     return validate_config(values, is_stored=True)
 
 
-def summary_table(rows: Sequence[SummaryRow], *, title: str) -> Table:
-    """Before and after on the held-out prompts, for the terminal."""
+def summary_table(
+    rows: Sequence[SummaryRow], *, title: str, untrained: Mapping[str, float] | None = None
+) -> Table:
+    """Before and after on the held-out prompts, for the terminal.
+
+    Args:
+        rows: Terms, the total last.
+        title: Title of the table.
+        untrained: Means before the run that this one began with; None or empty: no such column.
+    """
     columns = ("", "before", "after", "change", "95 % interval")
-    return Table(title, columns, tuple(map(change_row, rows)))
+    if not untrained:
+        return Table(title, columns, tuple(map(change_row, rows)))
+    cells = [change_row(row) for row in rows]
+    return Table(
+        title,
+        ("", "untrained", *columns[1:]),
+        tuple((name, f"{untrained[name]:z.3f}", *others) for name, *others in cells),
+    )

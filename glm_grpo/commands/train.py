@@ -28,6 +28,7 @@ from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.floors import work_of_run
 from glm_grpo.report.compare.comparison import compare
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.summaries import untrained_means
 from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
@@ -89,7 +90,10 @@ def run_training(config: Config) -> RunFolder:
         again = shell_override("train.resume", str(folder.path))
         console.print(Text(f"stopped and saved; go on with {again}"), soft_wrap=True)
     else:
-        results.print(summary_table(summary, title=_SUMMARY))
+        untrained: dict[str, float] = {}
+        with suppress(GlmGrpoError):
+            untrained = untrained_means(folder)
+        results.print(summary_table(summary, title=_SUMMARY, untrained=untrained))
     results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)
     if summary is not None and not is_sweep():
         for line in _next_commands(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy
 import numpy as np
@@ -14,7 +15,8 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from glm_grpo.errors import StorageError
-from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.config import read_config
+from glm_grpo.run.folder import RunFolder, step_of
 from glm_grpo.run.tables import RAW, SummaryRow, evaluation_steps, read_evaluation
 
 RESAMPLES_AT_ONCE = 1_000
@@ -128,6 +130,31 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
     """
     summary = summarise_until(folder, None)
     return [] if summary is None else summary.rows
+
+
+def untrained_means(folder: RunFolder) -> dict[str, float]:
+    """Mean held-out scores of the untrained model, for a run that began with another run's weights.
+
+    Follows `model.start_from` back to the first run. Empty if the run began with no other one, or
+    if that one's evaluations are not comparable (other prompts, samples, decoding or reward).
+
+    Raises:
+        GlmGrpoError: A run on the way is gone or cannot be read.
+    """
+    config = own = read_config(folder)
+    first = folder
+    while config.model.start_from is not None:
+        start = Path(config.model.start_from)
+        first = RunFolder(start if step_of(start) is None else start.parent.parent)
+        config = read_config(first)
+    is_alike = (config.reward, config.eval, config.decode) == (own.reward, own.eval, own.decode)
+    if first is folder or not is_alike:
+        return {}
+    ours, theirs = (read_evaluation(each, 0, _COLUMNS) for each in (folder, first))
+    if ours["prompt_id"] != theirs["prompt_id"]:
+        return {}
+    means: dict[str, float] = _stored_means(theirs).mean().to_dict()
+    return means
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.summaries import untrained_means
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.resume import find_checkpoint
 from tests.end_to_end.runs import Brightness, signal_at
@@ -131,6 +132,9 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
     )
     second.run()
     untrained, one, two = read_metrics(RunFolder(second_dir))
+    first_of_all = read_metrics(RunFolder(first_dir))[0]["eval/brightness"]
+    assert untrained_means(RunFolder(second_dir))["brightness"] == pytest.approx(first_of_all)
+    assert untrained_means(RunFolder(first_dir)) == {}
     assert untrained["eval/brightness"] == pytest.approx(after["eval/brightness"], abs=1e-5)
     # The reference is what the run began with.
     assert one["kl/reference"] == pytest.approx(0, abs=1e-6)
