@@ -6,8 +6,9 @@ The examples build on each other, and the tests run them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import pandas
@@ -15,7 +16,7 @@ from PIL import Image
 
 from glm_grpo.commands.evaluate import evaluate_run
 from glm_grpo.commands.train import run_training
-from glm_grpo.config import Config, compose_config
+from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.errors import StorageError
 from glm_grpo.report.rescoring.rescore import Rescoring
 from glm_grpo.report.rescoring.rescore import rescore as rescore_folder
@@ -30,6 +31,8 @@ from glm_grpo.run.tables import (
     read_table,
     stored_steps,
 )
+from rewards.config import with_functions
+from rewards.terms.custom import ScoringFunction
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class Run:
 
     path: Path
     config: Config
+
+    def __repr__(self) -> str:
+        steps, evaluations = len(self.steps), len(self.evaluation_steps)
+        return f"Run({str(self.path)!r}, {steps} steps, {evaluations} evaluations)"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.summary().to_html(float_format='%.3f')}"
 
     @property
     def gallery(self) -> Path:
@@ -145,7 +155,7 @@ def load_config(
     return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
 
 
-def train(config: Config) -> Run:
+def train(config: Config, rewards: Mapping[str, ScoringFunction] | None = None) -> Run:
     """Train according to a config, in this process; prints progress and the result.
 
     Ctrl-C (in a notebook: interrupt) ends the run after the current step and saves it.
@@ -160,6 +170,9 @@ def train(config: Config) -> Run:
 
     Args:
         config: Config from `load_config`. `config.run_dir` names the folder of the run.
+        rewards: Scoring functions of your own by the name of their term, as in
+            `{"sharp": sharpness}`; each gets prompts and pictures UInt8 [N, 3, H, W], and returns N
+            scores, Float32 [N]. Their weight is 1 unless the config has a term of that name.
 
     Returns:
         The run, as from `load_run`.
@@ -168,7 +181,15 @@ def train(config: Config) -> Run:
         ConfigError: The config does not fit the machine, or the folder contains another run.
         GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
+    if rewards:
+        config = _with_rewards(config, rewards)
     return load_run(run_training(config).path)
+
+
+def _with_rewards(config: Config, rewards: Mapping[str, ScoringFunction]) -> Config:
+    values = config.model_dump(mode="json")
+    values["reward"] = with_functions(values["reward"], rewards)
+    return validate_config(values)
 
 
 def load_run(path: str | Path) -> Run:

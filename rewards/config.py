@@ -26,6 +26,7 @@ from rewards.base import TermConfig
 from rewards.options import Options, problem_at
 from rewards.reweigh import Mode
 from rewards.terms import KINDS
+from rewards.terms.custom import ScoringFunction, name_function
 from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
@@ -128,6 +129,23 @@ def _foreign_option(
 
 
 Term = Annotated[SerializeAsAny[InstanceOf[TermConfig]], BeforeValidator(_read_term)]
+
+
+def with_functions(
+    reward: Mapping[str, object], functions: Mapping[str, ScoringFunction]
+) -> dict[str, object]:
+    """Add functions to the values of a reward, as custom terms of weight 1.
+
+    Args:
+        reward: The section's values. A term of the same name keeps its options.
+        functions: By the name of the term.
+    """
+    terms = reward.get("terms")
+    added = dict(terms) if isinstance(terms, Mapping) else {}
+    for name, function in functions.items():
+        options = added.get(name) or {"weight": 1.0}
+        added[name] = {**options, "kind": "custom", "function": name_function(function, name)}
+    return {**reward, "terms": added}
 
 
 class RewardConfig(Options):

@@ -12,10 +12,11 @@ from PIL import Image
 from pydantic import ValidationError
 
 from rewards.build import build_scorer
-from rewards.config import RewardConfig
+from rewards.config import RewardConfig, with_functions
 from rewards.pictures import fit_pixels, open_rgb, to_pixels, to_rgb
 from rewards.problems import describe_problems, find_problems
 from rewards.reweigh import combine
+from rewards.terms.custom import ScoringFunction
 from rewards.texts import find_quoted_texts
 from rewards.types import Prompt
 
@@ -26,8 +27,9 @@ Picture = Image.Image | Path | str
 def score_images(
     prompts: Sequence[str | Prompt],
     images: Sequence[Picture],
-    config: RewardConfig | Mapping[str, object],
+    config: RewardConfig | Mapping[str, object] | None = None,
     *,
+    rewards: Mapping[str, ScoringFunction] | None = None,
     targets: Sequence[Picture | None] | None = None,
     device: str = "cpu",
 ) -> pandas.DataFrame:
@@ -47,7 +49,10 @@ def score_images(
         prompts: One per picture. For a text, whatever it quotes should be readable in the picture;
             a `rewards.types.Prompt` can specify more.
         images: Pictures of any sizes.
-        config: `load_config(...).reward`, or a mapping such as the `reward` section of a YAML file.
+        config: `load_config(...).reward`, or a mapping such as the `reward` section of a YAML file;
+            not needed beside `rewards`.
+        rewards: Scoring functions of your own by the name of their term, of weight 1 unless
+            `config` has a term of that name; see `rewards.terms.custom.ScoringFunction`.
         targets: Target image of each picture, or None; scaled to cover the picture's size and
             cropped, as a run does for the rollout's size.
         device: Device for the networks of the terms.
@@ -70,6 +75,9 @@ def score_images(
             f"{len(prompts)} prompts, {len(images)} images, {len(targets)} targets: there must be "
             "one of each for every picture; give None for a target that is not there"
         )
+    if rewards:
+        values = config.model_dump() if isinstance(config, RewardConfig) else config
+        config = with_functions(values or {}, rewards)
     if not isinstance(config, RewardConfig):
         try:
             config = RewardConfig.model_validate(config)

@@ -97,8 +97,26 @@ def _copy(prompt: Prompt) -> Prompt:
     )
 
 
+_GIVEN: dict[str, ScoringFunction] = {}
+"""Functions given from Python, by the names that configs have for them."""
+
+
+def name_function(function: ScoringFunction, term: str) -> str:
+    """Name a function as `module:function`, by which `load_function` finds it in this process.
+
+    Args:
+        function: Any callable. Other processes find it only if its module has it under its name.
+        term: Takes the place of a name that is not the module's, such as that of a lambda.
+    """
+    module, own = function.__module__, getattr(function, "__name__", term)
+    is_importable = getattr(sys.modules.get(module), own, None) is function
+    name = f"{module}:{own if is_importable else term}"
+    _GIVEN[name] = function
+    return name
+
+
 def load_function(name: str) -> ScoringFunction:
-    """Import `module:function`.
+    """Import `module:function`, unless `name_function` knows it.
 
     The module can import its neighbours in the working directory only while it is imported; imports
     inside its functions find installed and already imported modules.
@@ -106,6 +124,8 @@ def load_function(name: str) -> ScoringFunction:
     Raises:
         RewardError: The module cannot be imported, or has no such function.
     """
+    if name in _GIVEN:
+        return _GIVEN[name]
     module_name, _, function_name = name.partition(":")
     folder = str(Path.cwd())
     module = _import(module_name, name, folder)
@@ -116,8 +136,10 @@ def load_function(name: str) -> ScoringFunction:
         nearest = difflib.get_close_matches(function_name, functions, n=1)
         names = ", ".join(functions) or "nothing that can be called"
         remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {names}"
+        # The module of a notebook has no file.
+        place = getattr(module, "__file__", module_name)
         raise RewardError(
-            f"custom function {name!r}: {module.__file__} has no {function_name}; {remedy}"
+            f"custom function {name!r}: {place} has no {function_name}; {remedy}"
         ) from error
     if not callable(function):
         raise RewardError(

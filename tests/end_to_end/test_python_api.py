@@ -84,6 +84,11 @@ def test_a_run_gives_its_tables(folder):
     assert summary.low.isna().all()
     assert run.picture(last.target.iloc[0]).size == (128, 128)
     assert run.gallery.is_file()
+    assert repr(run) == f"Run({str(run.path)!r}, 2 steps, 2 evaluations)"
+    assert "<th>aesthetic</th>" in run._repr_html_()
+    rescoring = glm_grpo.rescore(run)
+    assert repr(rescoring) == "Rescoring(16 images, 0 of 4 groups change their winner)"
+    assert "<th>aesthetic</th>" in rescoring._repr_html_()
     with pytest.raises(CheckpointError, match="holds no run"):
         glm_grpo.load_run(folder)
     with pytest.raises(StorageError, match="step 9 has no rollout; this run has steps 1 to 2$"):
@@ -97,11 +102,15 @@ def test_evaluate_draws_as_a_run_with_these_settings_does(folder):
     small = ("train.steps=1", "rollout.prompts_per_step=1", "rollout.group_size=2", "trackers=[]")
     sizes = ("train.micro_batch_size=2", "eval.samples_per_prompt=1")
     config = glm_grpo.load_config("tiny", *small, *sizes, *otherwise, f"run_dir={folder / 'other'}")
-    run = glm_grpo.train(config)
+    bright = lambda prompts, pixels: pixels.float().mean(dim=(1, 2, 3)) / 255  # noqa: E731
+    run = glm_grpo.train(config, rewards={"bright": bright})
 
     found = glm_grpo.evaluate(folder / "my-run", *otherwise, "eval.samples_per_prompt=1")
 
-    assert found.before.to_dict() == pytest.approx(run.summary().before.to_dict(), abs=1e-6)
+    trained = run.summary().before.to_dict()
+    assert 0 < trained.pop("bright") < 1
+    assert trained.pop("total") != found.before.total
+    assert found.before.drop("total").to_dict() == pytest.approx(trained, abs=1e-6)
     as_trained = glm_grpo.load_run(folder / "my-run").summary()
     assert found.before["total"] != as_trained.before["total"]
     assert found.after["total"] != as_trained.after["total"]

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from rewards import score_images
+from rewards.config import RewardConfig, with_functions
 from rewards.score import Scorer, Term
-from rewards.terms.custom import CustomReward
+from rewards.terms.custom import CustomReward, load_function
 from rewards.types import Prompt, RewardError, RewardTable
 
 DOG = Prompt("dog", "a dog")
@@ -32,6 +35,19 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wr
     yield write
     for name in names:
         sys.modules.pop(name, None)
+
+
+def test_a_function_given_from_python_is_found_by_the_name_of_its_term():
+    dark = lambda prompts, pixels: 1 - pixels.float().mean(dim=(1, 2, 3)) / 255  # noqa: E731
+    black = Image.new("RGB", (8, 8))
+    scores = score_images(["a night"], [black], rewards={"dark": dark})
+    assert scores.to_dict("records") == [{"dark": 1.0, "total": 1.0}]
+    # A term of the config keeps its weight; its function is one of this module.
+    config = {"terms": {"dark": {"kind": "custom", "weight": 0.5}}}
+    reward = RewardConfig.model_validate(with_functions(config, {"dark": score}))
+    assert reward.weights() == {"dark": 0.5}
+    assert reward.terms["dark"].function == f"{__name__}:score"
+    assert load_function(f"{__name__}:dark") is dark
 
 
 def score(function: str) -> RewardTable:

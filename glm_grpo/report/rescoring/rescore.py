@@ -6,7 +6,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -179,6 +179,17 @@ class Rescoring:
     terms: tuple[TermChange, ...]
     gaining: tuple[MovedImage, ...]
     losing: tuple[MovedImage, ...]
+
+    def __repr__(self) -> str:
+        moved = f"{self.changed_winners} of {self.groups} groups change their winner"
+        return f"Rescoring({self.images} images, {moved})"
+
+    def _repr_html_(self) -> str:
+        import pandas  # noqa: PLC0415 (the command does without it)
+
+        table = pandas.DataFrame([asdict(term) for term in self.terms]).set_index("name")
+        return f"<p>{self!r}</p>{table.to_html(float_format='%.3f')}"
+
     rare_terms: tuple[str, ...] = ()
 
 
