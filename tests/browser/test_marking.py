@@ -46,10 +46,17 @@ def test_marks_from_disk_stay_in_the_browser_and_leave_as_files(
     dialog.get_by_role("textbox").fill("kept")
     page.keyboard.press("Escape")
     expect(dialog.locator(".mark-note")).to_have_text("kept")
+    # A key right after the picture has changed is not lost, and what is typed marks nothing.
+    for key in ("ArrowRight", "m", "t", "x", "Enter", "ArrowLeft", "m"):
+        page.keyboard.press(key)
+    expect(dialog.get_by_role("textbox")).to_have_value("kept")
+    # The field goes with its focus: else keys would be the page's while it still stands there.
+    dialog.locator(".large-stage").click(position={"x": 5, "y": 5})
+    expect(dialog.get_by_role("textbox")).to_have_count(0)
     page.evaluate("location.hash = '#marks'")
     page.reload()
     expect(page.locator("p[role=status]")).to_have_text(
-        re.compile("3 marked: 2 starred, 1 rejected, 0 noted.")
+        re.compile("4 marked: 2 starred, 1 rejected, 1 noted.")
     )
     rows = list(csv.DictReader(download(page, "All marks as CSV").splitlines()))
     shown = [
@@ -59,6 +66,7 @@ def test_marks_from_disk_stay_in_the_browser_and_leave_as_files(
         ("star", "1", "plain", "2", "CAT"),
         ("reject", "1", "masked", "1", "D0G"),
         ("star", "2", "plain", "0", "CXT"),
+        ("", "2", "plain", "1", ""),
     ]
     # Nothing that a program for tables would compute.
     assert rows[0]["note"] == "'=1+1, <b>"

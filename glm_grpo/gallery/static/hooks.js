@@ -38,7 +38,8 @@
   function useKeys(map, { isInDialog = false } = {}) {
     const latest = useRef(map);
     latest.current = map;
-    useEffect(() => {
+    /* Before the next frame, in which a key may come already. */
+    useLayoutEffect(() => {
       function onKeyDown(event) {
         if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
         if (event.key.length === 1 && !keys.areOn) return;

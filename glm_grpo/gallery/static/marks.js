@@ -72,7 +72,7 @@
     try {
       localStorage.setItem(storageKey(), JSON.stringify({ ...readStored(), [image]: mark }));
     } catch {
-      state.problem = "this browser keeps nothing for pages from disk: export the marks before you leave the page.";
+      state.problem = "this browser does not keep marks for pages from disk. Download them in Marks before you close the page.";
     }
   }
 
@@ -91,7 +91,7 @@
       state.problem = null;
     } catch (error) {
       put(image, before);
-      state.problem = `the mark was not stored (${error.message}). Is glm-grpo gallery --serve still there?`;
+      state.problem = `the mark was not stored (${error.message}). Check that glm-grpo gallery --serve is still running.`;
     }
     notify();
   }
@@ -139,16 +139,16 @@
     const { verdict, note } = markOf(image);
     const [draft, setDraft] = useState(null);
     const opener = useRef(null);
+    /* The field is there as long as it has the focus: what is typed then never reaches the page's keys. */
     const keep = () => {
       if (draft !== null && draft !== note) setMark(image, { note: draft.trim() });
       setDraft(null);
+      setIsOpen(false);
     };
     function leave(event) {
       if (event.key !== "Enter" && event.key !== "Escape") return;
       /* A dialog around it stays. */
       event.preventDefault();
-      keep();
-      setIsOpen(false);
       opener.current.focus();
     }
     const press = (wanted, sign, label) => html`<button type="button" class="mark-button is-${wanted}"
@@ -159,7 +159,7 @@
       ${press("star", verdict === "star" ? "\u2605" : "\u2606", "Star")}
       ${press("reject", "\u2715", "Reject")}
       <button type="button" class="mark-button" ref=${opener} aria-expanded=${isOpen} aria-controls=${id} aria-label="Note on ${name}"
-        title="Note" onClick=${() => setIsOpen(!isOpen)}><span aria-hidden="true">\u270e</span></button>
+        title="Note" onMouseDown=${(event) => isOpen && event.preventDefault()} onClick=${() => (isOpen ? opener.current.focus() : setIsOpen(true))}><span aria-hidden="true">\u270e</span></button>
       ${note && !isOpen && html`<span class="mark-note" dir="auto">${note}</span>`}
       <span id=${id} class="mark-field">${isOpen && html`<input type="text" aria-label="Note on ${name}" maxlength=${LONGEST_NOTE}
         ref=${focusOnce} value=${draft ?? note} onInput=${(event) => setDraft(event.currentTarget.value)} onBlur=${keep}
