@@ -81,7 +81,7 @@ def test_keys_work_beside_controls_and_can_be_switched_off(open_gallery: OpenGal
     # In a field a letter is a letter.
     page.get_by_role("searchbox", name="Metric").press("4")
     expect(page.get_by_role("searchbox", name="Metric")).to_have_value("4")
-    page.get_by_role("button", name="Keys").click()
+    page.get_by_role("button", name="Keys", exact=True).click()
     dialog.get_by_label("Use single-character shortcuts").uncheck()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)

@@ -61,37 +61,40 @@ def open_served(browser: Browser, young_run: RunFolder) -> Iterator[Callable[[st
         thread.join()
 
 
-def test_served_page_notices_new_steps(
+def test_served_page_announces_new_steps_where_it_does_not_follow(
     open_served: Callable[[str], Page], young_run: RunFolder
 ) -> None:
     page = open_served("groups?step=2")
     choice = page.get_by_label("Training step")
     expect(choice).to_have_value("2")
+    page.get_by_role("button", name="step 3 of 40").click()
+    page.get_by_label("Follow").uncheck()
+    page.keyboard.press("Escape")
     go_on(young_run)
     page.get_by_role("banner").get_by_role("button", name="9 new steps").click()
-    expect(choice).to_have_value("12")
-    expect(
-        page.get_by_role("progressbar", name="Part of the run that is done")
-    ).to_have_js_property("value", 12)
-    expect(page.locator(".sample").first).to_be_visible()
+    bar = page.get_by_role("progressbar", name="Part of the run that is done")
+    expect(bar).to_have_js_property("value", 12)
+    # Who looks at an older step stays there.
+    expect(choice).to_have_value("2")
+    expect(choice.get_by_role("option", name="12")).to_be_attached()
 
 
-def test_page_from_disk_that_follows_shows_the_newest_by_itself(
+def test_page_from_disk_follows_the_run_by_itself(
     open_gallery: OpenGallery, young_run: RunFolder
 ) -> None:
     page = open_gallery("progress", run=young_run, allows=NOT_FOUND)
-    expect(page.locator(".progress-table thead th")).to_have_count(3)
-    page.get_by_label("Follow").check()
+    heads = page.locator(".progress-table thead th")
+    expect(heads).to_have_count(3)
     row = page.locator(".row-id").first.element_handle()
     go_on(young_run)
-    expect(page.locator(".progress-table thead th")).to_have_count(4)
+    expect(heads).to_have_count(4)
     # The table is the same one: what has the focus, and what was scrolled to, stays.
     assert row is not None
     assert row.evaluate("row => row.isConnected")
     # What it has stays where the run can no longer be read.
     (young_run.gallery_path.parent / "data" / "run.js").unlink()
-    expect(page.get_by_role("banner")).to_contain_text("data/run.js cannot be read now")
-    expect(page.locator(".progress-table thead th")).to_have_count(4)
+    expect(page.get_by_role("banner")).to_contain_text("Cannot read data/run.js now")
+    expect(heads).to_have_count(4)
 
 
 def test_head_tells_the_time_left_and_silence(

@@ -332,6 +332,8 @@ def test_report_is_one_click_away_and_breaks_command_lines(
     row = SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.375)
     write_gallery(run, [row])
     page = open_gallery(run=run, viewport={"width": 360, "height": 740})
+    # In a narrow window the views are behind a button.
+    page.get_by_role("button", name="Views: Start").click()
     page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
     page.wait_for_url("**/gallery/report.html")
     expect(page.get_by_role("heading", name="What changed")).to_be_visible()

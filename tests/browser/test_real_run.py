@@ -124,7 +124,7 @@ def test_views_are_accessible_and_no_page_scrolls_sideways(
         "letters": ".letters-region td",
         "find?sort=total&order=desc": ".find-region img",
         "film": ".strip img",
-        "marks": ".lead",
+        "marks": ".info",
         "groups?step=1&prompt=OPEN&sample=0&large=1": "dialog img",
     }.items():
         show(page, fragment)

@@ -80,9 +80,11 @@
         Skip to the view
       </button>
       <${RunName} />
-      <${Live} onAdopt=${onAdopt} />
-      <${RunLabel} />
-      <nav aria-label="Views">
+      <${Live} about=${html`<${RunLabel} />`} onAdopt=${onAdopt} />
+      <button type="button" class="views-button" popovertarget="views" aria-label=${`Views: ${TITLES[view] ?? ""}`}>
+        ${TITLES[view] ?? "Views"} <span class="soft" aria-hidden="true">\u25be</span>
+      </button>
+      <nav id="views" aria-label="Views" popover="auto" onClick=${(event) => event.currentTarget.hidePopover()}>
         <ul>
           ${Object.entries(TITLES).map(
             ([name, title]) => html`<li key=${name}>
@@ -92,9 +94,7 @@
           <li><a href=${REPORT}>Before and after</a></li>
         </ul>
       </nav>
-      <button type="button" class="help" onClick=${onHelp} aria-haspopup="dialog">
-        Keys <kbd>?</kbd>
-      </button>
+      <button type="button" class="help" onClick=${onHelp} aria-haspopup="dialog" aria-label="Keys">?</button>
       <div class="problems" aria-live="polite">
         ${problems.map(
           ({ where, message }) =>
@@ -104,25 +104,21 @@
     </header>`;
   }
 
-  /* The last part of the name tells runs of one day apart: where the name is broken, it is whole. */
+  /* The last part of the name tells runs of one day apart: the parts before it give way. */
   function RunName() {
     const [, place = "", last] = /^(.* \/ )?(.*)$/s.exec(gallery.run.name);
-    return html`<h1>${place}<span class="run-name">${last}</span></h1>`;
+    return html`<h1 title=${gallery.run.name}>
+      <span class="run-place">${place}</span><span class="run-name">${last}</span>
+    </h1>`;
   }
 
-  /* What was said about the run when it was started. */
+  /* The run's whole name, and what was said about it when it was started. */
   function RunLabel() {
     const { name, notes, tags } = gallery.run.label ?? { tags: [] };
-    return html`
-      ${name && html`<p class="run-title">${name}</p>`}
+    return html`<p class="run-title">${name || gallery.run.name}</p>
+      ${name && html`<p>${gallery.run.name}</p>`}
       ${tags.length > 0 && html`<p class="soft">${tags.map((tag) => `#${tag}`).join(" ")}</p>`}
-      ${
-        notes &&
-        html`<details class="run-notes">
-          <summary>Notes</summary>
-          <p>${notes}</p>
-        </details>`
-      }`;
+      ${notes && html`<p class="run-notes">${notes}</p>`}`;
   }
 
   function View({ view, params }) {

@@ -1,9 +1,9 @@
-/* A run that goes on: the head of the page tells how far it is, and takes up what is new. */
+/* A run that goes on: the head of the page says how far it is, and takes up what is new. */
 (function () {
   "use strict";
 
   const gallery = window.glmGallery;
-  const { html, useSetting } = gallery;
+  const { html, useShown } = gallery;
   const { useEffect, useRef, useState } = preactHooks;
 
   /* Milliseconds between two looks: a third of a step, within these. */
@@ -98,15 +98,17 @@
   /**
    * How far the run is, what is new, and whether the page follows.
    *
+   * @param about The run in words, beside the switch that follows it.
    * @param onAdopt Called when gallery.run is another.
    */
-  function Live({ onAdopt }) {
+  function Live({ about, onAdopt }) {
     const { run, hasFailed } = useNewest();
-    const [follows, setFollows] = useSetting("live.follow");
+    const [follows, toggleFollows] = useShown("live.follow", true);
     const hasNews = namesOf(run) !== namesOf(gallery.run);
     const adopt = () => {
+      const shownLast = lastStep(gallery.run);
       gallery.adopt(run);
-      showNewest();
+      showNewest(shownLast);
       onAdopt();
     };
     const isEmpty = !gallery.run.chunks.length && !gallery.run.evaluations.length;
@@ -115,33 +117,31 @@
     }, [run, follows]);
     const { isOver } = judge(run);
     const rest = describeRest(run);
-    return html`<div class="live">
-      <p class="soft">${describeLength(run)}${rest && `, ${rest}`}</p>
-      ${
-        run.steps_planned !== null &&
-        !isOver &&
-        html`<progress max=${run.steps_planned} value=${lastStep(run)} aria-label="Part of the run that is done">
-        </progress>`
-      }
-      ${
-        (!isOver || hasNews) &&
-        html`<label>
-          <input type="checkbox" checked=${Boolean(follows)}
-            onChange=${(event) => setFollows(event.currentTarget.checked ? "yes" : null)} />
-          Follow
-        </label>`
-      }
-      <span role="status">
+    return html`<button type="button" class="live" popovertarget="about-run">
+        ${describeLength(run)}${rest && html`<span class="live-rest">, ${rest}</span>`}
+${" "}<span class="soft" aria-hidden="true">\u25be</span>
+      </button>
+      <div id="about-run" class="about panel" popover="auto">
+        ${about}
+        <p>${describeLength(run)}${rest && `, ${rest}`}</p>
+        ${(!isOver || hasNews) && html`<label>
+          <input type="checkbox" checked=${follows} onChange=${toggleFollows} />
+          ${" "}Follow: show new steps as they come
+        </label>`}
+      </div>
+      ${run.steps_planned !== null && !isOver && html`<progress max=${run.steps_planned} value=${lastStep(run)}
+        aria-label="Part of the run that is done"></progress>`}
+      <span role="status" class="live-news">
         ${hasNews && html`<button type="button" onClick=${adopt}>${describeNews(run)}</button>`}
-        ${hasFailed && html`<span class="soft">data/run.js cannot be read now; trying again</span>`}
-      </span>
-    </div>`;
+        ${hasFailed && html`<span class="soft">Cannot read data/run.js now; trying again</span>`}
+      </span>`;
   }
 
-  /* Where one step is shown, the newest; not below a dialog. */
-  function showNewest() {
+  /* Groups goes on to the newest step where it showed the newest before; not below a dialog. */
+  function showNewest(shownLast) {
     const { view, params } = gallery.route();
-    if (view !== "groups" || document.querySelector("dialog[open]")) return;
+    const isNewest = params.step === undefined || Number(params.step) === shownLast;
+    if (view !== "groups" || !isNewest || document.querySelector("dialog[open]")) return;
     gallery.replace("groups", { diff: params.diff });
   }
 

@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { Picture, Problem, fmt, useLoaded } = parts;
+  const { Picture, Problem, Title, fmt, useLoaded } = parts;
   const { addressOf, loadImages, nameOf } = gallery.imageTable;
   const { MarkButtons, isServed, list, useMarks } = gallery.marks;
   const { save, toCsv, toPrompts } = gallery.markFiles;
@@ -24,14 +24,16 @@
     const { data, error } = useLoaded((onProgress) => loadImages("both", onProgress), []);
     const items = useMemo(() => (data ? join(data.images) : []), [data, version]);
     const lost = data ? list().length - items.length : 0;
-    return html`<h2>Marks</h2>
-      <p class="lead">
-        Star, reject or note a picture with the buttons below it in Groups and in the large view, or with the keys t, x
-        and m; in Find, t and x mark the chosen one. ${isServed
-          ? "Marks are stored beside the run, in marks.json."
-          : html`Opened from disk, this browser keeps them. To store them beside the run, open the gallery
-              with${" "}<code>glm-grpo gallery RUN --serve</code>.`}
-      </p>
+    const about = html`
+      <p>Star, reject or note a picture with the buttons below it in Groups and in the large view, or press t, x or m. In
+        Find, t and x mark the chosen picture.</p>
+      <p>${isServed
+        ? "Marks are stored with the run, in marks.json."
+        : html`This browser keeps your marks. To store them with the run, open the gallery with${" "}
+            <code>glm-grpo gallery RUN --serve</code>.`}</p>
+      <p>Starred or rejected prompts can be saved as a file to train on. The file names target pictures by their place in
+        the run, so save it in the run's folder and train with <code>data.path=RUN/starred.jsonl</code>.</p>`;
+    return html`<${Title} name="Marks" about=${about} />
       ${problem && html`<div role="alert"><${Problem} where="Marks" message=${problem} /></div>`}
       ${error && html`<${Problem} where="Images" message=${error.message} />`}
       ${!data && !error && html`<p role="status">Loading images</p>`}
@@ -48,8 +50,10 @@
     const counts = SECTIONS.map(([title, isOf]) => `${items.filter(isOf).length} ${title.toLowerCase()}`);
     return html`<p role="status">
         ${items.length} marked: ${counts.join(", ")}.
-        ${lost > 0 && ` ${lost} more ${lost === 1 ? "is" : "are"} of pictures that this gallery does not have.`}
+        ${lost > 0 && ` ${lost} more ${lost === 1 ? "belongs" : "belong"} to pictures that are not in this gallery.`}
       </p>
+      ${items.length === 0 && html`<p class="soft">Nothing is marked yet. Enlarge a picture and press t to star it, x to
+        reject it, or m to write a note.</p>`}
       ${items.length > 0 && html`<${Downloads} items=${items} />`}
       ${SECTIONS.map(([title, isOf]) => html`<${Section} key=${title} title=${title} items=${items.filter(isOf)} />`)}`;
   }
@@ -66,11 +70,7 @@
           All marks as CSV
         </button>
         ${download("star", "starred.jsonl")} ${download("reject", "rejected.jsonl")}
-      </div>
-      <p class="soft">
-        A prompt file names target images by their place in the run: save it in the run's folder, and train on it
-        with <code>data.path=RUN/starred.jsonl</code>.
-      </p>`;
+      </div>`;
   }
 
   function open(item) {
@@ -92,7 +92,7 @@
           <${MarkButtons} image=${item.image} name=${nameOf(item)} />
         </li>`)}
       </ul>
-      ${items.length > SHOWN && html`<p class="soft">The first ${SHOWN} of ${items.length}.</p>`}
+      ${items.length > SHOWN && html`<p class="soft">Showing the first ${SHOWN} of ${items.length}. Find shows all.</p>`}
     </section>`;
   }
 

@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { FoundLarge, Picture, Problem, PromptText, SizeControls, Terms } = parts;
+  const { FoundLarge, Picture, Problem, PromptText, SizeControls, Terms, Title } = parts;
   const { changeClass, clip, fmt, fullUrl, signed, thumbUrl, useKeys, useLoaded, useSizes } = parts;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
 
@@ -16,24 +16,24 @@
 
   const set = (change) => gallery.replace("film", { ...gallery.route().params, ...change });
 
+  const ABOUT = html`
+    <p>One prompt through all steps of the run. Held-out prompts are sampled with the same seeds at every evaluation.
+      Training prompts are listed if more than one step used them.</p>
+    <p>To save a film as a file: <code>glm-grpo gallery RUN --film FILE.gif --prompt ID</code></p>`;
+
   function Film({ params }) {
     const kind = Object.hasOwn(KINDS, params.of ?? "") ? params.of : "evaluations";
     const { data, error, progress } = useLoaded(
       (onProgress) => loadPrompts(kind, onProgress),
       [kind],
     );
-    return html`<h2>Film</h2>
-      <p class="lead">
-        One prompt through all steps. Held-out prompts are sampled with the same seeds at every
-        evaluation; training prompts are here if more than one step had them.
-      </p>
+    return html`
       ${error && html`<${Problem} where="Steps" message=${error.message} />`}
       ${
         !data &&
         !error &&
-        html`<p role="status">
-          Loading steps${progress ? ` (${progress.done} of ${progress.total} files)` : ""}
-        </p>`
+        html`<${Title} name="Film" about=${ABOUT} />
+          <p role="status">Loading steps${progress ? ` (${progress.done} of ${progress.total} files)` : ""}</p>`
       }
       ${data && html`<${Prompts} kind=${kind} prompts=${data} params=${params} />`}`;
   }
@@ -74,7 +74,7 @@
     const sample = isSample ? params.sample : usual;
     const sizes = useSizes("film", { size: USUAL_SIZE, density: "captions" });
     const frames = useMemo(() => makeFrames(kind, entries, sample), [kind, entries, sample]);
-    return html`<div class="toolbar">
+    return html`<${Title} name="Film" about=${ABOUT}>
         <label>Of
           <select value=${kind} onChange=${(event) =>
             set({ of: event.currentTarget.value, prompt: null, sample: null, step: null })}>
@@ -90,12 +90,10 @@
             </select>
           </label>
           <span class="buttons">
-            <button type="button" disabled=${at === 0} onClick=${() => show(at - 1)}>
-              Previous prompt
-            </button>
-            <button type="button" disabled=${at + 1 === prompts.length} onClick=${() => show(at + 1)}>
-              Next prompt
-            </button>
+            <button type="button" disabled=${at === 0} aria-label="Previous prompt"
+              onClick=${() => show(at - 1)}>\u2190</button>
+            <button type="button" disabled=${at + 1 === prompts.length} aria-label="Next prompt"
+              onClick=${() => show(at + 1)}>\u2192</button>
           </span>
           <label>Sample
             <select value=${sample} onChange=${(event) => set({ sample: event.currentTarget.value })}>
@@ -104,7 +102,7 @@
           </label>
           <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />`
         }
-      </div>
+      </${Title}>
       ${isUnknown && html`<${Problem} where="Address" message=${`there is no film of the prompt "${params.prompt}".`} />`}
       ${
         frames.length
@@ -113,8 +111,8 @@
           : html`<p>
               ${
                 kind === "training"
-                  ? "No training prompt comes again in another step."
-                  : "No evaluation is stored yet. After the first one its prompts appear here by themselves."
+                  ? "No training prompt was used in more than one step."
+                  : "No evaluation is stored yet. After the first one this page shows its prompts. It updates by itself."
               }
               ${" "}See <a href=${link("groups")}>Groups</a>.
             </p>`
@@ -152,7 +150,6 @@
               isFirst=${index === 0} onOpen=${() => enlarge(index)} />`,
         )}
       </ol>
-      <p class="soft">As a file: <code>glm-grpo gallery RUN --film FILE.gif --prompt ID</code></p>
       ${
         params.large &&
         html`<${FoundLarge} rows=${rows} at=${imageOf(frames[at])}

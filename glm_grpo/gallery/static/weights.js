@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html, scoring } = gallery;
   const { useEffect, useId, useMemo, useRef, useState } = preactHooks;
-  const { Problem, fmt, percent, termColour, useLoaded } = gallery.parts;
+  const { Problem, Title, fmt, percent, termColour, useLoaded } = gallery.parts;
 
   const PREFIX = "w.";
   const SHARE_PREFIX = "s.";
@@ -124,15 +124,17 @@
     }
   }
 
+  const ABOUT = html`
+    <p>Ranks all sampled pictures again under other weights: which pictures would have won, how much the order in each
+      group changes, and how much each term counts. Nothing is sampled or trained.</p>
+    <p>A term's share is its part in the differences between the pictures of a group. Shares add up to 100 %. Choose
+      “set shares” to find the weights for the shares that you want.</p>`;
+
   function Weights({ params }) {
     const { data: steps, error, progress } = useLoaded(gallery.loadSteps, []);
     if (error) return html`<${Problem} where="Training steps" message=${error.message} />`;
-    return html`<section class="weights" aria-labelledby="weights-title">
-      <h2 id="weights-title">Weights</h2>
-      <p class="weights-lead">
-        What other weights would have made of the pictures that this run sampled: which win, which
-        teach, and what each term counts for.
-      </p>
+    return html`<section class="weights" aria-label="Weights">
+      <${Title} name="Weights" about=${ABOUT} />
       ${steps
         ? html`<${Weighing} steps=${steps} params=${params} />`
         : html`<p role="status">
@@ -155,8 +157,8 @@
     if (broken.length === steps.length) {
       const none =
         gallery.run.is_sampled === false
-          ? "the run learns from target images (train.method=sft) and samples none"
-          : "the run has not stored a training step yet; reload when it has";
+          ? "the run learns from target images (train.method=sft) and samples no images in training"
+          : "the run has not stored a training step yet";
       const message = steps.length ? broken[0].problem : none;
       return html`<${Problem} where="Training steps" message=${message} />`;
     }
@@ -172,7 +174,7 @@
           </div>`}
           ${error
             ? html`<div role="alert">
-                <${Problem} where="These weights give no reward" message=${error.message} />
+                <${Problem} where="No reward with these weights" message=${error.message} />
               </div>`
             : html`<${Results} comparison=${comparison} params=${params} />
                 <${Snippets} own=${own} reward=${reward} />`}
@@ -188,7 +190,7 @@
       const given = terms.map(({ name }, index) => `${name} ${percent(reached[index])}`).join(", ");
       const problem = isReached
         ? null
-        : `no weights were found that give these shares; the nearest give ${given}. Ask for shares nearer to those.`;
+        : `no weights give these shares. The nearest possible shares are ${given}.`;
       return { reward: { ...reward, terms }, problem };
     } catch (error) {
       if (!(error instanceof scoring.WeighingError)) throw error;
@@ -253,9 +255,6 @@
             onShare=${(share) => setShares(moveShare(shares, term.name, share, canHave))} />`)}
         </ul>
       </fieldset>
-      <p class="soft">
-        A share is a term's part of what tells the images of a group apart; shares add up to 100 %.
-      </p>
       <button type="button" disabled=${isOwn} onClick=${() => set(own)}>Reset to the run's own weights</button>
     </form>`;
   }
@@ -266,7 +265,7 @@
 
   function ShareRow({ term, asked, canHave, shares, onShare }) {
     const id = useId();
-    const note = canHave ? `weight ${term.weight}` : "tells no images apart";
+    const note = canHave ? `weight ${term.weight}` : "never differs inside a group";
     return html`<li class="weights-term">
       <label for=${id}>
         <span class="swatch" style=${{ background: termColour(term.name) }}></span>${term.name}
@@ -283,7 +282,7 @@
   function WeightRow({ term, own, limits, shares, onChange }) {
     const id = useId();
     const note = term.is_for_evaluations
-      ? "scored in evaluations alone"
+      ? "scored only in evaluations"
       : term.weight === own.weight ? "as in the run" : `${own.weight} in the run`;
     return html`<li class="weights-term">
       <label for=${id}>
