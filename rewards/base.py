@@ -199,7 +199,7 @@ def stack_compared(
         picture = compared_picture(prompt, against)
         if picture is None:
             raise ValueError(
-                f"prompt {prompt.prompt_id} has no {against} picture to compare with; "
+                f"prompt {prompt.prompt_id} has no {against} image to compare with; "
                 "score only prompts to which the term applies"
             )
         if picture.shape != pixels.shape[1:]:

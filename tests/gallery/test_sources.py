@@ -85,5 +85,5 @@ def test_report_says_that_a_term_compares_with_the_source(
     run.record_evaluation(0)
     write_gallery(run.folder, ())
     page = html.unescape((run.gallery / "report.html").read_text())
-    assert "Structural similarity to the prompt's source picture." in page
+    assert "Structural similarity to the prompt's source image." in page
     assert "LPIPS to the prompt's target image, as 1 - distance." in page

@@ -215,7 +215,7 @@ def _check_same_pictures(
             continue
         if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
             raise ConfigError(
-                f"{ours} is another {name} picture than {theirs}; compare runs with the same "
+                f"{ours} is another {name} image than {theirs}; compare runs with the same "
                 "data.eval_path"
             )
 
