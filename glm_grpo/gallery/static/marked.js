@@ -31,7 +31,7 @@
         ? "Marks are stored with the run, in marks.json."
         : html`This browser keeps your marks. To store them with the run, open the gallery with${" "}
             <code>glm-grpo gallery RUN --serve</code>.`}</p>
-      <p>Starred or rejected prompts can be saved as a file to train on. The file names target pictures by their place in
+      <p>Starred or rejected prompts can be saved as a file to train on. The file names target images by their place in
         the run, so save it in the run's folder and train with <code>data.path=RUN/starred.jsonl</code>.</p>`;
     return html`<${Title} name="Marks" about=${about} />
       ${problem && html`<div role="alert"><${Problem} where="Marks" message=${problem} /></div>`}
