@@ -90,9 +90,7 @@ def run_training(config: Config) -> RunFolder:
         again = shell_override("train.resume", str(folder.path))
         console.print(Text(f"stopped and saved; go on with {again}"), soft_wrap=True)
     else:
-        untrained: dict[str, float] = {}
-        with suppress(GlmGrpoError):
-            untrained = untrained_means(folder)
+        untrained = untrained_means(folder)
         results.print(summary_table(summary, title=_SUMMARY, untrained=untrained))
     results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)
     if summary is not None and not is_sweep():

@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, read_picture, write_atomically
+from glm_grpo.run.summaries import first_run
 from glm_grpo.run.tables import SOURCES, evaluation_steps, read_evaluation
 
 _GAP = 4
@@ -24,7 +25,8 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
     """Write a PNG with a column for each of the first held-out prompts, in order.
 
     The rows are sources and target (if the prompts have them), the first sample of the first
-    evaluation and the first sample of the last, drawn with the same seeds. Labels are at the left.
+    evaluation and the first sample of the last, drawn with the same seeds. If the run began with
+    the weights of another one, that one's first sample comes before them. Labels are at the left.
 
     Args:
         folder: Run folder with at least one evaluation.
@@ -38,26 +40,30 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
     if not steps:
         raise StorageError(f"{folder.path} holds no evaluation yet; let the run reach its first")
     names: list[str] = []
-    rows: list[list[str]] = []
-    for index, step in enumerate((steps[0], steps[-1])):
-        table = read_evaluation(folder, step, ("step", "sample", "target", "image", SOURCES))
+    rows: list[list[Path]] = []
+    drawn = [(folder, step, f"step {step}") for step in (steps[0], steps[-1])]
+    untrained = first_run(folder)
+    if untrained is not None:
+        drawn.insert(0, (untrained, 0, "untrained"))
+    for index, (run, step, name) in enumerate(drawn):
+        table = read_evaluation(run, step, ("step", "sample", "target", "image", SOURCES))
         table = table.to_pandas()
         first = table[table["sample"] == 0].head(columns)
         if index == 0 and SOURCES in first:
-            rows += [list(each) for each in zip(*first[SOURCES], strict=True)]
+            rows += [[*map(run.picture, each)] for each in zip(*first[SOURCES], strict=True)]
             names += ["source"] * len(rows)
         if index == 0 and first["target"].notna().all():
-            rows.append(list(first["target"]))
+            rows.append([*map(run.picture, first["target"])])
             names.append("target")
-        rows.append(list(first["image"]))
-        names.append(f"step {step}")
+        rows.append([*map(run.picture, first["image"])])
+        names.append(name)
         if not rows[-1] or len(rows[-1]) != len(rows[0]):
             raise StorageError(
-                f"{folder.evaluation_path(step)} has a first sample of {len(rows[-1])} prompts, "
+                f"{run.evaluation_path(step)} has a first sample of {len(rows[-1])} prompts, "
                 f"{folder.evaluation_path(steps[0])} of {len(rows[0])}: a sheet needs the same "
                 "prompts, at least one; restore the run's own from a copy"
             )
-    pictures = [[_load(folder.picture(name)) for name in row] for row in rows]
+    pictures = [[*map(_load, row)] for row in rows]
     sizes = {picture.shape for row in pictures for picture in row}
     if len(sizes) > 1:
         raise StorageError(

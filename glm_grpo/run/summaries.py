@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from glm_grpo.errors import StorageError
+from glm_grpo.errors import GlmGrpoError, StorageError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, step_of
 from glm_grpo.run.tables import RAW, SummaryRow, evaluation_steps, read_evaluation
@@ -133,14 +133,30 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
 
 
 def untrained_means(folder: RunFolder) -> dict[str, float]:
-    """Mean held-out scores of the untrained model, for a run that began with another run's weights.
+    """Mean held-out scores of the untrained model, if the run began with another run's weights.
 
-    Follows `model.start_from` back to the first run. Empty if the run began with no other one, or
-    if that one's evaluations are not comparable (other prompts, samples, decoding or reward).
-
-    Raises:
-        GlmGrpoError: A run on the way is gone or cannot be read.
+    Empty without a `first_run`.
     """
+    first = first_run(folder)
+    if first is None:
+        return {}
+    means: dict[str, float] = _stored_means(read_evaluation(first, 0, _COLUMNS)).mean().to_dict()
+    return means
+
+
+def first_run(folder: RunFolder) -> RunFolder | None:
+    """Follow `model.start_from` back to the run that began with the untrained model.
+
+    None if the run began with no other one, or if that one is gone or evaluated differently (other
+    prompts, samples, decoding or reward).
+    """
+    try:
+        return _first_run(folder)
+    except GlmGrpoError:
+        return None
+
+
+def _first_run(folder: RunFolder) -> RunFolder | None:
     config = own = read_config(folder)
     first = folder
     while config.model.start_from is not None:
@@ -149,12 +165,9 @@ def untrained_means(folder: RunFolder) -> dict[str, float]:
         config = read_config(first)
     is_alike = (config.reward, config.eval, config.decode) == (own.reward, own.eval, own.decode)
     if first is folder or not is_alike:
-        return {}
-    ours, theirs = (read_evaluation(each, 0, _COLUMNS) for each in (folder, first))
-    if ours["prompt_id"] != theirs["prompt_id"]:
-        return {}
-    means: dict[str, float] = _stored_means(theirs).mean().to_dict()
-    return means
+        return None
+    ours, theirs = (read_evaluation(each, 0, ("prompt_id",)) for each in (folder, first))
+    return first if ours.equals(theirs) else None
 
 
 @dataclass(frozen=True)
