@@ -165,7 +165,7 @@ def test_compare_and_probe_show_sources(make_edit_run, edits, tmp_path):
         other.picture(f"images/sources/{first}-0.png"),
         torch.zeros(3, 128, 128, dtype=torch.uint8),
     )
-    with pytest.raises(ConfigError, match="is another source picture than"):
+    with pytest.raises(ConfigError, match="is another source image than"):
         compare([folder.path, other.path], weights=None)
 
 
