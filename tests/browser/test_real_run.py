@@ -92,9 +92,9 @@ def test_large_view_of_an_edit_shows_source_target_sample_and_both_differences(
     expect(captions).to_have_text(["Sample", "Target", "Source"])
     page.keyboard.press("d")
     label = page.locator(".large-label")
-    expect(label).to_have_text("Difference, brightened: sample less target")
+    expect(label).to_have_text("Difference, brightened: sample minus target")
     page.get_by_role("dialog").get_by_label("With").select_option("Source")
-    expect(label).to_have_text("Difference, brightened: sample less source")
+    expect(label).to_have_text("Difference, brightened: sample minus source")
 
 
 @pytest.mark.parametrize(

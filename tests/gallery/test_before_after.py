@@ -191,8 +191,8 @@ def test_page_says_in_words_what_was_trained(
         "- 0.4 lpips + 0.2 ssim + 0.1 aesthetic , a weighted sum of the scores.",
         "lpips -0.4 LPIPS to the prompt's target image, as 1 - distance.",
         "No KL penalty",
-        "Training: seed 3",
-        "Held-out pictures: seed 4",
+        "Training uses seed 3",
+        "Evaluations use seed 4",
     ):
         assert words in text, words
 
@@ -210,7 +210,7 @@ def test_page_names_no_folder_of_the_machine_but_in_the_settings(
     said, settings = text.split("All settings")
     assert "/secret" not in said
     assert "eval_path: /secret/b.txt" in settings
-    for words in ("The model model makes", "prompts from a.jsonl", "for each prompt of b.txt"):
+    for words in ("The model model generates", "prompts from a.jsonl", "for each prompt of b.txt"):
         assert words in said, words
 
 
@@ -220,7 +220,7 @@ def test_page_says_what_scores_do_not_measure(
     said = (
         "as 1 - distance. The features are untrained: these distances compare structure but do",
         "Here by the embedded miniature of a CLIP, made for demonstration.",
-        "It is the miniature that is embedded in glm-grpo, made for demonstration.",
+        "It is the small demonstration model that comes with glm-grpo.",
     )
     store_config(folder, configs_dir)
     text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
@@ -259,7 +259,7 @@ def test_page_without_a_config_says_so_and_shows_the_rest(
 ) -> None:
     page = read_page(write_before_after(folder, SUMMARY))
     text = " ".join(page.texts)
-    assert "cannot be shown in words. Cannot read config.yaml: No such file" in text
+    assert "cannot be described. Cannot read config.yaml: No such file" in text
     assert len(headings(page)) == 3
     # Without weights, what is better is not known.
     assert page.texts[page.texts.index("Reading") + 1 :][5] == "rose"

@@ -24,7 +24,7 @@
   const COMMON_KEYS = [
     ["?", "This help"],
     ...gallery.marks.keyHelp,
-    ["1 to 9, 0", "The pages, in the order of the navigation"],
+    ["1 to 9, 0", "Open a view, in the order of the navigation"],
   ];
 
   function App() {
@@ -132,7 +132,7 @@
   function FailedView({ where, message }) {
     return html`<h2>This view cannot be shown</h2>
       <${Problem} where=${where} message=${message}>
-        <p>The other views work. Write the gallery again with: <code>glm-grpo gallery RUN</code></p>
+        <p>The other views still work. To repair this one, run <code>glm-grpo gallery RUN</code></p>
       </${Problem}>`;
   }
 
@@ -175,7 +175,7 @@
     const rows = [...COMMON_KEYS, ...((views[view] && views[view].keyHelp) || [])];
     return html`<${Dialog} className="help-dialog" title="Keys" onClose=${onClose}>
       <table>
-        <thead><tr><th scope="col">Key</th><th scope="col">Does</th></tr></thead>
+        <thead><tr><th scope="col">Key</th><th scope="col">Effect</th></tr></thead>
         <tbody>
           ${rows.map(
             ([key, effect]) =>
@@ -186,9 +186,9 @@
           )}
         </tbody>
       </table>
-      <h3>In the large view of a picture</h3>
+      <h3>In an enlarged picture</h3>
       <table>
-        <thead><tr><th scope="col">Key</th><th scope="col">Does</th></tr></thead>
+        <thead><tr><th scope="col">Key</th><th scope="col">Effect</th></tr></thead>
         <tbody>
           ${parts.LARGE_KEYS.map(
             ([key, effect]) =>
@@ -215,7 +215,7 @@
         ? gallery.problems()
         : [{ where: "data/run.js", message: "is missing or damaged" }]
       ).map((problem) => html`<${Problem} where=${problem.where} message=${problem.message} />`)}
-      <p>Write it again with: <code>glm-grpo gallery RUN</code></p>
+      <p>To write it again, run <code>glm-grpo gallery RUN</code></p>
     </main>`;
   }
 

@@ -14,7 +14,7 @@
      total further away than this, for parts of a size up to 1, was weighted with others. */
   const PART_TOLERANCE = 1e-4;
   const OTHER_WEIGHTS =
-    "the parts follow the weights of config.yaml, but these totals were weighted with others, so " +
+    "the parts use the weights in config.yaml, but these totals were computed with other weights, so " +
     "the parts do not add up to them.";
 
   /**

@@ -20,13 +20,13 @@
   const KEYS = [
     ["\u2190 \u2192", "Previous and next sample"],
     ["\u2191 \u2193", "Previous and next prompt"],
-    ["Page Up, Page Down", "The same at the step before or after"],
-    ["Space, b", "Between the picture and what it is compared with"],
+    ["Page Up, Page Down", "Previous and next step"],
+    ["Space, b", "Switch between the picture and what it is compared with"],
     ["o s w d", "One picture, side by side, wipe, difference"],
-    ["+ \u2212", "Larger and smaller; the wheel does so around the pointer"],
-    ["0 1", "Fit into the window; 100 %: a pixel of the picture is one of the page"],
-    ["Shift and an arrow", "Move what is seen, in Wipe with \u2190 \u2192 the edge; a drag does so too"],
-    ["i", "Figures beside the picture"],
+    ["+ \u2212", "Zoom in and out; the wheel zooms around the pointer"],
+    ["0 1", "Fit to the window; show at 100 %"],
+    ["Shift and an arrow", "Move the picture, or the edge in Wipe; a drag does the same"],
+    ["i", "Show or hide the figures"],
     ["t x m", "Star, reject or note the picture"],
   ];
 
@@ -130,8 +130,8 @@
             ${areFigures && html`<div key=${item.id}>${item.body()}</div>`}
             ${
               areFigures &&
-              html`<p><a href=${fullUrl(item.image)} target="_blank" rel="noopener">The stored
-                picture in a tab of its own</a></p>`
+              html`<p><a href=${fullUrl(item.image)} target="_blank" rel="noopener">Open the
+                stored picture in a new tab</a></p>`
             }
           </div>`
         }

@@ -268,7 +268,7 @@
     }
     const layer = (plate, alt) =>
       html`<${Layer} key=${plate.image} path=${plate.image} alt=${alt} isFull attributes=${AT_ONCE} />`;
-    const title = `${first.title} less ${second.title}`;
+    const title = `${first.title} minus ${second.title}`;
     return html`<div class=${`${kind} difference`} style=${style}>
         ${layer(second, "")}${layer(first, `Difference, brightened: ${first.alt}, ${second.title}`)}
       </div>

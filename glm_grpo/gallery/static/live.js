@@ -37,12 +37,12 @@
     };
   }
 
-  /* "about 14 min left" or why nothing can be said. */
+  /* "about 14 min left", or why the time is not known. */
   function describeRest(run) {
     const { isOver, isSilent, since } = judge(run);
     if (isOver || run.steps_planned === null || run.recorded === null) return "";
     if (isSilent) return `no new step for ${inWords(since)}`;
-    if (run.seconds_left === null) return "going on";
+    if (run.seconds_left === null) return "running";
     return `about ${inWords(Math.max(run.seconds_left - since, 0))} left`;
   }
 
@@ -52,7 +52,7 @@
       run.evaluations.length - gallery.run.evaluations.length,
     ];
     if (steps > 0) return steps === 1 ? "1 new step" : `${steps} new steps`;
-    return evaluations > 0 ? "A new evaluation" : "Records have changed";
+    return evaluations > 0 ? "A new evaluation" : "Updated data";
   }
 
   /* Hook: the newest data of the run, and whether the last look failed. */

@@ -190,6 +190,6 @@
 
   gallery.marks = {
     MarkButtons, MarkSigns, VERDICTS, isServed, list: () => [...marks.entries()], markOf, toggle, useMarks,
-    keyHelp: [["t x m", "Star, reject or note the picture that is large, or chosen in Find"]],
+    keyHelp: [["t x m", "Star, reject or note the enlarged picture, or the one chosen in Find"]],
   };
 })();

@@ -52,8 +52,8 @@
         html`<p class="soft">
         ${
           other.is_weighed_alike
-            ? "The total is weighed as this run weighs."
-            : "The total is by that run's own weights: it scored terms in another way, and does not compare."
+            ? "This total uses the weights of this run."
+            : "This total uses the other run's own weights, because it scored terms differently. Do not compare it with this run's."
         }
       </p>`
       }

@@ -5,7 +5,7 @@
 
   const SCHEMA = 1;
   const PARALLEL_LOADS = 4;
-  const REMEDY = "write the gallery again with: glm-grpo gallery RUN";
+  const REMEDY = "to write it again, run glm-grpo gallery RUN";
 
   const received = new Map();
   const loads = new Map();

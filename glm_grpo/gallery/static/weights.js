@@ -16,7 +16,7 @@
   const ANNOUNCE_DELAY_MS = 600;
   const COMBINATIONS = {
     weighted_sum: "scores times weights",
-    normalize_then_sum: "scores standardised inside each group first",
+    normalize_then_sum: "scores are standardised in each group first",
   };
 
   /** The run's reward with what the address sets to something else. */
@@ -125,10 +125,12 @@
   }
 
   const ABOUT = html`
-    <p>Ranks all sampled pictures again under other weights: which pictures would have won, how much the order in each
+    <p>Ranks all sampled pictures again with other weights: which pictures would have won, how much the order in each
       group changes, and how much each term counts. Nothing is sampled or trained.</p>
     <p>A term's share is its part in the differences between the pictures of a group. Shares add up to 100 %. Choose
-      “set shares” to find the weights for the shares that you want.</p>`;
+      “set shares” to find the weights for the shares that you want.</p>
+    <p>Below each picture stand its new rank, its advantage before and now, and its new total. Equal totals share a rank.
+      The best pictures have a frame, except in flat groups.</p>`;
 
   function Weights({ params }) {
     const { data: steps, error, progress } = useLoaded(gallery.loadSteps, []);
@@ -241,7 +243,7 @@
           <label><input type="radio" name="by" checked=${shares === null} onChange=${() => set(reward)} /> set weights</label>
           <label><input type="radio" name="by" checked=${shares !== null}
             onChange=${askForShares} /> set shares, get weights</label>
-          ${shares === null && html`<label>sliders reach <select value=${String(reach)}
+          ${shares === null && html`<label>up to <select value=${String(reach)}
               onChange=${(event) => gallery.replace("weights", { ...params, reach: event.currentTarget.value })}>
             ${[...new Set([...REACHES.filter((each) => each >= least), reach])].map((each) => html`<option key=${each}
               value=${String(each)}>${each}</option>`)}
@@ -348,8 +350,8 @@
       <h3 id="weights-summary-title">What changes</h3>
       <p class="visually-hidden" role="status">${said}</p>
       ${comparison.differingGroups > 0 && html`<${Problem} where="Totals" message=${
-        `in ${comparison.differingGroups} of ${groups} groups the stored totals do not follow from the raw scores and ` +
-        "the run's weights: tables or config.yaml were changed. Restore what the run wrote."} />`}
+        `in ${comparison.differingGroups} of ${groups} groups the stored totals do not follow from the scores and the ` +
+        "run's weights. The tables or config.yaml were changed; restore the originals."} />`}
       <dl class="weights-figures">
         <div data-figure="winners">
           <dt>groups whose winner changes</dt>
@@ -359,14 +361,14 @@
           </dd>
         </div>
         <div data-figure="tau">
-          <dt>Kendall's tau inside groups, mean</dt>
+          <dt>mean Kendall's tau: 1 if no order changes</dt>
           <dd>
             <data value=${rankCorrelation ?? ""}>${fmt(rankCorrelation)}</data>
-            <span class="soft"> over ${rankedGroups} groups that are not flat</span>
+            <span class="soft"> of ${rankedGroups} groups that are not flat</span>
           </dd>
         </div>
         <div data-figure="flat">
-          <dt>flat groups, which teach nothing</dt>
+          <dt>flat groups: nothing to learn</dt>
           <dd>
             <data value=${flatBefore}>${flatBefore}</data> in the run,${" "}
             <data value=${flatAfter}>${flatAfter}</data> now
@@ -395,11 +397,11 @@
 
   function Snippets({ own, reward }) {
     return html`<section aria-labelledby="weights-yaml-title">
-      <h3 id="weights-yaml-title">To train with these weights</h3>
+      <h3 id="weights-yaml-title">Use these weights</h3>
       <${Snippet} name="YAML" text=${writeYaml(reward)} />
-      <p>The same figures from the stored tables, where RUN is the run's folder:</p>
+      <p>Compute these figures from the stored tables of the run in folder RUN:</p>
       <${Snippet} name="command" text=${writeCommand(reward, own)} />
-      <p>Training with them, all else as in this run, into the folder NEW:</p>
+      <p>Train a new run in folder NEW with these weights, and all other settings as in RUN:</p>
       <${Snippet} name="training line" text=${writeTraining(reward)} />
     </section>`;
   }
@@ -414,7 +416,7 @@
         ? await navigator.clipboard.writeText(text).then(() => true, () => false)
         : false;
       if (!isCopied) getSelection().selectAllChildren(shown.current);
-      setSaid(isCopied ? "Copied." : "Selected; press Ctrl+C or Command+C to copy.");
+      setSaid(isCopied ? "Copied." : "Selected. Press Ctrl+C or Command+C to copy.");
     }
     return html`<div class="weights-snippet">
       <pre tabindex="0" role="region" aria-label=${`The ${name}`}><code ref=${shown}>${text}</code></pre>

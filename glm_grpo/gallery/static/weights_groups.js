@@ -14,8 +14,8 @@
      would hold them up. */
   const LIST_INTERVAL_MS = 80;
   const SORTINGS = {
-    winner: "another best picture first",
-    advantage: "largest change of an advantage",
+    winner: "new winner first",
+    advantage: "largest change of advantage",
     order: "change of order (Kendall's tau)",
     step: "step",
   };
@@ -73,18 +73,14 @@
     return html`<section aria-labelledby="weights-groups-title">
       <h3 id="weights-groups-title" tabindex="-1" ref=${title}>Groups in their new order</h3>
       <div class="weights-listing">
-        <label>Sorted by <select value=${sorting}
+        <label>Sort by <select value=${sorting}
             onChange=${(event) => set({ sort: event.currentTarget.value })}>
           ${Object.entries(SORTINGS).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}
         </select></label>
         <label><input type="checkbox" checked=${Boolean(params.changed)}
           onChange=${(event) => set({ changed: event.currentTarget.checked ? 1 : null })} /> only groups whose winner changes</label>
       </div>
-      <p class="soft">
-        Below each picture: its rank,${areAdvantagesKnown && " its advantage in the run and now,"} its
-        total now. Equal totals share a rank. The best have a frame, unless the group is flat.
-      </p>
-      ${listed.length === 0 && html`<p>No group changes its winner.</p>`}
+      ${listed.length === 0 && html`<p>The winner changes in no group.</p>`}
       <ol class="weights-groups">
         ${shown.map((group) => html`<${Group} key=${`${group.step} ${group.group.prompt_id}`}
           compared=${group} onOpen=${(at) => enlarge({ at, large: 1 })} />`)}
