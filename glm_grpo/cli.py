@@ -53,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen is None and nearest:
         parser.error(f"there is no command {words[0]!r}: did you mean {nearest[0]}?")
     # Intermixed, because key=value may stand before or after options.
-    options = chosen.parse_intermixed_args(words[1:]) if chosen else parser.parse_args(words)
+    if chosen is None:
+        options = parser.parse_args(words)
+    else:
+        options, unknown = chosen.parse_known_intermixed_args(words[1:])
+        if unknown:
+            chosen.error(types.describe_unknown(words, unknown))
     from glm_grpo.terminal import errors_explained
 
     with errors_explained(f"glm-grpo {words[0]}"):

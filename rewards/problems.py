@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
@@ -115,27 +116,40 @@ def known_keys(model: type[BaseModel]) -> list[str]:
 
 def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem:
     """Refuse a key that is not among `keys`, and name the one that was probably meant."""
-    parent, _, name = key.rpartition(".")
-    siblings = [known.rpartition(".")[2] for known in keys if known.rpartition(".")[0] == parent]
-    nearest = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
-    # The right name in the wrong section (`learning_rate` for `optim.learning_rate`), or split at
-    # the wrong place (`eval.every` for `train.eval_every`).
-    sections = {known.rpartition(".")[0] for known in keys}
-    names = {name, key.replace(".", "_")}
-    elsewhere = [
-        known for known in keys if known.rpartition(".")[2] in names and known not in sections
-    ]
-    elsewhere = difflib.get_close_matches(key, elsewhere, n=_MOST_NAMED, cutoff=0.0)
-    if nearest:
-        remedy = f"did you mean {f'{parent}.' if parent else ''}{nearest[0]}?"
-    elif elsewhere:
-        remedy = f"did you mean {' or '.join(elsewhere)}?"
+    parent = key.rpartition(".")[0]
+    siblings = [known for known in keys if known.rpartition(".")[0] == parent]
+    meant = nearest_keys(key, keys)
+    if meant:
+        remedy = f"did you mean {' or '.join(meant)}?"
     elif siblings:
-        remedy = f"use one of {', '.join(siblings)}, or remove it"
+        names = ", ".join(known.rpartition(".")[2] for known in siblings)
+        remedy = f"use one of {names}, or remove it"
     else:
         remedy = f"remove it; {parent} has no keys" if parent else "remove it"
-    rule = f"is not a key of {parent or 'the config'}"
-    return Problem(key, value, rule, remedy)
+    return Problem(key, value, f"is not a key of {parent or 'the config'}", remedy)
+
+
+def nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
+    """Known keys that `key` probably means, at most `_MOST_NAMED`; empty if none is near."""
+    parent, _, name = key.rpartition(".")
+    sections = {known.rpartition(".")[0] for known in keys}
+    siblings, named = {}, defaultdict(list)
+    for known in keys:
+        section, _, option = known.rpartition(".")
+        if section == parent:
+            siblings[option] = [known]
+        if known not in sections:
+            named[option].append(known)
+    # The right name in the wrong section (`learning_rate` for `optim.learning_rate`), split at the
+    # wrong place (`eval.every` for `train.eval_every`), or by its initials (`lr`).
+    for option in [*named]:
+        initials = "".join(word[:1] for word in option.split("_"))
+        if option in (name, key.replace(".", "_")) or initials == name:
+            return difflib.get_close_matches(key, named[option], n=_MOST_NAMED, cutoff=0.0)
+    for options, cutoff in ((siblings, 0.75), (named, 0.75), (siblings, 0.5)):
+        for option in difflib.get_close_matches(name, options, n=1, cutoff=cutoff):
+            return difflib.get_close_matches(key, options[option], n=_MOST_NAMED, cutoff=0.0)
+    return []
 
 
 def _walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -246,6 +260,8 @@ def _type_remedy(key: str, kind: str, value: object) -> str:
         return f"write {key} as a plain value, without quotation marks"
     if kind == "int_from_float" and isinstance(value, float):
         return f"set {key}={round(value)}"
+    if kind in ("tuple_type", "list_type") and isinstance(value, str) and value.isidentifier():
+        return f"write a list: '{key}=[{value}]'"
     if kind == "string_type" and isinstance(value, int) and not isinstance(value, bool):
         return f"write it as a text, on the command line '{key}=\"{value}\"'"
     return f"correct {key}, or leave it as it stands in the files of configs/"

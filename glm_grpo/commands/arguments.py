@@ -94,6 +94,24 @@ def _refusal(text: str, rule: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{text!r} {rule}")
 
 
+def describe_unknown(words: Sequence[str], unknown: Sequence[str]) -> str:
+    """Refuse unknown options; a key that is written as one, `--steps 5`, is given in its form.
+
+    Args:
+        words: The whole command line.
+        unknown: Those of its words that no option takes.
+    """
+    # Takes seconds, so only after a mistake.
+    from glm_grpo.config import keys_meant  # noqa: PLC0415
+
+    said = f"unrecognized arguments: {' '.join(unknown)}"
+    name, equals, value = unknown[0].lstrip("-").partition("=")
+    if not equals:
+        value = next(iter(words[words.index(unknown[0]) + 1 :]), "...")
+    meant = " or ".join(f"{key}={value}" for key in keys_meant(name.replace("-", "_")))
+    return f"{said}; a key has no dashes in front: did you mean {meant}?" if meant else said
+
+
 def is_weight(text: str) -> bool:
     """Whether a word sets a term's weight, as in `ocr=0.5` or `reward.terms.ocr.weight=0.5`."""
     key, equals, _ = text.partition("=")

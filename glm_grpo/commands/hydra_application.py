@@ -10,8 +10,11 @@ from functools import wraps
 from pathlib import Path
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
+from glm_grpo.commands.arguments import describe_unknown
+from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import (
     choose_config,
     find_packaged_configs,
@@ -60,6 +63,9 @@ def train_by_words(words: Sequence[str]) -> None:
 
     @wraps(train)
     def application() -> None:
+        unknown = get_args_parser().parse_known_intermixed_args(words)[1]
+        if unknown:
+            raise ConfigError(describe_unknown(words, unknown))
         given = _config_options().parse_known_args(words)[0]
         folder, name = choose_config(given.config_dir, None)
         find_packaged_configs()

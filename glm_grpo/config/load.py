@@ -39,6 +39,7 @@ from rewards.problems import (
     describe_problems,
     find_problems,
     known_keys,
+    nearest_keys,
     unknown_key_problem,
 )
 from rewards.terms import KINDS
@@ -345,6 +346,9 @@ def override_error(error: Exception) -> ConfigError:
     elif isinstance(error, MissingConfigException) and error.options is None:
         folders = [Path(place) for place in re.findall("path=file://(.*)", places)]
         message = f"{message.partition(' Check that')[0]} {_choose_config(error, folders)}"
+    elif isinstance(error, MissingConfigException):
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        message = f"{group}={choice}: {_choose(choice, error.options or ())}"
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f"\n{error.__cause__}"
     return ConfigError(f"The config cannot be composed: {message}")
@@ -393,13 +397,18 @@ def _absent_key_problem(key: str, value: str) -> Problem:
     if key in keys or _names_a_term(key):
         rule = "is not in the config at hand; a + in front adds a term, or an option left out"
         return Problem(key, value, rule, f"write {shlex.quote(f'+{key}={value}')}")
-    sections = {known.partition(".")[0] for known in keys}
-    nearest = difflib.get_close_matches(key, [*sections, *KINDS], n=1)
+    names = {name for known in keys for name in (known.partition(".")[0], known.split(".")[-1])}
+    nearest = difflib.get_close_matches(key, [*names, *KINDS], n=1)
     if nearest and nearest[0] in KINDS:
         rule = f"is no section of the config, and no reward term ({', '.join(KINDS)})"
         return Problem(key, value, rule, f"did you mean {nearest[0]}={value}?")
     # Hydra suggests appending the key with `+`, which would only be refused next.
     return unknown_key_problem(key, value, keys)
+
+
+def keys_meant(name: str) -> list[str]:
+    """Keys of the config that were probably meant by this name, best first; empty if none is."""
+    return nearest_keys(name, known_keys(Config))
 
 
 def _absent_term_problem(key: str) -> Problem:
