@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
+import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
 _PACKAGE = Path(__file__).resolve().parent
 _IN_WHEEL, _IN_CLONE = _PACKAGE / "configs", _PACKAGE.parent / "configs"
@@ -45,18 +51,51 @@ def find_packaged_configs() -> None:
     Plugins.instance().register(_PackagedConfigs)
 
 
-def choose_config(config_dir: Path | None, name: str | None) -> tuple[Path, str]:
+def choose_config(
+    config_dir: Path | None, name: str | None, words: Iterable[str] = ()
+) -> tuple[Path, str]:
     """Choose the folder that Hydra searches first, and the config's name.
 
     Args:
         config_dir: The user's own config folder; None: that of the package.
         name: Name as given; None: `config` if the folder has one, else `tiny`.
+        words: Overrides; without folder and name, `train.resume=RUN` chooses that run's own config.
     """
+    if config_dir is None and name is None:
+        config_dir = _resumed_run(words)
     folder = PACKAGED_CONFIGS if config_dir is None else config_dir.absolute()
     has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
     if name is None:
         name = OWN_CONFIG if has_own else "tiny"
     return folder, name
+
+
+def _resumed_run(words: Iterable[str]) -> Path | None:
+    """Folder of the run that `train.resume=RUN` names; None if there is none."""
+    for word in words:
+        if not word.startswith("train.resume="):
+            continue
+        with suppress(HydraException):
+            given = Path(str(OverridesParser.create().parse_override(word).value())).expanduser()
+            # The run may be named by one of its checkpoints, RUN/checkpoints/step-000010.
+            for folder in (given, given.absolute().parent.parent):
+                if (folder / f"{OWN_CONFIG}.yaml").is_file():
+                    return folder
+    return None
+
+
+def hydra_settings_of_run(folder: Path, name: str) -> list[str]:
+    """Overrides that give a run's stored config the settings of Hydra that it does not contain.
+
+    Without them, Hydra would log in its own format and make folders. Empty for other configs.
+    """
+    path = folder / f"{name}.yaml"
+    with suppress(OSError, YAMLError):
+        values = yaml.safe_load(path.read_bytes())
+        if isinstance(values, dict) and "run_dir" in values and "defaults" not in values:
+            run_dir = QuotedString(str(values["run_dir"]), Quote.double).with_quotes()
+            return ["+run=dated", "hydra/job_logging=stdout", f"run_dir={run_dir}"]
+    return []
 
 
 def short_keys(words: Iterable[str]) -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from glm_grpo.config import compose_config, to_yaml
 from tests.programs import ROOT, Programs
 
 
@@ -33,6 +34,22 @@ def test_train_refuses_with_exit_code_2_and_no_traceback(
     # Which run of a sweep it was, Hydra says.
     assert ("Error executing job" in result.stderr) == ("-m" in arguments)
     assert not (tmp_path / "outputs").exists()
+
+
+def test_the_config_of_a_run_is_as_quiet_as_one_of_the_package(
+    programs: Programs, tmp_path: Path
+) -> None:
+    run = tmp_path / "a run"
+    run.mkdir()
+    (run / "config.yaml").write_text(to_yaml(compose_config(None, None, [f"run_dir='{run}'"])))
+    (run / "metrics.jsonl").touch()
+    words = ("-m", "glm_grpo", "train", "train.steps=2", "--config-dir", str(run))
+    refused = programs.run(tmp_path, *words)
+    assert refused.stdout.startswith("loading: model tiny, prompts tiny:train, ")
+    assert "holds a run already" in refused.stderr
+    # No folder of Hydra's.
+    assert [path.name for path in tmp_path.iterdir()] == ["a run"]
+    assert {path.name for path in run.iterdir()} == {"config.yaml", "metrics.jsonl"}
 
 
 def test_the_train_command_trains_by_a_folder_of_ones_own_from_any_folder(

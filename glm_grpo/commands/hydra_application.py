@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import (
     choose_config,
     find_packaged_configs,
+    hydra_settings_of_run,
     may_hold_weights,
     primary_folder,
 )
@@ -63,34 +63,29 @@ def train_by_words(words: Sequence[str]) -> None:
 
     @wraps(train)
     def application() -> None:
-        unknown = get_args_parser().parse_known_intermixed_args(words)[1]
+        parsed, unknown = get_args_parser().parse_known_intermixed_args(words)
         if unknown:
             raise ConfigError(describe_unknown(words, unknown))
-        given = _config_options().parse_known_args(words)[0]
-        folder, name = choose_config(given.config_dir, None)
+        given = parsed.config_name
+        named = parsed.config_dir and Path(parsed.config_dir)
+        folder, name = choose_config(named, None, () if given else words)
         find_packaged_configs()
+        settings = hydra_settings_of_run(folder, given or name)
+        # Beside the other overrides, because Hydra's parser takes only those of one place.
+        at = words.index(parsed.overrides[0]) if parsed.overrides else len(words)
+        whole = _with_whole_weights(words, folder, given or name)
         # Hydra reads the command line from here.
-        sys.argv[1:] = _with_whole_weights(words, given.config_dir, given.config_name)
+        sys.argv[1:] = [*whole[:at], *settings, *whole[at:]]
         hydra.main(version_base=None, config_path=str(folder), config_name=name)(train)()
 
     with ended_in_any_case():
         run_hydra_application(application)
 
 
-def _with_whole_weights(
-    words: Sequence[str], config_dir: Path | None, name: str | None
-) -> list[str]:
+def _with_whole_weights(words: Sequence[str], folder: Path, name: str) -> list[str]:
     if not may_hold_weights(words):
         return [*words]
     # Takes seconds to import, after the first line is printed.
     from glm_grpo.config import with_whole_weights  # noqa: PLC0415
 
-    return with_whole_weights(words, config_dir, name)
-
-
-def _config_options() -> argparse.ArgumentParser:
-    """Parser of Hydra's options that locate the config."""
-    parser = argparse.ArgumentParser(prog="glm-grpo train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd", type=Path)
-    parser.add_argument("--config-name", "-cn")
-    return parser
+    return with_whole_weights(words, folder, name)

@@ -20,7 +20,7 @@ from glm_grpo.check import Checked, check_before_loading, load_checked
 from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
-from glm_grpo.config import Config, shell_override
+from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.models.quiet import quiet_libraries
@@ -33,7 +33,7 @@ from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
-from glm_grpo.training.resume import OpenedRun, open_run, pin_start
+from glm_grpo.training.resume import OpenedRun, open_run, pin_start, resume_command
 from rewards.types import RewardError
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def run_training(config: Config) -> RunFolder:
         return folder
     results = Console(highlight=False)
     if summary is None:
-        again = shell_override("train.resume", str(folder.path))
+        again = resume_command(folder.path)
         console.print(Text(f"stopped and saved; go on with {again}"), soft_wrap=True)
     else:
         untrained = untrained_means(folder)

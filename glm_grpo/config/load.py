@@ -199,14 +199,15 @@ def compose_config(
     Args:
         config_dir: The user's own config folder, whose configs may build on the package's; None:
             use the package's configs only.
-        name: Config name without `.yaml`; None: `config` if `config_dir` has one, else `tiny`.
+        name: Config name without `.yaml`; None: `config` if `config_dir` has one, else `tiny`; with
+            neither, `train.resume=RUN` takes the run's own config.
         overrides: As on the command line; `ocr=0.5` means `reward.terms.ocr.weight=0.5`.
 
     Raises:
         ConfigError: The name or an override is unknown, or a value is refused.
     """
-    overrides = with_whole_weights(overrides, config_dir, name)
-    folder, name = choose_config(config_dir, name)
+    folder, name = choose_config(config_dir, name, overrides)
+    overrides = with_whole_weights(overrides, folder, name)
     find_packaged_configs()
     try:
         with initialize_config_dir(str(folder), version_base=None):

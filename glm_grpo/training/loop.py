@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import torch
 
-from glm_grpo.config import shell_override
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.tables import SummaryRow
@@ -30,6 +29,7 @@ from glm_grpo.training.learner import Learner
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import RunRecorder, StepRecord
+from glm_grpo.training.resume import resume_command
 from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.sources import ExperienceSource
 from glm_grpo.training.steps import Step
@@ -244,10 +244,10 @@ class Trainer:
             return
         if not self._saver.is_saved():
             self._saver.save()
-        go_on = shell_override("train.resume", str(self._recorder.folder.path))
+        again = resume_command(self._recorder.folder.path, "reward.on_hacking=warn")
         raise HackingError(
             f"step {self._state.step}: {'; '.join(map(Departure.describe, departures))}. The "
             "policy may be gaming the reward (reward.on_hacking is stop); everything is saved. "
             "Look at images/ and the gallery; change the weights, or go on with "
-            f"reward.on_hacking=warn {go_on}"
+            f"{again}"
         )

@@ -6,6 +6,8 @@ import itertools
 import logging
 import os
 import re
+import shlex
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Never
 from torch import Tensor
 
 from glm_grpo.composition import is_dated
-from glm_grpo.config import Config, config_differences, to_yaml
+from glm_grpo.config import Config, config_differences, shell_override, to_yaml
 from glm_grpo.errors import CheckpointError, GlmGrpoError, StorageError
 from glm_grpo.run.checkpoints import (
     Checkpoint,
@@ -49,6 +51,22 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d.*")
 
 _MOST_NAMED = 8
 """Largest number of files and folders that an error lists."""
+
+
+def resume_command(path: Path, *more: str) -> str:
+    """Command that continues a run with its own config, to be pasted into a shell.
+
+    Args:
+        path: Run folder, or a checkpoint in it.
+        more: Further words, `key=value`.
+    """
+    script = sys.argv[0]
+    is_clone = Path(script).name == "train.py"
+    program = f"python {shlex.quote(script)}" if is_clone else "glm-grpo train"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # The launcher's options, such as its config file, are not known here.
+        program = f"accelerate launch OPTIONS {script if is_clone else '-m glm_grpo train'}"
+    return " ".join([program, shell_override("train.resume", str(path)), *more])
 
 
 @dataclass(frozen=True)
@@ -286,8 +304,8 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     if differences:
         raise CheckpointError(
             f"the run in {folder.path} was made with other settings, by its config.yaml "
-            f"({', '.join(differences)}); go on with the same ones, or start a new run without "
-            "train.resume"
+            f"({', '.join(differences)}); start a new run without train.resume, or go on with the "
+            f"run's own: {resume_command(path)}"
         )
     lock.acquire(folder.path)
     # A kill during a replacement may have renamed a checkpoint.

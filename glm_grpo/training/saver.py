@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from glm_grpo.config import shell_override
 from glm_grpo.errors import (
     CollectorError,
     DecoderError,
@@ -24,6 +23,7 @@ from glm_grpo.run.recorder import store_failure
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.phase import out_of_memory_explained
+from glm_grpo.training.resume import resume_command
 from rewards.types import RewardError
 
 _HARMLESS = (CollectorError, DecoderError, MemoryLimitError, RewardError)
@@ -167,7 +167,7 @@ class CheckpointSaver:
     def _save_finished_step(self) -> str:
         """Save the last finished step unless it is saved; returns how to continue."""
         done = self._state.step
-        go_on = f"go on with {shell_override('train.resume', str(self._folder.path))}"
+        go_on = f"go on with {resume_command(self._folder.path)}"
         if done == 0:
             return "Nothing was learned yet"
         if not self.is_saved():
@@ -186,8 +186,7 @@ class CheckpointSaver:
         newest = newest_checkpoint(self._folder, before=before)
         if newest is None:
             return f"There is no checkpoint from before step {self._state.step}"
-        go_on = shell_override("train.resume", str(newest))
-        return f"The last checkpoint from before is {newest.name}: {go_on}"
+        return f"The last checkpoint from before is {newest.name}: {resume_command(newest)}"
 
     def _note_update(self, *_: object) -> None:
         self._is_writing = True

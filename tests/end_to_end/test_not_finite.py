@@ -84,7 +84,7 @@ def test_three_broken_gradients_in_a_row_end_a_run_that_can_be_gone_on_with(make
     assert message.startswith(
         "step 4: loss or gradient was not finite in any update of 3 steps in a row"
     )
-    resume = re.search(r"step-000003: train\.resume=(\S+)$", message)
+    resume = re.search(r"step-000003: glm-grpo train train\.resume=(\S+)$", message)
     assert resume is not None
     assert skipped(folder) == [0, 1, 1, 1]
 
@@ -115,7 +115,8 @@ def test_a_score_that_is_not_finite_ends_a_run_that_goes_on_with_the_term_repair
         "a finite number"
     )
     assert message.endswith(
-        f"Step 1 is saved; go on with train.resume={folder.path}. The pictures are in {place}"
+        f"Step 1 is saved; go on with glm-grpo train train.resume={folder.path}. "
+        f"The pictures are in {place}"
     )
     assert len(list(place.glob("*.png"))) == 2
     assert [row["step"] for row in read_metrics(folder)] == [0, 1]
@@ -150,7 +151,7 @@ def test_logits_that_are_not_finite_draw_no_token(make_run):
     assert found[2] == found[3]
     earlier = folder.checkpoint_dir(1)
     assert message.endswith(
-        f"The last checkpoint from before is step-000001: train.resume={earlier}"
+        f"The last checkpoint from before is step-000001: glm-grpo train train.resume={earlier}"
     )
     assert [row["step"] for row in read_metrics(folder)] == [0, 1, 2]
     assert not folder.image_dir(3).exists()
@@ -178,7 +179,9 @@ def test_pixels_that_are_not_finite_are_no_black_or_white_pictures(make_run, par
     assert re.match(
         r"step 2: decode: pixels of prompt \S+, sample 0 are not finite; the decoder's", message
     )
-    assert message.endswith(f"Step 1 is saved; go on with train.resume={folder.path}")
+    assert message.endswith(
+        f"Step 1 is saved; go on with glm-grpo train train.resume={folder.path}"
+    )
     assert not folder.image_dir(2).exists()
     assert load_checkpoint(newest_checkpoint(folder)).step == 1
 
@@ -206,7 +209,7 @@ def test_weights_that_an_update_made_infinite_are_not_saved(make_run):
     newest = newest_checkpoint(folder)
     assert newest == folder.checkpoint_dir(1)
     assert message.endswith(
-        f"The last checkpoint from before is step-000001: train.resume={newest}"
+        f"The last checkpoint from before is step-000001: glm-grpo train train.resume={newest}"
     )
     assert [path.name for path in folder.checkpoints_dir.iterdir()] == ["step-000001"]
 

@@ -74,7 +74,9 @@ def test_memory_that_runs_out_in_an_update_leaves_the_step_before_it(make_run):
         "MemoryLimitError: out of memory in the update phase: 4 of 4 images at a time"
     )
     assert "train.micro_batch_size" in message
-    assert message.endswith(f"Step 1 is saved; go on with train.resume={folder.path}")
+    assert message.endswith(
+        f"Step 1 is saved; go on with glm-grpo train train.resume={folder.path}"
+    )
     checkpoint = load_checkpoint(newest_checkpoint(folder))
     assert checkpoint.step == 1
     assert _are_equal(checkpoint.tensors["policy"], weights[3])

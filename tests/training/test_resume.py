@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from glm_grpo.run.checkpoints import load_checkpoint, save_checkpoint
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder
-from glm_grpo.training.resume import open_run
+from glm_grpo.training.resume import open_run, resume_command
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STATE = {
@@ -43,11 +44,17 @@ def compose(run_dir: Path, resume: str | None = "auto", *overrides: str) -> Conf
     return config.model_copy(update={"train": train, "run_dir": str(run_dir)})
 
 
-def make_run(path: Path, *, lines: int = 3, checkpoints: tuple[int, ...] = (3,)) -> RunFolder:
+def make_run(
+    path: Path,
+    *,
+    lines: int = 3,
+    checkpoints: tuple[int, ...] = (3,),
+    settings: tuple[str, ...] = (),
+) -> RunFolder:
     """A run that recorded steps 0 to `lines`, with these checkpoints."""
     folder = RunFolder(path)
     folder.path.mkdir(parents=True)
-    folder.config_path.write_text(to_yaml(compose(folder.path)))
+    folder.config_path.write_text(to_yaml(compose(folder.path, None, *settings)))
     rows = [json.dumps({"step": step, "reward/mean": 0.5}) for step in range(lines + 1)]
     folder.metrics_path.write_text("\n".join(rows) + "\n")
     for step in range(1, lines + 1):
@@ -163,6 +170,28 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(last_step_saved: Run
     (last_step_saved.checkpoint_dir(3) / "policy.safetensors").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole.*policy\.safetensors"):
         open_run(compose(last_step_saved.path))
+
+
+@pytest.mark.parametrize(
+    ("script", "program"),
+    [("../train.py", "python ../train.py"), ("/bin/glm-grpo", "glm-grpo train")],
+)
+def test_the_printed_command_continues_a_run_with_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, program: str
+) -> None:
+    folder = make_run(tmp_path / "it's [1] x", settings=("rollout.temperature=0.5",))
+    monkeypatch.setattr("sys.argv", [script])
+    for path in (folder.path, folder.checkpoint_dir(3)):
+        command = resume_command(path, "train.steps=4", "optim.schedule=constant")
+        words = shlex.split(command)
+        assert words[:2] == program.split()
+        overrides = words[2:]
+        config = compose_config(None, None, overrides[:1])
+        assert config.rollout.temperature == 0.5
+        open_run(config).lock.release()
+        # Keys beside it still count.
+        with pytest.raises(CheckpointError, match=r"\(optim\.schedule, train\.steps\); .* own: "):
+            open_run(compose_config(None, None, overrides))
 
 
 def test_a_run_of_other_settings_is_not_gone_on_with(last_step_saved: RunFolder) -> None:

@@ -78,7 +78,9 @@ def _fail_in(run, step):
 def test_the_finished_step_is_saved_where_memory_runs_out(run):
     message = _fail_in(run, 8)
     assert "in the records phase: those of step 8" in message
-    assert message.endswith(f"Step 7 is saved; go on with train.resume={run.folder.path}")
+    assert message.endswith(
+        f"Step 7 is saved; go on with glm-grpo train train.resume={run.folder.path}"
+    )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 
 
@@ -112,7 +114,9 @@ def test_the_newest_checkpoint_is_named_where_the_finished_step_cannot_be_saved(
     run.at.step = 7
     run.optimizer.step()
     message = _fail_in(run, 8)
-    assert message.endswith(f"go on with train.resume={run.folder.path}: step-000005")
+    assert message.endswith(
+        f"go on with glm-grpo train train.resume={run.folder.path}: step-000005"
+    )
 
 
 def test_no_checkpoint_is_made_of_a_step_whose_records_are_not_stored(run):
@@ -152,8 +156,8 @@ def test_pictures_a_term_refused_are_kept(run):
         raise RewardError("unreadable", pictures=pictures)
     place = run.folder.path / "failures" / "step-000008"
     assert explain(caught.value) == (
-        f"RewardError: unreadable. Step 7 is saved; go on with train.resume={run.folder.path}. "
-        f"The pictures are in {place}"
+        "RewardError: unreadable. Step 7 is saved; go on with glm-grpo train "
+        f"train.resume={run.folder.path}. The pictures are in {place}"
     )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 
@@ -162,7 +166,8 @@ def test_a_term_that_fails_without_pictures_says_what_is_saved(run):
     with pytest.raises(RewardError) as caught, run.saver.saved_on_failure(8):
         raise RewardError("gone")
     assert explain(caught.value) == (
-        f"RewardError: gone. Step 7 is saved; go on with train.resume={run.folder.path}"
+        "RewardError: gone. Step 7 is saved; go on with glm-grpo train "
+        f"train.resume={run.folder.path}"
     )
     assert caught.value.pictures is None
     assert not run.folder.failures_dir.exists()
@@ -183,7 +188,9 @@ def _hears_of(run, kind):
 
 def test_the_finished_step_is_saved_where_it_is_as_good_as_ever_in_all_processes(run):
     message = _hears_of(run, "RewardError")
-    assert message.endswith(f"Step 7 is saved; go on with train.resume={run.folder.path}")
+    assert message.endswith(
+        f"Step 7 is saved; go on with glm-grpo train train.resume={run.folder.path}"
+    )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 
 
@@ -193,7 +200,7 @@ def test_nothing_is_saved_for_another_process_that_saves_nothing(run, kind):
     run.saver.save()
     run.at.step = 8
     message = _hears_of(run, kind)
-    assert message.endswith(f"train.resume={run.folder.checkpoint_dir(7)}")
+    assert message.endswith(f": glm-grpo train train.resume={run.folder.checkpoint_dir(7)}")
     assert not run.folder.checkpoint_dir(8).exists()
 
 

@@ -60,7 +60,7 @@ def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
     assert "Traceback" not in said
     assert steps_of(run_dir) == steps
     assert RunFolder(run_dir).checkpoint_dir(steps[-1]).is_dir()
-    train_server.finish(tmp_path / "elsewhere", *shlex.split(resume[1]))
+    train_server.finish(tmp_path / "elsewhere", *shlex.split(resume[1])[2:])
     assert record_of(run_dir) == whole_run.record
 
 
