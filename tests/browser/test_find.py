@@ -92,7 +92,7 @@ def test_find_filters_by_what_the_address_says(open_find: OpenGallery) -> None:
     expect(link).to_have_attribute("href", "#progress?step=0&prompt=plain&sample=0")
 
 
-def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
+def test_find_filters_as_fields_are_filled_and_histograms_dragged(
     open_find: OpenGallery,
 ) -> None:
     page = open_find("find")
@@ -111,10 +111,7 @@ def test_find_filters_as_the_fields_are_filled_and_keeps_it_in_the_address(
     page.get_by_role("button", name="Clear filters").click()
     expect_count(page, ALL)
     page.wait_for_url(re.compile(r"#find$"))
-
-
-def test_find_drags_a_range_over_a_histogram(open_find: OpenGallery) -> None:
-    page = open_find("find")
+    # A range of scores is dragged over its histogram, too.
     lpips = page.get_by_role("group", name="lpips")
     # Scores of 0.25, 0.5, 0.75 and 1, each in the part that begins there.
     box = lpips.locator("svg").bounding_box()

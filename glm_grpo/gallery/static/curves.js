@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, Title, useLoaded } = parts;
+  const { Loading, Title, useLoaded } = parts;
   const { arrange, canaryBand, makeColumns, quantile } = gallery.curveMetrics;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
   const { pointAt, useCursor, useScheme } = gallery.curvePlot;
@@ -30,14 +30,11 @@
 
   function Curves({ params }) {
     const { data, error, progress } = useLoaded(readRun, []);
-    let content = html`<${Board} ...${data} params=${params} />`;
-    if (error) content = html`<${Problem} where="Metrics" message=${error.message} />`;
-    else if (!data) content = html`<p role="status">Loading metrics${progress && `: ${progress.done} of ${progress.total} files`}</p>`;
-    else if (!data.steps.length) {
-      content = html`<p>No metrics are stored yet. After the first step this page shows them as curves. It updates by
-        itself.</p>`;
-    }
-    return html`<${Title} name="Curves" about=${ABOUT} />${content}`;
+    if (data?.steps.length) return html`<${Board} ...${data} params=${params} />`;
+    return html`<${Title} name="Curves" about=${ABOUT} />
+      ${data
+        ? html`<p>No metrics are stored yet. After the first step this page shows them as curves. It updates by itself.</p>`
+        : html`<${Loading} what="Metrics" error=${error} progress=${progress} />`}`;
   }
 
   Curves.keyHelp = [
@@ -126,8 +123,9 @@
       .map((question) => ({ ...question, charts: question.charts.filter(isWanted) }))
       .filter(({ charts }) => charts.length);
     const count = found.reduce((sum, { charts }) => sum + charts.length, 0);
-    return html`
-      <${Toolbar} params=${params} steps=${steps} smoothing=${smoothing} range=${range} set=${set} />
+    return html`<${Title} name="Curves" about=${ABOUT}>
+      <${Controls} params=${params} steps=${steps} smoothing=${smoothing} range=${range} set=${set} />
+      </${Title}>
       <p class="visually-hidden" role="status">${count} charts</p>
       <${StepBar} steps=${steps} heldOut=${heldOut} params=${params} set=${set} />
       ${!count && html`<p>No metric has “${params.metric}” in its name.</p>`}
@@ -153,11 +151,10 @@
     return ["progress", heldOut === undefined ? {} : { prompt: heldOut, step, sample: 0 }];
   }
 
-  function Toolbar({ params, steps, smoothing, range, set }) {
+  function Controls({ params, steps, smoothing, range, set }) {
     const [first, last] = [steps[0], steps[steps.length - 1]];
     const onRange = (name) => (event) => set({ [name]: event.currentTarget.value });
-    return html`<div class="toolbar">
-      <label>Metric <input type="search" value=${params.metric ?? ""} placeholder="part of a name"
+    return html`<label>Metric <input type="search" value=${params.metric ?? ""} placeholder="part of a name"
         onInput=${(event) => set({ metric: event.currentTarget.value })} /></label>
       <label>Smoothing <input type="range" min="0" max=${LARGEST_SMOOTHING} step="0.01" value=${smoothing}
         onInput=${(event) => set({ smooth: event.currentTarget.value === "0" ? null : event.currentTarget.value })} />
@@ -166,8 +163,7 @@
       <label>Steps from <input type="number" min=${first} max=${last} value=${range.from ?? first} onChange=${onRange("from")} /></label>
       <label>to <input type="number" min=${first} max=${last} value=${range.to ?? last} onChange=${onRange("to")} /></label>
       <button type="button" disabled=${range.from === null && range.to === null}
-        onClick=${() => set({ from: null, to: null })}>Whole run</button>
-    </div>`;
+        onClick=${() => set({ from: null, to: null })}>Whole run</button>`;
   }
 
   /* The step the cursor is on, and the way to its pictures. */

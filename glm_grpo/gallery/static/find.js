@@ -8,7 +8,7 @@
   const { MarkSigns, toggle, useMarks } = gallery.marks;
   const { AskedRead } = gallery.readings;
   const { Filters, SOURCES, countFilters, withoutFilters } = gallery.findFilters;
-  const { FoundLarge, Picture, Problem, SizeControls, Terms, Title, clip, fmt, memo } = gallery.parts;
+  const { FoundLarge, Loading, Picture, Problem, SizeControls, Terms, Title, clip, fmt, memo } = gallery.parts;
   const { useKeys, useLoaded, useScrolled, useSizes } = gallery.parts;
   const { useEffect, useLayoutEffect, useMemo, useRef } = preactHooks;
 
@@ -36,10 +36,7 @@
     const columns = useMemo(() => listColumns(gallery.run.reward.terms), []);
     const set = (change) => gallery.replace("find", { ...params, ...change });
     if (data) return html`<${Images} data=${data} source=${source} columns=${columns} params=${params} set=${set} />`;
-    return html`<${Title} name="Find" about=${ABOUT} />
-      ${error
-        ? html`<${Problem} where="Images" message=${error.message} />`
-        : html`<p role="status">Loading images${progress ? ` (${progress.done} of ${progress.total} files)` : ""}</p>`}`;
+    return html`<${Title} name="Find" about=${ABOUT} /><${Loading} what="Images" error=${error} progress=${progress} />`;
   }
 
   function Images({ data, source, columns, params, set }) {

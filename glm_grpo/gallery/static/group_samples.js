@@ -191,5 +191,5 @@
     });
   }
 
-  gallery.groupSamples = { Group, arrange, largeItem, sampleTitle };
+  gallery.groupSamples = { Group, arrange, largeItem };
 })();

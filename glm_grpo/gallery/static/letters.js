@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, Title, percent, useLoaded } = parts;
+  const { Loading, Problem, Title, percent, useLoaded } = parts;
   const { NO_LETTER, loadImages } = gallery.imageTable;
   const { listReaders } = gallery.readings;
   const { useMemo } = preactHooks;
@@ -41,12 +41,9 @@
     return html`<${Title} name="Letters" about=${ABOUT}>
         <${Controls} params=${params} source=${source} readers=${readers} reader=${reader} set=${set} />
       </${Title}>
-      ${error && html`<${Problem} where="Images" message=${error.message} />`}
       ${data
         ? html`<${Results} key=${source} data=${data} reader=${reader} source=${source} params=${params} />`
-        : !error && html`<p role="status">
-            Loading images${progress ? ` (${progress.done} of ${progress.total} files)` : ""}
-          </p>`}`;
+        : html`<${Loading} what="Images" error=${error} progress=${progress} />`}`;
   }
 
   function Controls({ params, source, readers, reader, set }) {

@@ -126,7 +126,7 @@ ${" "}<span class="soft" aria-hidden="true">\u25be</span>
         <p>${describeLength(run)}${rest && `, ${rest}`}</p>
         ${(!isOver || hasNews) && html`<label>
           <input type="checkbox" checked=${follows} onChange=${toggleFollows} />
-          ${" "}Follow: show new steps as they come
+          ${" "}Follow new steps
         </label>`}
       </div>
       ${run.steps_planned !== null && !isOver && html`<progress max=${run.steps_planned} value=${lastStep(run)}

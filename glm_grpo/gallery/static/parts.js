@@ -247,6 +247,13 @@
     </div>`;
   }
 
+  /** What stands in the place of data that useLoaded has not brought: `what` they are. */
+  function Loading({ what, error, progress }) {
+    if (error) return html`<${Problem} where=${what} message=${error.message} />`;
+    const files = progress ? ` (${progress.done} of ${progress.total} files)` : "";
+    return html`<p role="status">Loading ${what.toLowerCase()}${files}</p>`;
+  }
+
   /** The beginning of a text; by code points, so that no emoji is cut in two. */
   function clip(text, limit = CLIP_LIMIT) {
     const start = Array.from(text.slice(0, 2 * limit))
@@ -302,6 +309,7 @@
 
   Object.assign(gallery.parts, {
     Layer,
+    Loading,
     Notes,
     Note,
     Picture,

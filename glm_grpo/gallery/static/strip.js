@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { FoundLarge, Picture, Problem, PromptText, SizeControls, Terms, Title } = parts;
+  const { FoundLarge, Loading, Picture, Problem, PromptText, SizeControls, Terms, Title } = parts;
   const { changeClass, clip, fmt, fullUrl, signed, thumbUrl, useKeys, useLoaded, useSizes } = parts;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
 
@@ -27,15 +27,8 @@
       (onProgress) => loadPrompts(kind, onProgress),
       [kind],
     );
-    return html`
-      ${error && html`<${Problem} where="Steps" message=${error.message} />`}
-      ${
-        !data &&
-        !error &&
-        html`<${Title} name="Film" about=${ABOUT} />
-          <p role="status">Loading steps${progress ? ` (${progress.done} of ${progress.total} files)` : ""}</p>`
-      }
-      ${data && html`<${Prompts} kind=${kind} prompts=${data} params=${params} />`}`;
+    if (data) return html`<${Prompts} kind=${kind} prompts=${data} params=${params} />`;
+    return html`<${Title} name="Film" about=${ABOUT} /><${Loading} what="Steps" error=${error} progress=${progress} />`;
   }
 
   /* Promises [[prompt_id, [{step, group}]]] with the steps in order. */

@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html, scoring } = gallery;
   const { useEffect, useId, useMemo, useRef, useState } = preactHooks;
-  const { Problem, Title, fmt, percent, termColour, useLoaded } = gallery.parts;
+  const { Loading, Problem, Title, fmt, percent, termColour, useLoaded } = gallery.parts;
 
   const PREFIX = "w.";
   const SHARE_PREFIX = "s.";
@@ -134,14 +134,11 @@
 
   function Weights({ params }) {
     const { data: steps, error, progress } = useLoaded(gallery.loadSteps, []);
-    if (error) return html`<${Problem} where="Training steps" message=${error.message} />`;
     return html`<section class="weights" aria-label="Weights">
       <${Title} name="Weights" about=${ABOUT} />
       ${steps
         ? html`<${Weighing} steps=${steps} params=${params} />`
-        : html`<p role="status">
-            Loading steps${progress ? ` (${progress.done} of ${progress.total} files)` : ""}
-          </p>`}
+        : html`<${Loading} what="Training steps" error=${error} progress=${progress} />`}
     </section>`;
   }
 
