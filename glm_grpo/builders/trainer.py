@@ -95,4 +95,5 @@ def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Record
         watch=config.reward.watch,
         evaluated=[name for name, term in config.reward.terms.items() if term.when == "evaluation"],
         margin=config.reward.canary_margin,
+        outside=at.canaries_outside,
     )

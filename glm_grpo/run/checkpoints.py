@@ -62,6 +62,7 @@ class StoredRunState(BaseModel):
     best_total: float | None
     skipped_in_a_row: int
     full_decode_from: int | None
+    canaries_outside: dict[str, int] = {}
     start_step: int | None = None
 
 

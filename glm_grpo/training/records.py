@@ -90,7 +90,7 @@ class StepRecord:
     """Result of recording a step or an evaluation.
 
     Attributes:
-        departures: Canaries that left their band.
+        departures: Canaries that have left their band.
     """
 
     metrics: dict[str, float]
@@ -218,7 +218,7 @@ class RunRecorder:
             measures = {
                 name: torch.cat([each.measures[name] for each in parts]) for name in part.measures
             }
-            watched = self._monitor.measure(whole, measures)
+            watched = self._monitor.measure(step, whole, measures)
             metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
             if self._work is not None:
                 is_cheap = more.get("decode/is_cheap", 1.0) == 1.0

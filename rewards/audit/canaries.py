@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 from jaxtyping import Float, Float32, Float64, UInt8
@@ -85,7 +85,7 @@ class Band:
     Attributes:
         mean: Mean over prompts.
         std: Sample std over prompts (divided by n - 1).
-        prompts: Number of measured prompts, >= 2.
+        prompts: Number of prompts in the mean.
         collapse_below: Lowest allowed mean of a measure of variety, whatever the margin; None for
             others.
         is_judged_below: Whether low values are judged; if not, the band begins at 0.
@@ -127,6 +127,30 @@ class Band:
             margin: Margin in standard errors, > 0.
         """
         return margin * max(self.std, STD_FLOOR) * math.sqrt(1 / prompts + 1 / self.prompts)
+
+    def moved_to(self, values: Float[Tensor, " P"]) -> Band:
+        """Band around the mean of other prompts by the same model.
+
+        Their spread counts together with that of this band's prompts, each set around its own mean,
+        because a few prompts give the mean without bias but hardly a std.
+
+        Args:
+            values: One value per prompt; NaN for prompts to which the canary does not apply.
+        """
+        present = values[~values.isnan()].double()
+        count = len(present)
+        if count == 0:
+            return self
+        mean = present.mean().item()
+        squares = (self.prompts - 1) * self.std**2 + (present - mean).square().sum().item()
+        is_variety = self.collapse_below is not None
+        return replace(
+            self,
+            mean=mean,
+            std=math.sqrt(squares / (self.prompts + count - 2)),
+            prompts=count,
+            collapse_below=COLLAPSE_FRACTION * mean if is_variety else None,
+        )
 
 
 @dataclass(frozen=True)

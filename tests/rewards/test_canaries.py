@@ -177,6 +177,17 @@ def test_departures_are_means_outside_the_band_at_either_side() -> None:
     assert find_departures(bands, values, 5.0) == ()
 
 
+def test_a_band_moves_to_the_mean_of_other_prompts_with_the_spread_of_both() -> None:
+    values = {"edge_density": torch.tensor([1.0, 2.0, 3.0])}
+    band = make_bands(values)["edge_density"]
+    # Squares around the own means: 1 + 0 + 1, and 1 + 1; degrees of freedom: 2 + 1.
+    moved = band.moved_to(torch.tensor([10.0, NAN, 12.0]))
+    assert (moved.mean, moved.prompts) == (11.0, 2)
+    assert moved.std == pytest.approx(math.sqrt(4 / 3))
+    assert moved.collapse_below == pytest.approx(1.1)
+    assert band.moved_to(torch.tensor([NAN])) == band
+
+
 def test_departures_count_only_prompts_with_a_value() -> None:
     # One prompt left: half width 4 * sqrt(1 + 1 / 2) = 4.9; with two it would be 4.
     bands = {"watched": Band(10.0, 1.0, 2)}

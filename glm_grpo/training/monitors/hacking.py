@@ -1,9 +1,10 @@
 """Detect reward hacking with measures that are not trained on (canaries).
 
-At the start, the untrained model's held-out pictures give each canary a band; a step whose pictures
-leave it is reported. Canaries are measures of the pictures (`rewards.audit.canaries`), the entropy
-of the sampled tokens, and the terms named in `reward.watch`. Terms that are scored only in
-evaluations are judged there.
+The untrained model gives each canary a band: its held-out pictures, and the pictures of the first
+step, which it samples on the prompts that are trained on. Several steps in a row outside the band
+are reported. Canaries are measures of the pictures (`rewards.audit.canaries`), the entropy of the
+sampled tokens, and the terms named in `reward.watch`. Terms that are scored only in evaluations are
+judged there.
 """
 
 from __future__ import annotations
@@ -40,15 +41,19 @@ _ENTROPY = "token_entropy"
 _FEWEST_VALUES = 2
 """Fewest values of a canary from which a band is made."""
 
+STEPS_IN_A_ROW = 3
+"""Steps outside the band that make a departure; the prompts of a single step may be unusual."""
+EVALUATIONS_IN_A_ROW = 2
+"""Evaluations outside the band that make a departure of a term that is judged there."""
+
 
 @dataclass(frozen=True)
 class Watched:
     """Canary values of one step or evaluation.
 
     Attributes:
-        metrics: `canary/<name>`; for a step also `canary/departures`, the number of canaries
-            outside their band.
-        departures: Names of those canaries, and how far they are outside.
+        metrics: `canary/<name>`; for a step also `canary/departures`, the number of departures.
+        departures: Canaries that have been outside their band often enough in a row.
     """
 
     metrics: dict[str, float]
@@ -63,20 +68,30 @@ class HackingMonitor:
         watch: Names of terms that are canaries.
         evaluated: Names of terms that are scored only in evaluations.
         margin: Half width of the bands, in standard errors.
+        outside: For each canary outside its band, the steps or evaluations in a row; changed in
+            place, and stored in checkpoints.
     """
 
     def __init__(
-        self, folder: RunFolder, *, watch: Sequence[str], evaluated: Sequence[str], margin: float
+        self,
+        folder: RunFolder,
+        *,
+        watch: Sequence[str],
+        evaluated: Sequence[str],
+        margin: float,
+        outside: dict[str, int],
     ) -> None:
         self._folder = folder
         self._watch = tuple(watch)
         self._evaluated = tuple(evaluated)
         self._margin = margin
         self._bands: dict[str, Band] = {}
-        self._departed: frozenset[str] = frozenset()
+        self._outside = outside
 
     def learn(self, evaluation: Evaluation) -> None:
         """Make the bands from the untrained model's held-out pictures, and store them.
+
+        Those of steps move to the prompts of the first step, see `measure`.
 
         Canaries that need several pictures per prompt when there is only one, and terms that apply
         to none of the prompts, get no band and are not judged.
@@ -101,6 +116,10 @@ class HackingMonitor:
             name: replace(band, is_of_evaluations=name in self._evaluated)
             for name, band in make_bands(measured, varieties=VARIETIES | {_ENTROPY}).items()
         }
+        self._outside.clear()
+        self._store()
+
+    def _store(self) -> None:
         content = json.dumps({name: asdict(band) for name, band in self._bands.items()}, indent=1)
         write_atomically(self._folder.canaries_path, content.encode())
 
@@ -126,18 +145,33 @@ class HackingMonitor:
         self._bands = bands
 
     def measure(
-        self, experience: Experience, pictures: Mapping[str, Float64[Tensor, " P"]]
+        self, step: int, experience: Experience, pictures: Mapping[str, Float64[Tensor, " P"]]
     ) -> Watched:
         """Judge a step; warns when a canary leaves its band or returns.
 
+        The first step is sampled from the untrained model, so the bands move to its prompts: those
+        that are trained on may differ from the held-out ones, above all after a warm start on them.
+
         Args:
+            step: Training step, from 1.
+            experience: Experience of the step.
             pictures: Result of `measure_pictures` for the experience.
+
+        Raises:
+            StorageError: The bands cannot be stored.
         """
         values = {
             **pictures,
             _ENTROPY: -experience.rollout.log_probs.double().mean(dim=(1, 2)).cpu(),
             **_scores(experience.rewards, self._watch),
         }
+        if step == 1:
+            self._bands |= {
+                name: band.moved_to(values[name])
+                for name, band in self._bands.items()
+                if not band.is_of_evaluations
+            }
+            self._store()
         departures = self._judge(values, is_evaluation=False)
         metrics = {**_means(values), "canary/departures": float(len(departures))}
         return Watched(metrics, departures)
@@ -155,15 +189,16 @@ class HackingMonitor:
             for name, band in self._bands.items()
             if band.is_of_evaluations == is_evaluation
         }
-        departures = find_departures(bands, {name: values[name] for name in bands}, self._margin)
-        departed = frozenset(departure.name for departure in departures)
-        for departure in departures:
-            if departure.name not in self._departed:
+        found = find_departures(bands, {name: values[name] for name in bands}, self._margin)
+        enough = EVALUATIONS_IN_A_ROW if is_evaluation else STEPS_IN_A_ROW
+        for name in sorted(bands.keys() - {departure.name for departure in found}):
+            if self._outside.pop(name, 0) >= enough:
+                logger.warning("canary: %s is back in its band", name)
+        for departure in found:
+            self._outside[departure.name] = self._outside.get(departure.name, 0) + 1
+            if self._outside[departure.name] == enough:
                 logger.warning("canary: %s; look at the gallery", departure.describe())
-        for name in sorted((self._departed & bands.keys()) - departed):
-            logger.warning("canary: %s is back in its band", name)
-        self._departed = (self._departed - bands.keys()) | departed
-        return departures
+        return tuple(each for each in found if self._outside[each.name] >= enough)
 
 
 def _scores(table: RewardTable, names: Sequence[str]) -> dict[str, Float64[Tensor, " P"]]:

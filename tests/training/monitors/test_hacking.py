@@ -9,7 +9,12 @@ import torch
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.training.monitors.hacking import HackingMonitor, Watched, measure_pictures
+from glm_grpo.training.monitors.hacking import (
+    STEPS_IN_A_ROW,
+    HackingMonitor,
+    Watched,
+    measure_pictures,
+)
 from glm_grpo.types import (
     Advantages,
     Evaluation,
@@ -73,13 +78,15 @@ SCORES = [0.4, 0.5, 0.6, 0.5]
 
 @pytest.fixture
 def hacking_monitor(tmp_path):
-    made = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0)
+    made = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0, outside={})
     made.learn(evaluation(UNTRAINED, table(SCORES)))
     return made
 
 
-def measure(monitor, step):
-    return monitor.measure(step, measure_pictures(step.prompts.prompts, step.images))
+def measure(monitor, taken, step=2, times=STEPS_IN_A_ROW):
+    """Judges the same experience at several steps in a row; the result of the last one."""
+    pictures = measure_pictures(taken.prompts.prompts, taken.images)
+    return [monitor.measure(step + index, taken, pictures) for index in range(times)][-1]
 
 
 def names(watched):
@@ -123,7 +130,7 @@ def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
         replace(prompt, sources=(255 - pixels,))
         for prompt, (pixels,) in zip(PROMPTS, ((each[0],) for each in drawn.pixels), strict=True)
     )
-    monitor = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0)
+    monitor = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0, outside={})
     monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=edited))
     step = experience(drawn, table(SCORES))
 
@@ -137,17 +144,21 @@ def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
     # The untrained model copied: to copy less is no departure.
     monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=copied))
     assert names(of(edited)) == set()
-    restored = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0)
+    restored = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0, outside={})
     restored.restore()
     assert restored._bands == monitor._bands
 
 
 def test_sentinel_warns_when_a_canary_leaves_and_when_it_comes_back(hacking_monitor, caplog):
     bright = experience(grey(250, 250, 250, 250), table(SCORES))
+    usual = experience(UNTRAINED, table(SCORES))
     with caplog.at_level(logging.WARNING):
-        measure(hacking_monitor, bright)
-        measure(hacking_monitor, bright)
-        measure(hacking_monitor, experience(UNTRAINED, table(SCORES)))
+        # Two steps of unusual prompts are no departure, however often.
+        for each in (bright, usual, bright):
+            assert measure(hacking_monitor, each, times=2).departures == ()
+        assert caplog.messages == []
+        measure(hacking_monitor, bright, times=2)
+        measure(hacking_monitor, usual, times=2)
 
     left, back = caplog.messages
     assert "bright_fraction" in left
@@ -166,7 +177,9 @@ def test_sentinel_leaves_out_prompts_to_which_a_watched_term_does_not_apply(hack
 
 
 def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_path, caplog):
-    hacking_monitor = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0)
+    hacking_monitor = HackingMonitor(
+        RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0, outside={}
+    )
     single = ImageBatch(UNTRAINED.pixels[:, :1], SEEDS)
     nowhere = table(SCORES, applies=(False,) * 4)
     with caplog.at_level(logging.WARNING):
@@ -182,16 +195,50 @@ def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_p
 
 def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
     changed = experience(grey(250, 250, 250, 250), table(SCORES), entropy=0.2)
-    resumed = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0)
+    before = measure(hacking_monitor, changed, times=2)
+    resumed = HackingMonitor(
+        RunFolder(tmp_path),
+        watch=["seen"],
+        evaluated=[],
+        margin=4.0,
+        outside=dict(hacking_monitor._outside),
+    )
     resumed.restore()
 
-    assert measure(resumed, changed) == measure(hacking_monitor, changed)
+    assert before.departures == ()
+    assert measure(resumed, changed, times=1) == measure(hacking_monitor, changed, times=1)
+    assert names(measure(resumed, changed, times=1)) == {"bright_fraction", "token_entropy"}
+
+
+def test_the_first_step_moves_the_bands_to_the_prompts_that_are_trained_on(tmp_path, caplog):
+    def made():
+        return HackingMonitor(
+            RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0, outside={}
+        )
+
+    monitor = made()
+    monitor.learn(evaluation(UNTRAINED, table(SCORES)))
+    # As after a warm start on these prompts: surer, and better.
+    first = experience(grey(250, 240, 250, 240), table([0.9, 1.0, 0.9, 1.0]), entropy=0.2)
+
+    with caplog.at_level(logging.WARNING):
+        assert measure(monitor, first, step=1).departures == ()
+        resumed = made()
+        resumed.restore()
+        assert measure(resumed, first).departures == ()
+        assert caplog.messages == []
+        # What the held-out prompts were is a departure now.
+        assert names(measure(resumed, experience(UNTRAINED, table(SCORES)))) >= {"token_entropy"}
 
 
 def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(tmp_path, caplog):
-    monitor = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=["seen"], margin=4.0)
+    monitor = HackingMonitor(
+        RunFolder(tmp_path), watch=[], evaluated=["seen"], margin=4.0, outside={}
+    )
     monitor.learn(evaluation(UNTRAINED, table(SCORES)))
-    resumed = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=["seen"], margin=4.0)
+    resumed = HackingMonitor(
+        RunFolder(tmp_path), watch=[], evaluated=["seen"], margin=4.0, outside={}
+    )
     resumed.restore()
     # Sample std 0.0816, four prompts on both sides: 0.5 - 4 * 0.0816 * sqrt(1/2) = 0.269.
     lowest = 0.5 - 4 * math.sqrt(0.02 / 3) * math.sqrt(0.5)
@@ -202,6 +249,7 @@ def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(tmp_path, capl
     assert judge(1.0, 1.0, 1.0, 1.0) == Watched({"canary/seen": 1.0}, ())
     assert judge(0.27, 0.27, 0.27, 0.27).departures == ()
     with caplog.at_level(logging.WARNING):
+        assert judge(0.26, 0.26, 0.26, 0.26).departures == ()
         (departure,) = judge(0.26, 0.26, 0.26, 0.26).departures
         # A step says nothing about it, and nothing of it is forgotten there.
         of_step = measure(monitor, experience(UNTRAINED, table([0.0] * 4)))
@@ -214,9 +262,12 @@ def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(tmp_path, capl
     left, back = caplog.messages
     assert "seen 0.26 is below 0.2691..inf" in left
     assert back == "canary: seen is back in its band"
+    judge(0.1, 0.1, 0.1, 0.1, by=resumed)
     assert names(judge(0.1, 0.1, 0.1, 0.1, by=resumed)) == {"seen"}
 
 
 def test_sentinel_says_where_bands_are_missing(tmp_path):
     with pytest.raises(StorageError, match="canaries.json"):
-        HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0).restore()
+        HackingMonitor(
+            RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0, outside={}
+        ).restore()
