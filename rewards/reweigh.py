@@ -1,6 +1,7 @@
 """Compute totals, and each term's contribution to them, from raw scores and weights.
 
-These are pure functions of the stored table: trying other weights needs no model and no picture.
+Training calls these functions, and so does everything that tries other weights afterwards: they
+are pure functions of the stored table and need neither a model nor the images.
 """
 
 from __future__ import annotations

@@ -336,14 +336,14 @@ def _learn_targets(
     parts = []
     for micro_batch in micro_batches:
         with trainee.strategy.accumulation(is_last=micro_batch is micro_batches[-1]):
-            parts.append(_score_targets(trainee, targets, micro_batch))
+            parts.append(_backward_targets(trainee, targets, micro_batch))
     own = [math.fsum(part[name] for part in parts) for name in _SFT_METRICS]
     everyone = zip(*trainee.strategy.gather(own), strict=True)
     means = dict(zip(_SFT_METRICS, map(math.fsum, everyone), strict=True))
     return _SftTerm(targets.weight * means["cross_entropy"], means)
 
 
-def _score_targets(
+def _backward_targets(
     trainee: Trainee, targets: TargetTokens, micro_batch: MicroBatch
 ) -> dict[str, float]:
     """Accumulate the gradient of some target images; returns their part of the means."""
@@ -404,7 +404,7 @@ def _learn_samples(
     for micro_batch in micro_batches:
         is_last = is_last_term and micro_batch is micro_batches[-1]
         with trainee.strategy.accumulation(is_last=is_last):
-            parts.append(_score(trainee, experience, micro_batch, loss))
+            parts.append(_backward_samples(trainee, experience, micro_batch, loss))
         _refuse_other_metrics(parts[-1], parts[0])
         count()
     replayed = [
@@ -415,8 +415,8 @@ def _learn_samples(
     return _means(replayed, [*parts[0]], trainee.strategy)
 
 
-def _score(
-    trainee: Trainee, experience: Experience, micro_batch: MicroBatch, settings: Loss
+def _backward_samples(
+    trainee: Trainee, experience: Experience, micro_batch: MicroBatch, loss: Loss
 ) -> dict[str, float]:
     """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
 
@@ -427,12 +427,12 @@ def _score(
     strategy = trainee.strategy
     replay = trainee.policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     inputs = _loss_inputs(experience, micro_batch.rows, replay)
-    loss = grpo_loss(inputs, settings)
+    output = grpo_loss(inputs, loss)
     # Gradients are averaged over the processes, but fractions add up to 1 over all of them.
-    strategy.backward(loss.total * (micro_batch.fraction * strategy.num_processes))
+    strategy.backward(output.total * (micro_batch.fraction * strategy.num_processes))
     log_probs = replay.log_probs.detach()
     metrics = {
-        **loss.metrics,
+        **output.metrics,
         "policy/entropy": replay.entropy.detach(),
         "policy/log_prob": log_probs,
         "policy/outside_codebook": replay.outside_codebook,
