@@ -82,6 +82,15 @@ class Recorder:
         """Forward metrics to the trackers, from the main thread, to which MLflow binds its run."""
         self._trackers.log(step, metrics)
 
+    def track_groups(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
+        """Show groups of a step in the trackers; from the main thread, as `track_step`.
+
+        Args:
+            experience: Experience of the step; its pixels are not read.
+            pictures: Its images as PNG files, see `encode`.
+        """
+        self._trackers.log_groups(experience, pictures, step)
+
     def amend_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to the line of the last recorded step, which must be `step`.
 

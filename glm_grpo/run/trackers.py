@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from accelerate.tracking import (
     get_available_trackers,
 )
 from accelerate.utils import LoggerType
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
 from PIL import Image
 from rich.text import Text
 from torch import Tensor
@@ -38,12 +38,15 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder, safe_name, write_atomically
 from glm_grpo.run.tables import read_metrics, read_run_ids
 from glm_grpo.run.wandb_file import last_wandb_step
-from glm_grpo.types import Evaluation
+from glm_grpo.types import Evaluation, Experience
+from rewards.types import Prompt, RewardTable
 
 MAX_PROMPTS = 16
 """Number of prompts shown: the first ones, the same in every evaluation of a run."""
 MAX_SAMPLES = 4
 """Number of pictures shown per prompt, in addition to its target."""
+MAX_GROUPS = 4
+"""Number of groups shown of each step: the first ones."""
 MAX_SIDE = 256
 """Pixels; larger pictures are scaled down to this longer side."""
 
@@ -54,17 +57,16 @@ _GAP = 4
 _WHITE = (255, 255, 255)
 
 _PICTURES = {"source", "target", "image"}
-"""Columns of an `EvaluationTable` that hold pictures."""
+"""Columns of a `PictureTable` that hold pictures."""
 
 Cell = Image.Image | str | float | int | None
+Distributions = Mapping[str, Float32[numpy.ndarray, " PG"]]
 
 PROJECT_NAME = "glm-grpo"
 """Project (or experiment) for the run; environment variables may name another."""
 
 _logger = logging.getLogger(__name__)
 
-_KEY = "evaluation"
-"""Name for the table and the pictures of the evaluation prompts."""
 _BLANK = Image.new("RGB", (1, 1), (255, 255, 255))
 
 NOTHING_SAID = RunSection()
@@ -72,29 +74,79 @@ NOTHING_SAID = RunSection()
 
 
 @dataclass(frozen=True)
-class EvaluationTable:
-    """What a tracker shows of one evaluation.
+class PictureTable:
+    """What a tracker shows of one evaluation, or of the groups of one step.
 
     Attributes:
+        name: `evaluation` or `rollout`.
         columns: `prompt_id`, `prompt`, `sample`, `source` and `target` (absent if no prompt has
-            one; a prompt's sources are joined side by side), `image`, `total`, the terms, and
-            `<term> note` for terms with notes.
+            one; a prompt's sources are joined side by side), `image`, `total`, for a step
+            `advantage`, the terms, and `<term> note` for terms with notes.
         rows: One row per picture, prompt by prompt, with a cell for each column. Missing values are
             None.
-        strips: For each prompt id, its sources, target and samples side by side.
+        strips: For each prompt id, or place in the step, its sources, target and samples side by
+            side.
     """
 
+    name: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     strips: Mapping[str, Image.Image]
 
 
-def tabulate(evaluation: Evaluation) -> EvaluationTable:
+def tabulate(evaluation: Evaluation) -> PictureTable:
     """Tabulate the first `MAX_PROMPTS` prompts with their first `MAX_SAMPLES` pictures."""
-    prompts = evaluation.prompts[:MAX_PROMPTS]
-    has_sources = any(prompt.sources for prompt in prompts)
-    has_targets = any(prompt.target is not None for prompt in prompts)
-    table = evaluation.rewards
+    pixels = evaluation.images.pixels[:MAX_PROMPTS, :MAX_SAMPLES]
+    return _tabulate(
+        "evaluation",
+        {prompt.prompt_id: prompt for prompt in evaluation.prompts[:MAX_PROMPTS]},
+        [[(sample, _picture(each)) for sample, each in enumerate(group)] for group in pixels],
+        evaluation.rewards,
+        {"total": evaluation.totals},
+    )
+
+
+def tabulate_step(experience: Experience, pictures: Sequence[bytes]) -> PictureTable:
+    """Tabulate the first `MAX_GROUPS` groups, each with its best and worst pictures, best first.
+
+    Args:
+        experience: Experience of the step; its pixels are not read.
+        pictures: Its images as PNG files, group by group.
+    """
+    shown = []
+    size = experience.prompts.group_size
+    for group, totals in enumerate(experience.totals[:MAX_GROUPS]):
+        order = totals.argsort(descending=True, stable=True).tolist()
+        if size > MAX_SAMPLES:
+            order = order[: MAX_SAMPLES // 2] + order[-MAX_SAMPLES // 2 :]
+        shown.append([(sample, _read(pictures[group * size + sample])) for sample in order])
+    return _tabulate(
+        "rollout",
+        {f"group {place}": each for place, each in enumerate(experience.prompts.prompts, start=1)},
+        shown,
+        experience.rewards,
+        {"total": experience.totals, "advantage": experience.advantages.values},
+    )
+
+
+def _tabulate(
+    name: str,
+    prompts: Mapping[str, Prompt],
+    shown: Sequence[Sequence[tuple[int, Image.Image]]],
+    table: RewardTable,
+    figures: Mapping[str, Float32[Tensor, "P G"]],
+) -> PictureTable:
+    """Tabulate pictures.
+
+    Args:
+        prompts: Prompts by the name of their strip.
+        shown: The samples to show of each of the first prompts, with their pictures.
+        table: Scores of all samples.
+        figures: Further columns, before the scores.
+    """
+    chosen = [(strip, prompts[strip], each) for strip, each in zip(prompts, shown, strict=False)]
+    has_sources = any(prompt.sources for _, prompt, _ in chosen)
+    has_targets = any(prompt.target is not None for _, prompt, _ in chosen)
     columns = (
         "prompt_id",
         "prompt",
@@ -102,33 +154,31 @@ def tabulate(evaluation: Evaluation) -> EvaluationTable:
         *(("source",) if has_sources else ()),
         *(("target",) if has_targets else ()),
         "image",
-        "total",
+        *figures,
         *table.names,
-        *(f"{name} note" for name in table.notes),
+        *(f"{term} note" for term in table.notes),
     )
     rows: list[tuple[Cell, ...]] = []
     strips = {}
-    for index, prompt in enumerate(prompts):
+    for index, (strip, prompt, samples) in enumerate(chosen):
         sources = [_picture(source) for source in prompt.sources]
         source = _strip(sources) if sources else None
         target = None if prompt.target is None else _picture(prompt.target)
-        images = [_picture(pixels) for pixels in evaluation.images.pixels[index, :MAX_SAMPLES]]
-        strips[prompt.prompt_id] = _strip(
-            [*sources, *([] if target is None else [target]), *images]
-        )
-        identity = (prompt.prompt_id, prompt.prompt)
-        for sample, image in enumerate(images):
+        images = [image for _, image in samples]
+        strips[strip] = _strip([*sources, *([] if target is None else [target]), *images])
+        for sample, image in samples:
             pictures = (
                 *((source,) if has_sources else ()),
                 *((target,) if has_targets else ()),
                 image,
             )
-            measures = _measures(evaluation, index, sample)
-            rows.append((*identity, sample, *pictures, *measures))
-    return EvaluationTable(columns, tuple(rows), strips)
+            given = (round(each[index, sample].item(), _DECIMALS) for each in figures.values())
+            measures = _measures(table, index, sample)
+            rows.append((prompt.prompt_id, prompt.prompt, sample, *pictures, *given, *measures))
+    return PictureTable(name, columns, tuple(rows), strips)
 
 
-def to_markdown(table: EvaluationTable) -> str:
+def to_markdown(table: PictureTable) -> str:
     """Format the table without its pictures."""
     shown = [index for index, name in enumerate(table.columns) if name not in _PICTURES]
     lines = [[table.columns[index] for index in shown], ["---"] * len(shown)]
@@ -143,14 +193,12 @@ def _to_text(cell: Cell) -> str:
     return "" if cell is None else " ".join(str(cell).split()).replace("|", "\\|")
 
 
-def _measures(evaluation: Evaluation, index: int, sample: int) -> list[Cell]:
-    """Total, score of every term, and notes for one picture."""
-    table = evaluation.rewards
+def _measures(table: RewardTable, index: int, sample: int) -> list[Cell]:
+    """Score of every term, and notes, for one picture."""
     scores = table.raw[index, sample].tolist()
     applies = table.is_applicable[index].tolist()
     notes = [groups[index] for groups in table.notes.values()]
     return [
-        round(evaluation.totals[index, sample].item(), _DECIMALS),
         *(
             round(score, _DECIMALS) if is_on else None
             for score, is_on in zip(scores, applies, strict=True)
@@ -161,7 +209,15 @@ def _measures(evaluation: Evaluation, index: int, sample: int) -> list[Cell]:
 
 
 def _picture(pixels: UInt8[Tensor, "3 H W"]) -> Image.Image:
-    image = Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
+    return _small(Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()))
+
+
+def _read(content: bytes) -> Image.Image:
+    with Image.open(io.BytesIO(content)) as image:
+        return _small(image.convert("RGB"))
+
+
+def _small(image: Image.Image) -> Image.Image:
     # Keeps the proportions; smaller pictures stay unchanged.
     image.thumbnail((MAX_SIDE, MAX_SIDE))
     return image
@@ -235,6 +291,27 @@ class Trackers:
             return
         table = tabulate(evaluation)
         self._for_each(lambda started: started.show(table, evaluation.step))
+
+    def log_groups(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
+        """Show groups of a step, and the distribution of its rewards and advantages.
+
+        Args:
+            experience: Experience of the step; its pixels are not read.
+            pictures: Its images as PNG files, group by group.
+        """
+        if not (self._waiting or self._started):
+            return
+        table = tabulate_step(experience, pictures)
+        values = {
+            "rollout/reward": experience.totals.flatten().cpu().numpy(),
+            "rollout/advantage": experience.advantages.values.flatten().cpu().numpy(),
+        }
+
+        def show(started: _Started) -> None:
+            started.show(table, step)
+            started.show_distributions(values, step)
+
+        self._for_each(show)
 
     def close(self) -> None:
         """Finish the uploads and files of every tracker."""
@@ -337,7 +414,7 @@ def _nothing_missing() -> float:
     return math.inf
 
 
-def _show_nothing(_table: EvaluationTable, _step: int) -> None:
+def _show_nothing(_shown: object, _step: int) -> None:
     """Show function of trackers that only take metrics."""
 
 
@@ -347,14 +424,16 @@ class _Started:
 
     Attributes:
         run_id: Tracker's id of the run, with which it can be continued; None if it cannot.
-        show: Shows the evaluation prompts at a step.
+        show: Shows pictures at a step.
+        show_distributions: Shows histograms of values at a step.
         first_missing: Returns the first step that the tracker does not have.
     """
 
     tracker: GeneralTracker
     run_id: str | None = None
-    show: Callable[[EvaluationTable, int], None] = _show_nothing
+    show: Callable[[PictureTable, int], None] = _show_nothing
     first_missing: Callable[[], float] = _nothing_missing
+    show_distributions: Callable[[Distributions, int], None] = _show_nothing
 
 
 def _begin(tracker: GeneralTracker, ending: ExitStack) -> None:
@@ -371,25 +450,42 @@ def _other(run: _Run, ending: ExitStack) -> _Started:
     return _Started(tracker)
 
 
+class _TensorBoard(TensorBoardTracker):  # type: ignore[misc]
+    """Keeps the configuration in the run's own file; accelerate writes two folders for it.
+
+    TensorBoard would list them as further runs.
+    """
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """See `TensorBoardTracker`."""
+        summary_module = importlib.import_module("torch.utils.tensorboard.summary")
+        for summary in summary_module.hparams(values, {}):
+            self.writer.file_writer.add_summary(summary)
+
+
 def _tensorboard(run: _Run, ending: ExitStack) -> _Started:
     directory = run.folder.tensorboard_dir
     # A resumed run repeats steps: this makes TensorBoard hide what it had from `step` on.
-    tracker = TensorBoardTracker(directory.name, directory.parent, purge_step=run.step)
+    tracker = _TensorBoard(directory.name, directory.parent, purge_step=run.step)
 
-    def show(table: EvaluationTable, step: int) -> None:
+    def show(table: PictureTable, step: int) -> None:
         writer = tracker.tracker
-        for prompt_id, strip in table.strips.items():
+        for name, strip in table.strips.items():
             pixels = numpy.asarray(strip)
-            writer.add_image(f"{_KEY}/{prompt_id}", pixels, step, dataformats="HWC")
-        writer.add_text(f"{_KEY}/table", to_markdown(table), step)
+            writer.add_image(f"{table.name}/{name}", pixels, step, dataformats="HWC")
+        writer.add_text(f"{table.name}/table", to_markdown(table), step)
         writer.flush()
+
+    def show_distributions(values: Distributions, step: int) -> None:
+        for name, each in values.items():
+            tracker.tracker.add_histogram(name, each, step)
 
     ending.enter_context(_writing_threads_quiet())
     _begin(tracker, ending)
     said = [run.about.name, run.about.notes, ", ".join(run.about.tags)]
     if any(said):
         tracker.tracker.add_text("run", "\n\n".join(filter(None, said)), run.step)
-    return _Started(tracker, show=show)
+    return _Started(tracker, show=show, show_distributions=show_distributions)
 
 
 def _wandb(run: _Run, ending: ExitStack) -> _Started:
@@ -409,15 +505,22 @@ def _wandb(run: _Run, ending: ExitStack) -> _Started:
     run.folder.path.mkdir(parents=True, exist_ok=True)
     tracker = WandBTracker(os.environ.get("WANDB_PROJECT", PROJECT_NAME), **arguments)
 
-    def show(table: EvaluationTable, step: int) -> None:
+    def show(table: PictureTable, step: int) -> None:
         rows = _with_pictures(table, wandb.Image)
-        tracker.log({_KEY: wandb.Table(columns=list(table.columns), data=rows)}, step=step)
+        tracker.log({table.name: wandb.Table(columns=list(table.columns), data=rows)}, step=step)
+
+    def show_distributions(values: Distributions, step: int) -> None:
+        tracker.log({name: wandb.Histogram(each) for name, each in values.items()}, step=step)
 
     # Pictures of tables wait there until they are uploaded, which may be on another day.
     ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.path / "wandb/data"))
     _begin(tracker, ending)
     return _Started(
-        tracker, tracker.tracker.id, show, lambda: _first_missing_in_wandb(tracker.tracker)
+        tracker,
+        tracker.tracker.id,
+        show,
+        lambda: _first_missing_in_wandb(tracker.tracker),
+        show_distributions,
     )
 
 
@@ -445,18 +548,18 @@ def _mlflow(run: _Run, ending: ExitStack) -> _Started:
         mlflow.set_tag("tags", ", ".join(run.about.tags))
     run_id = tracker.tracker.info.run_id
 
-    def show(table: EvaluationTable, step: int) -> None:
-        path = f"{_KEY}/step-{step:06d}.json"
+    def show(table: PictureTable, step: int) -> None:
+        path = f"{table.name}/step-{step:06d}.json"
         # A resumed run repeats steps, and MLflow would append rows to those that it has.
-        if path in {file.path for file in mlflow.MlflowClient().list_artifacts(run_id, _KEY)}:
+        if path in {file.path for file in mlflow.MlflowClient().list_artifacts(run_id, table.name)}:
             return
         columns = pandas.DataFrame(table.rows, columns=list(table.columns), dtype=object)
         for name in _PICTURES & set(columns):
             # MLflow requires a picture in every row of a picture column.
             columns[name] = [_BLANK if cell is None else cell for cell in columns[name]]
         mlflow.log_table(columns, path)
-        for prompt_id, strip in table.strips.items():
-            key = f"{_KEY}/{safe_name(prompt_id)}"
+        for name, strip in table.strips.items():
+            key = f"{table.name}/{safe_name(name)}"
             mlflow.log_image(strip, key=key, step=step, synchronous=True)
 
     return _Started(tracker, run_id, show)
@@ -485,9 +588,12 @@ def _trackio(run: _Run, ending: ExitStack) -> _Started:
     resume = "never" if run.id is None else "allow"
     tracker = TrackioTracker(PROJECT_NAME, name=name, resume=resume)
 
-    def show(table: EvaluationTable, step: int) -> None:
+    def show(table: PictureTable, step: int) -> None:
         rows = _with_pictures(table, trackio.Image)
-        tracker.log({_KEY: trackio.Table(columns=list(table.columns), data=rows)}, step=step)
+        tracker.log({table.name: trackio.Table(columns=list(table.columns), data=rows)}, step=step)
+
+    def show_distributions(values: Distributions, step: int) -> None:
+        tracker.log({name: trackio.Histogram(each) for name, each in values.items()}, step=step)
 
     def finish() -> None:
         with _printed_to_log():
@@ -497,7 +603,7 @@ def _trackio(run: _Run, ending: ExitStack) -> _Started:
         tracker.start()
     ending.callback(finish)
     # A thread writes steps twice a second.
-    return _Started(tracker, name, show, lambda: tracker.tracker._next_step)
+    return _Started(tracker, name, show, lambda: tracker.tracker._next_step, show_distributions)
 
 
 _STARTERS: Mapping[str, Callable[[_Run, ExitStack], _Started]] = {
@@ -549,7 +655,7 @@ def _printed_to_log() -> Iterator[None]:
         _logger.info("trackio: %s", line.removeprefix("* "))
 
 
-def _with_pictures(table: EvaluationTable, wrap: Callable[[Image.Image], Any]) -> list[list[Any]]:
+def _with_pictures(table: PictureTable, wrap: Callable[[Image.Image], Any]) -> list[list[Any]]:
     """Rows with every picture in the form that the tracker needs."""
     return [
         [wrap(cell) if isinstance(cell, Image.Image) else cell for cell in row]

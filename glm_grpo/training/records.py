@@ -226,6 +226,7 @@ class RunRecorder:
             metrics |= {**watched.metrics, **more, **waited, **held}
             pictures = [picture for each in parts for picture in each.pictures]
             self._files.track_step(step, metrics)
+            self._files.track_groups(whole, pictures, step)
 
             def write() -> None:
                 self._files.record_rollout(whole, pictures, step)

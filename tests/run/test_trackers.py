@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from accelerate.utils import LoggerType
@@ -28,11 +29,11 @@ from glm_grpo.config import RunSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.run import trackers as trackers_module
 from glm_grpo.run.folder import RunFolder, append_line
-from glm_grpo.run.recorder import Recorder
+from glm_grpo.run.recorder import Recorder, encode
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.run.trackers import Trackers, check_trackers
 from glm_grpo.run.wandb_file import last_wandb_step, wandb_records
-from glm_grpo.types import Evaluation
+from glm_grpo.types import Advantages, Evaluation, Experience, PromptBatch, Rollout
 
 ABOUT = RunSection(name="larger groups", notes="As before,\nwith 16 images.", tags=("ocr", "wide"))
 CONFIG = {"train": {"seed": 1, "resume": None}, "trackers": ["tensorboard"], "offload": True}
@@ -82,9 +83,27 @@ def log_run(path: Path, name: str, evaluation: Evaluation) -> None:
     trackers.log_evaluation(replace(evaluation, step=0))
     for step in (0, 1):
         trackers.log(step, values_of(step))
+    trackers.log_groups(experience_of(evaluation), encode(evaluation.images), 1)
     trackers.log_evaluation(replace(evaluation, step=2))
     trackers.log(2, values_of(2))
     trackers.close()
+
+
+def experience_of(evaluation: Evaluation) -> Experience:
+    """A step that sampled and scored the same; without pixels, as it is recorded."""
+    totals, seeds = evaluation.totals, evaluation.images.decode_seeds
+    pixels = evaluation.images.pixels[..., :0, :0]
+    return Experience(
+        prompts=PromptBatch(evaluation.prompts, totals.shape[1], 32, 32, 0, seeds),
+        rollout=Rollout(
+            torch.zeros(*totals.shape, 1).long(), torch.zeros(*totals.shape, 1), None, 0
+        ),
+        images=replace(evaluation.images, pixels=pixels),
+        rewards=evaluation.rewards,
+        totals=totals,
+        penalties=torch.zeros_like(totals),
+        advantages=Advantages(totals - totals.mean(), torch.zeros(len(totals), dtype=torch.bool)),
+    )
 
 
 def log_resumed_run(path: Path, name: str, evaluation: Evaluation) -> None:
@@ -161,7 +180,10 @@ def test_tensorboard_shows_a_strip_a_prompt_and_a_table_of_scores_and_notes(logg
 
     (said,) = events.Tensors("run/text_summary")[0].tensor_proto.string_val
     assert said.decode().split("\n\n") == [ABOUT.name, ABOUT.notes, "ocr, wide"]
-    assert events.Tags()["images"] == ["evaluation/sign", "evaluation/field-1"]
+    # Beside the run there is no other, such as a folder for the configuration.
+    assert {path.is_file() for path in (logged("tensorboard") / "tensorboard").iterdir()} == {True}
+    groups = ["rollout/group 1", "rollout/group 2"]
+    assert events.Tags()["images"] == ["evaluation/sign", "evaluation/field-1", *groups]
     strips = events.Images("evaluation/sign")
     # Target and two samples of 8 pixels, two gaps of 4.
     assert [(strip.step, strip.width, strip.height) for strip in strips] == [(0, 32, 4), (2, 32, 4)]
@@ -170,6 +192,22 @@ def test_tensorboard_shows_a_strip_a_prompt_and_a_table_of_scores_and_notes(logg
     assert lines[0] == "| prompt_id | prompt | sample | total | clip | ocr | ocr note |"
     assert lines[3] == '| sign | a sign "CAT" | 1 | 0.020 | 0.010 | 0.010 | word 1 |'
     assert lines[5] == "| field-1 | a \\| field | 1 | 0.220 | 0.110 |  |  |"
+
+
+def test_tensorboard_shows_the_groups_of_a_step_and_how_their_rewards_are_spread(logged) -> None:
+    events = read_events(logged("tensorboard"))
+
+    (text,) = events.Tensors("rollout/table/text_summary")[0].tensor_proto.string_val
+    lines = text.decode().splitlines()
+    assert lines[0].startswith("| prompt_id | prompt | sample | total | advantage | clip | ocr |")
+    # The best picture first: totals 0 and 0.02.
+    assert lines[2] == '| sign | a sign "CAT" | 1 | 0.020 | -0.090 | 0.010 | 0.010 | word 1 |'
+    assert [strip.step for strip in events.Images("rollout/group 1")] == [1]
+    (rewards,) = events.Histograms("rollout/reward")
+    (advantages,) = events.Histograms("rollout/advantage")
+    assert (rewards.step, rewards.histogram_value.num) == (1, 4)
+    assert rewards.histogram_value.max == pytest.approx(0.22)
+    assert advantages.histogram_value.sum == pytest.approx(0.0, abs=1e-6)
 
 
 def records_of(path: Path) -> Iterator[Any]:
@@ -261,6 +299,9 @@ def test_wandb_receives_the_config_and_an_image_table(logged) -> None:
     (run,) = [record.run for record in records_of(path) if record.HasField("run")]
     said = (run.display_name, run.notes, tuple(run.tags))
     assert said == (ABOUT.name, ABOUT.notes, ABOUT.tags)
+    (groups,) = [row for row in wandb_history(path) if "rollout._type" in row]
+    assert groups["_step"] == 1
+    assert {"rollout/reward._type", "rollout/advantage._type"} <= groups.keys()
     shown = [row for row in wandb_history(path) if "evaluation._type" in row]
     assert [row["_step"] for row in shown] == [0, 2]
     tables = [record.artifact for record in records_of(path) if record.HasField("artifact")]
@@ -336,6 +377,8 @@ def test_mlflow_shows_an_image_table_and_strips_once_an_evaluation(logged, mlflo
     run_id = only_run(client).info.run_id
     tables = [file.path for file in client.list_artifacts(run_id, "evaluation")]
     assert tables == ["evaluation/step-000000.json", "evaluation/step-000002.json"]
+    groups = [file.path for file in client.list_artifacts(run_id, "rollout")]
+    assert groups == ["rollout/step-000001.json"]
     table = json.loads(Path(client.download_artifacts(run_id, tables[1])).read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [row["ocr note"] for row in rows] == ["word 0", "word 1", None, None]
@@ -343,7 +386,11 @@ def test_mlflow_shows_an_image_table_and_strips_once_an_evaluation(logged, mlflo
     image = Image.open(client.download_artifacts(run_id, rows[0]["image"]["filepath"]))
     assert image.size == (8, 4)
     strips = [Path(file.path).name for file in client.list_artifacts(run_id, "images")]
-    names = sorted(name.split("+timestamp")[0] for name in strips if name.endswith(".png"))
+    names = sorted(
+        name.split("+timestamp")[0]
+        for name in strips
+        if name.endswith(".png") and not name.startswith("rollout")
+    )
     assert names == [
         f"evaluation~{prompt}+step+{step}" for prompt in ("field-1", "sign") for step in (0, 2)
     ]
@@ -372,7 +419,7 @@ def test_trackio_goes_on_in_the_same_run_inside_the_run_folder(logged) -> None:
     name = "larger groups 2026-11-21-16-02-07"
     rows = [row[1:] for row in trackio_rows(logged("trackio")) if row[0] == name]
 
-    values = [(step, values) for step, values in rows if "evaluation" not in values]
+    values = [(step, values) for step, values in rows if NAMES[0] in values]
     assert [step for step, _ in values] == [0, 1, 2, 2, 3]
     assert all(row == dict.fromkeys(NAMES, step + 0.5) for step, row in values)
     assert "TRACKIO_DIR" not in os.environ
@@ -383,6 +430,11 @@ def test_trackio_receives_an_image_table(logged) -> None:
 
     shown = [(step, row) for _, step, row in trackio_rows(folder) if "evaluation" in row]
     assert [step for step, _ in shown[:2]] == [0, 2]
+    (_, step, groups), (_, _, spread) = [
+        row for row in trackio_rows(folder) if any(key.startswith("rollout") for key in row[2])
+    ]
+    assert (step, len(groups["rollout"]["_value"])) == (1, 4)
+    assert list(spread) == ["rollout/reward", "rollout/advantage"]
     cells = shown[1][1]["evaluation"]["_value"]
     assert [cell["ocr note"] for cell in cells] == ["word 0", "word 1", None, None]
     path = folder / "trackio" / "media" / cells[1]["image"]["file_path"]
@@ -422,7 +474,7 @@ def test_another_run_of_the_process_does_not_mix_with_the_first(
         assert only_run(mlflow_client(second)).info.run_id == ids[1]
     else:
         # Trackio has one folder a process.
-        assert [row[1] for row in trackio_rows(first) if row[0] == ids[1]] == [0, 0, 1, 2, 2]
+        assert [row[1] for row in trackio_rows(first) if row[0] == ids[1]] == [0, 0, 1, 1, 1, 2, 2]
 
 
 class BrokenTracker(GeneralTracker):  # type: ignore[misc]
