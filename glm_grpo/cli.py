@@ -410,8 +410,8 @@ def _add_gallery(commands: _Commands) -> None:
         nargs="*",
         type=Path,
         metavar="OTHER",
-        help="also show the newest held-out images of other runs with the same prompts and seeds; "
-        "they stay until --beside names others, or none",
+        help="also show the curves and the newest held-out images of other runs with the same "
+        "prompts and seeds; they stay until --beside names others, or none",
     )
     command.add_argument(
         "--serve", action="store_true", help="serve it to browsers on this machine until Ctrl-C"

@@ -1,8 +1,8 @@
-"""Show other runs in a gallery: held-out pictures of their newest evaluations, for comparison.
+"""Show other runs in a gallery: their curves, and held-out pictures of their newest evaluations.
 
-They are copied to `gallery/beside/`, one folder per run, at the time of the request. A gallery that
-is sent, served or opened from disk therefore needs no other folder, and updates by a running run
-leave them unchanged.
+The pictures are copied to `gallery/beside/`, one folder per run, at the time of the request. A
+gallery that is sent, served or opened from disk therefore needs no other folder, and updates by a
+running run leave them unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from glm_grpo.run.folder import (
     storage_errors,
     write_atomically,
 )
-from glm_grpo.run.tables import check_stored
+from glm_grpo.run.tables import check_stored, read_metrics
 
 _FOLDER = "beside"
 _LIST = "runs.json"
@@ -108,7 +108,8 @@ def keep_beside(folder: RunFolder, others: Sequence[OtherRun]) -> dict[str, dict
         Contents of each run's data file, by its key.
 
     Raises:
-        StorageError: Writing failed, for instance on a full or read-only disk.
+        StorageError: Writing failed, for instance on a full or read-only disk, or the metrics of
+            another run are damaged.
     """
     directory = folder.path / f"gallery/{_FOLDER}"
     if not others:
@@ -122,7 +123,11 @@ def keep_beside(folder: RunFolder, others: Sequence[OtherRun]) -> dict[str, dict
                 for image in group["images"]:
                     _take(other.folder.picture(f"images/{image}"), temporary / str(number) / image)
             groups = [_placed(group, f"{_FOLDER}/{number}") for group in other.groups]
-            data[data_key(number)] = {"step": other.shown.step, "groups": groups}
+            data[data_key(number)] = {
+                "step": other.shown.step,
+                "groups": groups,
+                "metrics": read_metrics(other.folder),
+            }
         content = _ShownRuns(tuple(other.shown for other in others)).model_dump_json(indent=1)
         write_atomically(temporary / _LIST, content.encode())
     return data

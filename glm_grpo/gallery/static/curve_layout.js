@@ -64,8 +64,8 @@
       if (hasGap(values)) add(shown, { stroke: colour, width: 1.5, dash: GAP_DASH, spanGaps: true });
       add(shown, { stroke: colour, width: 1.75, dash: style.dash, points: pointStyle(colour) });
     }
-    for (const { values } of chart.evaluations) {
-      const colour = colourOf(EVALUATION_STYLE.colour);
+    for (const { values, style } of chart.evaluations) {
+      const colour = colourOf(style.colour);
       const points = { show: true, size: 6, fill: colour, stroke: colour };
       add(values, { stroke: colour, width: 1.25, dash: EVALUATION_DASH, spanGaps: true, points });
     }
