@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Loading, Problem, Title, clip, useLoaded } = parts;
+  const { Loading, Title, clip, useLoaded } = parts;
   const { arrange, canaryBand, makeColumns, quantile } = gallery.curveMetrics;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
   const { pointAt, useCursor, useScheme } = gallery.curvePlot;
