@@ -25,7 +25,7 @@ from benchmarks.timing import (
     publish,
     rates,
 )
-from glm_grpo.builders.models import build_policy
+from glm_grpo.models.glm_image.family import build_policy
 from glm_grpo.models.glm_image.token_grid import token_layout
 
 TARGETS = {(2, 8): Target("at least", 2.5), (8, 8): Target("at least", 2.0)}

@@ -8,17 +8,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from glm_grpo.builders.models import build_policy, model_path
+from glm_grpo.builders.family import family_of
+from glm_grpo.builders.models import model_path
 from glm_grpo.config import TINY, Config
 from glm_grpo.models.base import DTYPES
-from glm_grpo.models.glm_image.export import (
-    README,
-    StockSettings,
-    export_adapter,
-    export_pipeline,
-    find_license,
-)
-from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.models.export import README, StockSettings, find_license
 from glm_grpo.run.folder import storage_errors
 from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION
 
@@ -40,8 +34,7 @@ def export_model(
     Args:
         tensors: Tensors of the policy, from a checkpoint.
         directory: Output folder, new or empty.
-        kind: `adapter`: a folder that peft loads; `pipeline`: one that
-            `GlmImagePipeline.from_pretrained` loads.
+        kind: `adapter`: a folder that peft loads; `pipeline`: one that diffusers loads.
         note: Returns a warning for users, given the number of tokens per image.
         training: Sections of the card, in Markdown.
 
@@ -54,8 +47,9 @@ def export_model(
         StorageError: The folder cannot be written.
     """
     base = model_path(config.model.path)
-    pipeline = load_pipeline(base, dtype=DTYPES[config.model.dtype])
-    policy = build_policy(config, pipeline, needs_reference=False)
+    family = family_of(config.model.path)
+    pipeline = family.load_pipeline(base, dtype=DTYPES[config.model.dtype])
+    policy = family.build_policy(config, pipeline, needs_reference=False)
     policy.load_state_tensors(tensors)
     height, width = config.rollout.height, config.rollout.width
     settings = StockSettings(
@@ -79,10 +73,7 @@ def export_model(
         num_sources=config.data.sources,
     )
     with storage_errors("write", directory):
-        if policy.adapted_model is not None and kind == "adapter":
-            export_adapter(policy.adapted_model, settings, directory)
-        else:
-            export_pipeline(policy, pipeline, settings, directory)
+        family.export(policy, pipeline, settings, directory, kind=kind)
     return directory / README
 
 

@@ -7,34 +7,23 @@ import os
 import time
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import GlmImagePipeline
-from torch import nn
 
+from glm_grpo.builders.family import family_of
 from glm_grpo.config import TINY, Config
 from glm_grpo.config.losses import CustomLoss
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.models.base import DTYPES, Quantization
-from glm_grpo.models.glm_image.decoder import GlmImageDecoder
-from glm_grpo.models.glm_image.loading import load_pipeline
-from glm_grpo.models.glm_image.memory import GlmImagePlanner
-from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs, trained_side
-from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.models.offload import ModulePart, Movable, Offload
 from glm_grpo.models.planning import Planner
-from glm_grpo.seeds import derive_seed
 from glm_grpo.training.phase import Models, out_of_memory_explained
 from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint
 from rewards.build import build_scorer
 from rewards.problems import Problem, describe_problems
 
 logger = logging.getLogger(__name__)
-
-_LARGEST_AREA = 4
-"""Largest ratio of an image's area to the smallest trained area: 2048 x 2048 to 1024 x 1024.
-Source: zai-org/GLM-Image, issue 12."""
 
 
 def model_path(path: str) -> str:
@@ -51,29 +40,13 @@ def build_planner(path: str) -> Planner:
     Raises:
         ModelError: The model's configs are not available.
     """
-    path = model_path(path)
-    return GlmImagePlanner(read_part_configs(path), Path(path))
+    return family_of(path).build_planner(model_path(path))
 
 
 def hint_at_size(config: Config) -> list[str]:
     """Hint on an image size for which the model was not trained."""
-    side = trained_side(model_path(config.model.path))
-    height, width = config.rollout.height, config.rollout.width
-    size = f"rollout.height={height} rollout.width={width}"
-    if side is None:
-        return []
-    if min(height, width) < side:
-        return [
-            f"{size}: the model was trained on pictures of {side} x {side} and more. Smaller ones "
-            "come out broken, and their rewards mean nothing: take them only to test the set-up. "
-            f"Use at least {side} a side"
-        ]
-    if height * width > _LARGEST_AREA * side**2:
-        return [
-            f"{size}: more than {_LARGEST_AREA * side**2:,} pixels, the largest pictures that the "
-            f"model was trained for ({2 * side} x {2 * side}). Use smaller ones"
-        ]
-    return []
+    path = config.model.path
+    return family_of(path).hint_at_size(model_path(path), config)
 
 
 def find_planner(path: str) -> Planner | None:
@@ -81,8 +54,7 @@ def find_planner(path: str) -> Planner | None:
 
     A folder that is not a model is refused when it is loaded.
     """
-    is_known = path == PUBLISHED_ID or (Path(model_path(path)) / "model_index.json").is_file()
-    return build_planner(path) if is_known else None
+    return build_planner(path) if family_of(path).knows_sizes(model_path(path)) else None
 
 
 def find_start(config: Config) -> FoundCheckpoint | None:
@@ -153,7 +125,8 @@ def build_models(
         config.loss.load()
     refuse_without_accelerator(config.model.quantization, is_on_accelerator=device.type != "cpu")
     started = time.perf_counter()
-    pipeline = load_pipeline(
+    family = family_of(config.model.path)
+    pipeline = family.load_pipeline(
         model_path(config.model.path),
         dtype=DTYPES[config.model.dtype],
         quantization=Quantization(
@@ -162,9 +135,8 @@ def build_models(
         quantize_on=device,
     )
     logger.info(
-        "loaded policy (%s parameters) and decoder (%s) of %s in %.1f s",
-        count_parameters(pipeline.vision_language_encoder),
-        count_parameters(pipeline.transformer, pipeline.vae, pipeline.text_encoder),
+        "loaded %s of %s in %.1f s",
+        family.describe(pipeline),
         config.model.path,
         time.perf_counter() - started,
     )
@@ -175,7 +147,7 @@ def build_models(
 
 def place_models(
     config: Config,
-    pipeline: GlmImagePipeline,
+    pipeline: Any,
     device: torch.device,
     *,
     needs_reference: bool,
@@ -188,21 +160,16 @@ def place_models(
     is_on_cuda = device.type == "cuda"
     if is_on_cuda:
         _keep_compiled()
-    policy = build_policy(
+    family = family_of(config.model.path)
+    policy = family.build_policy(
         config,
         pipeline,
         needs_reference=needs_reference,
         is_compiling=is_on_cuda and config.model.compile and not is_sharded,
     )
-    decoder = GlmImageDecoder(
+    decoder = family.build_decoder(
+        config,
         pipeline,
-        steps=config.decode.steps,
-        guidance_scale=config.decode.guidance_scale,
-        batch_size=config.decode.batch_size,
-        # For evaluations: they have fewer samples per prompt than a rollout, so groups can be
-        # joined.
-        joined_size=config.rollout.group_size,
-        vae_batch_size=config.decode.vae_batch_size,
         is_compiling=is_on_cuda and config.decode.compile and config.decode.quantization is None,
     )
     is_offloading = config.offload != "none" and device.type != "cpu"
@@ -241,29 +208,6 @@ def _keep_compiled() -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "glm-grpo" / "inductor"))
 
 
-def build_policy(
-    config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool, is_compiling: bool = False
-) -> GlmImagePolicy:
-    """Build the policy from the parts of a loaded pipeline."""
-    adapter = config.model.adapter
-    return GlmImagePolicy(
-        pipeline,
-        temperature=config.rollout.temperature,
-        truncation=Truncation(
-            top_k=config.rollout.top_k,
-            top_p=config.rollout.top_p,
-            min_p=config.rollout.min_p,
-        ),
-        adapter_rank=None if adapter is None else adapter.rank,
-        adapter_alpha=0.0 if adapter is None else adapter.alpha,
-        is_checkpointing=config.model.gradient_checkpointing,
-        needs_reference=needs_reference,
-        seed=derive_seed(config.train.seed, "adapter"),
-        has_entropy_gradient=config.loss.entropy_coef != 0,
-        is_compiling=is_compiling,
-    )
-
-
 def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: bool) -> None:
     """Check the accelerator before anything is loaded.
 
@@ -278,9 +222,3 @@ def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: b
             f"model.quantization is {quantization!r}: weights of 4 bits need an accelerator, and "
             "there is none; leave model.quantization out"
         )
-
-
-def count_parameters(*modules: nn.Module) -> str:
-    """Format the number of their parameters, such as `4.8 M`."""
-    count = sum(weight.numel() for module in modules for weight in module.parameters())
-    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from glm_grpo.builders.family import family_of
 from glm_grpo.builders.models import model_path
 from glm_grpo.config import TINY, Config
 from glm_grpo.data.files import shorten
@@ -22,8 +23,7 @@ from glm_grpo.data.prompts import (
 )
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import ReservedTokens
-from glm_grpo.models.glm_image.loading import check_model, check_source_size, check_target_size
-from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
+from glm_grpo.models.family import ModelFamily
 from glm_grpo.output import printable
 from glm_grpo.tiny.prompts import is_known, known_form, tiny_prompts
 from glm_grpo.training.distributed.processes import ALONE, Processes
@@ -56,13 +56,9 @@ def build_prompts(config: Config) -> Prompts:
         ModelError: The model's files cannot be used.
         DataError: A prompt cannot be used, or there are fewer than a step takes.
     """
-    path = model_path(config.model.path)
-    reserved = check_model(path)
-    height, width = config.rollout.height, config.rollout.width
-    if config.data.sources > 0:
-        check_source_size(path, height=height, width=width)
-    if config.reads_targets:
-        check_target_size(height=height, width=width)
+    family, path = family_of(config.model.path), model_path(config.model.path)
+    reserved = family.check_model(path)
+    family.check_sizes(path, config)
     training = build_prompt_set(config.data.path, config, reserved)
     check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
     return Prompts(
@@ -77,7 +73,7 @@ def build_held_out(config: Config) -> PromptSource:
     Raises:
         ModelError, DataError: As for `build_prompts`.
     """
-    reserved = check_model(model_path(config.model.path))
+    reserved = family_of(config.model.path).check_model(model_path(config.model.path))
     return build_prompt_set(config.data.eval_path, config, reserved)
 
 
@@ -113,7 +109,8 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
                     f"{known_form(is_edit=is_edit)} that the embedded model knows: "
                     f"{_name_some(prompt_set, rows)}"
                 )
-    lines += [line for of, each in prompts.named() for line in _hint_at_glyphs(of, each)]
+    family = family_of(config.model.path)
+    lines += [line for of, each in prompts.named() for line in _hint_at_glyphs(family, of, each)]
     trained = set(prompts.training.identities())
     rows = [row for row, each in enumerate(prompts.held_out.identities()) if each in trained]
     if rows:
@@ -124,21 +121,21 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
     return lines
 
 
-def _hint_at_glyphs(of: str, prompt_set: PromptSource) -> list[str]:
+def _hint_at_glyphs(family: ModelFamily, of: str, prompt_set: PromptSource) -> list[str]:
     """Hint on prompts whose quoted texts differ from those that the glyph encoder reads."""
     differing = {}
     for row, caption in enumerate(prompt_set.captions()):
         quoted = sorted(find_quoted_texts(caption))
-        read = sorted(text.strip() for text in find_glyph_texts(caption) if not is_blank(text))
+        read = sorted(
+            text.strip() for text in family.find_glyph_texts(caption) if not is_blank(text)
+        )
         if read != quoted:
             differing[row] = f"{_list_some(read)} for {_list_some(quoted)}"
     if not differing:
         return []
     return [
         f"the model's glyph encoder reads other texts than are quoted in {len(differing)} of "
-        f"{len(prompt_set)} {of} prompts: {_name_some(prompt_set, differing)}; it knows straight "
-        "and curly quotation marks and \u300c\u300d, and takes ' for one everywhere: write "
-        "apostrophes as \u2019"
+        f"{len(prompt_set)} {of} prompts: {_name_some(prompt_set, differing)}; {family.QUOTING}"
     ]
 
 

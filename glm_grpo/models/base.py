@@ -1,7 +1,7 @@
 """Protocols of the models: an AR policy, and the decoder of its tokens.
 
-`glm_grpo.models.glm_image` contains the GLM-Image implementations. To add a second model, add a
-folder next to it, and construct the model in `glm_grpo.builders`.
+`glm_grpo.models.glm_image` contains the GLM-Image implementations. `glm_grpo.models.family` is what
+a second model must provide, and `glm_grpo.builders.family` chooses between models.
 """
 
 from __future__ import annotations

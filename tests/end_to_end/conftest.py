@@ -69,7 +69,7 @@ def load_pipeline():
 @pytest.fixture
 def small(small_preview, load_pipeline, monkeypatch):
     """Makes runs quick: a small preview, a model that is copied instead of loaded."""
-    monkeypatch.setattr("glm_grpo.builders.models.load_pipeline", load_pipeline)
+    monkeypatch.setattr("glm_grpo.models.glm_image.family.load_pipeline", load_pipeline)
 
 
 @pytest.fixture

@@ -6,99 +6,16 @@ with stock classes, what the weights were trained for, and the results.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from diffusers import GlmImagePipeline
-from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
+from huggingface_hub import ModelCardData
 from peft import PeftModel
 
+from glm_grpo.models.export import README, StockSettings
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 
-README = "README.md"
 _ADAPTER, _PIPELINE = "Adapter of the language model", "Pipeline"
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-@dataclass(frozen=True)
-class StockSettings:
-    """How a run sampled and decoded, in the parameters of stock classes.
-
-    Attributes:
-        base: Folder or hub id of the pipeline that the run started from.
-        dtype: Name of the weights' torch dtype.
-        height: Image height, pixels.
-        width: Image width, pixels.
-        temperature: Temperature of token sampling, > 0.
-        top_k: Top-k of token sampling; None: not truncated.
-        top_p: Top-p of token sampling; None: not truncated.
-        min_p: Min-p of token sampling; None: not truncated.
-        outside_codebook: Note on tokens outside the codebook, which stock sampling does not
-            exclude; empty: not measured.
-        license: Hub name of the base's licence; None: unknown.
-        training: Sections of the card, in Markdown, on training and its results.
-        prompt: Prompt of the card's example, for generation or editing.
-        num_sources: Source pictures per prompt; 0: text-to-image.
-        is_embedded: Whether the base is the model in the package.
-    """
-
-    base: str
-    dtype: str
-    height: int
-    width: int
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    decode_steps: int
-    guidance_scale: float
-    outside_codebook: str
-    license: str | None
-    training: str
-    prompt: str
-    num_sources: int = 0
-    is_embedded: bool = False
-
-    @property
-    def is_on_hub(self) -> bool:
-        """Whether `base` is a hub id."""
-        return bool(_HUB_ID.fullmatch(self.base)) and not Path(self.base).exists()
-
-    @property
-    def base_name(self) -> str:
-        """Name of the base without the local path, which means nothing on another machine."""
-        if self.is_embedded:
-            return "glm_grpo.tiny"
-        return self.base if self.is_on_hub else Path(self.base).name
-
-    @property
-    def base_code(self) -> str:
-        """Python expression for the base; for a folder, a placeholder for the reader to fill in."""
-        if self.is_embedded:
-            return 'model_path("tiny")'
-        return repr(self.base if self.is_on_hub else f"PATH/TO/{self.base_name}")
-
-
-def find_license(base: str) -> str | None:
-    """Find the licence of a pipeline in its model card.
-
-    Args:
-        base: Folder or hub id.
-
-    Returns:
-        Its name on the hub, such as `mit`; None if no card can be read.
-    """
-    try:
-        card = Path(base) / README
-        if not Path(base).is_dir():
-            card = Path(hf_hub_download(base, README))
-        found = (metadata_load(card) or {}).get("license")
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path) -> None:

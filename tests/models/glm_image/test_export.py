@@ -13,13 +13,8 @@ from huggingface_hub import metadata_load
 from peft import PeftModel
 from PIL import Image
 
-from glm_grpo.models.glm_image.export import (
-    README,
-    StockSettings,
-    export_adapter,
-    export_pipeline,
-    find_license,
-)
+from glm_grpo.models.export import README, StockSettings, find_license
+from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 
 ROWS = torch.arange(6)
 

@@ -95,7 +95,7 @@ def test_weights_are_quantised_on_the_device_of_the_run(bitsandbytes, configs_di
         asked.update(options)
         raise ModelError("stops here")
 
-    monkeypatch.setattr("glm_grpo.builders.models.load_pipeline", load)
+    monkeypatch.setattr("glm_grpo.models.glm_image.family.load_pipeline", load)
     overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
     with pytest.raises(ModelError, match="stops here"):
         build_models(compose_config(configs_dir, "tiny", overrides), card, needs_reference=False)

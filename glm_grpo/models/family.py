@@ -1,0 +1,124 @@
+"""Protocol of a family of models: all that `glm_grpo.builders` need to know of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+
+from glm_grpo.config import Config
+from glm_grpo.models.base import Decoder, Policy, Quantization, ReservedTokens
+from glm_grpo.models.export import StockSettings
+from glm_grpo.models.planning import Planner
+
+
+@runtime_checkable
+class ModelFamily(Protocol):
+    """Models with the same classes and folder layout; implemented by a module.
+
+    `path` is a folder or a hub id. A `pipeline` is what `load_pipeline` returned: all parts of a
+    model, whose type only the family knows.
+
+    Attributes:
+        QUOTING: Clause for hints on how prompts quote the texts that `find_glyph_texts` finds.
+    """
+
+    QUOTING: str
+
+    def check_model(self, path: str) -> ReservedTokens:
+        """Check what can be read in a second, before weights are downloaded or loaded.
+
+        Returns:
+            Texts that no prompt may contain.
+
+        Raises:
+            ModelError: No model can be loaded from there.
+        """
+        ...
+
+    def check_sizes(self, path: str, config: Config) -> None:
+        """Refuse image sizes at which the model cannot read the run's source or target images.
+
+        Raises:
+            ConfigError: The size is refused; the message names size, rule and remedy.
+        """
+        ...
+
+    def hint_at_size(self, path: str, config: Config) -> list[str]:
+        """Hint on an image size for which the model was not trained."""
+        ...
+
+    def find_glyph_texts(self, prompt: str) -> Sequence[str]:
+        """Find the parts of a prompt that the model takes for text to be drawn."""
+        ...
+
+    def knows_sizes(self, path: str) -> bool:
+        """Whether `build_planner` can know the model without a download."""
+        ...
+
+    def build_planner(self, path: str) -> Planner:
+        """Build the planner for runs of a model.
+
+        Raises:
+            ModelError: The model's configs are not available.
+        """
+        ...
+
+    def load_pipeline(
+        self,
+        path: str,
+        *,
+        dtype: torch.dtype,
+        quantization: Quantization = ...,
+        quantize_on: torch.device = ...,
+    ) -> Any:
+        """Load all parts on the CPU in evaluation mode.
+
+        Args:
+            path: A folder or a hub id.
+            dtype: Dtype of all weights that are not quantised.
+            quantization: Which weights to store in fewer bits.
+            quantize_on: Device that quantises.
+
+        Raises:
+            ModelError: Loading failed.
+        """
+        ...
+
+    def describe(self, pipeline: Any) -> str:
+        """Name policy and decoder with their sizes, for the log."""
+        ...
+
+    def build_policy(
+        self, config: Config, pipeline: Any, *, needs_reference: bool, is_compiling: bool = False
+    ) -> Policy:
+        """Build the policy from the parts of a loaded pipeline."""
+        ...
+
+    def build_decoder(self, config: Config, pipeline: Any, *, is_compiling: bool) -> Decoder:
+        """Build the decoder from the parts of a loaded pipeline."""
+        ...
+
+    def export(
+        self,
+        policy: Any,
+        pipeline: Any,
+        settings: StockSettings,
+        directory: Path,
+        *,
+        kind: Literal["adapter", "pipeline"],
+    ) -> None:
+        """Write trained weights, with a model card, in a format that other programs load.
+
+        The policy cannot be trained after this.
+
+        Args:
+            policy: What `build_policy` returned for `pipeline`.
+            pipeline: Provides the parts that were not trained.
+            settings: Settings for the model card.
+            directory: Output folder, new or empty.
+            kind: `adapter` exports a policy without adapters as a pipeline.
+        """
+        ...

@@ -1,0 +1,158 @@
+"""GLM-Image as a `ModelFamily`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from diffusers import GlmImagePipeline
+from torch import nn
+
+from glm_grpo.config import Config
+from glm_grpo.models.export import StockSettings
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
+from glm_grpo.models.glm_image.loading import (
+    check_model,
+    check_source_size,
+    check_target_size,
+    load_pipeline,
+)
+from glm_grpo.models.glm_image.memory import GlmImagePlanner
+from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs, trained_side
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
+from glm_grpo.models.glm_image.sampling import Truncation
+from glm_grpo.seeds import derive_seed
+
+# Members of `ModelFamily`; mypy counts an imported one only if it is listed here.
+__all__ = [
+    "QUOTING",
+    "build_decoder",
+    "build_planner",
+    "build_policy",
+    "check_model",
+    "check_sizes",
+    "describe",
+    "export",
+    "find_glyph_texts",
+    "hint_at_size",
+    "knows_sizes",
+    "load_pipeline",
+]
+
+QUOTING = (
+    "it knows straight and curly quotation marks and \u300c\u300d, and takes ' for one everywhere: "
+    "write apostrophes as \u2019"
+)
+
+_LARGEST_AREA = 4
+"""Largest ratio of an image's area to the smallest trained area: 2048 x 2048 to 1024 x 1024.
+Source: zai-org/GLM-Image, issue 12."""
+
+
+def check_sizes(path: str, config: Config) -> None:
+    """Refuse sizes that the processor would change or cannot read."""
+    height, width = config.rollout.height, config.rollout.width
+    if config.data.sources > 0:
+        check_source_size(path, height=height, width=width)
+    if config.reads_targets:
+        check_target_size(height=height, width=width)
+
+
+def hint_at_size(path: str, config: Config) -> list[str]:
+    """Hint on an image size outside of the published range."""
+    side = trained_side(path)
+    height, width = config.rollout.height, config.rollout.width
+    size = f"rollout.height={height} rollout.width={width}"
+    if side is None:
+        return []
+    if min(height, width) < side:
+        return [
+            f"{size}: the model was trained on pictures of {side} x {side} and more. Smaller ones "
+            "come out broken, and their rewards mean nothing: take them only to test the set-up. "
+            f"Use at least {side} a side"
+        ]
+    if height * width > _LARGEST_AREA * side**2:
+        return [
+            f"{size}: more than {_LARGEST_AREA * side**2:,} pixels, the largest pictures that the "
+            f"model was trained for ({2 * side} x {2 * side}). Use smaller ones"
+        ]
+    return []
+
+
+def knows_sizes(path: str) -> bool:
+    """Whether it is the published model or a folder of one."""
+    return path == PUBLISHED_ID or (Path(path) / "model_index.json").is_file()
+
+
+def build_planner(path: str) -> GlmImagePlanner:
+    """Build the planner from the configs of the parts."""
+    return GlmImagePlanner(read_part_configs(path), Path(path))
+
+
+def describe(pipeline: GlmImagePipeline) -> str:
+    """Name policy and decoder with their numbers of parameters, such as `4.8 M`."""
+    policy = _count_parameters(pipeline.vision_language_encoder)
+    decoder = _count_parameters(pipeline.transformer, pipeline.vae, pipeline.text_encoder)
+    return f"policy ({policy} parameters) and decoder ({decoder})"
+
+
+def _count_parameters(*modules: nn.Module) -> str:
+    count = sum(weight.numel() for module in modules for weight in module.parameters())
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
+def build_policy(
+    config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool, is_compiling: bool = False
+) -> GlmImagePolicy:
+    """Build the policy from the parts of a loaded pipeline."""
+    adapter = config.model.adapter
+    return GlmImagePolicy(
+        pipeline,
+        temperature=config.rollout.temperature,
+        truncation=Truncation(
+            top_k=config.rollout.top_k,
+            top_p=config.rollout.top_p,
+            min_p=config.rollout.min_p,
+        ),
+        adapter_rank=None if adapter is None else adapter.rank,
+        adapter_alpha=0.0 if adapter is None else adapter.alpha,
+        is_checkpointing=config.model.gradient_checkpointing,
+        needs_reference=needs_reference,
+        seed=derive_seed(config.train.seed, "adapter"),
+        has_entropy_gradient=config.loss.entropy_coef != 0,
+        is_compiling=is_compiling,
+    )
+
+
+def build_decoder(
+    config: Config, pipeline: GlmImagePipeline, *, is_compiling: bool
+) -> GlmImageDecoder:
+    """Build the decoder from the parts of a loaded pipeline."""
+    return GlmImageDecoder(
+        pipeline,
+        steps=config.decode.steps,
+        guidance_scale=config.decode.guidance_scale,
+        batch_size=config.decode.batch_size,
+        # For evaluations: they have fewer samples per prompt than a rollout, so groups can be
+        # joined.
+        joined_size=config.rollout.group_size,
+        vae_batch_size=config.decode.vae_batch_size,
+        is_compiling=is_compiling,
+    )
+
+
+def export(
+    policy: GlmImagePolicy,
+    pipeline: GlmImagePipeline,
+    settings: StockSettings,
+    directory: Path,
+    *,
+    kind: Literal["adapter", "pipeline"],
+) -> None:
+    """Write a folder that peft or `GlmImagePipeline.from_pretrained` loads."""
+    if policy.adapted_model is not None and kind == "adapter":
+        export_adapter(policy.adapted_model, settings, directory)
+    else:
+        export_pipeline(policy, pipeline, settings, directory)
