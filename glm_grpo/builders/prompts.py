@@ -158,35 +158,27 @@ def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[
         RewardError: See `Scorer.check_prompts`.
         ConfigError: The run learns from target images, but no training prompt has one.
     """
-    targets = 0
-    is_supervised = config.train.method == "sft"
-
-    def each(prompt_set: PromptSource) -> Iterator[Prompt]:
-        nonlocal targets
-        for index in range(len(prompt_set)):
-            prompt = prompt_set[index]
-            targets += prompt_set is prompts.training and prompt.target is not None
-            yield prompt
-
     lines = []
     for of, prompt_set in prompts.named():
         is_training = prompt_set is prompts.training
-        if is_training and is_supervised:
-            # They are not scored.
-            targets = sum(prompt.target is not None for prompt in each(prompt_set))
-            continue
-        lines += models.scorer.check_prompts(
-            each(prompt_set), of=f"{of} prompts", is_training=is_training
-        )
+        # The training prompts of a supervised run are not scored.
+        if not (is_training and config.train.method == "sft"):
+            lines += models.scorer.check_prompts(
+                _each(prompt_set), of=f"{of} prompts", is_training=is_training
+            )
     if config.rollout.refill_rounds and len(prompts.training) == config.rollout.prompts_per_step:
         lines.append(
             f"rollout.refill_rounds: every step samples all {len(prompts.training)} training "
             "prompts, so that no other can take the place of one; give more prompts or lower "
             "rollout.prompts_per_step"
         )
-    if config.reads_targets and targets == 0:
+    if config.reads_targets and all(each.target is None for each in _each(prompts.training)):
         raise _missing_targets_error(config, len(prompts.training))
     return lines
+
+
+def _each(prompt_set: PromptSource) -> Iterator[Prompt]:
+    return (prompt_set[index] for index in range(len(prompt_set)))
 
 
 def _missing_targets_error(config: Config, count: int) -> ConfigError:
