@@ -166,7 +166,8 @@ class RewardConfig(Options):
     watch: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Terms with weight 0 that reveal whether the policy games the others; see `on_hacking`."""
     on_hacking: Literal["warn", "stop"] = "warn"
-    """When a canary leaves the band of the untrained model: warn, or also save and stop."""
+    """When a canary is outside the band of the untrained model for three steps in a row, or two
+    evaluations: warn, or also save and stop."""
     canary_margin: float = Field(default=6.0, gt=0.0)
     """Half the width of that band, in standard errors of a step's mean."""
 
