@@ -205,7 +205,8 @@ def stack_compared(
         if picture.shape != pixels.shape[1:]:
             raise ValueError(
                 f"{against} of prompt {prompt.prompt_id} is {_size(picture)}, the picture "
-                f"{_size(pixels)}: both must have one size; resize {against}s when loading them"
+                f"{_size(pixels)}: both must have the same size; resize {against}s when loading "
+                "them"
             )
         compared.append(picture)
     return torch.stack(compared)

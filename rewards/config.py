@@ -52,7 +52,7 @@ def _read_terms(value: object) -> object:
             raise problem_at(
                 (str(name),),
                 options,
-                "must be a section with keys of its own",
+                "must be a section with its own keys",
                 f"write {name}: {{weight: 1.0}}",
             )
         for key in options:
@@ -68,8 +68,8 @@ def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
         rule = "the name of a term is made of small letters, digits and _, at most 40"
         raise problem_at((name,), options, rule, "rename it")
     if name in _TAKEN_NAMES:
-        rule = "is the name of another figure of a run, which the term's would replace"
-        raise problem_at((name,), options, rule, f"rename it, {name}_term, say")
+        rule = "is the name of another metric of a run, which the term would replace"
+        raise problem_at((name,), options, rule, f"rename it, for example {name}_term")
     kind = options.get("kind", name)
     if isinstance(kind, str) and kind in KINDS:
         return {"kind": kind, **options}
@@ -184,12 +184,12 @@ class RewardConfig(Options):
         if not any(weights.values()):
             rule = f"the weights of all terms ({', '.join(weights)}) are 0, so every reward is 0"
             first = next(iter(weights))
-            remedy = f"set one of them, say reward.terms.{first}.weight=1"
+            remedy = f"set one of them, for example reward.terms.{first}.weight=1"
             raise problem_at(("terms",), weights, rule, remedy)
         for name, term in self.terms.items():
             if term.when == "evaluation" and weights[name] != 0:
                 rule = (
-                    "must be 0 where when is evaluation: else evaluations would be of another "
+                    "must be 0 when `when` is evaluation: otherwise evaluations would use another "
                     "reward than training"
                 )
                 remedy = f"set reward.terms.{name}.weight=0, or reward.terms.{name}.when=always"
@@ -198,8 +198,8 @@ class RewardConfig(Options):
         if not tied and not self.allow_untied:
             weighted = ", ".join(name for name, weight in weights.items() if weight)
             rule = (
-                f"no term with a weight uses the prompt or its target ({weighted} use the "
-                "picture alone): one picture that pleases them would answer every prompt"
+                f"no term with a weight uses the prompt or its target ({weighted} use only the "
+                "picture): one picture that scores well would do for every prompt"
             )
             remedy = (
                 "add a tied term (ocr, clip_score, lpips, ...), or set reward.allow_untied=true"
@@ -216,11 +216,11 @@ class RewardConfig(Options):
             remedy = f"add it there with weight 0{f', or use {known}' if known else ''}"
             raise problem_at(("watch",), self.watch, rule, remedy)
         if self.terms[name].when == "evaluation":
-            rule = f"{name!r} is scored in evaluations alone, where it is a canary anyway"
+            rule = f"{name!r} is scored only in evaluations, where it is a canary anyway"
             remedy = f"set reward.terms.{name}.when=always, or leave it out of reward.watch"
             raise problem_at(("watch",), self.watch, rule, remedy)
         weight = self.terms[name].weight
         if weight != 0:
-            rule = f"{name!r} has weight {weight}: what is trained on cannot watch"
+            rule = f"{name!r} has weight {weight}: a term that is trained on cannot be a canary"
             remedy = f"set reward.terms.{name}.weight=0, or watch another term of its kind"
             raise problem_at(("watch",), self.watch, rule, remedy)

@@ -76,7 +76,7 @@ def _check_url(url: str) -> str:
     # Raises ValueError if the port is not a valid number.
     _ = parts.port
     if "@" in parts.netloc or parts.query or parts.fragment:
-        rule = "must be an address alone; user, password or ?key=... would be stored and shown"
+        rule = "must be a plain address; a user, password or ?key=... would be stored and shown"
         raise problem_at((), HIDDEN, rule, "name the environment variable that holds the key")
     return url
 

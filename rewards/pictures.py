@@ -130,7 +130,7 @@ def _refusals(formats: Sequence[str]) -> Iterator[None]:
         reason: object = str(error) or type(error).__name__
         kinds = " or ".join(formats)
         if isinstance(error, UnidentifiedImageError):
-            reason = f"no {kinds} file, or one with a damaged header"
+            reason = f"not a {kinds} file, or its header is damaged"
         elif isinstance(error, OSError) and error.strerror:
             reason = error.strerror
         raise PictureError(
@@ -146,7 +146,7 @@ def _check_depth(picture: Image.Image) -> None:
     is_separate = tags.get(PLANAR_CONFIGURATION) == SEPARATE_PLANES
     if bits == 12 or (bits > 8 and is_separate):
         layout = " in separate planes" if is_separate else ""
-        raise ValueError(f"{bits} bits a channel{layout}; save it with 8 bits")
+        raise ValueError(f"{bits} bits per channel{layout}; save it with 8 bits")
     if bits > 8 and tags.get(PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
         raise ValueError(f"{bits} bits of grey where 0 is white; save it with 0 as black")
     raw_modes = [tile[-1] for tile in getattr(picture, "tile", [])]
@@ -154,7 +154,7 @@ def _check_depth(picture: Image.Image) -> None:
         picture.mode in DEEP_GREY_MODES or any(mode in UNSCALED_MODES for mode in raw_modes)
     ):
         raise ValueError(
-            "a transparent colour where channels have not 8 bits; save it with an alpha channel"
+            "a transparent colour, and channels of other than 8 bits; save it with an alpha channel"
         )
 
 
@@ -202,7 +202,7 @@ def _for_profile(picture: Image.Image, mode: str) -> Image.Image:
     converted = picture.convert(mode)
     is_lossless = converted.convert(picture.mode).tobytes() == picture.tobytes()
     if "CMYK" in (picture.mode, mode) or not is_lossless:
-        raise ValueError(f"it is for pixels of mode {mode}, these are {picture.mode}")
+        raise ValueError(f"it is for pixels of mode {mode}, but these are {picture.mode}")
     return converted
 
 
@@ -217,7 +217,7 @@ def _find_transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | N
     space = opened.profile.xcolor_space.strip()
     mode = PROFILE_MODES.get(space)
     if mode is None:
-        raise ValueError(f"it is for colours of the space {space}")
+        raise ValueError(f"it is for the colour space {space}")
     transform = ImageCms.buildTransform(opened, ImageCms.createProfile("sRGB"), mode, "RGB")
     if mode == "CMYK":
         return mode, transform

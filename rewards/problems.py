@@ -41,9 +41,9 @@ _TYPE_RULES = {
     "bool_type": "must be true or false",
     "tuple_type": "must be a list",
     "list_type": "must be a list",
-    "dict_type": "must be a section with keys of its own",
-    "model_type": "must be a section with keys of its own",
-    "model_attributes_type": "must be a section with keys of its own",
+    "dict_type": "must be a section with its own keys",
+    "model_type": "must be a section with its own keys",
+    "model_attributes_type": "must be a section with its own keys",
 }
 _BOUND_RULES = {
     "greater_than": ("gt", "must be greater than {}", "more than {}"),
@@ -198,7 +198,7 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
         return unknown_key_problem(key, value, list(fields))
     purpose = _purpose(key, fields)
     if kind == "missing":
-        return Problem(key, NOT_GIVEN, f"is needed.{purpose}", f"write {key}=...")
+        return Problem(key, NOT_GIVEN, f"is required.{purpose}", f"write {key}=...")
     if kind in _BOUND_RULES:
         name, rule, remedy = _BOUND_RULES[kind]
         limit = context[name]
@@ -263,8 +263,8 @@ def _type_remedy(key: str, kind: str, value: object) -> str:
     if kind in ("tuple_type", "list_type") and isinstance(value, str) and value.isidentifier():
         return f"write a list: '{key}=[{value}]'"
     if kind == "string_type" and isinstance(value, int) and not isinstance(value, bool):
-        return f"write it as a text, on the command line '{key}=\"{value}\"'"
-    return f"correct {key}, or leave it as it stands in the files of configs/"
+        return f"write it as text, on the command line '{key}=\"{value}\"'"
+    return f"correct {key}, or keep its value from configs/"
 
 
 def _purpose(key: str, fields: Mapping[str, FieldInfo]) -> str:

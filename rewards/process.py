@@ -101,13 +101,12 @@ class ProcessReward:
             self._process.kill()
             raise RewardError(
                 f"the process of {self._name} gave no answer within {seconds:g} seconds and was "
-                "ended; raise the term's timeout_seconds if it is only slow. What it printed "
-                "stands above"
+                "stopped; raise the term's timeout_seconds if it is only slow. Its output is above"
             ) from error
         except BrokenProcessPool as error:
             raise RewardError(
                 f"the process of {self._name} has ended{self._describe_exit()}; remove the cause, "
-                f"or the term {self._name} from reward.terms. What it printed stands above"
+                f"or the term {self._name} from reward.terms. Its output is above"
             ) from error
 
     def _describe_exit(self) -> str:

@@ -164,9 +164,9 @@ def _standardise_by(untrained: RewardTable, table: RewardTable) -> Float32[Tenso
     is_weighed = table.is_applicable.any(dim=0) & (table.weights != 0)
     for column in (is_weighed & (counts == 0)).nonzero().flatten().tolist():
         raise RewardError(
-            f"term {table.names[column]} applies to held-out prompts now and applied to none in "
-            "the evaluation of the untrained model, whose spread totals are measured in; "
-            "put the held-out prompts back as they were, or begin a new run"
+            f"term {table.names[column]} applies to held-out prompts now, but applied to none in "
+            "the evaluation of the untrained model, whose spread scales the totals; restore the "
+            "held-out prompts, or start a new run"
         )
     means = raw.masked_fill(~applies, 0.0).sum(dim=0) / counts.clamp(min=1)
     squares = (raw - means).masked_fill(~applies, 0.0).square().sum(dim=0)

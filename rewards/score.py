@@ -161,8 +161,8 @@ class Scorer:
                 idle.add(prompt)
         weights = {term.name: term.weight for term in terms}
         unmatched = [
-            f"reward.terms.{term.name}.only is {term.only!r}: no {of} that it could apply to have "
-            "such an id"
+            f"reward.terms.{term.name}.only is {term.only!r}: none of the {of} that it could apply "
+            "to has such an id"
             for term in terms
             if term.only != "*" and counts[term.name] == 0
         ]
@@ -170,8 +170,8 @@ class Scorer:
         rare = describe_rare_terms(weights, counts, total, of=of, others=named)
         if idle.count:
             rare.append(
-                f"quotation marks ask for nothing in {idle.count} of the {total} {of}: {idle}; "
-                "close what they open, or give `text`"
+                f"unpaired or empty quotation marks in {idle.count} of the {total} {of}: {idle}; "
+                "close them, or give `text`"
             )
         return rare + unmatched
 
@@ -301,9 +301,9 @@ class Scoring:
             torch.set_default_dtype(self._default_dtype)
             names = ", ".join(term.name for term in self._terms)
             raise RewardError(
-                f"one of the terms {names} set torch's default dtype to {found}, by which the "
-                f"model computes too: put it back to {self._default_dtype} after use, name the "
-                "dtype where a tensor is made, or set the term's run_in=process"
+                f"one of the terms {names} set torch's default dtype to {found}, which also "
+                f"affects the model: reset it to {self._default_dtype} after use, pass a dtype "
+                "when making tensors, or set the term's run_in=process"
             )
 
     def _submit(self, row: int, column: int) -> None:
@@ -399,8 +399,8 @@ def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 
     size, _, height, width = pixels.shape
     return (
         f"memory ran out over a group of {size} pictures of {height} x {width} pixels: set "
-        "reward.overlap=false, then offload=modules, which give the term more room (a run can go "
-        "on with them), or in a new run lower rollout.group_size"
+        "reward.overlap=false, then offload=modules, which give the term more room (a run can "
+        "continue with them), or in a new run lower rollout.group_size"
     )
 
 
@@ -411,4 +411,4 @@ def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H
             term.reward.score([prompt], pixels[index : index + 1])
         except BaseException:  # as above; only the first failure is reported
             return f"image {index}"
-    return f"images 0 to {pixels.shape[0] - 1} together (each alone can be scored)"
+    return f"images 0 to {pixels.shape[0] - 1} together (each can be scored by itself)"

@@ -73,7 +73,7 @@ def score_images(
     if not len(prompts) == len(images) == len(targets):
         raise ValueError(
             f"{len(prompts)} prompts, {len(images)} images, {len(targets)} targets: there must be "
-            "one of each for every picture; give None for a target that is not there"
+            "one of each for every picture; pass None for a missing target"
         )
     if rewards:
         values = config.model_dump() if isinstance(config, RewardConfig) else config

@@ -34,8 +34,8 @@ def loads_tensors_alone() -> Iterator[None]:
         yield
     except pickle.UnpicklingError as error:
         raise RewardError(
-            f"a file of weights cannot be loaded: {describe_refusal(error)}. Remove it, so that it "
-            "is downloaded again, or get it from who published it"
+            f"a weights file cannot be loaded: {describe_refusal(error)}. Remove it, so that it is "
+            "downloaded again, or get it from its publisher"
         ) from error
     finally:
         del os.environ[_FORCE]
@@ -45,5 +45,5 @@ def loads_tensors_alone() -> Iterator[None]:
 def describe_refusal(error: Exception) -> str:
     """Reason why a file of weights was not loaded, without torch's advice to unpickle it anyway."""
     if isinstance(error, pickle.UnpicklingError):
-        return "it holds something else than tensors, which may be a program, and was not run"
+        return "it contains something other than tensors, which may be a program, and was not run"
     return describe_error(error)

@@ -124,7 +124,7 @@ def _check_spread(
                 f"share {asked[column]:g} of {name}: the term applies to "
                 f"{int(table.is_applicable[:, column].sum())} of {len(varies)} prompts and is flat "
                 "in every group of these, so no weight gives it a share; leave it out, or measure "
-                "on prompts for which it tells images apart"
+                "on prompts for which it distinguishes the images"
             )
 
 
@@ -216,7 +216,7 @@ def _explain(
     is_alone = varies[:, column] & (varies.sum(dim=1) == 1)
     reason = (
         f"varies in {int(varies[:, column].sum())} of the {int(varies.any(dim=1).sum())} groups "
-        f"that are not flat, and in {int(is_alone.sum())} of them alone"
+        f"that are not flat, and is the only one to do so in {int(is_alone.sum())} of them"
     )
     # A sign of 0 excludes the terms without a share.
     pulls = correlations(table)[column].nan_to_num() * signs * signs[column]

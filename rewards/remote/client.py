@@ -91,7 +91,7 @@ def read_key(variable: str, *, option: str, remedy: str) -> str:
     key = os.environ.get(variable, "")
     if not _KEY.fullmatch(key):
         found = (
-            "holds a space, a line break or another character that no key has"
+            "contains a space, a line break or another character that no key has"
             if key
             else "is not set, or empty"
         )

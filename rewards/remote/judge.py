@@ -66,7 +66,7 @@ class VlmJudgeReward:
         self._url = endpoint.url.rstrip("/")
         variable = endpoint.api_key_variable
         option = "vlm_judge.api_key_variable"
-        remedy = "leave api_key_variable out where none is wanted"
+        remedy = "leave api_key_variable out if the endpoint needs none"
         key = "" if variable is None else read_key(variable, option=option, remedy=remedy)
         self._client = open_client(key=key, seconds=endpoint.request_timeout_seconds)
         self._check_endpoint()
@@ -125,7 +125,7 @@ class VlmJudgeReward:
             answer = reply.json()["choices"][0]["message"]["content"].strip()
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise RewardError(
-                f"{name}: {self._url} answered what is no chat completion with a text; set "
+                f"{name}: {self._url} did not answer with a chat completion that has text; set "
                 "vlm_judge.url to an OpenAI-compatible endpoint"
             ) from error
         try:

@@ -171,11 +171,11 @@ def decode_request(body: bytes) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]
     for number, each in enumerate(request.pictures):
         if each.prompt >= len(prompts):
             raise MessageError(
-                f"pictures.{number}.prompt is {each.prompt}, but there are {len(prompts)} "
-                "prompts; it must be the place of one, counted from 0"
+                f"pictures.{number}.prompt is {each.prompt}, but there are {len(prompts)} prompts; "
+                "it must be the index of one, counted from 0"
             )
     if len({each.png.shape for each in request.pictures}) > 1:
-        raise MessageError("pictures are of several sizes; send one size a request")
+        raise MessageError("pictures have different sizes; send one size per request")
     pixels = torch.stack([each.png for each in request.pictures])
     return [prompts[each.prompt] for each in request.pictures], pixels
 

@@ -85,8 +85,8 @@ class RemoteReward:
             return decode_scores(answer, count=len(prompts))
         except MessageError as error:
             raise RewardError(
-                f"the scorer at {self._url} answered what are no scores: {error}. "
-                "Correct the scorer; a failure is never counted as a score"
+                f"the scorer at {self._url} did not answer with scores: {error}. Correct the "
+                "scorer; a failure is never counted as a score"
             ) from error
 
     def modules(self) -> tuple[nn.Module, ...]:
@@ -99,14 +99,14 @@ class RemoteReward:
             info = decode_info(answer)
         except MessageError as error:
             raise RewardError(
-                f"{self._url}/info is not that of a scorer: {error}. Set the term's url to the "
+                f"{self._url}/info does not describe a scorer: {error}. Set the term's url to the "
                 "address that `glm-grpo serve-reward` prints"
             ) from error
         if frozenset(info.needs) != self._needs:
             raise RewardError(
-                f"the scorer {info.name} at {self._url} uses {_list(info.needs)}, and the "
-                f"config says {_list(self._needs)}; set the term's needs_of_prompt="
-                f"[{','.join(info.needs)}]"
+                f"the scorer {info.name} at {self._url} uses {_list(info.needs)}, but the config "
+                f"says {_list(self._needs)}; set the term's "
+                f"needs_of_prompt=[{','.join(info.needs)}]"
             )
 
     def _send(self, method: str, path: str, body: bytes | None = None) -> bytes:
@@ -129,16 +129,16 @@ class RemoteReward:
     def _explain_status(self, answer: httpx.Response) -> RewardError:
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             return RewardError(
-                f"the scorer at {self._url} asks for its token, and got another or none; export "
-                "the token that the server was started with, or that it printed, in "
+                f"the scorer at {self._url} requires its token, but got another one or none; "
+                "export the token that the server was started with, or that it printed, in "
                 f"{TOKEN_VARIABLE} or the variable that the term's token_variable names"
             )
         try:
             failure = decode_failure(answer.content)
         except MessageError:
             failure = (
-                f"{answer.reason_phrase}; that is no scorer's answer. Set the term's url to the "
-                "address that `glm-grpo serve-reward` prints"
+                f"{answer.reason_phrase}; a scorer does not answer like this. Set the term's url "
+                "to the address that `glm-grpo serve-reward` prints"
             )
         return RewardError(
             f"the scorer at {self._url} failed (status {answer.status_code}): {failure}"
@@ -146,4 +146,4 @@ class RemoteReward:
 
 
 def _list(needs: Iterable[Need]) -> str:
-    return " and ".join(sorted(needs)) or "the picture alone"
+    return " and ".join(sorted(needs)) or "only the picture"

@@ -67,7 +67,8 @@ def serve(
         from rewards.remote.server import listen, make_app, make_server  # noqa: PLC0415 (an extra)
     except ModuleNotFoundError as error:
         raise RewardError(
-            f"{error.name}, which serves a term, is not installed; pip install 'glm-grpo[serve]'"
+            f"{error.name}, which is needed to serve a term, is not installed; run `pip install "
+            "'glm-grpo[serve]'`"
         ) from error
 
     given = _read_token(host)
@@ -79,14 +80,14 @@ def serve(
         listener, url = listen(host, port)
     except OSError as error:
         raise RewardError(
-            f"cannot listen at {host} port {port} ({error}); choose another port, or 0 for any "
-            "that is free"
+            f"cannot listen on {host} port {port} ({error}); choose another port, or 0 for any "
+            "free one"
         ) from error
     if not _is_loopback(host):
-        _logger.warning("%s: what is sent to %s is not encrypted, the token included", name, url)
+        _logger.warning("%s: requests to %s are not encrypted, including the token", name, url)
     if given is None:
         # Not to standard output, which programs read and which is more often stored.
-        sys.stderr.write(f"made a token for those who ask: export {TOKEN_VARIABLE}={token}\n")
+        sys.stderr.write(f"made a token for clients: export {TOKEN_VARIABLE}={token}\n")
     announce(url)
     with suppress(KeyboardInterrupt):
         make_server(app).run([listener])
@@ -96,13 +97,13 @@ def _read_token(host: str) -> str | None:
     token = os.environ.get(TOKEN_VARIABLE)
     if token is not None and not _USABLE_TOKEN.fullmatch(token):
         raise RewardError(
-            f"{TOKEN_VARIABLE} holds {len(token)} characters, or some that no token has; it must "
-            "be 16 or more visible ASCII characters: export what `openssl rand -hex 32` prints"
+            f"{TOKEN_VARIABLE} has {len(token)} characters, or some that no token has; it must be "
+            "16 or more visible ASCII characters: export what `openssl rand -hex 32` prints"
         )
     if token is None and not _is_loopback(host):
         raise RewardError(
-            f"host {host!r} can be reached from other machines, and there is no token; export "
-            f"{TOKEN_VARIABLE} (`openssl rand -hex 32` makes one), or listen at {LOOPBACK}"
+            f"host {host!r} can be reached from other machines, but there is no token; export "
+            f"{TOKEN_VARIABLE} (`openssl rand -hex 32` makes one), or listen on {LOOPBACK}"
         )
     return token
 
@@ -131,9 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", required=True, help="name of the term, or of its kind")
     parser.add_argument("--options-json", default="{}", help="its section of the config, as JSON")
-    parser.add_argument("--host", default=LOOPBACK, help="address to listen at")
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
-    parser.add_argument("--device", default="cpu", help="where networks are put, such as cuda:0")
+    parser.add_argument("--host", default=LOOPBACK, help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--device", default="cpu", help="device for networks, such as cuda:0")
     return parser
 
 
@@ -142,10 +143,10 @@ def _read_term(name: str, text: str) -> TermConfig:
         options = json.loads(text)
     except json.JSONDecodeError as error:
         raise RewardError(
-            f"--options-json {text!r} is no JSON ({error}); quote it whole"
+            f"--options-json {text!r} is not JSON ({error}); quote all of it"
         ) from error
     if not isinstance(options, Mapping):
-        raise RewardError(f"--options-json is {text!r}; it must be an object, as {{}}")
+        raise RewardError(f"--options-json is {text!r}; it must be an object, such as {{}}")
     # The term is only scored here; the run weights it and decides when, so any valid weight will
     # do.
     section = {name: {**options, "weight": 1.0, "run_in": "thread", "when": "always"}}

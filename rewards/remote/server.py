@@ -135,7 +135,7 @@ class _Service:
                 "pictures",
             )
         if self._waiting >= MOST_WAITING:
-            return HTTPException(503, "too many requests wait to be scored", _RETRY_AFTER)
+            return HTTPException(503, "too many requests are waiting to be scored", _RETRY_AFTER)
         return None
 
     def _score(self, body: bytes) -> Response:

@@ -154,7 +154,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             "the .pth file of a LAION predictor, or a .safetensors file with weight and bias"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(part, Tensor) for part in state.values()):
-        raise RewardError(f"aesthetic.head {path} holds no state dict; save module.state_dict()")
+        raise RewardError(f"aesthetic.head {path} contains no state dict; save module.state_dict()")
     return state
 
 
@@ -173,8 +173,8 @@ def _group_layers(state: dict[str, Tensor], path: Path) -> list[tuple[Tensor, Te
 def _unknown_head(state: dict[str, Tensor], path: Path) -> RewardError:
     found = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in sorted(state.items()))
     return RewardError(
-        f"aesthetic.head {path} holds {found or 'nothing'}; it must hold weight [out, in] and bias "
-        "[out] of one linear layer, or of several as layers.<n>.weight and layers.<n>.bias"
+        f"aesthetic.head {path} contains {found or 'nothing'}; it must contain weight [out, in] "
+        "and bias [out] of one linear layer, or of several as layers.<n>.weight and layers.<n>.bias"
     )
 
 

@@ -100,8 +100,8 @@ class PromptEmbedder:
         for row in (tokens != roomier).any(dim=1).nonzero().flatten().tolist():
             self._has_told_of_cut = True
             _logger.warning(
-                "%s: the model reads %d tokens; of longer prompts the end is not read, "
-                "such as %r (said once)",
+                "%s: the model reads %d tokens; the end of longer prompts, such as %r, is ignored "
+                "(shown once)",
                 self._key,
                 places,
                 textwrap.shorten(texts[row], 120),
@@ -286,7 +286,7 @@ def _unusable_weights(
         repository = tag["hf_hub"].strip("/")
         return RewardError(
             f"{problem}It is downloaded once into HF_HOME. Without a network: download "
-            f"https://huggingface.co/{repository} elsewhere (hf download {repository}) and bring "
+            f"https://huggingface.co/{repository} elsewhere (hf download {repository}) and copy "
             f"HF_HOME here, or set {key} to the weights in it, a .safetensors, .pt or .bin file"
         )
     tags = open_clip.list_pretrained_tags_by_model(architecture)
@@ -310,8 +310,8 @@ def _load_tokenizer(architecture: str, *, key: str) -> Any:
         cause = textwrap.shorten(describe_error(error), _LONGEST_CAUSE)
         raise RewardError(
             f"{key} {architecture!r}: its tokenizer {source!r} cannot be loaded ({cause}). It is "
-            f"downloaded once into HF_HOME. Without a network: download "
-            f"https://huggingface.co/{source} elsewhere (hf download {source}) and bring HF_HOME "
+            "downloaded once into HF_HOME. Without a network: download "
+            f"https://huggingface.co/{source} elsewhere (hf download {source}) and copy HF_HOME "
             "here, or use an architecture whose tokenizer comes with open_clip, such as "
             "ViT-L-14-quickgelu"
         ) from error

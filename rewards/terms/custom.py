@@ -134,7 +134,7 @@ def load_function(name: str) -> ScoringFunction:
     except AttributeError as error:
         functions = sorted(key for key, value in vars(module).items() if callable(value))
         nearest = difflib.get_close_matches(function_name, functions, n=1)
-        names = ", ".join(functions) or "nothing that can be called"
+        names = ", ".join(functions) or "nothing callable"
         remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {names}"
         # The module of a notebook has no file.
         place = getattr(module, "__file__", module_name)

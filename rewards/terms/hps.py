@@ -75,7 +75,7 @@ class HpsReward:
         if not path.is_file():
             raise RewardError(
                 f"hps.checkpoint {path}: no such file; download {_CHECKPOINT_URL} and set "
-                "hps.checkpoint to where it lies"
+                "hps.checkpoint to its path"
             )
         architecture = find_architecture(clip_model, key="hps.clip_model")
         # Absolute, so that no path is mistaken for a pretrained tag of the same name.

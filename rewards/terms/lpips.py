@@ -132,8 +132,8 @@ def _load_pretrained(network: Network) -> Any:
         place = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
         raise RewardError(
             f"lpips: the weights of backbone {network!r} cannot be loaded "
-            f"({describe_error(error)}). They are needed at {place}: download {url} to that place, "
-            "set TORCH_HOME to a folder that has it under hub/checkpoints, choose another "
+            f"({describe_error(error)}). They are needed at {place}: download {url} there, set "
+            "TORCH_HOME to a folder that has it under hub/checkpoints, choose another "
             "lpips.network, or set lpips.pretrained=false for untrained features"
         ) from error
 

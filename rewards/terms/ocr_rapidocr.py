@@ -73,7 +73,7 @@ class RapidOcrReader:
         if not isinstance(found, RapidOCROutput):
             raise TypeError(
                 f"RapidOCR returned a {type(found).__name__}: it found lines but recognised none; "
-                "check the installation by the command `rapidocr check`"
+                "check the installation with the command `rapidocr check`"
             )
         if found.boxes is None or found.txts is None:
             return ""

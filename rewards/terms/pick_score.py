@@ -138,8 +138,8 @@ class PickScoreReward:
             if len(tokens) > self._places:
                 self._has_told_of_cut = True
                 _logger.warning(
-                    "pick_score.model: the model reads %d tokens; of longer prompts the end is "
-                    "not read, such as %r (said once)",
+                    "pick_score.model: the model reads %d tokens; the end of longer prompts, such "
+                    "as %r, is ignored (shown once)",
                     self._places,
                     textwrap.shorten(text, 120),
                 )
@@ -163,8 +163,8 @@ def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
     except (OSError, ValueError) as error:
         cause = _shorten(describe_error(error))
         raise RewardError(
-            f"{key} {source!r} is no folder, and cannot be downloaded from the hub ({cause}). It "
-            "is kept in HF_HOME once it is there. Without a network: download "
+            f"{key} {source!r} is not a folder, and cannot be downloaded from the hub ({cause}). "
+            "It is downloaded once into HF_HOME. Without a network: download "
             f"https://huggingface.co/{source} elsewhere (hf download {source} --local-dir FOLDER) "
             f"and set {key}=FOLDER"
         ) from error
@@ -186,7 +186,7 @@ def _load_processor(folder: Path) -> Any:
     except (OSError, ValueError) as error:
         raise _incomplete_processor(folder, describe_error(error)) from error
     if not isinstance(processor, ProcessorMixin):
-        raise _incomplete_processor(folder, f"it holds only a {type(processor).__name__}")
+        raise _incomplete_processor(folder, f"it contains only a {type(processor).__name__}")
     return processor
 
 
@@ -212,16 +212,16 @@ def _load_model(folder: Path) -> Any:
 
 def _incomplete_processor(folder: Path, cause: str) -> RewardError:
     return RewardError(
-        f"pick_score.processor {folder} cannot be loaded ({_shorten(cause)}); the folder must hold "
-        "a tokenizer (tokenizer.json) and an image processor (preprocessor_config.json), as "
-        "laion/CLIP-ViT-H-14-laion2B-s32B-b79K does"
+        f"pick_score.processor {folder} cannot be loaded ({_shorten(cause)}); the folder must "
+        "contain a tokenizer (tokenizer.json) and an image processor (preprocessor_config.json), "
+        "as laion/CLIP-ViT-H-14-laion2B-s32B-b79K does"
     )
 
 
 def _incomplete_model(folder: Path, cause: str) -> RewardError:
     return RewardError(
-        f"pick_score.model {folder} cannot be loaded ({_shorten(cause)}); the folder must hold the "
-        "config.json of a CLIP model and all its weights (model.safetensors), as "
+        f"pick_score.model {folder} cannot be loaded ({_shorten(cause)}); the folder must contain "
+        "the config.json of a CLIP model and all its weights (model.safetensors), as "
         "yuvalkirstain/PickScore_v1 does"
     )
 

@@ -33,7 +33,7 @@ class RemoteConfig(TermConfig):
     @model_validator(mode="after")
     def _check_place(self) -> RemoteConfig:
         if self.run_in == "process":
-            rule = "a remote scorer is in a process of its own already"
+            rule = "a remote scorer already runs in its own process"
             raise problem_at(("run_in",), self.run_in, rule, "remove run_in")
         return self
 
@@ -64,7 +64,7 @@ def _read_token(variable: str | None) -> str:
     # A third-party scorer may need none, and reports it if it does.
     if variable is None or not os.environ.get(variable):
         return ""
-    remedy = "set the term's token_variable=null where none is wanted"
+    remedy = "set the term's token_variable=null if the server needs none"
     from rewards.remote.client import read_key  # noqa: PLC0415
 
     return read_key(variable, option="token_variable", remedy=remedy)

@@ -145,8 +145,8 @@ class Question:
             parts = list(string.Formatter().parse(self.template))
         except ValueError as error:
             raise RewardError(
-                f"vlm_judge.question {self.template!r} cannot be filled in ({error}); double the "
-                "braces that are meant: {{ and }}"
+                f"vlm_judge.question {self.template!r} cannot be filled in ({error}); double "
+                "literal braces: {{ and }}"
             ) from error
         used = set()
         for _, field, format_spec, conversion in parts:
@@ -155,8 +155,8 @@ class Question:
             if field not in _PLACEHOLDERS or format_spec or conversion:
                 raise RewardError(
                     f"vlm_judge.question has the placeholder {{{field}}}; there are "
-                    f"{', '.join(f'{{{each}}}' for each in _PLACEHOLDERS)}, as they stand here, "
-                    "and braces that are meant are doubled: {{ and }}"
+                    f"{', '.join(f'{{{each}}}' for each in _PLACEHOLDERS)}, exactly as written "
+                    "here; double literal braces: {{ and }}"
                 )
             used.add(field)
         return used

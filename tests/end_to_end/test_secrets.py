@@ -127,7 +127,7 @@ BASE = (f"{JUDGE}.weight=0.1", f"{JUDGE}.url=http://127.0.0.1:8000/v1", f"{JUDGE
 @pytest.mark.parametrize(
     ("override", "key", "rule"),
     [
-        (f"{JUDGE}.url=http://user:pass-word@judge.example/v1", "url", "must be an address alone"),
+        (f"{JUDGE}.url=http://user:pass-word@judge.example/v1", "url", "must be a plain address"),
         (f"{JUDGE}.api_key_variable={KEY}", "api_key_variable", "must be the name of an env"),
     ],
 )

@@ -97,7 +97,7 @@ def test_aesthetic_refuses_a_head_for_another_embedding(clip_folder: Path, tmp_p
 )
 def test_head_refuses_files_of_another_make(state: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(state, tmp_path / "head.pth")
-    with pytest.raises(RewardError, match="it must hold weight"):
+    with pytest.raises(RewardError, match="it must contain weight"):
         load_head(tmp_path / "head.pth", width=WIDTH)
 
 

@@ -129,17 +129,17 @@ EVALUATED = {"weight": 0.0, "when": "evaluation"}
             {"ssim": {"weight": 0.0}, "lpips": {"weight": 0}},
             {},
             "terms",
-            r"\(lpips, ssim\) are 0.* set one of them, say reward.terms.lpips.weight=1",
+            r"\(lpips, ssim\) are 0.* set one of them, for example reward.terms.lpips.weight=1",
         ),
         # One picture that pleases would answer every prompt.
-        ({"aesthetic": AESTHETIC}, {}, "terms", r"\(aesthetic use the picture alone\)"),
+        ({"aesthetic": AESTHETIC}, {}, "terms", r"\(aesthetic use only the picture\)"),
         (
             {"aesthetic": AESTHETIC, "ssim": {"weight": 0.0}},
             {},
             "terms",
             r"\(aesthetic use .*; add a tied term .* reward.allow_untied=true",
         ),
-        ({"mine": {**CUSTOM, "needs_of_prompt": []}}, {}, "terms", "use the picture alone"),
+        ({"mine": {**CUSTOM, "needs_of_prompt": []}}, {}, "terms", "use only the picture"),
         (
             {"psnr": {"weight": 0.0}},
             {"watch": ["hps"]},
@@ -150,14 +150,14 @@ EVALUATED = {"weight": 0.0, "when": "evaluation"}
             {},
             {"watch": ["ssim"]},
             "watch",
-            "'ssim' has weight 1.0: what is trained on cannot watch; set reward.terms.ssim.w",
+            "'ssim' has weight 1.0: a term that is trained on cannot be a canary; set reward",
         ),
         ({"psnr": EVALUATED}, {"watch": ["psnr"]}, "watch", "where it is a canary anyway"),
         (
             {"psnr": {**EVALUATED, "weight": 0.5}},
             {},
             "terms.psnr.weight",
-            "must be 0 where when is evaluation.*set reward.terms.psnr.weight=0, or",
+            "must be 0 when `when` is evaluation.*set reward.terms.psnr.weight=0, or",
         ),
     ],
 )

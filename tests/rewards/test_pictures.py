@@ -164,7 +164,7 @@ def test_a_picture_with_a_profile_of_srgb_keeps_every_value(mode: str) -> None:
         (stored(plain("RGB", RED), "PNG", icc_profile=ADOBE[:200]), "cannot open profile"),
         (
             stored(plain("RGB", RED), "PNG", icc_profile=LINEAR_GREY),
-            "for pixels of mode L, these are RGB",
+            "for pixels of mode L, but these are RGB",
         ),
     ],
     ids=["no profile", "torn", "of another mode"],
@@ -207,7 +207,7 @@ def test_a_torn_picture_is_refused(kind: str) -> None:
 def test_what_is_no_picture_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(content)
-    with pytest.raises(PictureError, match=r"cannot be used \(no PNG .* damaged header"):
+    with pytest.raises(PictureError, match=r"cannot be used \(not a PNG .* header is damaged"):
         open_rgb(path)
 
 
@@ -260,7 +260,7 @@ def grey_png(depth: int, row: bytes, clear: int) -> bytes:
         (grey_png(4, b"\0\xa0", 10), "a transparent colour"),
         (tiff(bytes(6), bits=(16,) * 3, colours=2, samples=3, planar=2), "in separate planes"),
         (tiff(bytes(2), bits=(16,), colours=0, samples=1, planar=1), "0 is white"),
-        (tiff(bytes(2), bits=(12,), colours=1, samples=1, planar=1), "12 bits a channel"),
+        (tiff(bytes(2), bits=(12,), colours=1, samples=1, planar=1), "12 bits per channel"),
     ],
     ids=["transparent 16 bits", "transparent 4 bits", "planes", "white is 0", "12 bits"],
 )
@@ -282,7 +282,7 @@ def test_png_keeps_every_value_of_a_picture_and_is_what_others_read() -> None:
     ("content", "found"),
     [
         (stored(plain("L", 1), "PNG"), "mode L, not RGB"),
-        (stored(plain("RGB", RED), "BMP"), "no PNG file"),
+        (stored(plain("RGB", RED), "BMP"), "not a PNG file"),
     ],
 )
 def test_png_of_another_form_is_refused(content: bytes, found: str) -> None:

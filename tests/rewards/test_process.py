@@ -102,7 +102,7 @@ def test_process_does_not_end_by_a_signal_that_asks_the_run_to(reward: ProcessRe
 @pytest.mark.parametrize(
     ("prompt", "seconds", "error"),
     [
-        ("hang", 1.0, "gave no answer within 1 seconds and was ended"),
+        ("hang", 1.0, "gave no answer within 1 seconds and was stopped"),
         ("die", 30.0, "has ended with exit code 3; "),
         ("kill", 30.0, "has ended with signal 9; "),
     ],

@@ -210,10 +210,10 @@ def test_check_prompts_names_the_first_prompts_whose_quotation_marks_ask_for_not
     others = [Prompt("4", 'a sign "A"', texts=("A",)), Prompt("5", 'a 12" sign', texts=("A",))]
     (line,) = scorer.check_prompts([*idle_ones, *others], of="training prompts")
     assert line.startswith(
-        "quotation marks ask for nothing in 4 of the 6 training prompts: 0 ('a sign \"RAIN'), "
+        "unpaired or empty quotation marks in 4 of the 6 training prompts: 0 ('a sign \"RAIN'), "
         "1 ('a sign \"A\" above \"RAIN'), 2 ('long long "
     )
-    assert line.endswith("...') and 1 more; close what they open, or give `text`")
+    assert line.endswith("...') and 1 more; close them, or give `text`")
     assert len(line) < 250
 
 
@@ -225,7 +225,8 @@ def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
     assert table.is_applicable.tolist() == [[True, True], [True, False]]
     assert scorer.check_prompts([WITH_TEXT], of="prompts") == [
         "dogs, 0.50 of the weight, applies to none of the 1 prompts",
-        "reward.terms.dogs.only is 'd?g': no prompts that it could apply to have such an id",
+        "reward.terms.dogs.only is 'd?g': none of the prompts that it could apply to has such an "
+        "id",
     ]
 
 
@@ -256,7 +257,7 @@ def test_a_term_that_runs_out_of_memory_says_which_keys_give_it_room() -> None:
     with pytest.raises(RewardError) as caught:
         scorer.score([Prompt("p", "a prompt")], pixels)
     message = str(caught.value)
-    assert "term hungry, prompt p, images 0 to 1 together (each alone can be scored)" in message
+    assert "term hungry, prompt p, images 0 to 1 together (each can be scored by itself)" in message
     assert "memory ran out over a group of 2 pictures of 8 x 6 pixels" in message
     assert "reward.overlap=false" in message
     assert "rollout.group_size" in message

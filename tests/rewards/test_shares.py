@@ -151,7 +151,8 @@ def test_weights_refuse_a_share_that_a_rarely_applicable_term_cannot_have() -> N
     mask = [[row < 2, True] for row in range(8)]
     table = make_table(draw_raw(4, terms=2), mask=mask)
     with pytest.raises(
-        ValueError, match=r"lpips, which varies in 2 of the 8 groups .*, and in 0 of them alone"
+        ValueError,
+        match=r"lpips, which varies in 2 of the 8 groups .*, and is the only one to do so in 0 of",
     ):
         weights_for_shares(table, "weighted_sum", {"lpips": 0.5, "ssim": 0.5})
     weights = weights_for_shares(table, "weighted_sum", {"lpips": 0.2, "ssim": 0.8})

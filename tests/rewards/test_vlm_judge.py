@@ -125,9 +125,9 @@ def test_judge_scores_in_the_order_of_the_pictures_with_a_bound_on_requests_in_f
     ("reply", "error"),
     [
         (says("I give 7. " + "x" * 300), "answered 'I give 7. x{190}'; it must be one number"),
-        (says(None), "is no chat completion with a text"),
-        (Reply(body=b'{"choices": []}'), "answered what is no chat completion"),
-        (Reply(body=b"hello"), "answered what is no chat completion"),
+        (says(None), "did not answer with a chat completion that has text"),
+        (Reply(body=b'{"choices": []}'), "did not answer with a chat completion"),
+        (Reply(body=b"hello"), "did not answer with a chat completion"),
     ],
 )
 def test_judge_that_gives_no_score_ends_the_step_naming_prompt_and_image(
@@ -209,7 +209,7 @@ def test_judge_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [("", "JUDGE_KEY is not set, or empty; export the key"), ("sk secret", "holds a space")],
+    [("", "JUDGE_KEY is not set, or empty; export the key"), ("sk secret", "contains a space")],
 )
 def test_judge_without_a_usable_key_is_refused(
     monkeypatch: pytest.MonkeyPatch, value: str, error: str
@@ -260,9 +260,9 @@ def test_question_refuses_what_is_not_one_number_in_range(answer: str) -> None:
     ("template", "error"),
     [
         ("{promt}", "has the placeholder {promt}; there are {prompt}, {text}, {lowest}, {highest}"),
-        ("{prompt!r}", "as they stand here"),
-        ("{lowest:3}", "as they stand here"),
-        ('Answer {"score": 1}', "braces that are meant are doubled"),
+        ("{prompt!r}", "exactly as written here"),
+        ("{lowest:3}", "exactly as written here"),
+        ('Answer {"score": 1}', "double literal braces"),
         ("a } b", "cannot be filled in"),
     ],
 )

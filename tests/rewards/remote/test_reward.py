@@ -229,8 +229,11 @@ def test_send_waits_longer_each_time_or_as_asked(
         (Reply(body=b'{"scores": [1, 2, NaN]}'), "scores.2 is 'nan'"),
         (Reply(body=b'{"scores": [1, 2, null]}'), "scores.2 is 'None'"),
         (Reply(body=b'{"scores": [1, 2, 3], "notes": ["a"]}'), "1 notes for 3 pictures"),
-        (Reply(body=b"<html>login</html>"), "no scores: the message is '<html>login"),
-        (Reply(404, b"oops"), r"status 404\): Not Found; that is no scorer"),
+        (
+            Reply(body=b"<html>login</html>"),
+            "did not answer with scores: the message is '<html>login",
+        ),
+        (Reply(404, b"oops"), r"status 404\): Not Found; a scorer does not answer like this"),
     ],
 )
 def test_answers_that_are_no_scores_end_the_step(answer: Reply, error: str) -> None:
@@ -334,7 +337,7 @@ def test_remote_sends_the_token_of_the_variable_it_names(monkeypatch: pytest.Mon
         reward = build_reward(remote(url, token_variable="TOKEN_OF_MINE"), cpu)
         assert score(reward).tolist() == pytest.approx([0, 1 / 3, 2 / 3])
         for options in ({}, {"token_variable": None}):
-            with pytest.raises(RewardError, match="asks for its token, and got another") as caught:
+            with pytest.raises(RewardError, match="requires its token, but got another") as caught:
                 build_reward(remote(url, **options), cpu)
             assert "of-another-scorer" not in str(caught.value)
 

@@ -52,7 +52,7 @@ def test_serve_listens_on_loopback_for_who_knows_the_token_and_ends_at_sigterm(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.168.0.1"])
 def test_serve_opens_no_port_to_other_machines_without_a_token(host: str) -> None:
-    with pytest.raises(SystemExit, match="can be reached from other machines, and there is no tok"):
+    with pytest.raises(SystemExit, match="can be reached from other machines, but there is no tok"):
         main(["--name", "ssim", "--host", host])
 
 
@@ -61,7 +61,7 @@ def test_serve_refuses_a_token_that_is_none_without_repeating_it(
     token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, token)
-    with pytest.raises(SystemExit, match=f"{VARIABLE} holds {len(token)} char") as caught:
+    with pytest.raises(SystemExit, match=f"{VARIABLE} has {len(token)} char") as caught:
         main(["--name", "ssim"])
     assert not token or token not in str(caught.value)
 
@@ -71,7 +71,7 @@ def test_serve_refuses_a_token_that_is_none_without_repeating_it(
     [
         ('{"kind": "smim"}', "did you mean ssim?"),
         ("[]", "--options-json is '[]'; it must be an object"),
-        ("{", "--options-json '{' is no JSON"),
+        ("{", "--options-json '{' is not JSON"),
     ],
 )
 def test_serve_says_what_is_wrong_with_the_options(options: str, error: str) -> None:
