@@ -33,7 +33,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _CHOICES = "commands"
 """Where the parser stores the parsers of the commands, by name."""
 
-_PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any that is free")
+_PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any free port")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -220,14 +220,14 @@ def _add_plan(commands: _Commands) -> None:
     )
     command.add_argument(
         "--prompt-tokens",
-        type=types.whole_number(1, 10**6, remedy="give the tokens of the longest prompt"),
+        type=types.whole_number(1, 10**6, remedy="give the number of tokens in the longest prompt"),
         default=256,
         metavar="N",
-        help="tokens of the longest prompt (256)",
+        help="tokens in the longest prompt (256)",
     )
     command.add_argument(
         "--processes",
-        type=types.whole_number(1, 10**6, remedy="give the processes of the launch"),
+        type=types.whole_number(1, 10**6, remedy="give the number of processes"),
         default=1,
         metavar="N",
         help="processes that train together (1)",
@@ -268,8 +268,8 @@ def _plan(options: argparse.Namespace) -> None:
         config = _compose(options)
     elif options.cpu or options.config_name or options.config_dir or options.overrides:
         raise ConfigError(
-            "--measured uses the run's own config, and compares its seconds with the floors of a "
-            "device; leave out --config-name, --config-dir, key=value and --cpu"
+            "--measured uses the run's own config, and compares its times with those of a device; "
+            "leave out --config-name, --config-dir, key=value and --cpu"
         )
     else:
         config = read_config(measured)
@@ -302,14 +302,14 @@ def _add_probe(commands: _Commands) -> None:
     _add_config(command)
     command.add_argument(
         "--prompts",
-        type=types.whole_number(1, 10**9, remedy="with more than there are, all are sampled"),
+        type=types.whole_number(1, 10**9, remedy="if there are fewer prompts, all are sampled"),
         default=24,
         metavar="N",
         help="prompts to sample (24)",
     )
     command.add_argument(
         "--noises",
-        type=types.whole_number(2, 1000, remedy="two at least, for a spread to be seen"),
+        type=types.whole_number(2, 1000, remedy="a spread needs at least two"),
         default=4,
         metavar="K",
         help="noises to decode one sample with (4)",

@@ -109,7 +109,9 @@ def _explain_defect(error: Exception, doing: str) -> str:
             file.write(trace)
         where = f"the traceback in {file.name}"
     except OSError as unwritable:
-        where = f"this traceback, which no file takes ({unwritable}):\n{trace.decode()}"
+        where = (
+            f"this traceback, which could not be stored in a file ({unwritable}):\n{trace.decode()}"
+        )
     return (
         f"Unexpected error in {doing}: {printable(summary)}\n"
         f"This is a defect of glm-grpo; please report it with {where}\n"

@@ -78,10 +78,10 @@ def test_the_package_is_a_command(
         (["probe", "--share", "ocr=1", "ocr=1"], "--share 'ocr=1': must be .* each term once"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' must end in .png"),
         (["gallery", "run", "--film", "x.mp4"], "--film: 'x.mp4' must end in .gif or .webp"),
-        (["gallery", "run", "--zip", "folder.zip"], "'folder.zip' is a folder; write the name"),
-        (["gallery", "run", "--zip", "file/x.zip"], "needs a folder where .*/file is a file"),
+        (["gallery", "run", "--zip", "folder.zip"], "'folder.zip' is a folder; give the name"),
+        (["gallery", "run", "--zip", "file/x.zip"], "needs a folder, but .*/file is a file"),
         (["gallery", "run", "--port", "65536"], "'65536' must be a whole number from 0 to 65535"),
-        (["compare", "a", "b", "--output", "file"], "'file' needs a folder where .*/file is a"),
+        (["compare", "a", "b", "--output", "file"], "'file' needs a folder, but .*/file is a"),
     ],
     ids=ascii,
 )
@@ -217,7 +217,7 @@ def test_parse_weights_reads_terms_and_numbers() -> None:
 
 @pytest.mark.parametrize("word", ["ocr", "=0.5", "ocr=much", "ocr=nan", "reward.terms.a.weight=1"])
 def test_parse_weights_refuses_other_words(word: str) -> None:
-    rule = rf"--share '{word}': must be the name of a term.*write --share lpips=0.4"
+    rule = rf"--share '{word}': must be TERM=NUMBER.*for example --share lpips=0.4"
     with pytest.raises(ConfigError, match=rule):
         parse_weights(["a=1", word], option="--share")
 
@@ -246,6 +246,6 @@ def test_a_weight_among_the_runs_of_compare_is_no_run(
     # The folder of a run stays one, whatever its name looks like.
     said = refusal_of(["compare", "seed=1", "ocr=0.5"], capsys)
     assert "runs seed=1: a comparison needs at least two" in said
-    assert "'ocr=much': must be the name of a term" in refusal_of(
+    assert "'ocr=much': must be TERM=NUMBER" in refusal_of(
         ["compare", "seed=1", "ocr=much"], capsys
     )

@@ -114,7 +114,7 @@ def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
         give_memory(memory)
         found = fit.check_fit(config, planner, sources, device)
         assert "in CPU memory" in found
-        assert any("so the run goes on" in said for said in caplog.messages) == is_warned
+        assert any("so the run continues" in said for said in caplog.messages) == is_warned
 
 
 def test_check_fit_plans_nothing_for_a_device_it_does_not_know(
@@ -158,7 +158,7 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
     for each in (config, resumed):
         with pytest.raises(ModelError):
             run_training(each)
-    unplanned = "memory: not planned, since the sizes of the model or of the device are not at hand"
+    unplanned = "memory: not planned, because the size of the model or of the device is unknown"
     folder = (
         f"run folder: {tmp_path / 'run'} (from the first evaluation on, gallery/index.html in it "
         "can be opened at any time)"
@@ -192,7 +192,7 @@ def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
         ),
         (
             ["model.adapter=null", "model.dtype=bfloat16"],
-            "processes: a single one is refused by glm-grpo train: model.dtype is bfloat16",
+            "processes: glm-grpo train refuses a single one: model.dtype is bfloat16",
         ),
     ],
 )
@@ -229,7 +229,7 @@ UNKNOWN = [
     for of in ("training", "held-out")
 ]
 SMALL = (
-    "rollout.height=64 rollout.width=64: the model was trained on pictures of 128 x 128 and more"
+    "rollout.height=64 rollout.width=64: the model was trained on pictures of 128 x 128 and larger"
 )
 ASKED = [f"texts asked for in 1 of 3 {of} prompts: 00001 'GO'" for of in ("training", "held-out")]
 SHARED = "3 of 3 held-out prompts are also trained on: 00000, 00001, 00002"
@@ -258,8 +258,8 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
     assert found["data"].split("\n    ") == [
         "3 training and 3 held-out prompts",
         *ASKED,
-        f"{SMALL}. Smaller ones come out broken, and their rewards mean nothing: take them only to "
-        "test the set-up. Use at least 128 a side",
+        f"{SMALL}. Smaller ones come out broken and their rewards mean nothing; use them only to "
+        "test the setup. Use at least 128 pixels per side",
         *UNKNOWN,
         SHARED,
     ]
@@ -297,12 +297,12 @@ def test_a_run_names_terms_that_apply_to_few(
     ("name", "height", "width", "expected"),
     [
         ("glm_image_80gb", 1024, 1024, None),
-        ("glm_image_80gb", 512, 512, "trained on pictures of 1024 x 1024 and more"),
-        ("glm_image_80gb", 992, 2048, "Use at least 1024 a side"),
+        ("glm_image_80gb", 512, 512, "trained on pictures of 1024 x 1024 and larger"),
+        ("glm_image_80gb", 992, 2048, "Use at least 1024 pixels per side"),
         ("glm_image_80gb", 2048, 2048, None),
         ("glm_image_80gb", 2048, 2080, r"more than 4,194,304 pixels, .* \(2048 x 2048\)"),
         ("tiny", 128, 128, None),
-        ("tiny", 128, 96, "Use at least 128 a side"),
+        ("tiny", 128, 96, "Use at least 128 pixels per side"),
     ],
 )
 def test_sizes_that_a_model_was_not_trained_for_are_named(
@@ -337,7 +337,8 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     # Whatever is rewarded, the decoder reads the prompt.
     said, _ = [line for line in hint_at_prompts(config, prompts) if "glyph" in line]
     assert said.startswith(
-        "the model's glyph encoder reads other texts than are quoted in 2 of 6 training prompts: "
+        "in 2 of 6 training prompts the model's glyph encoder reads other texts than the quoted "
+        "ones: "
         "00000 's collar with' for 'REX', 00001 nothing for 'HALT'; "
     )
     assert list_texts(config, prompts)[:1] == (

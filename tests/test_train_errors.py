@@ -20,7 +20,7 @@ from tests.programs import ROOT, Programs
         (["optim.learning_rat=1"], "did you mean optim.learning_rate?"),
         (["-m", "train.seed=0,1", "rollout.group_size=1"], "nothing to be compared with"),
         (["--config-name", "tyni"], "config 'tyni'. Did you mean tiny? There are glm_image_16gb, "),
-        (["--config-dir", "cofigs"], "There is no folder of configs "),
+        (["--config-dir", "cofigs"], "There is no config folder "),
     ],
     ids=["unknown key", "sweep", "unknown config", "unknown folder"],
 )

@@ -69,8 +69,8 @@ def find_start(config: Config) -> FoundCheckpoint | None:
         return None
     if not Path(path).exists():
         raise CheckpointError(
-            f"model.start_from = {path!r} is not there; a run begins with its weights, and is held "
-            "to them by its KL when it goes on: restore it, or name another"
+            f"model.start_from = {path!r} does not exist; a run starts from its weights, and its "
+            "KL refers to them when it is resumed: restore it, or name another"
         )
     found = find_checkpoint(Path(path))
     own, theirs = config.model.adapter, found.config.model.adapter
@@ -219,6 +219,6 @@ def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: b
     """
     if quantization is not None and not is_on_accelerator:
         raise ConfigError(
-            f"model.quantization is {quantization!r}: weights of 4 bits need an accelerator, and "
-            "there is none; leave model.quantization out"
+            f"model.quantization is {quantization!r}: 4-bit weights need an accelerator, and none "
+            "was found; leave model.quantization out"
         )

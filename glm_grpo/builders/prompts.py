@@ -134,8 +134,8 @@ def _hint_at_glyphs(family: ModelFamily, of: str, prompt_set: PromptSource) -> l
     if not differing:
         return []
     return [
-        f"the model's glyph encoder reads other texts than are quoted in {len(differing)} of "
-        f"{len(prompt_set)} {of} prompts: {_name_some(prompt_set, differing)}; {family.QUOTING}"
+        f"in {len(differing)} of {len(prompt_set)} {of} prompts the model's glyph encoder reads "
+        f"other texts than the quoted ones: {_name_some(prompt_set, differing)}; {family.QUOTING}"
     ]
 
 
@@ -169,8 +169,7 @@ def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[
     if config.rollout.refill_rounds and len(prompts.training) == config.rollout.prompts_per_step:
         lines.append(
             f"rollout.refill_rounds: every step samples all {len(prompts.training)} training "
-            "prompts, so that no other can take the place of one; give more prompts or lower "
-            "rollout.prompts_per_step"
+            "prompts, so none is left to replace one; add prompts or lower rollout.prompts_per_step"
         )
     if config.reads_targets and all(each.target is None for each in _each(prompts.training)):
         raise _missing_targets_error(config, len(prompts.training))
@@ -192,7 +191,7 @@ def _missing_targets_error(config: Config, count: int) -> ConfigError:
         )
     )
     rule = f"none of the {count} training prompts has a target image to learn from"
-    problem = Problem(key, value, rule, f"give prompts a target, or {remedy}")
+    problem = Problem(key, value, rule, f"give the prompts targets, or {remedy}")
     return ConfigError(describe_problems([problem]))
 
 

@@ -54,7 +54,7 @@ def memory_size(text: str) -> int:
         raise _refusal(
             text,
             f"must be a number and a unit, {_MOST_MEMORY:.0e} bytes at most: B, KB, MB, GB (powers "
-            "of 1000) or KiB, MiB, GiB (powers of 1024); write for example 24GB",
+            "of 1000) or KiB, MiB, GiB (powers of 1024); for example 24GB",
         )
     return round(size)
 
@@ -66,9 +66,9 @@ def output_file(*suffixes: str) -> Callable[[str], Path]:
     def parse(text: str) -> Path:
         found = Path(text)
         if found.suffix.lower() not in suffixes:
-            raise _refusal(text, f"must end in {rule}, which is what is written to it")
+            raise _refusal(text, f"must end in {rule}, the format that is written")
         if found.is_dir():
-            raise _refusal(text, "is a folder; write the name of a file in it")
+            raise _refusal(text, "is a folder; give the name of a file in it")
         _check_writable(text, found.absolute().parent)
         return found
 
@@ -85,9 +85,11 @@ def output_folder(text: str) -> Path:
 def _check_writable(text: str, folder: Path) -> None:
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not there.is_dir():
-        raise _refusal(text, f"needs a folder where {there} is a file; write another path")
+        raise _refusal(text, f"needs a folder, but {there} is a file; choose another path")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise _refusal(text, f"cannot be written: nothing may be made in {there}; write another")
+        raise _refusal(
+            text, f"cannot be written, because {there} is not writable; choose another path"
+        )
 
 
 def _refusal(text: str, rule: str) -> ArgumentTypeError:
@@ -143,8 +145,8 @@ def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
             weight = math.nan
         if not term or term in weights or not math.isfinite(weight):
             raise ConfigError(
-                f"{option} {each!r}: must be the name of a term, = and a finite number, each term "
-                f"once; write {option} lpips=0.4 ocr=0.6, say"
+                f"{option} {each!r}: must be TERM=NUMBER with a finite number, each term once; for "
+                f"example {option} lpips=0.4 ocr=0.6"
             )
         weights[term] = weight
     return weights

@@ -56,7 +56,7 @@ def check_config(config: Config) -> Iterator[str]:
     with models.phase("update", replay_size(experience.prompts, models.policy, rows)):
         report = check_replay(models.policy, experience, rows=rows)
     yield (
-        f"self-check: full grids, replay gap {report.mean_gap:.1e} nats a token (largest "
+        f"self-check: full grids, replay gap {report.mean_gap:.1e} nats per token (largest "
         f"{report.max_gap:.1e}), mean ratio {report.mean_ratio:.6f}"
     )
 
@@ -91,6 +91,6 @@ def _described_processes(config: Config) -> str:
     try:
         refuse_for_processes(config, UNDIVIDED)
     except ConfigError as error:
-        return f"a single one is refused by glm-grpo train: {error}"
+        return f"glm-grpo train refuses a single one: {error}"
     is_asynchronous = config.train.mode == "async"
     return "1" if is_asynchronous else f"1 to {config.rollout.prompts_per_step}"

@@ -124,7 +124,7 @@ def _override(config: Config, overrides: Sequence[str]) -> Config:
         if key in _CHANGEABLE:
             set_key(values, key, value)
             continue
-        rule = "is not a key that eval can change: model and reward are the run's"
+        rule = "is not a key that eval can change: the model and the reward come from the run"
         remedy = f"leave it out, or use one of {', '.join(_CHANGEABLE)}"
         problems.append(Problem(key, value, rule, remedy))
     if problems:

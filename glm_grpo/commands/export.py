@@ -48,7 +48,10 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
         note=partial(_outside_codebook_note, found),
         training=describe_training(found.folder, config, step=step),
     )
-    return f"{directory}: step {step}; {readme} is its model card, and shows how to draw with it"
+    return (
+        f"{directory}: step {step}; {readme} is its model card and shows how to generate images "
+        "with it"
+    )
 
 
 def _outside_codebook_note(found: FoundCheckpoint, tokens: int) -> str:

@@ -72,8 +72,8 @@ def _renew(folder: RunFolder) -> Path:
         if not is_read_only(error) or not folder.gallery_path.is_file():
             raise
         sys.stderr.write(
-            f"{printable(str(folder.path))} cannot be written to: its gallery is shown as it is, "
-            "not renewed\n"
+            f"{printable(str(folder.path))} is not writable: its gallery is shown without an "
+            "update\n"
         )
         return folder.gallery_path
 
@@ -83,7 +83,7 @@ def _refuse_no_run(folder: RunFolder) -> None:
     signs = (folder.config_path, folder.metrics_path, folder.rollouts_dir, folder.evaluations_dir)
     if not any(path.exists() for path in signs):
         raise CheckpointError(
-            f"{folder.path} holds no run (neither config.yaml nor metrics.jsonl, rollouts/ or "
+            f"{folder.path} contains no run (no config.yaml, metrics.jsonl, rollouts/ or "
             "evaluations/); give the folder of a run, such as outputs/<date>/<time>"
         )
 
@@ -93,5 +93,5 @@ def _summarise(folder: RunFolder) -> list[SummaryRow]:
     try:
         return summarise(folder)
     except StorageError as error:
-        sys.stderr.write(f"no before and after: {printable(str(error))}\n")
+        sys.stderr.write(f"before and after cannot be compared: {printable(str(error))}\n")
         return []

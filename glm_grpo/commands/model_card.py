@@ -36,7 +36,7 @@ def _describe_settings(config: Config, *, step: int) -> str:
     terms = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
     rows = {
         "base model": _public(config.model.path),
-        "began with": _public(config.model.start_from or config.model.path),
+        "started from": _public(config.model.start_from or config.model.path),
         "method": f"{method}; the decoder stays frozen",
         "trained": trained,
         "steps": f"{step}, of {rollout.prompts_per_step} prompts with {rollout.group_size} images "
@@ -61,12 +61,12 @@ def _describe_figures(folder: RunFolder, *, step: int) -> str:
         # The weights are intact, even if the evaluations are not.
         return f"{title}The evaluations of the run cannot be read.\n"
     if summary is None:
-        return f"{title}The run had no evaluation after its first step by then.\n"
+        return f"{title}The run had no evaluation after its start when this was exported.\n"
     rows = "".join(f"| {' | '.join(change_row(row))} |\n" for row in summary.rows)
     return (
-        f"{title}Mean scores of {summary.prompts} prompts that were not trained on, higher is "
-        f"better: what the run began with, and its step {summary.step}. Intervals are of the "
-        "change, 95 %, by a bootstrap over prompts.\n\n"
+        f"{title}Mean scores on {summary.prompts} prompts that were not used in training, at the "
+        f"start of the run and at step {summary.step}; higher is better. The intervals are 95 % "
+        "bootstrap intervals of the change, over prompts.\n\n"
         f"| | before | after | change | 95 % interval |\n|---|---|---|---|---|\n{rows}"
     )
 

@@ -87,9 +87,9 @@ def _without_effect(config: Config) -> list[str]:
     loss, train, notes = config.loss, config.train, []
     if train.method == "sft":
         return [
-            "train.method sft: a step learns from target images; no effect of rollout.group_size "
-            "and refill_rounds, advantage, loss, decode.rollout_steps, and of anchor but for "
-            "anchor.preview; rewards score evaluations alone"
+            "train.method sft: a step learns from target images; rollout.group_size, "
+            "rollout.refill_rounds, advantage, loss, decode.rollout_steps and anchor (except "
+            "anchor.preview) have no effect; rewards only score evaluations"
         ]
     is_on_policy = train.mode == "sync" and train.updates_per_step == 1
     of_ratios = []
@@ -107,20 +107,20 @@ def _without_effect(config: Config) -> list[str]:
         of_ratios.append(f"loss.ratio_cap {loss.ratio_cap:g}")
     if is_on_policy and of_ratios:
         notes.append(
-            f"{', '.join(of_ratios)}: no effect with one update a rollout, where all ratios are 1 "
-            "(train.updates_per_rollout, train.minibatches_per_rollout)"
+            f"{', '.join(of_ratios)}: no effect with one update per rollout, where all ratios are "
+            "1 (train.updates_per_rollout, train.minibatches_per_rollout)"
         )
     if config.rollout.refill_rounds and loss.kl_coef_in_reward > 0:
         notes.append(
-            "rollout.refill_rounds: no effect where loss.kl_placement is reward: the KL differs "
-            "between images of equal scores"
+            "rollout.refill_rounds: no effect when loss.kl_placement is reward, because the KL "
+            "differs between images with equal scores"
         )
     if loss.reference_sync_every is not None and loss.kl_coef == 0:
-        notes.append("loss.reference_sync_every: no effect where loss.kl_coef is 0")
+        notes.append("loss.reference_sync_every: no effect when loss.kl_coef is 0")
     if train.skip_flat and not loss.weighs_advantages_alone:
         notes.append(
-            "train.skip_flat: no effect where loss.kl_coef (in the loss), loss.kl_behaviour_coef, "
-            "loss.entropy_coef or a custom loss weighs images of advantage 0 as well"
+            "train.skip_flat: no effect when loss.kl_coef (in the loss), loss.kl_behaviour_coef, "
+            "loss.entropy_coef or a custom loss also uses images with advantage 0"
         )
     return notes
 
@@ -143,13 +143,13 @@ def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adju
         (
             "async.collectors",
             at_once,
-            "so many batches may be under way with async.max_policy_age",
+            "the most batches in progress that async.max_policy_age allows",
             is_asynchronous,
         ),
         (
             "async.push_every",
             at_once * each,
-            "collectors need newer weights then for async.max_policy_age",
+            "async.max_policy_age requires newer weights by then",
             is_asynchronous,
         ),
     ]
@@ -160,6 +160,6 @@ def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adju
         if is_read and given > limit:
             found.append(_Adjustment(key, given, limit, reason))
     if is_sharded and config.offload == "modules_and_optimizer":
-        reason = "the optimizer's state is kept in shards"
+        reason = "the optimizer state is sharded"
         found.append(_Adjustment("offload", config.offload, "modules", reason))
     return found

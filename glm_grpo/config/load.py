@@ -100,7 +100,7 @@ def resolve_config(composed: DictConfig) -> Config:
         raise ConfigError(f"The config cannot be resolved: {error}") from error
     if missing:
         problems = [
-            Problem(key, NOT_GIVEN, "is needed, and has no usual value", f"write {key}=...")
+            Problem(key, NOT_GIVEN, "is required and has no default", f"write {key}=...")
             for key in missing
         ]
         raise ConfigError(describe_problems(problems))
@@ -158,8 +158,8 @@ def _check_folder(config: Config) -> None:
         return
     if is_sweep():
         raise ConfigError(
-            f"hydra.run.dir = {HydraConfig.get().run.dir!r} names one folder for the runs of a "
-            "sweep; set hydra.sweep.dir, in which each has its own"
+            f"hydra.run.dir = {HydraConfig.get().run.dir!r} names one folder for all runs of a "
+            "sweep; set hydra.sweep.dir, in which each run gets its own"
         )
     if Path(os.path.abspath(config.run_dir)) != Path(os.path.abspath(named)):
         raise ConfigError(
@@ -286,7 +286,7 @@ def parse_override(override: str) -> tuple[str, object]:
     except HydraException as error:
         raise override_error(error) from error
     if parsed.is_delete() or parsed.is_sweep_override():
-        raise ConfigError(f"{override!r} gives no single value; write one a key, such as ocr=0.5")
+        raise ConfigError(f"{override!r} is not a single value; write one per key, such as ocr=0.5")
     return parsed.key_or_group, parsed.value()
 
 
@@ -362,7 +362,9 @@ def _describe_unread(override: str, message: str) -> str:
     # This message only repeats the override.
     why = "" if refused.startswith("LexerNoViableAltException") else f": {refused}"
     is_text = _read_override(*shlex.split(written)) == value
-    remedy = f". As a text it is quoted, for Hydra and for the shell: {written}" if is_text else ""
+    remedy = (
+        f". To pass it as text, quote it for Hydra and for the shell: {written}" if is_text else ""
+    )
     return f"{override!r} is not of the form key=value{why}{remedy}"
 
 
@@ -376,9 +378,9 @@ def _describe_missing_folder(folder: Path) -> str:
     remedy = (
         f"{_choose(folder.name, beside)} in {folder.parent}"
         if beside
-        else "Give a folder of your own, such as `glm-grpo init my-run` makes, or leave it out"
+        else "Give your own folder, such as one made by `glm-grpo init my-run`, or leave it out"
     )
-    return f"There is no folder of configs {folder}. {remedy}."
+    return f"There is no config folder {folder}. {remedy}."
 
 
 def _choose(given: str, choices: Collection[str]) -> str:
@@ -396,12 +398,12 @@ def _absent_key_problem(key: str, value: str) -> Problem:
         return _absent_term_problem(key)
     keys = known_keys(Config)
     if key in keys or _names_a_term(key):
-        rule = "is not in the config at hand; a + in front adds a term, or an option left out"
+        rule = "is not in this config; put + in front to add a term, or an option that is left out"
         return Problem(key, value, rule, f"write {shlex.quote(f'+{key}={value}')}")
     names = {name for known in keys for name in (known.partition(".")[0], known.split(".")[-1])}
     nearest = difflib.get_close_matches(key, [*names, *KINDS], n=1)
     if nearest and nearest[0] in KINDS:
-        rule = f"is no section of the config, and no reward term ({', '.join(KINDS)})"
+        rule = f"is neither a section of the config nor a reward term ({', '.join(KINDS)})"
         return Problem(key, value, rule, f"did you mean {nearest[0]}={value}?")
     # Hydra suggests appending the key with `+`, which would only be refused next.
     return unknown_key_problem(key, value, keys)
@@ -416,7 +418,7 @@ def _absent_term_problem(key: str) -> Problem:
     """Refuse to remove a term that the config does not have; it is probably misspelled."""
     nearest = difflib.get_close_matches(key.removeprefix(_TERMS), KINDS, n=1)
     meant = nearest[0] if nearest and f"{_TERMS}{nearest[0]}" != key else None
-    rule = "null removes a term, and the config has none of this name"
+    rule = "null removes a term, and the config has no term of this name"
     remedy = "leave it out" if meant is None else f"did you mean {_TERMS}{meant}=null?"
     return Problem(key, None, rule, remedy)
 

@@ -250,14 +250,14 @@ class CustomLoss(LossSettings):
         if not is_loss or found.total.ndim != 0 or not found.total.requires_grad:
             raise ConfigError(
                 f"loss.function = {self.function}: returned {_described(found)}; it must return "
-                "glm_grpo.grpo.losses.LossOutput(total, metrics) whose total is one number with "
-                "the gradient of inputs.log_probs"
+                "glm_grpo.grpo.losses.LossOutput(total, metrics) whose total is one number with a "
+                "gradient to inputs.log_probs"
             )
         for name, value in found.metrics.items():
             if not isinstance(value, Tensor):
                 raise ConfigError(
                     f"loss.function = {self.function}: metric {name!r} is a "
-                    f"{type(value).__name__}; it must be a tensor, a scalar or one value a token"
+                    f"{type(value).__name__}; it must be a tensor, a scalar or one value per token"
                 )
         return found
 

@@ -14,7 +14,7 @@ _KEYS: Mapping[str, tuple[object, str]] = {
     r"reward\.bound_max": (10.0, "leave it out"),
     r"reward\.terms\.\w+\.share": (
         None,
-        "set the term's weight; `glm-grpo probe --share` proposes weights for such shares",
+        "set the term's weight; `glm-grpo probe --share` proposes weights for given shares",
     ),
     r"reward\.terms\.\w+\.at_least": (None, "leave it out, and give the term a weight"),
     r"loss\.preview_weight": (None, "leave it out: all tokens weigh the same"),
@@ -22,8 +22,8 @@ _KEYS: Mapping[str, tuple[object, str]] = {
 """Key pattern -> value without effect, which every run stored, and the replacement."""
 
 _VALUES: Mapping[str, str] = {
-    "reward.combine=shares": "set reward.combine=weighted_sum, and weights as `glm-grpo probe "
-    "--share` proposes them for such shares",
+    "reward.combine=shares": "set reward.combine=weighted_sum, and the weights that `glm-grpo "
+    "probe --share` proposes for these shares",
 }
 """A removed value of a key that still exists, and the replacement."""
 

@@ -110,7 +110,7 @@ class Config(Options):
             raise problem_at(("kind",), kind, f"must be one of {', '.join(LOSSES)}", remedy)
         others = {name for each in LOSSES.values() for name in each.model_fields}
         for name in sorted((others - {*LOSSES[kind].model_fields}) & {*values}):
-            rule = f"is no option of loss.kind = {kind}"
+            rule = f"is not an option of loss.kind = {kind}"
             remedy = (
                 f"leave it out (on the command line '~loss.{name}', or loss={kind}, the preset), "
                 "or set another loss.kind"
@@ -148,7 +148,7 @@ def _line_error(problem: Problem) -> InitErrorDetails:
 def _quantization_problems(model: ModelSection) -> list[Problem]:
     if model.quantization is None or model.adapter is not None:
         return []
-    rule = "must be absent where model.adapter is: weights of 4 bits cannot be trained"
+    rule = "must be absent when model.adapter is absent: 4-bit weights cannot be trained"
     remedy = "set 'model.adapter={rank: 32, alpha: 64.0}', or leave model.quantization out"
     return [Problem("model.quantization", model.quantization, rule, remedy)]
 
@@ -166,10 +166,10 @@ def _size_problems(config: Config) -> list[Problem]:
         if tokens > _MOST_TOKENS:
             key = max(factors, key=lambda name: factors[name] / _USUAL_SIZES[name])
             rule = (
-                f"makes {tokens:,} tokens a {what} ({' * '.join(factors)}, a token per 32 x 32 "
-                f"pixels): no more than {_MOST_TOKENS:,} can be held"
+                f"makes {tokens:,} tokens per {what} ({' * '.join(factors)}, one token per 32 x 32 "
+                f"pixels); at most {_MOST_TOKENS:,} are possible"
             )
-            remedy = f"lower {key}, which is {_USUAL_SIZES[key]} or less as a rule"
+            remedy = f"lower {key}, which is usually {_USUAL_SIZES[key]} or less"
             return [Problem(key, factors[key], rule, remedy)]
     return []
 
@@ -178,8 +178,8 @@ def _advantage_problems(advantage: AdvantageSection) -> list[Problem]:
     if advantage.normalization == "mean_only" or advantage.std_floor > 0.0:
         return []
     rule = (
-        f"must be greater than 0 where advantage.normalization is {advantage.normalization}, "
-        "which divides by a standard deviation that can be 0"
+        f"must be greater than 0 when advantage.normalization is {advantage.normalization}, which "
+        "divides by a standard deviation that can be 0"
     )
     remedy = "set advantage.std_floor=0.01, or advantage.normalization=mean_only"
     return [Problem("advantage.std_floor", advantage.std_floor, rule, remedy)]
@@ -188,7 +188,7 @@ def _advantage_problems(advantage: AdvantageSection) -> list[Problem]:
 def _kl_problems(loss: LossSettings) -> list[Problem]:
     if loss.kl_placement == "loss" or loss.kl_coef > 0.0:
         return []
-    rule = "'reward' needs loss.kl_coef > 0, else no divergence is subtracted from the reward"
+    rule = "'reward' needs loss.kl_coef > 0, otherwise no divergence is subtracted from the reward"
     remedy = "set loss.kl_coef=0.02, or loss.kl_placement=loss"
     return [Problem("loss.kl_placement", loss.kl_placement, rule, remedy)]
 
@@ -197,7 +197,7 @@ def _reference_problems(config: Config) -> list[Problem]:
     every = config.loss.reference_sync_every
     if every is None or config.train.mode == "sync":
         return []
-    rule = "must be absent where train.mode is async: collectors keep a reference of their own"
+    rule = "must be absent when train.mode is async: collectors keep their own reference"
     return [
         Problem("loss.reference_sync_every", every, rule, "leave it out, or set train.mode=sync")
     ]
@@ -208,11 +208,11 @@ def _method_problems(config: Config) -> list[Problem]:
         return []
     problems = []
     if config.train.method == "sft":
-        rule = "needs train.mode=sync: nothing is sampled that collectors could make"
+        rule = "needs train.mode=sync: nothing is sampled, so collectors have no work"
         remedy = "set train.mode=sync, or train.method=grpo"
         problems.append(Problem("train.method", "sft", rule, remedy))
     if config.rollout.refill_rounds > 0:
-        rule = "must be 0 where train.mode is async: collectors have the prompts of a step alone"
+        rule = "must be 0 when train.mode is async: collectors have only the prompts of their step"
         remedy = "set rollout.refill_rounds=0, or train.mode=sync"
         rounds = config.rollout.refill_rounds
         problems.append(Problem("rollout.refill_rounds", rounds, rule, remedy))
@@ -236,13 +236,12 @@ def estimator_problems(loss: LossSettings) -> list[Problem]:
     if estimator == "k1":
         rule = (
             "needs loss.kl_placement=reward: in the loss the expectation of its gradient is 0, so "
-            "that it holds the policy to nothing"
+            "it would not hold the policy back"
         )
         remedy = "set loss.kl_estimator=k3_corrected or k2, or loss.kl_placement=reward"
     else:
         rule = (
-            "needs loss.kl_placement=loss: what is subtracted from the reward is k1, of which no "
-            "gradient is taken"
+            "needs loss.kl_placement=loss: the reward subtracts k1, through which no gradient flows"
         )
         remedy = "set loss.kl_estimator=null or k1, or loss.kl_placement=loss"
     return [Problem("loss.kl_estimator", estimator, rule, remedy)]
@@ -253,7 +252,7 @@ def _decode_problems(decode: DecodeSection) -> list[Problem]:
     if cheap is None or cheap <= steps:
         return []
     # Not lowered to decode.steps: which images are trained on is more than a matter of speed.
-    rule = f"must not exceed decode.steps = {steps}: evaluations are to be the careful ones"
+    rule = f"must not exceed decode.steps = {steps}: evaluations must not be cheaper than rollouts"
     remedy = f"set decode.rollout_steps={steps} or less, or leave it out"
     return [Problem("decode.rollout_steps", cheap, rule, remedy)]
 
@@ -261,6 +260,6 @@ def _decode_problems(decode: DecodeSection) -> list[Problem]:
 def _async_problems(section: AsyncSection) -> list[Problem]:
     if section.min_importance_ratio is None or section.on_stale == "mask":
         return []
-    rule = "needs async.on_stale=mask: a token that is truncated has its small weight"
+    rule = "needs async.on_stale=mask: a truncated token already has a small weight"
     remedy = "set async.on_stale=mask, or leave async.min_importance_ratio out"
     return [Problem("async.min_importance_ratio", section.min_importance_ratio, rule, remedy)]

@@ -260,7 +260,7 @@ class AsyncSection(Options):
     def _check_port(cls, address: str | None) -> str | None:
         port = (address or "").rpartition(":")[2]
         if port.isdecimal() and int(port) > _LARGEST_PORT:
-            raise ValueError(f"a port is 0 to {_LARGEST_PORT}")
+            raise ValueError(f"a port is a number from 0 to {_LARGEST_PORT}")
         return address
 
     @field_validator("gpus_per_collector")
@@ -268,7 +268,7 @@ class AsyncSection(Options):
     def _check_gpus(cls, gpus: float) -> float:
         if (gpus > 1 and not gpus.is_integer()) or 0 < gpus < _LEAST_GPU:
             raise ValueError(
-                f"Ray keeps whole accelerators or a fraction of one: 0, {_LEAST_GPU} to 1, or a "
+                f"Ray reserves whole accelerators or a fraction of one: 0, {_LEAST_GPU} to 1, or a "
                 "whole number"
             )
         return gpus
@@ -308,7 +308,7 @@ class EvalSection(Options):
 
 def _check_text(text: str) -> str:
     if printable(text) != text:
-        raise problem_at((), text, "must be text without control characters", "take them out")
+        raise problem_at((), text, "must be text without control characters", "remove them")
     return text
 
 

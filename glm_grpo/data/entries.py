@@ -149,8 +149,8 @@ class ReservedTexts:
             found, place = self._in_glyphs.search(quoted), "'prompt' in quotation marks"
         if found is not None:
             raise DataError(
-                f"{entry.origin}: {place} holds {found[0]!r}, which the model's tokenizer reads as "
-                "a token of its own, not as text; remove it or write it differently"
+                f"{entry.origin}: {place} contains {found[0]!r}, which the model's tokenizer reads "
+                "as a special token, not as text; remove it or write it differently"
             )
 
 
@@ -202,8 +202,8 @@ def _read_string(row: Row, field: str) -> str | None:
         raise DataError(f"{row.origin}: {field!r} is {shorten(value)}; it must be text")
     if UNUSABLE_CHARACTERS.search(value):
         raise DataError(
-            f"{row.origin}: {field!r} holds a null character or half a surrogate pair; remove it, "
-            "or save the file as UTF-8"
+            f"{row.origin}: {field!r} contains a null character or half a surrogate pair; remove "
+            "it, or save the file as UTF-8"
         )
     return value
 
@@ -220,8 +220,9 @@ def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
     for text in value:
         if not isinstance(text, str) or is_blank(text) or UNUSABLE_CHARACTERS.search(text):
             raise DataError(
-                f"{row.origin}: 'text' holds {shorten(text)}; every text of a list must be text "
-                "that is not blank, without null characters or halves of surrogate pairs; remove it"
+                f"{row.origin}: 'text' contains {shorten(text)}; every entry of a list must be "
+                "text that is not blank, without null characters or halves of surrogate pairs; "
+                "remove it"
             )
     return tuple(text.strip() for text in value)
 
@@ -236,8 +237,8 @@ def _read_id(row: Row, position: int) -> str:
         return f"{position:05d}"
     if not value.isprintable() or not USABLE_ID.fullmatch(value):
         raise DataError(
-            f"{row.origin}: id {shorten(value)} names files of the run; use at most "
-            f"{LONGEST_ID} printable characters, no slash, no dot in front"
+            f"{row.origin}: id {shorten(value)} is used in file names; use at most {LONGEST_ID} "
+            "printable characters, no slash, no leading dot"
         )
     return value
 
@@ -272,8 +273,8 @@ def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
         found = tuple(_read_picture(row, field, each) for each in values)
     if len(found) != count:
         raise DataError(
-            f"{row.origin}: {len(found)} source pictures, and data.sources is {count}, the number "
-            "that every prompt of both files has; correct 'source' or 'sources' of this row, or "
+            f"{row.origin}: {len(found)} source pictures, but data.sources is {count}, the number "
+            "for every prompt of both files; correct 'source' or 'sources' of this row, or "
             "data.sources"
         )
     return found
@@ -287,7 +288,7 @@ def _read_list(row: Row, field: str, value: object) -> object:
         return json.loads(value)
     except ValueError as error:
         raise DataError(
-            f"{row.origin}: {field!r} is {shorten(value)}, no list ({error}); write "
+            f"{row.origin}: {field!r} is {shorten(value)}, not a list ({error}); write "
             '["a", "b"], in a .csv "[""a"", ""b""]"'
         ) from error
 

@@ -84,7 +84,7 @@ def read_jsonl(path: Path) -> Iterator[Row]:
         except json.JSONDecodeError as error:
             raise DataError(
                 f"{origin}, column {error.colno}: not valid JSON ({error.msg}); write one object "
-                "a line"
+                "per line"
             ) from error
         except ValueError as error:
             raise DataError(f"{origin}: {error}; write every key once") from error
@@ -100,7 +100,7 @@ def _unite_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields: dict[str, object] = {}
     for name, value in pairs:
         if name in fields:
-            raise ValueError(f"key {shorten(name)} stands twice in an object")
+            raise ValueError(f"key {shorten(name)} appears twice in an object")
         fields[name] = value
     return fields
 
@@ -120,8 +120,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 continue
             if len(cells) != len(header):
                 raise DataError(
-                    f"{origin}: {len(cells)} cells under a header of {len(header)}; put cells "
-                    "that hold commas in double quotes"
+                    f"{origin}: {len(cells)} cells under a header of {len(header)}; put cells that "
+                    "contain commas in double quotes"
                 )
             # An empty cell is the only way for a table to express a missing value.
             given: dict[str, object] = {
@@ -144,8 +144,8 @@ def _check_header(header: list[str], origin: str) -> list[str]:
                 "file with commas between the cells"
             )
         raise DataError(
-            f"{origin}: the header {shorten(header)} has no column 'prompt'; name the column of "
-            "the prompts so"
+            f"{origin}: the header {shorten(header)} has no column 'prompt'; give the column of "
+            "prompts this name"
         )
     if len(set(header)) != len(header):
         raise DataError(f"{origin}: the header {shorten(header)} names a column twice; rename one")
@@ -213,7 +213,7 @@ def read_rows(path: str) -> Iterator[Row]:
             "and the permissions"
         ) from error
     if is_empty:
-        raise DataError(f"{path}: holds no prompts; it needs at least one")
+        raise DataError(f"{path}: contains no prompts; it needs at least one")
 
 
 def _find_reader(path: str) -> Callable[[], Iterator[Row]]:
@@ -233,7 +233,7 @@ def _find_reader(path: str) -> Callable[[], Iterator[Row]]:
 def _read_folder(folder: Path) -> Iterator[Row]:
     metadata, prompts = folder / "metadata.jsonl", folder / "prompts.txt"
     if metadata.is_file() and prompts.is_file():
-        raise DataError(f"{folder}: holds metadata.jsonl and prompts.txt; name the file to be used")
+        raise DataError(f"{folder}: contains metadata.jsonl and prompts.txt; name the file to use")
     if metadata.is_file():
         return read_jsonl(metadata)
     if prompts.is_file():
@@ -244,12 +244,12 @@ def _read_folder(folder: Path) -> Iterator[Row]:
     if splits.is_file():
         (first, *_) = json.loads(splits.read_text())["splits"]
         raise DataError(
-            f"{folder}: a data set of several splits; name the folder of one, such as "
+            f"{folder}: a data set with several splits; name the folder of one, such as "
             f"{folder / first}"
         )
     raise DataError(
-        f"{folder}: holds neither metadata.jsonl nor prompts.txt with target_images/; add one, or "
-        "name a prompts file"
+        f"{folder}: contains neither metadata.jsonl nor prompts.txt with target_images/; add one, "
+        "or name a prompts file"
     )
 
 
@@ -270,16 +270,16 @@ def _pair_with_pictures(prompts: Path, pictures: Path) -> Iterator[Row]:
         picture = by_number.pop(count, None)
         if picture is None:
             raise DataError(
-                f"{row.origin}: no picture {pictures / str(count)}.png; pictures are counted "
-                "from 0, one a line"
+                f"{row.origin}: no picture {pictures / str(count)}.png; pictures are counted from "
+                "0, one per line"
             )
         row.fields["target"] = f"{pictures.name}/{picture.name}"
         count += 1
         yield row
     for picture in by_number.values():
         raise DataError(
-            f"{picture}: has no line in {prompts.name}, which has {count}; pictures are "
-            "counted from 0, one a line"
+            f"{picture}: has no line in {prompts.name}, which has {count}; pictures are counted "
+            "from 0, one per line"
         )
 
 
@@ -291,7 +291,7 @@ def _number_pictures(folder: Path) -> dict[int, Path]:
         other = by_number.setdefault(int(picture.stem), picture)
         if other is not picture:
             raise DataError(
-                f"{picture}: of the same number as {other.name}; keep one picture a line"
+                f"{picture}: has the same number as {other.name}; keep one picture per line"
             )
     return by_number
 

@@ -33,8 +33,8 @@ def check_prompt_places(config: Config, config_dir: Path | None) -> None:
             continue
         if config_dir is not None and _exists(str(config_dir / path)):
             raise DataError(
-                f"data.{key}: {path}: no such file or folder in {Path.cwd()}, but in {config_dir}; "
-                f"write ${{config_dir:}}/{path} in the config there"
+                f"data.{key}: {path}: no such file or folder in {Path.cwd()}, but there is one in "
+                f"{config_dir}; write ${{config_dir:}}/{path} in the config there"
             )
         raise DataError(f"data.{key}: {describe_missing(path)}")
 

@@ -167,8 +167,9 @@ def load_prompts(
         misspelt |= _misspelt_fields(row, sources=sources)
         if entry.prompt_id in origins:
             raise DataError(
-                f"{row.origin}: id {entry.prompt_id!r} is that of {origins[entry.prompt_id]}; ids "
-                "must be unique, and rows without one are named by their position"
+                f"{row.origin}: id {entry.prompt_id!r} is already used by "
+                f"{origins[entry.prompt_id]}; ids must be unique, and rows without one are named "
+                "by their position"
             )
         origins[entry.prompt_id] = row.origin
         if isinstance(entry.target, bytes):
@@ -210,7 +211,7 @@ def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) ->
     """
     if prompts_per_step > len(prompt_set):
         raise DataError(
-            f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} holds only "
+            f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} contains only "
             f"{len(prompt_set)} prompts, and those of a step must differ; lower it or add prompts"
         )
 

@@ -73,7 +73,7 @@ def floor_lines(
         order = f"{collectors} collectors beside the learner, each on such a device"
     return [
         f"a step takes at least {describe_seconds(least)} on {device}, {order}: {phases}",
-        "(floors, no predictions: published peak figures, nothing lost, reward terms not counted)",
+        "(minimum times, not predictions: published peak figures, no losses, no reward terms)",
     ]
 
 

@@ -145,7 +145,7 @@ class MemoryAdvice:
     def describe(self, memory: int) -> str:
         """Describe what to change."""
         if not self.overrides:
-            return "no change of one key, nor all of them together, makes it fit"
+            return "no change of a single key makes it fit, nor do all of them together"
         return (
             f"it fits with {' '.join(self.overrides)}: {describe_bytes(self.peak)}, "
             f"{describe_bytes(memory - self.peak)} free"
@@ -278,40 +278,40 @@ def refuse_for_processes(config: Config, processes: Parallelism) -> None:
     if config.rollout.prompts_per_step < processes.count:
         raise ConfigError(
             f"rollout.prompts_per_step is {config.rollout.prompts_per_step}: each of the "
-            f"{processes.count} processes samples other prompts of a step, and needs one at least; "
-            f"raise it to {processes.count} or more, or start fewer processes"
+            f"{processes.count} processes samples its own prompts of a step, and needs at least "
+            f"one; raise it to {processes.count} or more, or start fewer processes"
         )
     is_kept_in_fp32 = processes.is_sharded and processes.is_mixed
     if config.model.adapter is None and config.model.dtype == "bfloat16" and not is_kept_in_fp32:
         raise ConfigError(
-            "model.dtype is bfloat16 and model.adapter null: a weight in bfloat16 keeps 8 bits, "
-            "and updates as small as those of fine-tuning round to no change at all; start several "
-            "processes with configs/accelerate/fsdp2.yaml, which keeps weights in float32, or set "
+            "model.dtype is bfloat16 and model.adapter null: bfloat16 weights keep 8 bits, so the "
+            "small updates of fine-tuning round to no change at all; start several processes with "
+            "configs/accelerate/fsdp2.yaml, which keeps weights in float32, or set "
             "'model.adapter={rank: 32, alpha: 64.0}' (adapters are float32) or model.dtype=float32"
         )
     if processes.is_sharded and config.model.quantization is not None:
         raise ConfigError(
-            f"model.quantization is {config.model.quantization}: such weights cannot be cut up; "
+            f"model.quantization is {config.model.quantization}: such weights cannot be sharded; "
             "leave it null, or start with configs/accelerate/ddp.yaml, which copies them"
         )
     if processes.is_sharded and config.loss.reference_sync_every is not None:
         raise ConfigError(
             f"loss.reference_sync_every is {config.loss.reference_sync_every}: the reference is "
-            "not cut up as the policy is, and cannot follow it; leave it null, or start with "
+            "not sharded like the policy, and cannot follow it; leave it null, or start with "
             "configs/accelerate/ddp.yaml"
         )
     starts_adapter = config.model.start_from is not None and config.model.adapter is not None
     if processes.is_sharded and starts_adapter and config.needs_reference:
         raise ConfigError(
-            f"model.start_from is {config.model.start_from!r}: of adapters that are cut up the "
-            "reference cannot begin with others than none; export that run as a pipeline "
-            "(glm-grpo export --format pipeline) and set model.path to it, set loss.kl_coef=0, or "
-            "start with configs/accelerate/ddp.yaml"
+            f"model.start_from is {config.model.start_from!r}: with sharded adapters the reference "
+            "can only be the model without adapters; export that run as a pipeline (glm-grpo "
+            "export --format pipeline) and set model.path to it, set loss.kl_coef=0, or start with "
+            "configs/accelerate/ddp.yaml"
         )
     if processes.is_sharded and config.eval.ema_decay is not None:
         raise ConfigError(
-            f"eval.ema_decay is {config.eval.ema_decay}: an average of weights that are cut up is "
-            "not kept; leave it null, or start with configs/accelerate/ddp.yaml"
+            f"eval.ema_decay is {config.eval.ema_decay}: no average of sharded weights is kept; "
+            "leave it null, or start with configs/accelerate/ddp.yaml"
         )
 
 
@@ -376,7 +376,7 @@ def check_fit(
     """
     memory = available_memory(device)
     if memory is None or planner is None:
-        skipped = "not planned, since the sizes of the model or of the device are not at hand"
+        skipped = "not planned, because the size of the model or of the device is unknown"
         logger.info("memory: %s", skipped)
         return skipped
     is_on_accelerator = device.type != "cpu"
@@ -397,14 +397,14 @@ def check_fit(
     takes = f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}"
     there = f"there is {describe_bytes(memory)} {place}{each}"
     if plan.peak > memory * (1 + UNCERTAINTY):
-        logger.info("%s, %s: looking for keys that make it fit", takes, there)
+        logger.info("%s, %s: searching for settings that fit", takes, there)
         phases = ", ".join(f"{phase} {describe_bytes(plan.total(phase))}" for phase in plan.phases)
         advice = of_configs.advise(config, memory).describe(memory)
         raise MemoryLimitError(f"{takes}, and {there} ({phases})\n{advice}")
     if plan.peak > memory:
         logger.warning(
-            "%s, and %s: by less than a plan is uncertain (%.0f %%), so the run goes on; "
-            "`glm-grpo plan --memory` says what makes it fit",
+            "%s, and %s: the difference is within the uncertainty of the plan (%.0f %%), so the "
+            "run continues; `glm-grpo plan --memory` shows what would make it fit",
             takes,
             there,
             100 * UNCERTAINTY,
@@ -420,8 +420,8 @@ def _warn_of_loading(plan: MemoryPlan, processes: Parallelism) -> None:
     takes = plan.cpu_at_start * processes.on_machine
     if memory is not None and takes > memory:
         logger.warning(
-            "loading the models takes %s of CPU memory (%d processes on this machine), and there "
-            "is %s: the system may end the run there",
+            "loading the models takes %s of CPU memory (%d processes on this machine), but there "
+            "is only %s: the system may kill the run",
             describe_bytes(takes),
             processes.on_machine,
             describe_bytes(memory),

@@ -107,7 +107,7 @@ def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> Wor
     is_edit = name.startswith("edit-")
     if sources != int(is_edit):
         raise DataError(
-            f"prompts of tiny:{name} have {int(is_edit)} source pictures, and data.sources is "
+            f"prompts of tiny:{name} have {int(is_edit)} source pictures, but data.sources is "
             f"{sources}; set data.sources={int(is_edit)}"
         )
     if (height, width) != (world.SIZE, world.SIZE):

@@ -94,19 +94,19 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
         ({"loss.clip_high": 0.28, "train.minibatches_per_rollout": 2}, ""),
         ({"loss.ratio_cap": 4.0, "train.updates_per_rollout": 2}, ""),
         ({"loss.ratio_cap": 4.0, "train.minibatches_per_rollout": 2}, ""),
-        ({"train.skip_flat": True}, "train.skip_flat: no effect where loss.kl_coef"),
+        ({"train.skip_flat": True}, "train.skip_flat: no effect when loss.kl_coef"),
         ({"train.skip_flat": True, "loss.kl_coef": 0.0}, ""),
         (
             {"train.method": "sft"},
-            "train.method sft: a step learns from target images; no effect of rollout.group_size",
+            "train.method sft: a step learns from target images; rollout.group_size, ",
         ),
         (
             {"rollout.refill_rounds": 2, "loss.kl_placement": "reward", "loss.kl_estimator": "k1"},
-            "rollout.refill_rounds: no effect where loss.kl_placement is reward",
+            "rollout.refill_rounds: no effect when loss.kl_placement is reward",
         ),
         (
             {"loss.reference_sync_every": 2, "loss.kl_coef": 0.0},
-            "loss.reference_sync_every: no effect where loss.kl_coef is 0",
+            "loss.reference_sync_every: no effect when loss.kl_coef is 0",
         ),
     ],
 )

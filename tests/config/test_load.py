@@ -135,7 +135,8 @@ def test_compose_config_says_how_a_key_is_added_that_no_file_sets(
     assert str(caught.value).splitlines() == [
         "The config has 1 problem:",
         f"  {key} = {value!r}",
-        "    rule:   is not in the config at hand; a + in front adds a term, or an option left out",
+        "    rule:   is not in this config; put + in front to add a term, or an option that is "
+        "left out",
         f"    remedy: write {shlex.quote(f'+{override}')}",
     ]
 
@@ -217,11 +218,11 @@ def test_compose_config_suggests_a_name_for_an_unknown_one(configs_dir: Path) ->
 def test_compose_config_suggests_a_folder_for_an_unknown_one(
     configs_dir: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no folder of configs .*cofigs. Did you mean .*configs\?"
-    ):
+    with pytest.raises(ConfigError, match=r"no config folder .*cofigs. Did you mean .*configs\?"):
         compose_config(configs_dir.parent / "cofigs", "tiny")
-    with pytest.raises(ConfigError, match=r"Give a folder of your own, such as `glm-grpo init "):
+    with pytest.raises(
+        ConfigError, match=r"Give your own folder, such as one made by `glm-grpo init "
+    ):
         compose_config(tmp_path / "configs", "tiny")
 
 
@@ -358,7 +359,7 @@ def test_a_sweep_into_one_folder_is_refused(
 ) -> None:
     words = ("-m", "train.seed=0,1", "hydra.run.dir=mine")
     ended = programs.run(tmp_path, "-c", SWEEP, str(configs_dir), *words)
-    assert "hydra.run.dir = 'mine' names one folder for the runs of a sweep" in ended.stderr
+    assert "hydra.run.dir = 'mine' names one folder for all runs of a sweep" in ended.stderr
     assert "run_dir" not in ended.stdout
 
 

@@ -56,7 +56,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"model.dtype": "float16"}, "did you mean bfloat16?"),
     ({"optim.schedule": "linear"}, "set optim.schedule=cosine"),
     ({"loss.kind": "clip"}, "must be one of clipped, cispo, sapo, gmpo, custom"),
-    ({"async.address": "here:65536"}, "a port is 0 to 65535"),
+    ({"async.address": "here:65536"}, "a port is a number from 0 to 65535"),
     ({"async.gpus_per_collector": 1.5}, "whole accelerators or a fraction of one"),
     # Keys.
     ({"optim.learning_rte": 0.1}, "did you mean optim.learning_rate?"),
@@ -100,7 +100,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     # 1024 prompts x 8 images x 512 x 512 tokens.
     (
         {"rollout.prompts_per_step": 1024, "rollout.width": 16_384, "rollout.height": 16_384},
-        "makes 2,147,483,648 tokens a step",
+        "makes 2,147,483,648 tokens per step",
     ),
 ]
 
@@ -183,12 +183,14 @@ def test_of_too_many_tokens_the_size_that_was_mistyped_is_named(
     values: dict[str, Any], sizes: dict[str, int], key: str
 ) -> None:
     set_keys(values, {f"rollout.{name}": size for name, size in sizes.items()})
-    with pytest.raises(ConfigError, match=rf"rollout\.{key} = \d+\n.*tokens a step"):
+    with pytest.raises(ConfigError, match=rf"rollout\.{key} = \d+\n.*tokens per step"):
         validate_config(values)
 
 
 def test_an_option_of_another_kind_of_loss_is_refused(bend: Bend) -> None:
-    with pytest.raises(ConfigError, match=r"no option of loss.kind = sapo(.|\n)*'~loss.clip_high'"):
+    with pytest.raises(
+        ConfigError, match=r"not an option of loss.kind = sapo(.|\n)*'~loss.clip_high'"
+    ):
         validate_config(bend("loss.kind", "sapo"))
 
 

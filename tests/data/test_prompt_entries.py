@@ -104,13 +104,16 @@ PICTURE = "must be the path of a picture"
         ({"prompt": " \t"}, "'prompt' is missing or blank; every row needs one"),
         ({"prompt": 5}, "'prompt' is 5; it must be text"),
         ({"prompt": "x", "text": 5}, "'text' is 5; it must be text"),
-        ({"prompt": "x", "text": ["UP", " "]}, "'text' holds ' '; .*not blank"),
+        ({"prompt": "x", "text": ["UP", " "]}, "'text' contains ' '; .*not blank"),
         ({"prompt": "a\ud800b"}, "half a surrogate pair; remove it"),
         ({"prompt": "x", "id": 1.5}, "'id' is 1.5; it must be text"),
-        ({"prompt": "x", "id": "../x"}, "id '../x' names files of the run; use at most 100"),
-        ({"prompt": "x", "id": ".hidden"}, "names files of the run"),
-        ({"prompt": "x", "id": "i" * 101}, "names files of the run"),
-        ({"prompt": "x", "id": "first"}, "id 'first' is that of .*line 1; ids must be unique"),
+        ({"prompt": "x", "id": "../x"}, "id '../x' is used in file names; use at most 100"),
+        ({"prompt": "x", "id": ".hidden"}, "is used in file names"),
+        ({"prompt": "x", "id": "i" * 101}, "is used in file names"),
+        (
+            {"prompt": "x", "id": "first"},
+            "id 'first' is already used by .*line 1; ids must be unique",
+        ),
         ({"prompt": "x", "target": "red.png", "file_name": "red.png"}, "target and file_name both"),
         ({"prompt": "x", "target": 3}, f"'target' is 3; it {PICTURE}"),
         ({"prompt": "x", "image": {"bytes": None, "path": None}}, PICTURE),
@@ -131,7 +134,9 @@ def test_a_row_that_cannot_be_used_is_refused_by_its_line(
 
 def test_an_id_that_is_the_position_of_another_row_is_refused(folder: Path) -> None:
     path = written(folder / "a.jsonl", lines({"prompt": "x", "id": "00001"}, {"prompt": "y"}))
-    with pytest.raises(DataError, match="line 2: id '00001' is that of .*named by their position"):
+    with pytest.raises(
+        DataError, match="line 2: id '00001' is already used by .*named by their position"
+    ):
         load(path)
 
 

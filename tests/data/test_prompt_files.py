@@ -100,7 +100,7 @@ def test_a_folder_with_numbered_pictures_pairs_them_with_lines(tmp_path: Path) -
         ("a\nb\n", ["1.png", "2.png"], r"line 1: no picture .*0\.png; .*counted from 0"),
         ("a\n", ["0.png", "1.png"], r"1\.png: has no line in prompts\.txt, which has 1"),
         ("a\n\nb\n", ["0.png", "1.png"], r"prompts\.txt, line 2: blank"),
-        ("a\n", ["0.png", "0.jpg"], r"0\.png: of the same number as 0\.jpg; keep one"),
+        ("a\n", ["0.png", "0.jpg"], r"0\.png: has the same number as 0\.jpg; keep one"),
     ],
 )
 def test_a_folder_with_numbered_pictures_refuses_what_would_shift_the_pairs(
@@ -130,15 +130,15 @@ def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="target_images: no such folder"):
         load(tmp_path)
     written(tmp_path / "metadata.jsonl", '{"prompt": "a"}')
-    with pytest.raises(DataError, match=r"holds metadata\.jsonl and prompts\.txt"):
+    with pytest.raises(DataError, match=r"contains metadata\.jsonl and prompts\.txt"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("a.txt", b" \n\n", "holds no prompts"),
-        ("a.csv", b"prompt,id\n", "holds no prompts"),
+        ("a.txt", b" \n\n", "contains no prompts"),
+        ("a.csv", b"prompt,id\n", "contains no prompts"),
         (
             "a.txt",
             "gut\nein Schild für\n".encode("latin-1"),
@@ -148,7 +148,7 @@ def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
         ("a.txt", "a sign\n".encode("utf-16-le"), "line 1: .*null character .* as UTF-8"),
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "y\n', "line 2, column 12: not valid JSON"),
         ("a.jsonl", b'[{"prompt": "x"}]', 'line 1: .*is not an object; write {"prompt"'),
-        ("a.jsonl", b'{"prompt": "x", "prompt": "y"}', "line 1: .*'prompt' stands twice"),
+        ("a.jsonl", b'{"prompt": "x", "prompt": "y"}', "line 1: .*'prompt' appears twice"),
         (
             "a.csv",
             b"prompt;id\nx;1\n",

@@ -159,7 +159,7 @@ def test_a_run_refuses_fewer_prompts_than_a_step_takes_before_a_model_is_loaded(
     path = numbered_set(tmp_path, 3).path
     data = (f"data.path={path}", f"data.eval_path={path}")
     config = compose_config(configs_dir, "tiny", [*data, "rollout.prompts_per_step=4"])
-    with pytest.raises(DataError, match="prompts_per_step 4: .* holds only 3 prompts"):
+    with pytest.raises(DataError, match="prompts_per_step 4: .* contains only 3 prompts"):
         build_prompts(config)
 
 
@@ -225,7 +225,7 @@ def test_batch_for_step_shuffles_each_epoch_anew_and_without_favour(tmp_path: Pa
 
 
 def test_batch_for_step_refuses_more_prompts_than_there_are(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"prompts_per_step 4: .*prompts\.txt holds only 3"):
+    with pytest.raises(DataError, match=r"prompts_per_step 4: .*prompts\.txt contains only 3"):
         batch_for_step(numbered_set(tmp_path, 3), step=0, seed=0, prompts_per_step=4, group_size=2)
 
 

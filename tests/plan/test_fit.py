@@ -148,7 +148,7 @@ def test_advise_offers_no_4_bits_on_the_cpu():
     # Where weights alone are too much, nothing makes it fit.
     advice = planner.advise(_compose(*LEAST, adapter), 1000)
     assert advice.overrides == ()
-    assert advice.describe(1000).endswith("nor all of them together, makes it fit")
+    assert advice.describe(1000).endswith("makes it fit, nor do all of them together")
 
 
 def test_plan_of_any_size_takes_as_many_operations(shallow_folder, monkeypatch):
@@ -260,7 +260,7 @@ def test_plan_command_prints_phases_and_floors_of_a_step(
     main([*arguments, "train.method=sft", "rollout.width=96"])
     printed = capsys.readouterr().out
     assert re.search("its phases one after the other: update [^,]*$", printed, re.MULTILINE)
-    assert "the model was trained on pictures of 128 x 128 and more" in printed
+    assert "the model was trained on pictures of 128 x 128 and larger" in printed
     # A run of 8 images instead of the 64 of the config at hand.
     sizes = ["rollout.prompts_per_step=2", "rollout.group_size=4"]
     config = compose_config(CONFIGS, "tiny", sizes)

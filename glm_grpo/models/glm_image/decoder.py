@@ -286,7 +286,7 @@ def _refuse_non_finite(decoded: Float[Tensor, "G 3 H W"], prompt_id: str) -> Non
     for sample in decoded.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist():
         raise DecoderError(
             f"decode: pixels of prompt {prompt_id}, sample {sample} are not finite; the decoder's "
-            "weights are damaged, or overflow in model.dtype: load them anew, or set "
+            "weights are damaged, or overflow in model.dtype: load them again, or set "
             "model.dtype=float32"
         )
 

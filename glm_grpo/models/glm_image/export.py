@@ -63,8 +63,8 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
     notes = [
         "Height and width must be given, as multiples of 32: stock code has no default for them. "
         f"The run was trained at {settings.height} x {settings.width}.",
-        "`generation_config` holds what tokens are sampled with; the run was trained with the "
-        "values below, not with those of the published checkpoint.",
+        "`generation_config` sets how tokens are sampled; the run was trained with the values "
+        "below, not with those of the published checkpoint.",
         *([settings.outside_codebook] if settings.outside_codebook else []),
     ]
     imports = "from peft import PeftModel\n" if what == _ADAPTER else ""
@@ -75,8 +75,8 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
     if settings.num_sources:
         imports += "from diffusers.utils import load_image\n"
         notes.append(
-            "The edit call of the pipeline fails with transformers 5.18 and later, so tokens are "
-            "made here by the language model, and given to it."
+            "The edit call of the pipeline fails with transformers 5.18 and later, so here the "
+            "language model generates the tokens, and the pipeline only decodes them."
         )
     draw = _edit(settings) if settings.num_sources else _draw(settings)
     text = f"""\
@@ -88,10 +88,10 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
 
 {_describe_license(settings)}
 
-## Draw a picture
+## Generate an image
 
 {"".join(f"- {note}{chr(10)}" for note in notes)}
-Run this in this folder; `pipeline.to("cuda")` after loading where there is an accelerator.
+Run this in this folder; on a GPU, call `pipeline.to("cuda")` after loading.
 
 ```python
 import torch
@@ -129,8 +129,9 @@ def _metadata(what: str, settings: StockSettings) -> str:
 def _describe_license(settings: StockSettings) -> str:
     if settings.license is None:
         return (
-            "The licence of the base model holds for these weights too; look it up where the base "
-            "came from, and add `license` and `base_model` (its hub id) above before publishing."
+            "The licence of the base model applies to these weights too; look it up where the base "
+            "model came from, and add `license` and `base_model` (its hub id) above before "
+            "publishing."
         )
     return f"Licence: that of the base model, {settings.license}."
 

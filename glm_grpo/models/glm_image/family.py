@@ -42,8 +42,8 @@ __all__ = [
 ]
 
 QUOTING = (
-    "it knows straight and curly quotation marks and \u300c\u300d, and takes ' for one everywhere: "
-    "write apostrophes as \u2019"
+    "it knows straight and curly quotation marks and \u300c\u300d, and takes every ' for a "
+    "quotation mark: write apostrophes as \u2019"
 )
 
 _LARGEST_AREA = 4
@@ -69,14 +69,14 @@ def hint_at_size(path: str, config: Config) -> list[str]:
         return []
     if min(height, width) < side:
         return [
-            f"{size}: the model was trained on pictures of {side} x {side} and more. Smaller ones "
-            "come out broken, and their rewards mean nothing: take them only to test the set-up. "
-            f"Use at least {side} a side"
+            f"{size}: the model was trained on pictures of {side} x {side} and larger. Smaller "
+            "ones come out broken and their rewards mean nothing; use them only to test the setup. "
+            f"Use at least {side} pixels per side"
         ]
     if height * width > _LARGEST_AREA * side**2:
         return [
-            f"{size}: more than {_LARGEST_AREA * side**2:,} pixels, the largest pictures that the "
-            f"model was trained for ({2 * side} x {2 * side}). Use smaller ones"
+            f"{size}: more than {_LARGEST_AREA * side**2:,} pixels, the largest size that the "
+            f"model was trained on ({2 * side} x {2 * side}). Use smaller ones"
         ]
     return []
 

@@ -114,10 +114,10 @@ def check_target_size(*, height: int, width: int) -> None:
     """
     if max(height, width) > _LARGEST_ASPECT * min(height, width):
         raise ConfigError(
-            f"rollout.height={height}, rollout.width={width}: target images are learned from "
-            f"(train.method, anchor.weight), and the model's processor reads none whose longer "
-            f"side is more than {_LARGEST_ASPECT} times the shorter. Use another size, or learn "
-            "from none"
+            f"rollout.height={height}, rollout.width={width}: the run learns from target images "
+            "(train.method, anchor.weight), and the model's processor reads no image whose longer "
+            f"side is more than {_LARGEST_ASPECT} times the shorter. Use another size, or do not "
+            "learn from targets"
         )
 
 
@@ -251,27 +251,27 @@ def _check_sizes(
         (codebook <= outputs <= entries, f"codebook {codebook}, head {outputs}, text {entries}"),
         (
             all(0 <= token < entries for token in tokens),
-            f"image tokens {tokens} of a vocabulary of {entries}",
+            f"image tokens {tokens} in a vocabulary of {entries}",
         ),
         (
             codebook <= transformer.prior_vq_quantizer_codebook_size,
-            f"codebook {codebook}, that of the transformer "
-            f"{transformer.prior_vq_quantizer_codebook_size}",
+            f"codebook {codebook}, but {transformer.prior_vq_quantizer_codebook_size} in the "
+            "transformer",
         ),
         (
             text_encoder.d_model == transformer.text_embed_dim,
-            f"width {text_encoder.d_model} of the glyph encoder, {transformer.text_embed_dim} in "
-            "the transformer",
+            f"width {text_encoder.d_model} of the glyph encoder, but {transformer.text_embed_dim} "
+            "in the transformer",
         ),
         (
             vae.latent_channels == transformer.in_channels == transformer.out_channels,
-            f"{vae.latent_channels} channels of the VAE, {transformer.in_channels} and "
+            f"{vae.latent_channels} channels of the VAE, but {transformer.in_channels} and "
             f"{transformer.out_channels} in the transformer",
         ),
     )
     for holds, found in rules:
         if not holds:
             raise ModelError(
-                f"{folder}: the config.json of its parts do not go together ({found}); fetch all "
+                f"{folder}: the config.json files of its parts do not match ({found}); fetch all "
                 "files of one revision again (`hf download`)"
             )

@@ -82,7 +82,7 @@ def read_config(folder: Path, part: str) -> dict[str, Any]:
     key, kind = _KINDS[part]
     if values.get(key, kind) != kind:
         raise ModelError(
-            f"{path}: {key} is {_short(values[key])}, and must be {kind!r}: the {part} of a "
+            f"{path}: {key} is {_short(values[key])}, but must be {kind!r} for the {part} of a "
             "GLM-Image pipeline; give the folder of one"
         )
     return values
@@ -157,7 +157,7 @@ def _check_ids(place: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> No
 def _check_template(place: Path, processor: GlmImageProcessor) -> None:
     template = processor.chat_template
     if not isinstance(template, str) or not template:
-        raise ModelError(f"{place}: holds no chat template (chat_template.jinja); {FETCH_AGAIN}")
+        raise ModelError(f"{place}: contains no chat template (chat_template.jinja); {FETCH_AGAIN}")
     with damage_named(place):
         prompts = ("a red cat", "two boats")
         ids = tokenize_prompts(processor, prompts, height=512, width=512)["input_ids"]

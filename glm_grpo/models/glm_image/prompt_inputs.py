@@ -87,8 +87,8 @@ def encode_prompts(
         is_source = input_ids == processor.image_token_id
         if int(is_source.sum()) != source_token_ids.numel():
             raise ModelError(
-                f"the processor makes {int(is_source.sum())} tokens of {num_sources} source "
-                f"pictures of {width} x {height} for {len(prompts)} prompts, and there are "
+                f"the processor makes {int(is_source.sum())} tokens from {num_sources} source "
+                f"pictures of {width} x {height} for {len(prompts)} prompts, but there are "
                 f"{source_token_ids.numel()}; use sides within the bounds of the model's processor"
             )
         input_ids = input_ids.masked_scatter(is_source, source_token_ids)

@@ -115,7 +115,7 @@ def wrong(graph, _):
 
 @pytest.mark.parametrize(
     ("backend", "reason"),
-    [(failing, "no compiler"), (wrong, "log-probs differ by .* nats a token")],
+    [(failing, "no compiler"), (wrong, "log-probs differ by .* nats per token")],
     ids=["no compiler", "other figures"],
 )
 def test_layers_stay_eager_where_compiling_fails(build, batch, backend, reason, caplog):

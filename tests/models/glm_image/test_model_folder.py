@@ -131,7 +131,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "another model type": (
         "vision_language_encoder/config.json",
         edit("model_type", to="glm4v"),
-        "config.json: model_type is 'glm4v', and must be 'glm_image'",
+        "config.json: model_type is 'glm4v', but must be 'glm_image'",
     ),
     "no config": ("transformer/config.json", Path.unlink, "transformer/config.json: no such file"),
     "a torn config": ("vae/config.json", cut(0.5), "vae/config.json: cannot be used"),
@@ -157,7 +157,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
         Path.unlink,
         "tokenizer: cannot be used",
     ),
-    "no chat template": (TEMPLATE, Path.unlink, "processor: holds no chat template"),
+    "no chat template": (TEMPLATE, Path.unlink, "processor: contains no chat template"),
     "a template that drops the prompt": (TEMPLATE, write("hello"), "drops the prompt"),
 }
 
@@ -186,7 +186,7 @@ def test_parts_that_do_not_go_together_are_refused(folder: Path) -> None:
         )
     )(folder / TRANSFORMER)
 
-    with pytest.raises(ModelError, match="codebook 512, that of the transformer 256"):
+    with pytest.raises(ModelError, match="codebook 512, but 256 in the transformer"):
         check_model(str(folder))
 
 

@@ -59,7 +59,7 @@ def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, loaded_pi
 def test_build_stage_refuses_4_bits_without_an_accelerator(configs_dir):
     overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
     config = compose_config(configs_dir, "tiny", overrides)
-    with pytest.raises(ConfigError, match="'nf4': weights of 4 bits need an accelerator"):
+    with pytest.raises(ConfigError, match="'nf4': 4-bit weights need an accelerator"):
         build_models(config, torch.device("cpu"), needs_reference=False)
 
 

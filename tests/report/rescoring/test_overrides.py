@@ -18,7 +18,7 @@ def config(configs_dir: Path) -> Config:
     ("override", "message"),
     [
         ("reward.terms.ocr.weight", "'reward.terms.ocr.weight' is not of the form key=value"),
-        ("reward.terms.ocr.weight=0.1,0.2", "weight=0.1,0.2' gives no single value; write one"),
+        ("reward.terms.ocr.weight=0.1,0.2", "weight=0.1,0.2' is not a single value; write one"),
         (
             "reward.terms.clip_score.weight=0.5",
             "the run did not score 'clip_score'.*it scored lpips, ssim, ocr, aesthetic"

@@ -66,7 +66,7 @@ class CompiledDecoder:
         if reason:
             _logger.warning(
                 "the decoder is not compiled (%s): pictures are drawn eagerly, which is slower; "
-                "decode.compile=false leaves out the attempt",
+                "decode.compile=false skips the attempt",
                 reason,
             )
 
@@ -89,7 +89,7 @@ class CompiledDecoder:
             return ""
         return (
             f"its pictures differ by {255 * difference:.2g} of 255 levels on average, more than "
-            f"the {255 * allowed:.2g} of rounding"
+            f"the {255 * allowed:.2g} that rounding explains"
         )
 
 

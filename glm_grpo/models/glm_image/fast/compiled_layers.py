@@ -17,7 +17,7 @@ from glm_grpo.models.glm_image.fast.compiling import COMPILING, reason_of
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest mean difference of log-probs, nats a token, by the type of the head: those of the check
+"""Largest mean difference of log-probs, nats per token, by the type of the head: those of the check
 of replay against sampling."""
 
 _logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class CompiledLayers:
             allowed = TOLERANCES[network.lm_head.weight.dtype]
             is_equal = all(gap <= allowed for gap in gaps)
             shown = " and ".join(f"{gap:.1e}" for gap in gaps)
-            reason = "" if is_equal else f"log-probs differ by {shown} nats a token"
+            reason = "" if is_equal else f"log-probs differ by {shown} nats per token"
         # The same rows were read eagerly just now: whatever this is, compiling causes it.
         except Exception as error:
             reason = reason_of(error)
@@ -87,7 +87,7 @@ class CompiledLayers:
             self._use(GlmImageTextDecoderLayer, is_recomputing_outside=self._is_recomputing)
             _logger.warning(
                 "the language model is not compiled (%s): tokens are replayed eagerly, which is "
-                "slower; model.compile=false leaves out the attempt",
+                "slower; model.compile=false skips the attempt",
                 reason,
             )
 

@@ -129,8 +129,8 @@ def choose_step(
         if not reason:
             return build
         _logger.warning(
-            "the %s does not fit this model (%s): a slower one is used; see that the version of "
-            "transformers is one that is supported",
+            "the %s does not fit this model (%s): a slower one is used; check that your version of "
+            "transformers is supported",
             name,
             reason,
         )
