@@ -57,8 +57,8 @@ def require_ray() -> None:
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            "train.mode = 'async': its collectors are processes that Ray keeps, and Ray is not "
-            "installed; pip install 'glm-grpo[ray]', or set train.mode=sync"
+            "train.mode = 'async': its collectors run under Ray, which is not installed; run `pip "
+            "install 'glm-grpo[ray]'`, or set train.mode=sync"
         )
 
 
@@ -125,9 +125,9 @@ class RayCluster:
             ray.init(address=address, logging_level="error")
         except (OSError, RuntimeError, ray.exceptions.RayError) as error:
             raise ConfigError(
-                f"async.address = {address!r}: there is no Ray cluster that can be connected to "
-                f"({str(error).strip().partition(chr(10))[0]}); start one by `ray start --head` "
-                "and give its address and, in RAY_AUTH_TOKEN, its token; or set "
+                f"async.address = {address!r}: cannot connect to a Ray cluster "
+                f"({str(error).strip().partition(chr(10))[0]}); start one with `ray start --head`, "
+                "then set async.address to its address and RAY_AUTH_TOKEN to its token; or set "
                 "async.address=null for one on this machine"
             ) from error
 
@@ -144,7 +144,7 @@ class RayCluster:
                 self.close()
                 place = "this machine" if address is None else f"the cluster at {address}"
                 spare = (
-                    "; one more is the learner's"
+                    "; the learner has one more"
                     if address is None and torch.cuda.device_count() > 1 and name == "GPU"
                     else ""
                 )

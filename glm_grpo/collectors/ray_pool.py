@@ -124,7 +124,7 @@ class RayPool:
         except ActorDiedError as error:
             if error.actor_init_failed:
                 # Another machine would fail too, most likely because a package is missing there.
-                failure = CollectorError(f"a collector could not be begun\n{error}")
+                failure = CollectorError(f"a collector could not be started\n{error}")
                 return Unusable(job.collector, failure)
             return self._death(job.collector, error)
         except _DEATHS as error:

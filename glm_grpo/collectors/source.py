@@ -260,14 +260,14 @@ class AsynchronousSource:
         if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
             self._fail(
                 CollectorError(
-                    f"{MAX_DEATHS_IN_A_ROW} collectors died in a row, and none made a batch in "
-                    f"between; the last was {death.reason}. A machine's memory may be too small "
-                    "for async.collectors"
+                    f"{MAX_DEATHS_IN_A_ROW} collectors died in a row without making a batch; the "
+                    f"last one: {death.reason}. A machine's memory may be too small for "
+                    "async.collectors"
                 )
             )
             return
         batch = "" if assignment is None else f"; the batch of step {assignment.step} is made again"
-        logger.warning("%s: another one takes its place%s", death.reason, batch)
+        logger.warning("%s: another one replaces it%s", death.reason, batch)
         self._pool.replace(death.collector)
 
     def _give_out(self) -> None:
@@ -297,9 +297,9 @@ class AsynchronousSource:
             return
         self._is_warned = True
         logger.warning(
-            "no collector is ready after %.0f s: they load their models, or no machine of the "
-            "cluster has free what async.cpus_per_collector and async.gpus_per_collector ask for "
-            "(`ray status` tells)",
+            "no collector is ready after %.0f s: they are still loading their models, or no "
+            "machine of the cluster has the free CPUs and GPUs that async.cpus_per_collector and "
+            "async.gpus_per_collector require (see `ray status`)",
             waited,
         )
 

@@ -298,7 +298,7 @@ def _caution(term: TermConfig) -> str:
             "human perception."
         )
     if isinstance(term, AestheticConfig) and term.head.startswith(_EMBEDDED_WEIGHTS):
-        return "Here by the embedded miniature of a CLIP, made for demonstration."
+        return "Measured here with the small demonstration CLIP that comes with glm-grpo."
     return ""
 
 

@@ -38,7 +38,7 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
     """
     steps = evaluation_steps(folder)
     if not steps:
-        raise StorageError(f"{folder.path} holds no evaluation yet; let the run reach its first")
+        raise StorageError(f"{folder.path} has no evaluation yet; wait for its first one")
     names: list[str] = []
     rows: list[list[Path]] = []
     drawn = [(folder, step, f"step {step}") for step in (steps[0], steps[-1])]
@@ -59,16 +59,16 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
         names.append(name)
         if not rows[-1] or len(rows[-1]) != len(rows[0]):
             raise StorageError(
-                f"{run.evaluation_path(step)} has a first sample of {len(rows[-1])} prompts, "
+                f"{run.evaluation_path(step)} has first samples of {len(rows[-1])} prompts, "
                 f"{folder.evaluation_path(steps[0])} of {len(rows[0])}: a sheet needs the same "
-                "prompts, at least one; restore the run's own from a copy"
+                "prompts, at least one; restore the originals from a copy"
             )
     pictures = [[*map(_load, row)] for row in rows]
     sizes = {picture.shape for row in pictures for picture in row}
     if len(sizes) > 1:
         raise StorageError(
-            f"{folder.images_dir} holds pictures of several sizes for one sheet; "
-            "restore the run's own from a copy"
+            f"{folder.images_dir} contains pictures of different sizes for one sheet; restore the "
+            "originals from a copy"
         )
     labels = _draw_labels(names, height=pictures[0][0].shape[0])
     sheet = np.concatenate([labels, *map(np.concatenate, zip(*pictures, strict=True))], axis=1)

@@ -90,13 +90,13 @@ def find_frames(folder: RunFolder, prompt_id: str | None) -> list[Frame]:
 def _explain(prompt_id: str | None, held_out: list[str]) -> str:
     if prompt_id is None:
         return (
-            "the run holds no evaluation yet; give --prompt the identifier of a training prompt, "
-            "or let the run reach its first evaluation"
+            "the run has no evaluation yet; set --prompt to the id of a training prompt, or wait "
+            "for the first evaluation"
         )
     names = ", ".join(held_out[:_NAMED]) + (", ..." if len(held_out) > _NAMED else "")
     return (
-        f"the run has no picture of the prompt {prompt_id!r}; give --prompt the identifier of a "
-        f"training prompt or of a held-out one ({names or 'none yet'})"
+        f"the run has no picture of the prompt {prompt_id!r}; set --prompt to the id of a training "
+        f"prompt or of a held-out one ({names or 'none yet'})"
     )
 
 

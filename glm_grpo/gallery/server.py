@@ -88,8 +88,8 @@ class GalleryServer(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), partial(_Handler, directory=folder.path))
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"cannot listen at {LOOPBACK} port {port} ({error}); choose another port, or 0 for "
-                "any that is free"
+                f"cannot listen on {LOOPBACK} port {port} ({error}); choose another port, or 0 for "
+                "any free one"
             ) from error
 
     @property

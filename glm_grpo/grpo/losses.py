@@ -156,7 +156,7 @@ def top_entropy_weights(inputs: LossInputs, part: float) -> Float32[Tensor, "N T
     and processes. Source: Wang et al. 2025 (arXiv 2506.01939), equation 5.
     """
     if inputs.entropy is None:
-        raise ValueError("top_entropy_quantile without entropy: pass that of the replay")
+        raise ValueError("top_entropy_quantile without entropy: pass the entropy of the replay")
     entropy = inputs.entropy.detach()
     highest = entropy.topk(max(1, math.ceil(part * entropy.shape[1])), dim=1).indices
     return torch.zeros_like(entropy).scatter(1, highest, 1.0)
@@ -305,7 +305,7 @@ def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
     total = policy.total + kl
     if settings.entropy_coef != 0:
         if inputs.entropy is None:
-            raise ValueError("entropy_coef without entropy: pass that of the replay")
+            raise ValueError("entropy_coef without entropy: pass the entropy of the replay")
         more["loss/entropy"] = -settings.entropy_coef * inputs.entropy.mean()
         total = total + more["loss/entropy"]
     # Last, because the total decides whether an update is skipped, whatever a custom loss reports.

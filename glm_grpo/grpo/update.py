@@ -472,7 +472,8 @@ def _refuse_other_metrics(metrics: Mapping[str, float], names: Collection[str]) 
     for name in sorted({*metrics} ^ {*names}):
         raise ConfigError(
             f"loss.function: metric {name!r} was not reported by every call of a step; report the "
-            "same metrics each time, torch.nan where one has no value: the step's mean is NaN then"
+            "same metrics each time, with torch.nan where one has no value (the step's mean is "
+            "then NaN)"
         )
 
 

@@ -176,7 +176,9 @@ def verify_checkpoint(path: Path) -> None:
             with storage_errors("read", file), safe_open(file, framework="pt"):
                 pass
         except SafetensorError as error:
-            raise CheckpointError(f"{file} is no safetensors file ({error}). {_REMEDY}") from error
+            raise CheckpointError(
+                f"{file} is not a safetensors file ({error}). {_REMEDY}"
+            ) from error
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -207,7 +209,7 @@ def newest_checkpoint(folder: RunFolder, *, before: int | None = None) -> Path |
         try:
             verify_checkpoint(path)
         except CheckpointError as error:
-            _logger.warning("Passing over a damaged checkpoint. %s", error)
+            _logger.warning("Skipping a damaged checkpoint. %s", error)
         else:
             return path
     return None
@@ -256,8 +258,8 @@ def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
         on_cpu = tensor.detach().cpu().contiguous()
         if not on_cpu.isfinite().all():
             raise NonFiniteError(
-                f"{file.stem}: {name} holds values that are not finite, and is not saved. In a new "
-                "run lower optim.learning_rate or optim.max_grad_norm"
+                f"{file.stem}: {name} contains values that are not finite, and is not saved. In a "
+                "new run lower optim.learning_rate or optim.max_grad_norm"
             )
         storage = on_cpu.untyped_storage().data_ptr()
         # safetensors refuses tensors that share memory, such as tied weights and slices.
@@ -276,7 +278,7 @@ def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
 def _read_manifest(path: Path) -> _Manifest:
     file = path / MANIFEST
     if not file.is_file():
-        raise CheckpointError(f"{file} is missing: it marks a whole checkpoint. {_REMEDY}")
+        raise CheckpointError(f"{file} is missing: it marks a complete checkpoint. {_REMEDY}")
     with storage_errors("read", file):
         content = file.read_bytes()
     return _checked(lambda: _Manifest.model_validate_json(content), file)

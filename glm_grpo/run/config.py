@@ -18,8 +18,8 @@ def read_config(folder: RunFolder) -> Config:
     path = folder.config_path
     if not path.is_file():
         raise CheckpointError(
-            f"{folder.path} holds no run (there is no config.yaml in it); give the folder of a "
-            "run, such as outputs/<date>/<time>"
+            f"{folder.path} contains no run (no config.yaml); give the folder of a run, such as "
+            "outputs/<date>/<time>"
         )
     with storage_errors("read", path):
         content = path.read_bytes()

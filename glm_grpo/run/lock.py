@@ -54,15 +54,15 @@ class RunLock:
             except Timeout as error:
                 raise StorageError(
                     f"{folder} is being written to by {_read_holder(file)}: a run folder has one "
-                    "writer. Wait for it or stop it, then go on with train.resume; or set run_dir "
-                    "to another folder"
+                    "writer. Wait for it or stop it, then continue with train.resume; or set "
+                    "run_dir to another folder"
                 ) from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
                 _logger.warning(
-                    "the file system of %s knows no locks (%s): nothing keeps a second run out of "
-                    "it, so start none there",
+                    "the file system of %s does not support locks (%s): nothing keeps a second run "
+                    "out of this folder, so do not start one there",
                     folder,
                     error.strerror,
                 )

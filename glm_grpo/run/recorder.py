@@ -100,7 +100,7 @@ class Recorder:
         rows = read_metrics(self._folder)
         if not rows or rows[-1]["step"] != step:
             raise StorageError(
-                f"{self._folder.metrics_path} does not end with step {step}, as it was left: "
+                f"{self._folder.metrics_path} does not end with step {step}, as this run left it: "
                 "something else changed it; restore it from a copy, then resume the run"
             )
         rows[-1] |= _finite(metrics)

@@ -144,7 +144,7 @@ def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -
     steps = stored_steps(folder.rollouts_dir)
     if not steps:
         raise StorageError(
-            f"{folder.path} holds no rollout (rollouts/step-*.parquet); let the run take its first "
+            f"{folder.path} contains no rollout (rollouts/step-*.parquet); wait for the first "
             "step, or give the folder of another run (train.method=sft samples nothing)"
         )
     columns = (*_IDENTITY, *_raw_columns(names), "penalty", "total", "advantage")
@@ -173,8 +173,9 @@ def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> Evalu
     steps = evaluation_steps(folder)
     if len(steps) < 2:
         raise StorageError(
-            f"{folder.path} holds {len(steps)} evaluations of the held-out prompts; a comparison "
-            "needs one before and one after training: let the run go on, or leave it out"
+            f"{folder.path} contains {len(steps)} evaluations of the held-out prompts; a "
+            "comparison needs one before and one after training: let the run continue, or leave it "
+            "out"
         )
     names, samples = tuple(config.reward.terms), config.eval.samples_per_prompt
     evaluations = tuple(_read_evaluation(folder, step, names, samples) for step in steps)

@@ -94,7 +94,7 @@ def _check_arguments(
 ) -> None:
     if len(before) != len(after) or len(before) == 0:
         raise ValueError(
-            f"{len(before)} scores before and {len(after)} after: pass one score a prompt, for "
+            f"{len(before)} scores before and {len(after)} after: pass one score per prompt, for "
             "the same prompts, at least one"
         )
     for name, scores in (("before", before), ("after", after)):
@@ -206,8 +206,8 @@ def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
     if odd:
         raise StorageError(
             f"{folder.evaluation_path(steps[0])} and {folder.evaluation_path(steps[-1])} do not "
-            f"have scores of the same terms ({', '.join(odd)} in one of them); restore the run's "
-            "own from a copy"
+            f"have scores for the same terms ({', '.join(odd)} in one of them); restore the "
+            "originals from a copy"
         )
     return Summary(_compare(before, after), step=steps[-1], prompts=len(before))
 

@@ -185,7 +185,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
                 return file.read(columns=wanted, use_threads=False)
         except (pyarrow.ArrowException, ValueError) as error:
             raise StorageError(
-                f"{path} is not a whole Parquet file ({error}). Remove it, or restore a copy."
+                f"{path} is not a complete Parquet file ({error}). Remove it, or restore a copy."
             ) from error
 
 
@@ -200,7 +200,7 @@ def read_weighing(path: Path) -> Weighing:
             return _weighing_of(pyarrow.parquet.read_schema(path), path)
         except (pyarrow.ArrowException, ValueError) as error:
             raise StorageError(
-                f"{path} is not a whole Parquet file ({error}). Remove it, or restore a copy."
+                f"{path} is not a complete Parquet file ({error}). Remove it, or restore a copy."
             ) from error
 
 
@@ -241,8 +241,8 @@ def read_untrained(folder: RunFolder) -> RewardTable:
     path = folder.evaluation_path(0)
     if not path.exists():
         raise StorageError(
-            f"{path} is gone: unless reward.combine is weighted_sum the totals of evaluations "
-            "are measured by the spread of its scores. Restore it from a copy."
+            f"{path} is missing: unless reward.combine is weighted_sum, the totals of evaluations "
+            "are scaled by the spread of its scores. Restore it from a copy."
         )
     return _read_scores(path)
 

@@ -77,7 +77,8 @@ def stop_on_signal() -> Iterator[StopRequest]:
         if not request.is_set:
             request.is_set, begun = True, time.monotonic()
             logger.warning(
-                "%s: the run stops after this step and saves; repeat it after %g s to stop at once",
+                "%s: the run stops after this step and saves; send it again after %g s to stop at "
+                "once",
                 signal.Signals(number).name,
                 _SAME_REQUEST_SECONDS,
             )

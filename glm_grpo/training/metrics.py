@@ -174,8 +174,9 @@ def outside_codebook_note(rows: Sequence[MetricsRow], *, step: int, tokens: int)
     fraction = measured[-1]
     return (
         f"Outside the codebook: {fraction:.1e} of a token's probability, or "
-        f"{fraction * tokens:.1e} of the {tokens} tokens of an image; the run sampled the codebook "
-        "alone, and a sampler over all outputs, as the stock one is, can end such an image early."
+        f"{fraction * tokens:.1e} of the {tokens} tokens of an image; the run sampled only the "
+        "codebook, and a sampler over all outputs, such as the stock one, can end such an image "
+        "early."
     )
 
 

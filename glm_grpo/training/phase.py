@@ -216,10 +216,10 @@ def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
         # Free what the failed frames hold: saving the trained weights needs the memory.
         traceback.clear_frames(error.__traceback__)
         asked = asked_bytes(error)
-        more = "" if asked is None else f"; {describe_bytes(asked)} more were asked for"
+        more = "" if asked is None else f"; {describe_bytes(asked)} more were requested"
         raise MemoryLimitError(
             f"out of memory in the {phase} phase: {size}{more}. {_describe_remedy(phase)}. "
-            "`glm-grpo plan` says what each phase takes, and with --memory which change suffices"
+            "`glm-grpo plan` shows what each phase takes, and with --memory which change is enough"
         ) from error
 
 
@@ -256,7 +256,9 @@ def _describe_remedy(phase: MemoryPhase) -> str:
     anew = f"in a new run {', then '.join(remedy.anew)}"
     if not remedy.going_on:
         return f"Lower, {anew}"
-    return f"Lower or set {', then '.join(remedy.going_on)} (this run can go on with them); {anew}"
+    return (
+        f"Lower or set {', then '.join(remedy.going_on)} (this run can continue with them); {anew}"
+    )
 
 
 def peak_memory_bytes() -> int:

@@ -52,7 +52,7 @@ def check_replay(policy: Policy, experience: Experience, *, rows: int) -> Replay
     if rollout.token_ids.shape[-1] != num_tokens:
         raise SelfCheckError(
             f"a grid has {rollout.token_ids.shape[-1]} tokens; {batch.height} x {batch.width} "
-            f"pixels need {num_tokens}; the model's grids are not those of its kind"
+            f"pixels need {num_tokens}; the model does not lay out its grids as GLM-Image does"
         )
     low, high = int(rollout.token_ids.min()), int(rollout.token_ids.max())
     if low < 0 or high >= policy.codebook_size:
@@ -70,9 +70,9 @@ def check_replay(policy: Policy, experience: Experience, *, rows: int) -> Replay
     tolerance = TOLERANCES[policy.dtype]
     if not report.mean_gap <= tolerance or not abs(report.mean_ratio - 1) <= tolerance:
         raise SelfCheckError(
-            f"sampled and replayed log-probs differ by {report.mean_gap:.2e} nats a token on "
+            f"sampled and replayed log-probs differ by {report.mean_gap:.2e} nats per token on "
             f"average (largest {report.max_gap:.2e}, mean ratio {report.mean_ratio:.4f}); at most "
-            f"{tolerance:.0e} is allowed for {policy.dtype}; training would "
-            "follow a wrong gradient; check the transformers version and the attention backend"
+            f"{tolerance:.0e} is allowed for {policy.dtype}; training would follow a wrong "
+            "gradient; check the transformers version and the attention backend"
         )
     return report

@@ -120,7 +120,7 @@ class RewardStep:
         ):
             report = check_replay(policy, experience, rows=rows)
         logger.info(
-            "self-check passed: %d tokens a grid, replay gap %.1e nats (largest %.1e)",
+            "self-check passed: %d tokens per grid, replay gap %.1e nats (largest %.1e)",
             experience.rollout.token_ids.shape[-1],
             report.mean_gap,
             report.max_gap,

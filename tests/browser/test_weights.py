@@ -203,7 +203,7 @@ def test_weights_list_groups_by_what_changes_in_their_new_order(
     page = open_gallery(fragment(w__lpips=-0.5, w__ocr=1), run=gallery_run, allows=NOT_FOUND)
     # A step whose table is torn is left out.
     expect(page.locator("main .problem")).to_contain_text(
-        "Step 13 is left out: rollouts/step-000013.parquet is not a whole Parquet file"
+        "Step 13 is left out: rollouts/step-000013.parquet is not a complete Parquet file"
     )
     assert read_figure(page, "images") == [4 * 4 * 3]
     winners = page.locator(".weights-group.is-changed")

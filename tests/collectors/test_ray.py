@@ -244,14 +244,14 @@ def test_a_run_that_ended_leaves_no_process_and_no_file(collected: Seen) -> None
 
 
 def test_a_collector_that_is_killed_is_replaced(collected: Seen) -> None:
-    assert "another one takes its place" in collected.run.log
+    assert "another one replaces it" in collected.run.log
     assert sum(row["async/restarts"] or 0 for row in collected.run.rows()[1:]) == 1
 
 
 def test_a_cluster_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with pytest.raises(
-        ConfigError, match=r"async.address = '127.0.0.1:1': there is no Ray cluster"
+        ConfigError, match=r"async.address = '127.0.0.1:1': cannot connect to a Ray cluster"
     ):
         RayCluster("127.0.0.1:1", Needs(collectors=1, cpus=1, gpus=0.0))
 

@@ -204,7 +204,7 @@ def test_weights_that_an_update_made_infinite_are_not_saved(make_run):
         hooks[0].remove()
 
     assert re.match(
-        r"step 2: policy: \S+ holds values that are not finite, and is not sav", message
+        r"step 2: policy: \S+ contains values that are not finite, and is not sav", message
     )
     newest = newest_checkpoint(folder)
     assert newest == folder.checkpoint_dir(1)

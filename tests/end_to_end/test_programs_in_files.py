@@ -67,7 +67,7 @@ def test_checkpoint_with_a_pickle_of_the_right_size_is_refused(
     manifest["files"][file.name]["bytes"] = file.stat().st_size
     (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
 
-    with pytest.raises(CheckpointError, match=r"policy\.safetensors is no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"policy\.safetensors is not a safetensors file"):
         load_checkpoint(checkpoint)
 
     assert not payload.was_run

@@ -89,7 +89,7 @@ def test_a_run_gives_its_tables(folder):
     rescoring = glm_grpo.rescore(run)
     assert repr(rescoring) == "Rescoring(16 images, 0 of 4 groups change their winner)"
     assert "<th>aesthetic</th>" in rescoring._repr_html_()
-    with pytest.raises(CheckpointError, match="holds no run"):
+    with pytest.raises(CheckpointError, match="contains no run"):
         glm_grpo.load_run(folder)
     with pytest.raises(StorageError, match="step 9 has no rollout; this run has steps 1 to 2$"):
         run.rollout(9)

@@ -219,7 +219,7 @@ def test_page_says_what_scores_do_not_measure(
 ) -> None:
     said = (
         "as 1 - distance. The features are untrained: these distances compare structure but do",
-        "Here by the embedded miniature of a CLIP, made for demonstration.",
+        "Measured here with the small demonstration CLIP that comes with glm-grpo.",
         "It is the small demonstration model that comes with glm-grpo.",
     )
     store_config(folder, configs_dir)
@@ -298,7 +298,7 @@ def test_page_says_that_a_table_is_damaged(
     path.write_bytes(path.read_bytes()[:-50])
     text = " ".join(read_page(write_before_after(folder, ())).texts)
     # In place of the table and in place of the pictures.
-    assert text.count(" evaluations/step-000010.parquet is not a whole Parquet file") == 2
+    assert text.count(" evaluations/step-000010.parquet is not a complete Parquet file") == 2
     assert "0.4 lpips + 0.2 ssim" in text
 
 

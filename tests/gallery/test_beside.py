@@ -167,7 +167,7 @@ def test_runs_that_cannot_be_shown_are_refused(
         match_runs(own.path, [other.path, other.path])
     with pytest.raises(CheckpointError, match="nothing"):
         match_runs(own.path, [tmp_path / "nothing"])
-    with pytest.raises(StorageError, match=r"begun holds no evaluation .* leave it out"):
+    with pytest.raises(StorageError, match=r"begun has no evaluation .* leave it out"):
         match_runs(own.path, [make_run("begun").folder.path])
     strange = make_run("strange")
     strange.prompts = tuple(replace(each, prompt=f"no {each.prompt}") for each in strange.prompts)

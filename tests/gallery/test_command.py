@@ -41,7 +41,7 @@ def test_gallery_command_shows_the_rest_where_an_evaluation_is_damaged(
     run.record_evaluation(1)
     run.folder.evaluation_path(0).write_bytes(b"PAR1")
     cli.main(["gallery", str(run.folder.path)])
-    assert "no before and after: " in capsys.readouterr().err
+    assert "before and after cannot be compared: " in capsys.readouterr().err
     assert "problem" in run.data("evaluation-000000")
     assert "groups" in run.data("evaluation-000001")
 
@@ -60,7 +60,7 @@ def test_gallery_command_shows_a_run_that_cannot_be_written_to(
     cli.main(["gallery", str(run.folder.path), "--zip", str(archive)])
     said = capsys.readouterr()
     assert said.out == f"{run.folder.gallery_path}\n{archive}\n"
-    assert said.err.endswith("cannot be written to: its gallery is shown as it is, not renewed\n")
+    assert said.err.endswith("is not writable: its gallery is shown without an update\n")
     assert archive.is_file()
     assert run.files(".") == before
 
@@ -82,7 +82,7 @@ def test_gallery_command_refuses_a_folder_without_a_run(
     with pytest.raises(SystemExit) as ended:
         cli.main(["gallery", str(tmp_path)])
     assert ended.value.code == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

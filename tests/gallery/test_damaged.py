@@ -39,7 +39,7 @@ def drop_total(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (tear, "is not a whole Parquet file"),
+        (tear, "is not a complete Parquet file"),
         (lambda path: set_schema(path, {"glm_grpo": '{"schema": 99}'}), "has schema 99, and this"),
         (drop_total, "has no column total"),
         (

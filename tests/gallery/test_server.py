@@ -224,5 +224,5 @@ def test_server_listens_on_this_machine_only(served: Any) -> None:
 
 
 def test_serve_gallery_refuses_a_port_in_use(served: Any, port: int) -> None:
-    with pytest.raises(ConfigError, match="choose another port, or 0 for any that is free"):
+    with pytest.raises(ConfigError, match="choose another port, or 0 for any free one"):
         serve_gallery(served.folder, port=port, announce=str)

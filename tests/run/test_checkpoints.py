@@ -69,7 +69,7 @@ def test_values_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 1)
     broken = {"first": torch.ones(3), "last": torch.tensor([0.0, float("-inf")])}
-    with pytest.raises(NonFiniteError, match="policy: last holds values that are not finite"):
+    with pytest.raises(NonFiniteError, match="policy: last contains values that are not finite"):
         save_checkpoint(folder, step=2, tensors={"policy": broken}, metadata={})
     assert stored_steps(folder) == ["step-000001"]
 

@@ -118,7 +118,7 @@ def test_file_system_without_locks_is_warned_of(
     monkeypatch.setattr(fcntl, "flock", refuse_locks(errno.ENOLCK))
     with caplog.at_level(logging.WARNING):
         acquire(tmp_path)
-    assert f"the file system of {tmp_path} knows no locks" in caplog.text
+    assert f"the file system of {tmp_path} does not support locks" in caplog.text
 
 
 def test_lock_that_fails_for_another_reason_is_an_error(

@@ -83,7 +83,7 @@ def test_weigh_takes_the_named_terms_in_the_order_of_the_weights(tmp_path: Path)
 
 
 def test_read_rollouts_refuses_a_run_without_any(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"holds no rollout .*let the run take its first step"):
+    with pytest.raises(StorageError, match=r"contains no rollout .*wait for the first step"):
         read_rollouts(RunFolder(tmp_path), NAMES, group_size=2)
 
 
@@ -132,5 +132,5 @@ def test_read_evaluated_run_refuses_a_run_without_before_and_after(
     folder = RunFolder(tmp_path)
     for step in range(count):
         store(folder.evaluation_path(step), make_evaluation(step))
-    with pytest.raises(StorageError, match=rf"holds {count} evaluations .*let the run go on"):
+    with pytest.raises(StorageError, match=rf"contains {count} evaluations .*let the run continue"):
         read_evaluated_run(folder, make_config(configs_dir), name="x")

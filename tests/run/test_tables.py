@@ -117,5 +117,7 @@ def test_tables_that_are_torn_or_of_another_project_are_refused(tmp_path: Path) 
         read_table(path)
     path.write_bytes(b"PAR1 not a table")
     for read in (read_table, read_weighing):
-        with pytest.raises(StorageError, match=r"step-000007\.parquet is not a whole Parquet file"):
+        with pytest.raises(
+            StorageError, match=r"step-000007\.parquet is not a complete Parquet file"
+        ):
             read(path)

@@ -33,12 +33,11 @@ def test_an_error_of_memory_is_explained_by_phase_size_and_keys(batch):
         torch.empty(FAR_TOO_MUCH)
     assert str(caught.value) == (
         "out of memory in the update phase: 2 of 6 images at a time, 512 tokens each and those of "
-        "the prompt; 4000000.00 GB more were asked for. Lower or set train.micro_batch_size, then "
-        "model.gradient_checkpointing=true, then offload=modules_and_optimizer (this run can go on "
-        "with them); in a new run 'model.adapter={rank: 32, alpha: 64.0}', then "
-        "rollout.height, then rollout.width. `glm-grpo plan` says what each phase takes, and "
-        "with --memory which change "
-        "suffices"
+        "the prompt; 4000000.00 GB more were requested. Lower or set train.micro_batch_size, then "
+        "model.gradient_checkpointing=true, then offload=modules_and_optimizer (this run can "
+        "continue with them); in a new run 'model.adapter={rank: 32, alpha: 64.0}', then "
+        "rollout.height, then rollout.width. `glm-grpo plan` shows what each phase takes, and "
+        "with --memory which change is enough"
     )
     assert isinstance(caught.value.__cause__, RuntimeError)
 

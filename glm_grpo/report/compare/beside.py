@@ -68,8 +68,8 @@ def match_runs(run: Path, others: Sequence[Path]) -> tuple[OtherRun, ...]:
         if path in paths[:place]:
             what = "the run itself" if path == paths[0] else "named twice"
             raise ConfigError(
-                f"--beside {others[place - 1]} is {what}: beside {run} stand other runs, each "
-                "named once; leave it out"
+                f"--beside {others[place - 1]} is {what}: only other runs can be shown beside "
+                f"{run}, each named once; leave it out"
             )
     folders = [RunFolder(path) for path in paths]
     names = short_names(paths)
@@ -95,8 +95,8 @@ def _read_newest(folder: RunFolder, config: Config) -> _Newest:
     steps = evaluation_steps(folder)
     if not steps:
         raise StorageError(
-            f"{folder.path} holds no evaluation of held-out prompts yet; let the run reach its "
-            "first, or leave it out"
+            f"{folder.path} has no evaluation of held-out prompts yet; wait for its first one, or "
+            "leave it out"
         )
     groups = read_groups(
         folder.evaluation_path(steps[-1]),
@@ -117,8 +117,8 @@ def _match(own: _Newest, other: _Newest, name: str) -> OtherRun:
     if not pairs:
         raise ConfigError(
             f"{other.path} has none of the {len(own.groups)} held-out prompts of {own.path}: only "
-            "the same id, prompt, texts, noise seed and pictures stand side by side; leave it out, "
-            "or show runs with the same data.eval_path"
+            "prompts with the same id, prompt, texts, noise seed and pictures are shown side by "
+            "side; leave it out, or show runs with the same data.eval_path"
         )
     matched = tuple(
         theirs | {key: ours[key] for key in ("target", "sources") if key in ours}
@@ -147,7 +147,7 @@ def _describe_missing(matched: int, prompts: int) -> str | None:
         return None
     return (
         f"{matched} of {prompts} held-out prompts are the same there (id, prompt, texts, noise "
-        "seed and pictures), so the others have no picture of it; to see all, show a run with the "
+        "seed and pictures), so the others have no picture there; to see all, show a run with the "
         "same data.eval_path."
     )
 

@@ -124,8 +124,8 @@ def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Seque
         path = run.folder.evaluation_path(evaluation.step)
         if _identities(evaluation) != _identities(expected):
             raise ConfigError(
-                f"{path} holds other held-out prompts (id, prompt or texts, in their order) than "
-                f"the first evaluation of {first.name}; compare runs with the same data.eval_path"
+                f"{path} has other held-out prompts (id, prompt or texts, in their order) than the "
+                f"first evaluation of {first.name}; compare runs with the same data.eval_path"
             )
         for name in comparable:
             if not torch.equal(evaluation.applies(name), expected.applies(name)):
@@ -166,8 +166,7 @@ def check_weights(
     """
     if not weights:
         raise ConfigError(
-            "no weight is other than 0, so every run has total 0; give a term one, "
-            "such as --weights ocr=1"
+            "all weights are 0, so every run has total 0; set one, such as --weights ocr=1"
         )
     for name in weights:
         for run in runs:
@@ -175,15 +174,15 @@ def check_weights(
                 raise ConfigError(
                     f"term {name!r}: {run.name} did not score it (it scored "
                     f"{', '.join(run.config.reward.terms)}); judge by terms that all runs scored "
-                    f"({', '.join(comparable) or 'there is none'}), such as --weights "
+                    f"({', '.join(comparable) or 'none'}), such as --weights "
                     f"{comparable[0] if comparable else 'ocr'}=1, or score it with weight 0 when "
                     "training"
                 )
         if name not in comparable:
             raise ConfigError(
-                f"term {name!r} was scored in different ways: "
-                f"{_list_options(runs, name)}, so its scores are no common measure; judge by "
-                f"terms that all runs scored alike ({', '.join(comparable) or 'there is none'})"
+                f"term {name!r} was scored in different ways: {_list_options(runs, name)}, so its "
+                "scores cannot be compared; judge by terms that all runs scored alike "
+                f"({', '.join(comparable) or 'none'})"
             )
 
 
@@ -215,7 +214,7 @@ def _check_same_pictures(
             continue
         if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
             raise ConfigError(
-                f"{ours} is another {name} image than {theirs}; compare runs with the same "
+                f"{ours} is not the same {name} image as {theirs}; compare runs with the same "
                 "data.eval_path"
             )
 
@@ -495,7 +494,7 @@ def _runs_at(path: Path) -> list[Path]:
         return [path]
     runs = [config.parent for config in path.glob("*/config.yaml")]
     if is_sweep and not runs:
-        raise CheckpointError(f"{path} is the folder of a sweep of which no run is there")
+        raise CheckpointError(f"{path} is the folder of a sweep, but contains none of its runs")
     if not is_sweep:
         # Beside runs there may be folders of configs, such as `glm-grpo init` writes.
         runs = [run for run in runs if RunFolder(run).evaluations_dir.is_dir()] or [path]

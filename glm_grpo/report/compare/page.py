@@ -28,7 +28,7 @@ from glm_grpo.report.compare.comparison import (
 from glm_grpo.run.folder import safe_name
 from glm_grpo.run.summaries import Interval
 
-IN_SPREADS = "scores less the untrained model's mean, in units of its std"
+IN_SPREADS = "scores minus the untrained model's mean, in units of its std"
 """What totals of `normalize_then_sum` are made of, in evaluations."""
 
 
@@ -73,7 +73,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
                 (label, *(f"{terms[name]:z.3f}" for name in comparison.untrained))
                 for label, terms in scores
             ),
-            f"left out, as not every run scored them alike: {left_out}" if left_out else "",
+            f"left out, because not every run scored them alike: {left_out}" if left_out else "",
         ),
     ]
 
@@ -102,9 +102,9 @@ def write_comparison(comparison: Comparison, directory: Path, *, has_samples: bo
             "All runs are judged by the same weighted sum of "
             f"{'raw' if comparison.combine == 'weighted_sum' else 'standardised'} scores, whatever "
             "they were trained on, on the same held-out prompts with the same seeds. A gain is "
-            "coloured when its interval leaves out 0. In a chart of two terms, after training, a "
-            "run is Pareto-optimal when neither another run nor the untrained model is at least "
-            "as good in both and better in one.",
+            "coloured when its interval excludes 0. In a chart of two terms, after training, a run "
+            "is Pareto-optimal when neither another run nor the untrained model is at least as "
+            "good in both and better in one.",
         ),
         tables=comparison_tables(comparison),
         charts=[
@@ -112,9 +112,9 @@ def write_comparison(comparison: Comparison, directory: Path, *, has_samples: bo
             *(_draw_trade_off(comparison, trade_off) for trade_off in comparison.trade_offs),
         ],
         pictures=[_place(prompt, labels, directory) for prompt in prompts],
-        about_pictures="Along a row all pictures are of the same prompt and drawn with the same "
-        "seeds; each run at its last evaluation. Prompts on which the mean totals of the runs "
-        "differ most come first. At the right of a score: by how much it is above that of run 1.",
+        about_pictures="Each row shows one prompt, drawn with the same seeds by every run at its "
+        "last evaluation. Prompts on which the mean totals of the runs differ most come first. To "
+        "the right of a score: its difference from run 1.",
     )
     return write_report(report, directory)
 

@@ -95,7 +95,9 @@ def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> 
     """The first steps' prompts as training would sample them, without those that are too many."""
     at_once = config.rollout.prompts_per_step
     if num_prompts > len(prompts):
-        logger.info("--prompts %d: there are %d, and all are sampled", num_prompts, len(prompts))
+        logger.info(
+            "--prompts %d: there are only %d, so all are sampled", num_prompts, len(prompts)
+        )
         num_prompts = len(prompts)
     batches = [
         build_batch(config, prompts, step) for step in range(math.ceil(num_prompts / at_once))
@@ -114,4 +116,4 @@ def _check_shares(shares: Mapping[str, float], reward: RewardConfig) -> None:
         )
     total = sum(shares.values())
     if shares and (min(shares.values()) < 0 or not math.isclose(total, 1.0, abs_tol=1e-6)):
-        raise ConfigError(f"--share adds up to {total:g}; shares are 0 or more and add up to 1")
+        raise ConfigError(f"--share adds up to {total:g}; shares must be 0 or more and add up to 1")

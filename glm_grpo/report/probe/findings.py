@@ -156,17 +156,17 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
         what = (
             "all totals of every group are equal: no image is better, so nothing would be learned"
         )
-        remedy = "weigh a term that tells the images apart, or raise rollout.temperature"
+        remedy = "weigh a term that distinguishes the images, or raise rollout.temperature"
         findings.append(Finding("", what, remedy))
     # NaN compares as False.
     if report.copy_total > report.mean_total:
         what = (
             f"a copy of the source scores {render(report.copy_total)}, the samples "
-            f"{render(report.mean_total)} in the mean: to change nothing pays"
+            f"{render(report.mean_total)} on average: changing nothing pays"
         )
         remedy = (
             "lower the weights of terms with against: source, or raise those of terms that the "
-            "asked change moves; while it trains, look at canary/source_copies"
+            "requested change improves; during training, watch canary/source_copies"
         )
         findings.append(Finding("", what, remedy))
     for term, weight_share in zip(report.terms, report.weight_shares(), strict=True):
@@ -179,7 +179,7 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
 def _examine_decode(decode: ProbedDecode) -> Iterator[Finding]:
     if decode.total_rank_correlation < decode.min_rank_correlation:
         what = (
-            f"rollouts decoded in {decode.steps} of {decode.full_steps} steps are not ranked as "
+            f"rollouts decoded in {decode.steps} of {decode.full_steps} steps are not ranked like "
             f"those decoded in full: correlation {decode.total_rank_correlation:.3f} inside "
             f"groups, below decode.min_rank_correlation = {decode.min_rank_correlation:g}, so a "
             "run would fall back to the full decode"
@@ -193,7 +193,8 @@ def _examine_pairs(report: ProbeReport) -> Iterator[Finding]:
         if correlation > SAME and first.weight * second.weight > 0:
             yield Finding(
                 f"{first.audit.name}, {second.audit.name}",
-                f"ask for the same: their scores correlate by {correlation:.2f} inside groups",
+                f"measure the same thing: their scores correlate by {correlation:.2f} inside "
+                "groups",
                 "one of them, with the weights of both, would train alike and cost less to score",
             )
 
@@ -201,7 +202,7 @@ def _examine_pairs(report: ProbeReport) -> Iterator[Finding]:
 def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iterator[Finding]:
     audit, name = term.audit, term.audit.name
     if term.is_unscored:
-        what = "is scored in evaluations alone (when: evaluation), so not by the probe"
+        what = "is scored only in evaluations (when: evaluation), so not by the probe"
         yield Finding(name, what, f"probe with reward.terms.{name}.when=always to see its figures")
         return
     if math.isnan(audit.mean):
@@ -225,7 +226,7 @@ def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iter
     if audit.flat_fraction > MOSTLY_FLAT:
         what = (
             f"scores all images alike in {audit.flat_fraction:.0%} of the groups, which learn "
-            "nothing from it; its mean tells whether it is at its ceiling or at its floor"
+            "nothing from it; its mean shows whether it is at its ceiling or at its floor"
         )
         remedy = "use prompts that the model sometimes gets right, or raise rollout.group_size"
         yield Finding(name, what, remedy)
@@ -235,7 +236,7 @@ def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iter
             f"{term.decoder_fraction:.2f} of the variance inside groups"
         )
         remedy = (
-            "lower its weight, or average chance out over more prompts: rollout.prompts_per_step"
+            "lower its weight, or average the noise out over more prompts: rollout.prompts_per_step"
         )
         yield Finding(name, what, remedy)
     # A term that is to be pushed down has neither headroom nor ceiling upwards.
@@ -250,9 +251,9 @@ def _examine_share(term: ProbedTerm, weight_share: float, report: ProbeReport) -
     name, share = term.audit.name, term.audit.advantage_share
     said = f"{share:.3f} of the advantage for {weight_share:.3f} of the weights"
     remedy = (
-        f"ask for weights by shares: --share {name}=..., one for each term"
+        f"set shares instead of weights: --share {name}=..., one for each term"
         if term.proposed_weight is None
-        else "set the proposed weights, all of them: one alone gives other shares"
+        else "set all of the proposed weights: only one of them would give other shares"
     )
     if share <= -FAINT * weight_share:
         yield Finding(name, f"is outvoted, {said}: training would make it worse", remedy)
@@ -286,7 +287,7 @@ def _examine_headroom(term: ProbedTerm, group_size: int) -> Iterator[Finding]:
     audit = term.audit
     # NaN compares as False.
     scale, named = (
-        (term.room, "the room to the targets' own tokens")
+        (term.room, "the gap to the targets' own tokens")
         if term.room > 0
         else (audit.std, "its std over all images")
     )
@@ -306,8 +307,8 @@ def _examine_ceiling(term: ProbedTerm) -> Iterator[Finding]:
     audit = term.audit
     if term.room <= LITTLE_ROOM * audit.std:
         what = (
-            f"is there already: the samples score {render(audit.mean)}, the targets' own tokens "
-            f"{render(term.reconstruction)}; more of it brings them no nearer to the targets"
+            f"has nothing left to gain: the samples score {render(audit.mean)}, the targets' own "
+            f"tokens {render(term.reconstruction)}; more of it brings them no closer to the targets"
         )
         remedy = f"lower its weight, or only watch it: weight 0 and reward.watch=[{audit.name}]"
         yield Finding(audit.name, what, remedy)
@@ -319,7 +320,7 @@ def _examine_ceiling(term: ProbedTerm) -> Iterator[Finding]:
             "is at its ceiling: in the groups that are not flat, "
             f"{tied / varied:.0%} of the other images score like the best one"
         )
-        remedy = "use harder prompts, or give its weight to terms that still tell images apart"
+        remedy = "use harder prompts, or give its weight to terms that still distinguish the images"
         yield Finding(audit.name, what, remedy)
 
 

@@ -79,8 +79,8 @@ def list_figures(report: ProbeReport) -> list[Table]:
                 *("tied\nat best", "decoder's\npart"),
             ),
             (*map(_gain_row, report.terms), ("total", render(report.audit.headroom), *_NO_VALUES)),
-            f"headroom: best of {report.group_size} less mean; targets: score of the target "
-            "pictures; own tokens: score of their decoded tokens; room: that less mean; decoder's "
+            f"headroom: best of {report.group_size} minus mean; targets: score of the target "
+            "pictures; own tokens: score of their decoded tokens; room: that minus mean; decoder's "
             "part: variance under other noises, relative to that inside groups, above "
             f"{NOISY_DECODER:g} a term prefers images largely by chance",
         ),
@@ -93,7 +93,7 @@ def list_figures(report: ProbeReport) -> list[Table]:
                 "correlation inside groups",
                 ("term", *names),
                 tuple((name, *map(_share_cell, line)) for name, line in correlations),
-                "near 1: two terms ask for the same; below 0: they pull against each other",
+                "near 1: two terms measure the same thing; below 0: they pull against each other",
             )
         )
     if report.decode is not None:
@@ -114,8 +114,8 @@ def list_advice(report: ProbeReport) -> list[Table]:
             "conflicts",
             ("terms", "correlation inside groups"),
             conflicts,
-            "what scores high by the one scores low by the other; training moves along the one "
-            "with the larger share of the advantage, at the cost of the other",
+            "images with a high score by one term have a low score by the other; training follows "
+            "the term with the larger share of the advantage, at the cost of the other",
         ),
         Table(
             "findings",
@@ -216,8 +216,7 @@ def write_probe(report: ProbeReport, prompts: Sequence[ProbedPrompt], directory:
             Pictures(prompt.prompt.prompt, (_write_tiles(prompt, number, directory),))
             for number, prompt in enumerate(shown, start=1)
         ],
-        about_pictures=f"{len(shown)} of {report.prompts} prompts. Best and worst are so by the "
-        "total.",
+        about_pictures=f"{len(shown)} of {report.prompts} prompts. Best and worst are by total.",
     )
     return write_report(page, directory)
 

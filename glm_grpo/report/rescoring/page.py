@@ -1,4 +1,4 @@
-"""The change by other weights, for the terminal and as a page."""
+"""The change with other weights, for the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def _write(folder: RunFolder, rescoring: Rescoring, directory: Path) -> Path:
         for change, images in _moved(rescoring)
     ]
     report = Report(
-        title=f"{folder.path.resolve().name} by other weights",
+        title=f"{folder.path.resolve().name} with other weights",
         summary=(),
         tables=_list_tables(rescoring),
         pictures=pictures,
-        about_pictures="Below each: its advantage by the run's own weights, and by the others.",
+        about_pictures="Below each image: its advantage with the old and with the new weights.",
     )
     return write_report(report, directory)
 
@@ -97,9 +97,7 @@ def _moved(rescoring: Rescoring) -> list[tuple[str, Sequence[MovedImage]]]:
 
 def _list_tables(rescoring: Rescoring) -> list[Table]:
     unmoved = (
-        ""
-        if _moved(rescoring)
-        else f"no image changes its advantage by {10**-SHOWN_DECIMALS:g} or more"
+        "" if _moved(rescoring) else f"no advantage changes by {10**-SHOWN_DECIMALS:g} or more"
     )
     winners, groups, tau = rescoring.changed_winners, rescoring.groups, rescoring.rank_correlation
     counted = f"mean over {rescoring.ranked_groups} groups that are not flat"
@@ -116,12 +114,12 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
             ("what", "change"),
             (
                 # `rescore` raises where this is not so.
-                ("totals and advantages by the run's own weights", "as stored, to the bit"),
+                ("totals and advantages with the run's own weights", "as stored, to the bit"),
                 *(
                     (change.key, f"{change.before} to {change.after}")
                     for change in rescoring.changes
                 ),
-                ("groups that change their winner", f"{winners} ({winners / groups:.1%})"),
+                ("groups whose winner changes", f"{winners} ({winners / groups:.1%})"),
                 (
                     f"Kendall's tau-b inside groups, {counted}",
                     "-" if tau is None else f"{tau:.3f}",

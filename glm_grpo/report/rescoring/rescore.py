@@ -256,7 +256,7 @@ def _find_problem(key: str, value: object, config: Config) -> Problem | None:
     if name is None or name in config.reward.terms:
         return None
     rule = (
-        f"the run did not score {name!r}, so no table holds its scores; it scored "
+        f"the run did not score {name!r}, so no table has its scores; it scored "
         f"{', '.join(config.reward.terms)}"
     )
     return Problem(key, value, rule, _remedy_for_other_term(name, config))
@@ -280,8 +280,8 @@ def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
 def _remedy_for_other_term(name: str, config: Config) -> str:
     if name in KINDS:
         return (
-            f"use one of those, or train a run that scores {name} too, with weight 0 if it is only "
-            f"to be shown: glm-grpo train +reward.terms.{name}.weight=0"
+            f"use one of those, or train a run that scores {name} too, with weight 0 to only show "
+            f"it: glm-grpo train +reward.terms.{name}.weight=0"
         )
     nearest = difflib.get_close_matches(name, config.reward.terms, n=1)
     return f"did you mean reward.terms.{nearest[0]}?" if nearest else "use one of those"
@@ -366,7 +366,7 @@ def _score(stored: StoredRollouts, config: Config) -> _Scored:
         totals = combine(table, mode=reward.combine)
     except RewardError as error:
         raise ConfigError(
-            f"reward.terms have weights {reward.weights()}: with them a total is not a finite "
+            f"reward.terms have weights {reward.weights()}: with these a total is not a finite "
             "float32 number; use smaller ones"
         ) from error
     advantages = [
@@ -393,10 +393,10 @@ def _check_as_stored(folder: RunFolder, stored: StoredRollouts, scored: _Scored)
         for row in is_other.nonzero().flatten()[:1].tolist():
             path = folder.rollout_path(int(stored.groups.steps[row]))
             raise StorageError(
-                f"{path}: column {name} of prompt {stored.groups.prompt_ids[row]} holds "
-                f"{found[row].tolist()}; its raw scores and the run's config.yaml give "
-                f"{expected[row].tolist()}. In all {int(is_other.sum())} groups differ. Table or "
-                "config were changed, or written by another version: restore what the run wrote."
+                f"{path}: column {name} of prompt {stored.groups.prompt_ids[row]} is "
+                f"{found[row].tolist()}, but its raw scores and the run's config.yaml give "
+                f"{expected[row].tolist()}. In all {int(is_other.sum())} groups differ. The table "
+                "or the config was changed, or written by another version; restore the originals."
             )
 
 
@@ -414,8 +414,8 @@ def _check_every_prompt_had_a_total(
     for row in _first_without_total(groups, config):
         path = folder.rollout_path(int(groups.steps[row]))
         raise StorageError(
-            f"{path}: prompt {groups.prompt_ids[row]} has scores of no term that has a weight in "
-            "the run's config.yaml. Table or config were changed: restore what the run wrote"
+            f"{path}: prompt {groups.prompt_ids[row]} has no score of a term with a weight in the "
+            "run's config.yaml. The table or the config was changed; restore the originals"
         )
 
 

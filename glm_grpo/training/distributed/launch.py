@@ -26,10 +26,10 @@ def refuse_separate_processes(count: int, environment: Mapping[str, str]) -> Non
         announced = int(environment.get(name, "1"))
         if announced > count:
             raise ConfigError(
-                f"{name} = {announced}, but this process knows {count}: each would be a run of its "
-                "own. Start them by `accelerate launch --config_file configs/accelerate/ddp.yaml` "
-                "or torchrun, on machines without GPUs with ACCELERATE_USE_CPU=true; for a run of "
-                f"one process unset {name}"
+                f"{name} = {announced}, but this process sees {count}: each would start a separate "
+                "run. Start them with `accelerate launch --config_file "
+                "configs/accelerate/ddp.yaml` or torchrun, on machines without GPUs with "
+                f"ACCELERATE_USE_CPU=true; for a run with one process unset {name}"
             )
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
     # With torchrun and accelerate, each task is a launcher; the number of groups counts them.
@@ -37,8 +37,8 @@ def refuse_separate_processes(count: int, environment: Mapping[str, str]) -> Non
     # With a pseudo-terminal, all tasks but one end at once.
     if tasks > joined and "SLURM_PTY_PORT" not in environment:
         raise ConfigError(
-            f"SLURM_STEP_NUM_TASKS = {tasks}: srun started {tasks} tasks, and this one knows "
-            f"{joined}: each would start a separate run. Let each start a launcher that knows all "
+            f"SLURM_STEP_NUM_TASKS = {tasks}: srun started {tasks} tasks, but this one sees "
+            f"{joined}: each would start a separate run. Let each start a launcher for all "
             "machines, as scripts/slurm/multi_node.sbatch does, or give srun --ntasks=1"
         )
     # When configured for several processes on CPUs, accelerate sets their master address and starts

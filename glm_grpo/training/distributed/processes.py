@@ -175,8 +175,9 @@ class Processes:
 
     def _lost(self, error: RuntimeError) -> PeerError:
         return PeerError(
-            f"process {self.rank} of {self.count} lost another one ({error}); the launcher's "
-            "last lines name the rank that failed first. Go on with train.resume=auto"
+            f"process {self.rank} of {self.count} lost the connection to another one ({error}); "
+            "the launcher's last lines name the rank that failed first. Continue with "
+            "train.resume=auto"
         )
 
 

@@ -43,9 +43,9 @@ def make_accelerator() -> Accelerator:
     if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         # accelerate would first ask for the library.
         raise ConfigError(
-            "accelerate was started for DEEPSPEED: the policy is trained by DDP or FSDP2; use "
-            "configs/accelerate/fsdp2.yaml, which cuts up weights, gradients and moments as "
-            "ZeRO-3 does"
+            "accelerate was started for DEEPSPEED: the policy is trained with DDP or FSDP2; use "
+            "configs/accelerate/fsdp2.yaml, which shards weights, gradients and moments as ZeRO-3 "
+            "does"
         )
     asked_for = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if asked_for not in _KNOWN_PRECISIONS:
@@ -59,7 +59,7 @@ def make_accelerator() -> Accelerator:
     if accelerator.distributed_type not in _SUPPORTED:
         raise ConfigError(
             f"accelerate was started for {accelerator.distributed_type.value}: the policy is "
-            "trained by DDP or FSDP2; use a file of configs/accelerate/"
+            "trained with DDP or FSDP2; use a file of configs/accelerate/"
         )
     if accelerator.gradient_accumulation_steps != 1:
         raise ConfigError(
@@ -222,8 +222,8 @@ def _keep_log_probs(plugin: FullyShardedDataParallelPlugin, mixed_precision: str
 def _refuse_unfit(plugin: FullyShardedDataParallelPlugin, mixed_precision: str) -> None:
     if plugin.fsdp_version != _FSDP2:
         raise ConfigError(
-            f"accelerate's fsdp_version is {plugin.fsdp_version}: rollouts put whole weights "
-            "together and cut them up again, which FSDP2 can; use fsdp_version: 2, as in "
+            f"accelerate's fsdp_version is {plugin.fsdp_version}: rollouts gather whole weights "
+            "and shard them again, which needs FSDP2; use fsdp_version: 2, as in "
             "configs/accelerate/fsdp2.yaml"
         )
     if plugin.cpu_ram_efficient_loading:

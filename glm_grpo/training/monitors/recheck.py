@@ -196,10 +196,10 @@ class Recheck:
         if not self._processes.is_main:
             return
         logger.warning(
-            "step %d: decode.rollout_steps=%d ranks the images of a group unlike decode.steps=%d: "
-            "correlation %.3f, and decode.min_rank_correlation asks for %.3f; from the next step "
-            "on rollouts are decoded in full. For the next run raise decode.rollout_steps: "
-            "`glm-grpo probe` shows how well it ranks",
+            "step %d: decode.rollout_steps=%d ranks the images of a group differently from "
+            "decode.steps=%d: correlation %.3f, but decode.min_rank_correlation requires %.3f; "
+            "from the next step on, rollouts are decoded in full. For the next run raise "
+            "decode.rollout_steps: `glm-grpo probe` shows how well it ranks",
             step,
             self._collect.decode_steps,
             self._models.decoder.steps,

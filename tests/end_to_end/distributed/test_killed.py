@@ -32,7 +32,7 @@ def test_a_killed_process_ends_the_others_and_one_goes_on(launcher, whole):
     second.kill()
 
     assert first.wait(MINUTE) not in (0, None)
-    assert "PeerError: process 0 of 2 lost another one (" in first.said()
+    assert "PeerError: process 0 of 2 lost the connection to another one (" in first.said()
     assert_same_metrics(launcher.run("killed", *RUN, "train.resume=auto"), whole)
 
 

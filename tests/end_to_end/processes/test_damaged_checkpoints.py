@@ -67,7 +67,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_it_used(
     run = train_server.start(run_dir, *LENGTH)
 
     assert run.wait() == 0, run.said()
-    assert f"Passing over a damaged checkpoint. {newest / 'policy.safetensors'} " in run.said()
+    assert f"Skipping a damaged checkpoint. {newest / 'policy.safetensors'} " in run.said()
     assert f"going on with {run_dir} from step-000001" in run.said()
     assert record_of(run_dir) == expected
 

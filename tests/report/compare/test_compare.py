@@ -265,7 +265,7 @@ def test_compare_refuses_other_prompts_by_table(make_run: MakeRun) -> None:
     one = {0: lpips_and_ocr((0.5, 0.5)), 20: lpips_and_ocr((0.5, 0.5))}
     runs = [make_run("a", one), make_run("b", one)]
     store_evaluation(RunFolder(runs[1]).evaluation_path(20), 20, one[20], prompt="another")
-    rule = r"b/evaluations/step-000020.parquet holds other held-out prompts .* of a;"
+    rule = r"b/evaluations/step-000020.parquet has other held-out prompts .* of a;"
     with pytest.raises(ConfigError, match=rule):
         compare(runs, WEIGHTS)
 
@@ -276,13 +276,13 @@ def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
         place = run / "images" / "targets" / "p1.png"
         place.parent.mkdir(parents=True)
         Image.new("RGB", (4, 4), (brightness, 0, 0)).save(place)
-    with pytest.raises(ConfigError, match=r"b/images/targets/p1.png is another target image"):
+    with pytest.raises(ConfigError, match=r"b/images/targets/p1.png is not the same target image"):
         compare(runs, WEIGHTS)
 
 
 def test_compare_refuses_a_run_without_two_evaluations(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", {0: UNTRAINED})]
-    with pytest.raises(StorageError, match="b holds 1 evaluations"):
+    with pytest.raises(StorageError, match="b contains 1 evaluations"):
         compare(runs, WEIGHTS)
 
 
@@ -315,7 +315,7 @@ def test_compare_refuses_fewer_than_two_runs(make_run: MakeRun, tmp_path: Path) 
     run = make_run("a", FIRST)
     with pytest.raises(ConfigError, match="at least two, each named once"):
         compare([run, run / ".." / "a"], WEIGHTS)
-    with pytest.raises(CheckpointError, match="nowhere holds no run"):
+    with pytest.raises(CheckpointError, match="nowhere contains no run"):
         compare([run, tmp_path / "nowhere"], WEIGHTS)
 
 

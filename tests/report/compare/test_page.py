@@ -122,7 +122,7 @@ def test_page_shows_every_figure(page: Any) -> None:
     assert page.texts[start : start + 9] == [
         *("untrained", "0.250", "0.500", "1", "0.375", "0.750", "2", "0.875", "0.250"),
     ]
-    assert "Left out, as not every run scored them alike: ssim, hps." in page.texts
+    assert "Left out, because not every run scored them alike: ssim, hps." in page.texts
 
 
 def test_page_describes_its_charts_by_their_figures(page: Any) -> None:

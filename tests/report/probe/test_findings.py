@@ -54,7 +54,7 @@ from tests.report.probe.reports import (
             # A twentieth of the room of 0.5 is 0.025.
             {"headroom": 0.02},
             {"headroom": 0.025},
-            "the best of 8 is 0.0200 above the mean, 4.0% of the room to the targets' own tokens",
+            "the best of 8 is 0.0200 above the mean, 4.0% of the gap to the targets' own tokens",
             "raise rollout.group_size or rollout.temperature",
         ),
         (
@@ -75,7 +75,7 @@ from tests.report.probe.reports import (
             # A tenth of the std of 0.25 is 0.025.
             {"room": 0.025, "reconstruction": 0.525},
             {"room": 0.03125, "reconstruction": 0.53125},
-            "is there already: the samples score 0.500, the targets' own tokens 0.525",
+            "has nothing left to gain: the samples score 0.500, the targets' own tokens 0.525",
             "weight 0 and reward.watch=[lpips]",
         ),
         (
@@ -94,7 +94,7 @@ from tests.report.probe.reports import (
         (
             {**UNDEFINED, "weight": 0.0, "advantage_share": 0.0, "is_unscored": True},
             {},
-            "is scored in evaluations alone (when: evaluation), so not by the probe",
+            "is scored only in evaluations (when: evaluation), so not by the probe",
             "reward.terms.lpips.when=always",
         ),
     ],
@@ -133,7 +133,7 @@ def test_findings_say_nothing_of_terms_that_are_only_watched() -> None:
 def test_findings_look_for_no_ceiling_of_a_term_that_is_to_be_pushed_down() -> None:
     limits = {"headroom": 0.0, "saturation": 1.0, "room": -1.0}
     (finding,) = list_findings(with_other(**limits))
-    assert "is there already" in finding.what
+    assert "has nothing left to gain" in finding.what
     assert list_findings(with_other(**limits, weight=-0.5)) == ()
 
 
@@ -141,7 +141,7 @@ def test_findings_name_terms_that_ask_for_the_same() -> None:
     alike = torch.tensor([[1.0, 0.97], [0.97, 1.0]], dtype=torch.float64)
     (finding,) = list_findings(make_report(make_term(), make_term(name="ocr"), correlations=alike))
     assert (finding.term, "0.97" in finding.what) == ("lpips, ocr", True)
-    # One is pushed down, or only watched: they do not ask for the same.
+    # One is pushed down, or only watched: they do not measure the same thing.
     for weight in (-0.5, 0.0):
         other = make_term(name="ocr", weight=weight, advantage_share=0.5 if weight else 0.0)
         assert list_findings(make_report(make_term(), other, correlations=alike)) == ()
@@ -174,7 +174,7 @@ def test_findings_say_that_a_run_would_fall_back_to_the_full_decode() -> None:
     below = make_decode(total_rank_correlation=0.8)
     (finding,) = list_findings(make_report(*terms, decode=below))
     assert finding.term == ""
-    assert "in 1 of 4 steps are not ranked as those decoded in full: correlation 0.800" in (
+    assert "in 1 of 4 steps are not ranked like those decoded in full: correlation 0.800" in (
         finding.what
     )
     assert "below decode.min_rank_correlation = 0.9" in finding.what

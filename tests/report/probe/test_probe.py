@@ -81,7 +81,7 @@ def test_probe_samples_as_many_prompts_as_asked_or_all_there_are(tmp_path, caplo
     assert [len(batch.prompts) for batch in batches] == sizes
     whole = build_batch(config, prompts, 0)
     assert batches[0].decode_seeds == whole.decode_seeds[: sizes[0]]
-    told = ["--prompts 1000000000: there are 7, and all are sampled"] if asked > 7 else []
+    told = ["--prompts 1000000000: there are only 7, so all are sampled"] if asked > 7 else []
     assert caplog.messages == told
 
 

@@ -109,8 +109,8 @@ def test_print_rescoring_leaves_out_what_is_not_there(folder: RunFolder) -> None
     unranked = replace(RESCORING, gaining=(), losing=(), rank_correlation=None, ranked_groups=0)
     text = printed(unranked, folder)
     assert "most advantage" not in text
-    assert "no image changes its advantage by 0.01 or more" in text
-    assert "no image changes" not in printed(RESCORING, folder)
+    assert "no advantage changes by 0.01 or more" in text
+    assert "no advantage changes" not in printed(RESCORING, folder)
     (line,) = [line for line in text.splitlines() if "tau-b" in line]
     assert line.split("│")[2].strip() == "-"
 

@@ -150,10 +150,10 @@ def test_of_two_failures_each_process_tells_its_own_and_the_first_counts(found):
 def test_a_process_that_is_gone_is_missed_at_once(found):
     kind, message = found[0]["other gone"]
     assert kind == "PeerError"
-    assert message.startswith("process 0 of 2 lost another one (")
+    assert message.startswith("process 0 of 2 lost the connection to another one (")
     assert "train.resume=auto" in message
     kind, message = found[0]["other gone in an update"]
     assert kind == "PeerError"
-    assert message.startswith("process 0 of 2 lost another one (")
+    assert message.startswith("process 0 of 2 lost the connection to another one (")
     # Its own failure says more than that nobody hears of it.
     assert found[0]["other gone, and this one fails"] == ["ValueError", "rank 0 stumbled"]

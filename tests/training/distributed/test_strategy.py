@@ -48,7 +48,7 @@ def test_processes_replay_equally_often(found, micro_batch_size, first, second):
         ("shards of the first kind", "accelerate's fsdp_version is 1: "),
         (
             "DeepSpeed",
-            "accelerate was started for DEEPSPEED: the policy is trained by DDP or FSDP2; use "
+            "accelerate was started for DEEPSPEED: the policy is trained with DDP or FSDP2; use "
             "configs/accelerate/fsdp2.yaml",
         ),
         ("models loaded by one", "accelerate's fsdp_cpu_ram_efficient_loading is true: "),

@@ -153,8 +153,10 @@ def test_recheck_falls_back_below_the_bound(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING):
         assert run.step(5)["decode/rank_correlation/total"] == pytest.approx(1 / 6)
     (warning,) = (record.getMessage() for record in caplog.records)
-    assert warning.startswith("step 5: decode.rollout_steps=1 ranks the images of a group unlike ")
-    assert "decode.steps=4: correlation 0.167, and decode.min_rank_correlation asks for 0.200" in (
+    assert warning.startswith(
+        "step 5: decode.rollout_steps=1 ranks the images of a group differently from "
+    )
+    assert "decode.steps=4: correlation 0.167, but decode.min_rank_correlation requires 0.200" in (
         warning
     )
     assert "raise decode.rollout_steps" in warning
