@@ -74,7 +74,7 @@ def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Pa
         ("eval_path=a.txt", r"did you mean data\.eval_path\?"),
         ("resume=auto", r"did you mean train\.resume\?"),
         ("steps=5", r"did you mean train\.steps or decode\.steps\?"),
-        ("orc=0.9", r"orc = '0.9'\n.*no reward term(.|\n)*did you mean ocr=0.9\?"),
+        ("orc=0.9", r"orc = '0.9'\n.*nor a reward term(.|\n)*did you mean ocr=0.9\?"),
         ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?"),
         ("reward.terms.ocr.at_least=0.9", r"at_least = '0.9'\n(.|\n)*was removed"),
         ("reward=blanced", r"reward=blanced: Did you mean balanced\? There are aesthetic, bal"),

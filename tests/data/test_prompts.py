@@ -129,7 +129,7 @@ def test_load_prompts_refuses_what_is_a_token_of_the_model(
     folder: Path, reserved: ReservedTokens, prompt: str, token: str
 ) -> None:
     path = write_rows(folder, {"prompt": "a dog"}, {"prompt": prompt})
-    with pytest.raises(DataError, match=rf"line 2: 'prompt'.* holds {re.escape(repr(token))}"):
+    with pytest.raises(DataError, match=rf"line 2: 'prompt'.* contains {re.escape(repr(token))}"):
         load_prompts(path, height=32, width=32, reserved=reserved)
 
 
