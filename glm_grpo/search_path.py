@@ -59,15 +59,23 @@ def choose_config(
     Args:
         config_dir: The user's own config folder; None: that of the package.
         name: Name as given; None: `config` if the folder has one, else `tiny`.
-        words: Overrides; without folder and name, `train.resume=RUN` chooses that run's own config.
+        words: Overrides; without folder and name, `train.resume=RUN` chooses that run's own config,
+            unless others add a key, remove one or choose a file of a group: these belong to the
+            config that the run was composed from.
     """
-    if config_dir is None and name is None:
+    words = tuple(words)
+    if config_dir is None and name is None and not any(map(_composes, words)):
         config_dir = _resumed_run(words)
     folder = PACKAGED_CONFIGS if config_dir is None else config_dir.absolute()
     has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
     if name is None:
         name = OWN_CONFIG if has_own else "tiny"
     return folder, name
+
+
+def _composes(word: str) -> bool:
+    """Whether an override adds a key, removes one, or chooses a file of a group."""
+    return word.startswith(("+", "~")) or (PACKAGED_CONFIGS / word.partition("=")[0]).is_dir()
 
 
 def _resumed_run(words: Iterable[str]) -> Path | None:

@@ -194,6 +194,16 @@ def test_the_printed_command_continues_a_run_with_its_own_settings(
             open_run(compose_config(None, None, overrides))
 
 
+@pytest.mark.parametrize(
+    "word", ["reward=text", "~reward.terms.lpips", "+reward.terms.psnr.weight=1"]
+)
+def test_the_command_of_the_start_may_be_repeated_with_resume(tmp_path: Path, word: str) -> None:
+    folder = make_run(tmp_path / "run", settings=("rollout.temperature=0.5",))
+    again = compose_config(None, None, (f"train.resume={folder.path}", word))
+    # Composed as at the start, not from the run's own config, in which 0.5 is stored.
+    assert again.rollout.temperature == 1.0
+
+
 def test_a_run_of_other_settings_is_not_gone_on_with(last_step_saved: RunFolder) -> None:
     other = compose(last_step_saved.path, "auto", "rollout.temperature=0.5")
     with pytest.raises(CheckpointError, match=r"other settings.*\(rollout\.temperature\)"):
