@@ -21,6 +21,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
+from glm_grpo.errors import ConfigError
+
 _PACKAGE = Path(__file__).resolve().parent
 _IN_WHEEL, _IN_CLONE = _PACKAGE / "configs", _PACKAGE.parent / "configs"
 
@@ -62,11 +64,19 @@ def choose_config(
         words: Overrides; without folder and name, `train.resume=RUN` chooses that run's own config,
             unless others add a key, remove one or choose a file of a group: these belong to the
             config that the run was composed from.
+
+    Raises:
+        ConfigError: The folder is a file.
     """
     words = tuple(words)
     if config_dir is None and name is None and not any(map(_composes, words)):
         config_dir = _resumed_run(words)
     folder = PACKAGED_CONFIGS if config_dir is None else config_dir.absolute()
+    if folder.is_file():
+        raise ConfigError(
+            f"--config-dir {config_dir} is a file; give the folder that contains it: --config-dir "
+            f"{folder.parent}"
+        )
     has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
     if name is None:
         name = OWN_CONFIG if has_own else "tiny"

@@ -88,7 +88,7 @@ def run_training(config: Config) -> RunFolder:
     results = Console(highlight=False)
     if summary is None:
         again = resume_command(folder.path)
-        console.print(Text(f"stopped and saved; go on with {again}"), soft_wrap=True)
+        console.print(Text(f"stopped and saved; continue with {again}"), soft_wrap=True)
     else:
         untrained = untrained_means(folder)
         results.print(summary_table(summary, title=_SUMMARY, untrained=untrained))

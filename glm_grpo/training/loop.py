@@ -248,6 +248,6 @@ class Trainer:
         raise HackingError(
             f"step {self._state.step}: {'; '.join(map(Departure.describe, departures))}. The "
             "policy may be gaming the reward (reward.on_hacking is stop); everything is saved. "
-            "Look at images/ and the gallery; change the weights, or go on with "
+            "Look at images/ and the gallery; change the weights, or continue with "
             f"{again}"
         )

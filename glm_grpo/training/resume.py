@@ -209,7 +209,7 @@ def _find_start(start: Path, begun: int | None) -> Path:
 def _refuse_unsaved(folder: RunFolder) -> Never:
     raise CheckpointError(
         f"{folder.path} has no checkpoint yet; let the run reach "
-        "train.checkpoint_every, or go on with it by train.resume"
+        "train.checkpoint_every, or continue it with train.resume"
     )
 
 
@@ -256,9 +256,8 @@ def _refuse_what_is_there(folder: RunFolder) -> None:
     is_what = "holds a run already" if has_run else "is not empty"
     raise StorageError(
         f"run_dir = {str(folder.path)!r} {is_what} ({', '.join(others[:_MOST_NAMED])}{more}): a "
-        "run begins in a folder that is empty or not there yet, and nothing is overwritten; choose "
-        "another folder, or go on with the run in it by train.resume=auto, which needs its "
-        "config.yaml"
+        "run begins in a new or empty folder, and nothing is overwritten; choose another folder, "
+        "or continue the run in it with train.resume=auto"
     )
 
 
@@ -304,8 +303,8 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     if differences:
         raise CheckpointError(
             f"the run in {folder.path} was made with other settings, by its config.yaml "
-            f"({', '.join(differences)}); start a new run without train.resume, or go on with the "
-            f"run's own: {resume_command(path)}"
+            f"({', '.join(differences)}); start a new run without train.resume, or continue with "
+            f"the run's own: {resume_command(path)}"
         )
     lock.acquire(folder.path)
     # A kill during a replacement may have renamed a checkpoint.

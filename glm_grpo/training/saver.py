@@ -168,7 +168,7 @@ class CheckpointSaver:
     def _save_finished_step(self) -> str:
         """Save the last finished step unless it is saved; returns how to continue."""
         done = self._state.step
-        go_on = f"go on with {resume_command(self._folder.path)}"
+        go_on = f"continue with {resume_command(self._folder.path)}"
         if done == 0:
             return "Nothing was learned yet"
         if not self.is_saved():

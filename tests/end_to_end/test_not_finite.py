@@ -115,7 +115,7 @@ def test_a_score_that_is_not_finite_ends_a_run_that_goes_on_with_the_term_repair
         "a finite number"
     )
     assert message.endswith(
-        f"Step 1 is saved; go on with glm-grpo train train.resume={folder.path}. "
+        f"Step 1 is saved; continue with glm-grpo train train.resume={folder.path}. "
         f"The pictures are in {place}"
     )
     assert len(list(place.glob("*.png"))) == 2
@@ -180,7 +180,7 @@ def test_pixels_that_are_not_finite_are_no_black_or_white_pictures(make_run, par
         r"step 2: decode: pixels of prompt \S+, sample 0 are not finite; the decoder's", message
     )
     assert message.endswith(
-        f"Step 1 is saved; go on with glm-grpo train train.resume={folder.path}"
+        f"Step 1 is saved; continue with glm-grpo train train.resume={folder.path}"
     )
     assert not folder.image_dir(2).exists()
     assert load_checkpoint(newest_checkpoint(folder)).step == 1

@@ -75,7 +75,7 @@ def test_memory_that_runs_out_in_an_update_leaves_the_step_before_it(make_run):
     )
     assert "train.micro_batch_size" in message
     assert message.endswith(
-        f"Step 1 is saved; go on with glm-grpo train train.resume={folder.path}"
+        f"Step 1 is saved; continue with glm-grpo train train.resume={folder.path}"
     )
     checkpoint = load_checkpoint(newest_checkpoint(folder))
     assert checkpoint.step == 1

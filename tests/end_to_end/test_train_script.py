@@ -141,7 +141,7 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(
     # Of the run: its two held-out prompts, which have no target.
     assert "| reward | `weighted_sum` of lpips 0.4, ssim 0.2, ocr 0.3, aesthetic 0.1 |" in card
     assert "| prompts | `tiny:train`, held out: `held_out.jsonl` |" in card
-    assert "Mean scores of 2 prompts" in card
+    assert "Mean scores on 2 prompts" in card
     after = read_table(RunFolder(run[0]).evaluation_path(1)).to_pandas().total.mean()
     assert re.search(rf"\| total \| 0\.\d{{3}} \| {after:.3f} \| [+-]0\.\d{{3}} \|", card)
     # As tiny.yaml draws.

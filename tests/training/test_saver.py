@@ -79,7 +79,7 @@ def test_the_finished_step_is_saved_where_memory_runs_out(run):
     message = _fail_in(run, 8)
     assert "in the records phase: those of step 8" in message
     assert message.endswith(
-        f"Step 7 is saved; go on with glm-grpo train train.resume={run.folder.path}"
+        f"Step 7 is saved; continue with glm-grpo train train.resume={run.folder.path}"
     )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 
@@ -115,7 +115,7 @@ def test_the_newest_checkpoint_is_named_where_the_finished_step_cannot_be_saved(
     run.optimizer.step()
     message = _fail_in(run, 8)
     assert message.endswith(
-        f"go on with glm-grpo train train.resume={run.folder.path}: step-000005"
+        f"continue with glm-grpo train train.resume={run.folder.path}: step-000005"
     )
 
 
@@ -156,7 +156,7 @@ def test_pictures_a_term_refused_are_kept(run):
         raise RewardError("unreadable", pictures=pictures)
     place = run.folder.path / "failures" / "step-000008"
     assert explain(caught.value) == (
-        "RewardError: unreadable. Step 7 is saved; go on with glm-grpo train "
+        "RewardError: unreadable. Step 7 is saved; continue with glm-grpo train "
         f"train.resume={run.folder.path}. The pictures are in {place}"
     )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
@@ -166,7 +166,7 @@ def test_a_term_that_fails_without_pictures_says_what_is_saved(run):
     with pytest.raises(RewardError) as caught, run.saver.saved_on_failure(8):
         raise RewardError("gone")
     assert explain(caught.value) == (
-        "RewardError: gone. Step 7 is saved; go on with glm-grpo train "
+        "RewardError: gone. Step 7 is saved; continue with glm-grpo train "
         f"train.resume={run.folder.path}"
     )
     assert caught.value.pictures is None
@@ -189,7 +189,7 @@ def _hears_of(run, kind):
 def test_the_finished_step_is_saved_where_it_is_as_good_as_ever_in_all_processes(run):
     message = _hears_of(run, "RewardError")
     assert message.endswith(
-        f"Step 7 is saved; go on with glm-grpo train train.resume={run.folder.path}"
+        f"Step 7 is saved; continue with glm-grpo train train.resume={run.folder.path}"
     )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 

@@ -46,7 +46,7 @@ def test_a_term_that_fails_in_one_process_ends_all_and_the_finished_step_is_save
     assert peer.startswith("PeerError: process 1 of 2 failed: RewardError: term picky")
     assert own.startswith(f"RewardError: term picky, prompt {refused.prompt_id}, image 0: scoring")
     for said in (peer, own):
-        assert re.search(f"Step 1 is saved; go on with .*train.resume={run}", said)
+        assert re.search(f"Step 1 is saved; continue with .*train.resume={run}", said)
     folder = RunFolder(run)
     assert len(list(folder.failure_dir(2).glob("*.png"))) == 2
     assert load_checkpoint(newest_checkpoint(folder)).step == 1

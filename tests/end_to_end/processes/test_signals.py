@@ -55,7 +55,7 @@ def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
     assert run.wait() == 0
     said = run.said()
     assert f"{NAMES[number]}: the run stops after this step and saves; send it again after" in said
-    resume = re.search("stopped and saved; go on with (.*)", said)
+    resume = re.search("stopped and saved; continue with (.*)", said)
     assert resume is not None
     assert "Traceback" not in said
     assert steps_of(run_dir) == steps
