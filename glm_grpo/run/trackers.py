@@ -39,6 +39,7 @@ from glm_grpo.run.folder import RunFolder, safe_name, write_atomically
 from glm_grpo.run.tables import read_metrics, read_run_ids
 from glm_grpo.run.wandb_file import last_wandb_step
 from glm_grpo.types import Evaluation, Experience
+from rewards.pictures import open_rgb
 from rewards.types import Prompt, RewardTable
 
 MAX_PROMPTS = 16
@@ -213,8 +214,7 @@ def _picture(pixels: UInt8[Tensor, "3 H W"]) -> Image.Image:
 
 
 def _read(content: bytes) -> Image.Image:
-    with Image.open(io.BytesIO(content)) as image:
-        return _small(image.convert("RGB"))
+    return _small(open_rgb(content))
 
 
 def _small(image: Image.Image) -> Image.Image:
