@@ -69,7 +69,7 @@ def test_the_package_is_a_command(
         (["trian", "--config-dir", "my-run"], "no command 'trian': did you mean train?"),
         (["plan", "--cup"], "unrecognized arguments: --cup$"),
         (["check", "--steps", "5"], "--steps; .* did you mean train.steps=5 or decode.steps=5"),
-        (["train", "--eval-path=a"], r"--eval-path=a; .* did you mean data\.eval_path=a\?"),
+        (["check", "--eval-path=a"], r"--eval-path=a; .* did you mean data\.eval_path=a\?"),
         (["plan", "--memory", "24"], "--memory: '24' must be a number and a unit"),
         (["plan", "--prompt-tokens", "0"], "must be a whole number from 1 to 1000000"),
         (["plan", "--processes", "many"], "--processes: 'many' must be a whole number from 1"),
