@@ -148,7 +148,8 @@ def first_run(folder: RunFolder) -> RunFolder | None:
     """Follow `model.start_from` back to the run that began with the untrained model.
 
     None if the run began with no other one, or if that one is gone or evaluated differently (other
-    prompts, samples, decoding or reward).
+    prompts, samples, decoding or reward). Also None unless totals are weighted sums: others are
+    scaled by each run's own first evaluation.
     """
     try:
         return _first_run(folder)
@@ -164,7 +165,7 @@ def _first_run(folder: RunFolder) -> RunFolder | None:
         first = RunFolder(start if step_of(start) is None else start.parent.parent)
         config = read_config(first)
     is_alike = (config.reward, config.eval, config.decode) == (own.reward, own.eval, own.decode)
-    if first is folder or not is_alike:
+    if first is folder or not is_alike or own.reward.combine != "weighted_sum":
         return None
     ours, theirs = (read_evaluation(each, 0, ("prompt_id",)) for each in (folder, first))
     return first if ours.equals(theirs) else None

@@ -7,11 +7,13 @@ import signal
 
 import pytest
 import torch
+from PIL import Image
 
 from glm_grpo.builders.models import find_start
 from glm_grpo.builders.prompts import build_prompts, check_prompt_sets
 from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
+from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
@@ -135,6 +137,9 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
     first_of_all = read_metrics(RunFolder(first_dir))[0]["eval/brightness"]
     assert untrained_means(RunFolder(second_dir))["brightness"] == pytest.approx(first_of_all)
     assert untrained_means(RunFolder(first_dir)) == {}
+    write_contact_sheet(RunFolder(second_dir), second_dir / "sheet.png", columns=1)
+    # Target, untrained, before and after, each of 128 pixels with a gap of 4.
+    assert Image.open(second_dir / "sheet.png").height == 4 * (128 + 4)
     assert untrained["eval/brightness"] == pytest.approx(after["eval/brightness"], abs=1e-5)
     # The reference is what the run began with.
     assert one["kl/reference"] == pytest.approx(0, abs=1e-6)

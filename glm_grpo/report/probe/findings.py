@@ -34,8 +34,8 @@ LITTLE_ROOM = 0.1
 """Room to the targets' own tokens, in std of the term, below which the samples are said to be
 there already."""
 LOST_TEXT = 0.1
-"""Part of the targets' own score that a text term loses in their tokens, above which that is said:
-how well targets are read after tokenizing is then no measure of how well samples can be."""
+"""A text term that scores the targets' own tokens lower than the targets, by more than this
+fraction, is reported as losing text in the tokens."""
 _ROUNDING = 1e-12
 """Below it a figure is the rounding of a mean."""
 
@@ -146,8 +146,8 @@ class Finding:
 def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
     """What stands out: figures beyond the thresholds of this module, in the order of the terms.
 
-    One finding a term, the one that decides what to do: a term that is flat, noisy or at its top is
-    not said to have too little say besides.
+    A term gets one finding, the one that decides what to do: a term that is flat, noisy or at its
+    ceiling is not also reported for its share.
 
     Terms of weight 0 are only watched: of them it is said at most that they apply to no prompt.
     """
