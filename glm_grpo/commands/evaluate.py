@@ -10,11 +10,17 @@ from pathlib import Path
 from glm_grpo.builders.models import begin_with, find_start, load_models
 from glm_grpo.builders.prompts import build_evaluation_batches, build_held_out
 from glm_grpo.config import Config, parse_override, set_key, to_yaml, validate_config
-from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.errors import ConfigError
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.report import Table, change_row
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.run.folder import RunFolder, storage_errors, write_atomically
+from glm_grpo.run.folder import (
+    RunFolder,
+    is_free,
+    refuse_taken,
+    storage_errors,
+    write_atomically,
+)
 from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
@@ -88,18 +94,12 @@ def _make_folder(found: FoundCheckpoint, directory: Path | None) -> RunFolder:
     if directory is None:
         name = found.folder.evals_dir / f"step-{found.checkpoint.step:06d}"
         paths = (Path(f"{name}-{number}") for number in itertools.count(2))
-        directory = next(filter(_is_free, itertools.chain([name], paths)))
-    elif not _is_free(directory):
-        raise StorageError(
-            f"{directory} is not an empty folder; nothing is overwritten; name another"
-        )
+        directory = next(filter(is_free, itertools.chain([name], paths)))
+    else:
+        refuse_taken(directory)
     with storage_errors("write", directory):
         directory.mkdir(parents=True, exist_ok=True)
     return RunFolder(directory)
-
-
-def _is_free(path: Path) -> bool:
-    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 def _record(folder: RunFolder, config: Config, ends: Sequence[Evaluation]) -> None:

@@ -10,6 +10,7 @@ from glm_grpo.builders.export import export_model
 from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.models.quiet import quiet_libraries
+from glm_grpo.run.folder import refuse_taken
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.metrics import outside_codebook_note
 from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, read_config_at
@@ -26,10 +27,7 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
         CheckpointError: The path contains no run or no intact checkpoint.
         StorageError: The folder is not empty, or cannot be written.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise StorageError(
-            f"{directory} is not an empty folder; nothing is overwritten; name another"
-        )
+    refuse_taken(directory)
     config = read_config_at(run)
     kind = kind or ("pipeline" if config.model.adapter is None else "adapter")
     if kind == "adapter" and config.model.adapter is None:

@@ -11,9 +11,8 @@ from pydantic import BaseModel
 
 from glm_grpo.commands.starter_prompts import held_out_prompts, training_prompts
 from glm_grpo.config import TINY, Config, compose_config
-from glm_grpo.errors import StorageError
 from glm_grpo.output import printable
-from glm_grpo.run.folder import storage_errors, write_atomically
+from glm_grpo.run.folder import refuse_taken, write_atomically
 from glm_grpo.search_path import OWN_CONFIG, PACKAGED_CONFIGS
 from glm_grpo.tiny.prompts import known_form, tiny_prompts
 from glm_grpo.tiny.world import COLOUR_NAMES, SHAPES
@@ -123,11 +122,7 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     is_natural = config.model.path != TINY and not config.data.sources
     if is_natural:
         config = compose_config(None, name, [*paths, "reward=text"])
-    with storage_errors("write", folder):
-        if folder.is_dir() and any(folder.iterdir()):
-            raise StorageError(
-                f"{folder} is not an empty folder; nothing is overwritten; name another"
-            )
+    refuse_taken(folder)
     if is_natural:
         for file, prompts in ((_TRAINING, training_prompts()), (_HELD_OUT, held_out_prompts())):
             yield _write_rows(folder / file, [{"prompt": prompt} for prompt in prompts])

@@ -212,6 +212,24 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
         raise StorageError(f"Cannot {action} {path}: {reason}. {remedy}") from error
 
 
+def is_free(path: Path) -> bool:
+    """Whether nothing is at this path, or only an empty folder."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def refuse_taken(path: Path) -> None:
+    """Refuse an output folder that would not be a new one.
+
+    Raises:
+        StorageError: The path is a file or a folder that is not empty.
+    """
+    with storage_errors("read", path):
+        if not is_free(path):
+            raise StorageError(
+                f"{path} is not an empty folder; nothing is overwritten; name another"
+            )
+
+
 def is_read_only(error: StorageError) -> bool:
     """Whether the file system or the folder's permissions forbid writing."""
     cause = error.__cause__
