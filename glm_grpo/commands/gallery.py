@@ -6,13 +6,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from glm_grpo.errors import CheckpointError, StorageError
+from glm_grpo.errors import StorageError
 from glm_grpo.gallery import write_beside, write_gallery
 from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.gallery.film import write_film
 from glm_grpo.output import printable
 from glm_grpo.report.compare.beside import match_runs
+from glm_grpo.run.config import refuse_no_run
 from glm_grpo.run.folder import RunFolder, is_read_only
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
@@ -49,7 +50,7 @@ def rewrite_gallery(
             gallery, which then stays unchanged.
     """
     folder = RunFolder(run)
-    _refuse_no_run(folder)
+    refuse_no_run(folder)
     if beside is not None:
         write_beside(folder, match_runs(run, beside) if beside else ())
     yield _renew(folder)
@@ -76,16 +77,6 @@ def _renew(folder: RunFolder) -> Path:
             "update\n"
         )
         return folder.gallery_path
-
-
-def _refuse_no_run(folder: RunFolder) -> None:
-    # Not only config.yaml: the gallery of a run that lost it can show the rest.
-    signs = (folder.config_path, folder.metrics_path, folder.rollouts_dir, folder.evaluations_dir)
-    if not any(path.exists() for path in signs):
-        raise CheckpointError(
-            f"{folder.path} contains no run (no config.yaml, metrics.jsonl, rollouts/ or "
-            "evaluations/); give the folder of a run, such as outputs/<date>/<time>"
-        )
 
 
 def _summarise(folder: RunFolder) -> list[SummaryRow]:

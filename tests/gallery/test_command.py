@@ -76,14 +76,32 @@ def test_gallery_command_fails_where_no_gallery_is_there_and_none_can_be_written
     assert "Read-only file system" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("", "mine contains no run; give the folder of a run, such as outputs/DATE/TIME\n"),
+        ("outputs/a/b/metrics.jsonl", "; the newest is outputs/a/b\n"),
+        ("mine/c/metrics.jsonl", "; the newest is mine/c\n"),
+        ("mine/config.yaml", "mine contains no run, only a config to start from; give "),
+    ],
+)
 def test_gallery_command_refuses_a_folder_without_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    if made:
+        Path(made).parent.mkdir(parents=True, exist_ok=True)
+        Path(made).write_text("defaults: [tiny]\n")
     with pytest.raises(SystemExit) as ended:
-        cli.main(["gallery", str(tmp_path)])
+        cli.main(["gallery", "mine"])
     assert ended.value.code == 2
-    assert "contains no run" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert said in capsys.readouterr().err
+    assert not Path("mine/gallery").exists()
 
 
 def test_gallery_command_serves_until_ctrl_c(run: Any, tmp_path: Path, programs: Programs) -> None:
