@@ -35,9 +35,9 @@ def test_init_writes_a_config_that_changes_nothing_but_the_prompts(
         load_prompts(path, height=128, width=128, reserved=ReservedTokens(), sources=sources)
         for path in paths
     )
-    assert (len(training), len(held_out)) == (24, 8)
+    assert (len(training), len(held_out)) == (24, 16)
     assert not {training[row].texts for row in range(24)} & {
-        held_out[row].texts for row in range(8)
+        held_out[row].texts for row in range(16)
     }
     first = held_out[0]
     assert first.texts == ("OPEN",)

@@ -21,7 +21,7 @@ from rewards.types import Prompt
 
 _TRAINING, _HELD_OUT = "prompts.jsonl", "held_out.jsonl"
 
-_SIGNS = {_TRAINING: ("train", 24), _HELD_OUT: ("heldout", 8)}
+_SIGNS = {_TRAINING: ("train", 24), _HELD_OUT: ("heldout", 16)}
 """File -> prompt set of the embedded world, and the number of its prompts to write."""
 
 _TEXT_REWARD = "  - override reward: text    # legibility and looks; there are no targets\n"
