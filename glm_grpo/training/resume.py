@@ -49,6 +49,9 @@ _OF_HYDRA = frozenset({".hydra", "train.log"})
 _DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d.*")
 """Folder names made by `configs/run/dated.yaml`, with any suffix for runs in the same second."""
 
+_SCRIPTS = frozenset({"train.py", "train"})
+"""Last word of a command before its overrides: the script, or `train` after `-m glm_grpo`."""
+
 _MOST_NAMED = 8
 """Largest number of files and folders that an error lists."""
 
@@ -63,10 +66,23 @@ def resume_command(path: Path, *more: str) -> str:
     script = sys.argv[0]
     is_clone = Path(script).name == "train.py"
     program = f"python {shlex.quote(script)}" if is_clone else "glm-grpo train"
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # The launcher's options, such as its config file, are not known here.
-        program = f"accelerate launch OPTIONS {script if is_clone else '-m glm_grpo train'}"
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        program = _launcher() or (
+            f"accelerate launch --num_processes {processes} "
+            f"{shlex.quote(script) if is_clone else '-m glm_grpo train'}"
+        )
     return " ".join([program, shell_override("train.resume", str(path)), *more])
+
+
+def _launcher() -> str | None:
+    """Command line that started several processes, up to the script; None where it is unknown."""
+    # The launcher is the parent; its options, such as a config file, are nowhere else.
+    with suppress(OSError, StopIteration):
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+        ends = (place for place, word in enumerate(words, 1) if Path(word).name in _SCRIPTS)
+        return shlex.join(words[: next(ends)])
+    return None
 
 
 @dataclass(frozen=True)
@@ -299,12 +315,15 @@ def _make_dated(path: Path) -> Path:
 
 def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     folder, checkpoint_path = _split(path)
-    differences = config_differences(read_config(folder), config)
+    stored = read_config(folder)
+    differences = config_differences(stored, config)
     if differences:
+        is_longer = "train.steps" in differences
         raise CheckpointError(
             f"the run in {folder.path} was made with other settings, by its config.yaml "
             f"({', '.join(differences)}); start a new run without train.resume, or continue with "
             f"the run's own: {resume_command(path)}"
+            f"{f'. To train longer, {_train_longer(folder, stored)}' if is_longer else ''}"
         )
     lock.acquire(folder.path)
     # A kill during a replacement may have renamed a checkpoint.
@@ -321,8 +340,29 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
         )
     _refuse_lost_records(folder, config, checkpoint_path)
     begin = "its start" if checkpoint_path is None else checkpoint_path.name
-    logger.info("going on with %s from %s", folder.path, begin)
+    if done == config.train.steps and folder.evaluation_path(done).exists():
+        logger.info(
+            "%s is finished, with all %d steps done. To train longer, %s",
+            folder.path,
+            done,
+            _train_longer(folder, config),
+        )
+    else:
+        logger.info("going on with %s from %s", folder.path, begin)
     return _Found(folder, checkpoint_path)
+
+
+def _train_longer(folder: RunFolder, config: Config) -> str:
+    """What to do for more steps than a run was given; begins in lower case."""
+    steps = 2 * config.train.steps
+    train = config.train.model_copy(update={"steps": steps})
+    if not config_differences(config, config.model_copy(update={"train": train})):
+        return f"raise train.steps: {resume_command(folder.path, f'train.steps={steps}')}"
+    return (
+        f"begin a new run with {shell_override('model.start_from', str(folder.path))}: train.steps "
+        "can change only in a run that began with optim.schedule=constant and without "
+        "anchor.final_weight, because a cosine and that weight end at the last step"
+    )
 
 
 def _newest_whole(folder: RunFolder) -> Path | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,6 +139,56 @@ def test_a_run_that_has_done_more_steps_is_refused(last_step_saved: RunFolder) -
         open_run(fewer)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((), r"To train longer, begin a new run with model\.start_from=.*schedule=constant"),
+        (
+            ("optim.schedule=constant", "optim.warmup_steps=0"),
+            "To train longer, raise train.steps: .* train.steps=6$",
+        ),
+    ],
+)
+def test_a_finished_run_says_how_to_train_longer(
+    settings: tuple[str, ...], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = make_run(tmp_path / "run", settings=settings)
+    folder.evaluations_dir.mkdir()
+    folder.evaluation_path(3).touch()
+    open_run(compose(folder.path, "auto", *settings)).lock.release()
+    assert f"{folder.path} is finished, with all 3 steps done" in caplog.text
+    assert re.search(said, caplog.messages[-1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs Linux")
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (
+            ["launch", "--config_file", "a b", "train.py", "x=1"],
+            "{} launch --config_file 'a b' train.py",
+        ),
+        (["run"], "accelerate launch --num_processes 4 -m glm_grpo train"),
+    ],
+)
+def test_several_processes_resume_by_the_command_that_launched_them(
+    words: list[str], program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr("sys.argv", ["glm-grpo"])
+    command = [sys.executable, "-uc", "print(); input()"]
+    program = program.format(shlex.join(command))
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, *words], stdin=pipe, stdout=pipe) as parent:
+        assert parent.stdout is not None
+        # Its words can be read once it runs.
+        parent.stdout.readline()
+        monkeypatch.setattr("os.getppid", lambda: parent.pid)
+        assert resume_command(Path("run")) == f"{program} train.resume=run"
+        parent.kill()
+
+
 def test_open_run_begins_anew_beside_a_finished_run(
     tmp_path: Path, last_step_saved: RunFolder
 ) -> None:
@@ -190,7 +243,8 @@ def test_the_printed_command_continues_a_run_with_its_own_settings(
         assert config.rollout.temperature == 0.5
         open_run(config).lock.release()
         # Keys beside it still count.
-        with pytest.raises(CheckpointError, match=r"\(optim\.schedule, train\.steps\); .* own: "):
+        refused = r"\(optim\.schedule, train\.steps\); .* own: .*begin a new run with .*start_from="
+        with pytest.raises(CheckpointError, match=refused):
             open_run(compose_config(None, None, overrides))
 
 

@@ -45,7 +45,9 @@ def test_a_signal_to_all_processes_stops_them_after_their_step(launcher):
         os.kill(each.pid, signal.SIGTERM)
 
     assert [each.wait() for each in started] == [0, 0]
-    assert "stopped and saved; continue with accelerate launch OPTIONS " in started[0].said()
+    assert (
+        "stopped and saved; continue with accelerate launch --num_processes 2 " in started[0].said()
+    )
     last = metrics_of(run)[-1]["step"]
     assert 1 <= last < 100
     assert load_checkpoint(newest_checkpoint(RunFolder(run))).step == last
