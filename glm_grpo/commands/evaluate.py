@@ -12,7 +12,7 @@ from glm_grpo.builders.prompts import build_evaluation_batches, build_held_out
 from glm_grpo.config import Config, parse_override, set_key, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.gallery import write_gallery
-from glm_grpo.gallery.report import Table, change_row
+from glm_grpo.gallery.report import Table, change_row, interval_note
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.run.folder import (
     RunFolder,
@@ -143,11 +143,13 @@ def summary_table(
         untrained: Means before the run that this one began with; None or empty: no such column.
     """
     columns = ("", "before", "after", "change", "95 % interval")
+    note = interval_note(row.low for row in rows)
     if not untrained:
-        return Table(title, columns, tuple(map(change_row, rows)))
+        return Table(title, columns, tuple(map(change_row, rows)), note)
     cells = [change_row(row) for row in rows]
     return Table(
         title,
         ("", "untrained", *columns[1:]),
         tuple((name, f"{untrained[name]:z.3f}", *others) for name, *others in cells),
+        note,
     )

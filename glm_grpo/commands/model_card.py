@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
-from glm_grpo.gallery.report import change_row
+from glm_grpo.gallery.report import change_row, interval_note
 from glm_grpo.output import without_folders
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import summarise_until
@@ -63,11 +63,13 @@ def _describe_figures(folder: RunFolder, *, step: int) -> str:
     if summary is None:
         return f"{title}The run had no evaluation after its start when this was exported.\n"
     rows = "".join(f"| {' | '.join(change_row(row))} |\n" for row in summary.rows)
+    note = interval_note(row.low for row in summary.rows)
+    below = f"\n{note}\n" if note else ""
     return (
         f"{title}Mean scores on {summary.prompts} prompts that were not used in training, at the "
         f"start of the run and at step {summary.step}; higher is better. The intervals are 95 % "
         "bootstrap intervals of the change, over prompts.\n\n"
-        f"| | before | after | change | 95 % interval |\n|---|---|---|---|---|\n{rows}"
+        f"| | before | after | change | 95 % interval |\n|---|---|---|---|---|\n{rows}{below}"
     )
 
 

@@ -17,6 +17,7 @@ from glm_grpo.gallery.data import describe, list_readers
 from glm_grpo.gallery.pages import render_page
 from glm_grpo.gallery.readings import read_letters
 from glm_grpo.gallery.report import (
+    NO_VALUE,
     SMALL_WIDTH,
     Cell,
     Pictures,
@@ -25,6 +26,7 @@ from glm_grpo.gallery.report import (
     Tone,
     change_row,
     interval,
+    interval_note,
     show_score,
 )
 from glm_grpo.output import without_folders
@@ -287,6 +289,7 @@ def _changes_table(
             *("Change", "95 % interval", "Reading"),
         ),
         tuple((*change_row(row), _verdict(row, config)) for row in summary),
+        interval_note(row.low for row in summary),
     )
 
 
@@ -305,7 +308,7 @@ def _caution(term: TermConfig) -> str:
 def _verdict(row: SummaryRow, config: Config | None) -> Cell:
     """What a change means, as far as its interval and the wish of the reward say so."""
     if math.isnan(row.low):
-        return Cell("")
+        return Cell(NO_VALUE)
     if row.low <= 0 <= row.high:
         return Cell("no clear change")
     weights = {} if config is None else config.reward.weights()

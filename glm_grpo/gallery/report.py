@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,10 +16,13 @@ from glm_grpo.gallery.readings import Mark
 from glm_grpo.gallery.thumbnails import shrink
 from glm_grpo.output import printable
 from glm_grpo.run.folder import write_atomically
+from glm_grpo.run.summaries import FEWEST_PROMPTS
 from glm_grpo.run.tables import SummaryRow
 
 Tone = Literal["", "better", "worse"]
 """What a figure means, which colours it."""
+NO_VALUE = "-"
+"""Cell of a figure that does not exist."""
 SMALL_WIDTH = 256
 """Narrower pictures (pixels) are enlarged on a page with sharp edges."""
 
@@ -73,9 +76,14 @@ class Table:
         return table
 
 
-def change_cell(difference: float, low: float, high: float) -> Cell:
-    """A difference, coloured where its interval leaves out 0."""
-    return Cell(f"{difference:+z.3f}", "better" if low > 0 else "worse" if high < 0 else "")
+def show_change(before: float, after: float) -> str:
+    """The difference of two figures as they are shown, so that the three agree to the digit."""
+    return f"{round(after, 3) - round(before, 3):+z.3f}"
+
+
+def change_cell(before: float, after: float, low: float, high: float) -> Cell:
+    """A change, coloured where its interval leaves out 0."""
+    return Cell(show_change(before, after), "better" if low > 0 else "worse" if high < 0 else "")
 
 
 def show_score(score: float | None) -> str:
@@ -84,13 +92,24 @@ def show_score(score: float | None) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """A 95 % interval of a difference, or why there is none."""
-    return "too few prompts for an interval" if math.isnan(low) else f"[{low:+z.3f}, {high:+z.3f}]"
+    """A 95 % interval of a difference; a dash if there is none."""
+    return NO_VALUE if math.isnan(low) else f"[{low:+z.3f}, {high:+z.3f}]"
+
+
+def interval_note(lows: Iterable[float]) -> str:
+    """Note below a table that lacks intervals; empty if none is missing.
+
+    Args:
+        lows: Lower ends of the intervals.
+    """
+    if not any(map(math.isnan, lows)):
+        return ""
+    return f"{NO_VALUE}: too few prompts for an interval (at least {FEWEST_PROMPTS})"
 
 
 def change_row(row: SummaryRow) -> tuple[str, ...]:
     """Name, before, after, change and interval."""
-    figures = (f"{row.before:z.3f}", f"{row.after:z.3f}", f"{row.difference:+z.3f}")
+    figures = (f"{row.before:z.3f}", f"{row.after:z.3f}", show_change(row.before, row.after))
     return (row.name, *figures, interval(row.low, row.high))
 
 

@@ -32,7 +32,7 @@ def memory_table(plan: MemoryPlan, *, title: str) -> Table:
         cells = [_cell(item.by_phase.get(phase, 0)) for phase in plan.phases]
         table.add_row(item.name, *cells, _cell(item.cpu))
     if plan.overhead:
-        table.add_row("driver and libraries", *[_cell(plan.overhead)] * len(plan.phases), "")
+        table.add_row("driver and libraries", *[_cell(plan.overhead)] * len(plan.phases), "-")
     table.add_section()
     totals = [_cell(plan.total(phase)) for phase in plan.phases]
     table.add_row("total", *totals, _cell(plan.cpu))

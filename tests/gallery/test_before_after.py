@@ -22,7 +22,7 @@ HOSTILE = '"><script>alert(1)</script>\' onerror="x" {{ 7 * 7 }} & שלום 🙂
 SUMMARY = (
     SummaryRow("ocr", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.375),
     SummaryRow("lpips", before=0.5, after=0.25, difference=-0.25, low=-0.5, high=-0.125),
-    SummaryRow("ssim", before=0.5, after=0.5, difference=0.0625, low=-0.125, high=0.25),
+    SummaryRow("ssim", before=0.5, after=0.5625, difference=0.0625, low=-0.125, high=0.25),
     SummaryRow("few", before=0.5, after=0.75, difference=0.25, low=math.nan, high=math.nan),
     SummaryRow("total", before=0.25, after=0.375, difference=0.125, low=0.0625, high=0.1875),
 )
@@ -242,15 +242,16 @@ def test_page_judges_changes_by_interval_and_weight(
     store_config(folder, configs_dir, "reward.terms.lpips.weight=-0.4", "reward.terms.ocr.weight=0")
     page = read_page(write_before_after(folder, SUMMARY))
     start = page.texts.index("Reading") + 1
-    assert page.texts[start : start + 29] == [
+    assert page.texts[start : start + 31] == [
         # Of weight 0: neither is asked for.
         *("ocr", "0.500", "0.750", "+0.250", "[+0.125, +0.375]", "rose"),
         # It is to fall.
         *("lpips", "0.500", "0.250", "-0.250", "[-0.500, -0.125]", "better"),
-        *("ssim", "0.500", "0.500", "+0.062", "[-0.125, +0.250]", "no clear change"),
+        *("ssim", "0.500", "0.562", "+0.062", "[-0.125, +0.250]", "no clear change"),
         # No verdict.
-        *("few", "0.500", "0.750", "+0.250", "too few prompts for an interval"),
+        *("few", "0.500", "0.750", "+0.250", "-", "-"),
         *("total", "0.250", "0.375", "+0.125", "[+0.062, +0.188]", "better"),
+        "-: too few prompts for an interval (at least 10).",
     ]
 
 

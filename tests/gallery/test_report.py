@@ -46,8 +46,10 @@ def test_plot_spans_all_its_points() -> None:
 
 
 def test_change_is_coloured_where_its_interval_leaves_out_zero() -> None:
-    assert str(change_cell(0.25, 0.125, 0.375)) == "+0.250"
-    tones = [change_cell(0.0, *ends).tone for ends in ((0.1, 0.2), (-0.2, -0.1), (0.0, 0.1))]
+    assert str(change_cell(0.5, 0.75, 0.125, 0.375)) == "+0.250"
+    # Shown as 0.994 and 0.993, though they differ by less than half a thousandth.
+    assert str(change_cell(0.9936, 0.9933, -0.01, 0.01)) == "-0.001"
+    tones = [change_cell(0.0, 0.0, *ends).tone for ends in ((0.1, 0.2), (-0.2, -0.1), (0.0, 0.1))]
     assert tones == ["better", "worse", ""]
 
 

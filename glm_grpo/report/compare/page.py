@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from glm_grpo.gallery.report import (
+    NO_VALUE,
     Cell,
     Pictures,
     Plot,
@@ -16,6 +17,7 @@ from glm_grpo.gallery.report import (
     change_cell,
     copy_tile,
     interval,
+    interval_note,
     show_score,
     write_report,
 )
@@ -47,8 +49,12 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         (
             *(str(number), str(run.steps[-1])),
             *(f"{run.totals[0]:z.3f}", f"{run.totals[-1]:z.3f}"),
-            *_gain_cells(run.gain),
-            *(("", "") if run.over_first is None else _gain_cells(run.over_first)),
+            *_gain_cells(run.totals[0], run.totals[-1], run.gain),
+            *(
+                (NO_VALUE, NO_VALUE)
+                if run.over_first is None
+                else _gain_cells(comparison.runs[0].totals[-1], run.totals[-1], run.over_first)
+            ),
         )
         for number, run in runs
     )
@@ -64,7 +70,10 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
             ("run", "step", "before", "after", "gain", "interval", "over run 1", "interval"),
             totals,
             f"{comparison.prompts} held-out prompts, {comparison.samples_per_prompt} images each; "
-            "95 % intervals, paired bootstrap over prompts",
+            + (
+                interval_note(run.gain.low for run in comparison.runs)
+                or "95 % intervals, paired bootstrap over prompts"
+            ),
         ),
         Table(
             "each term, at the last evaluation",
@@ -174,8 +183,8 @@ def _describe_weights(comparison: Comparison) -> str:
     return listed if comparison.combine == "weighted_sum" else f"{listed}; {IN_SPREADS}"
 
 
-def _gain_cells(gain: Interval) -> tuple[Cell, str]:
-    return change_cell(gain.mean_difference, gain.low, gain.high), interval(gain.low, gain.high)
+def _gain_cells(before: float, after: float, gain: Interval) -> tuple[Cell, str]:
+    return change_cell(before, after, gain.low, gain.high), interval(gain.low, gain.high)
 
 
 def _place(prompt: ComparedPrompt, labels: Sequence[str], directory: Path) -> Pictures:
@@ -219,5 +228,5 @@ def _score_rows(
             rows.append((name, show_score(score)))
             continue
         shown = round(score - other, 3) if name == "total" else 0.0
-        rows.append((name, f"{score:.3f}", change_cell(score - other, shown, shown)))
+        rows.append((name, f"{score:.3f}", change_cell(other, score, shown, shown)))
     return tuple(rows)
