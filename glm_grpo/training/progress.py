@@ -20,7 +20,7 @@ from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from glm_grpo.gallery.report import Table
+from glm_grpo.gallery.report import NO_VALUE, Table, show_change
 from glm_grpo.output import describe_bytes, printable
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,8 @@ class Progress:
             self._untrained = dict(metrics)
         if self._bars is not None:
             title = f"held-out prompts at step {step}"
-            self._bars.print(Table(title, ("", "now", "since step 0"), tuple(rows)))
+            cells = tuple((name, now, change or NO_VALUE) for name, now, change in rows)
+            self._bars.print(Table(title, ("", "now", "since step 0"), cells))
         if self._is_logging:
             figures = "  ".join(
                 f"{name} {now} ({change})" if change else f"{name} {now}"
@@ -213,7 +214,8 @@ class _TimeLeft:
     def after(self, step: int) -> _Left | None:
         """Estimate the remaining time after a step, without that step's checkpoint.
 
-        None after the first step, which is slower than later ones because of its self-check.
+        None after the first step, which is slower than later ones because of its self-check, and
+        when nothing is left that was timed before.
         """
         self.begin("")
         now = self._now()
@@ -228,7 +230,8 @@ class _TimeLeft:
             + evaluations * self._last.get(_EVALUATION, 0.0)
             + checkpoints * self._last.get(_CHECKPOINT, 0.0)
         )
-        return _Left(now + seconds, 0 if _EVALUATION in self._last else evaluations)
+        untimed = 0 if _EVALUATION in self._last else evaluations
+        return _Left(now + seconds, untimed) if untimed or round(seconds) else None
 
     def _to_come(self, phase: str, after: int) -> int:
         """How often it is still due: every so many steps, and at the last one."""
@@ -365,6 +368,6 @@ def _compare(
         before = untrained.get(name)
         change = ""
         if before is not None and math.isfinite(before):
-            change = f"{now - before:+z.3f}"
+            change = show_change(before, now)
         rows.append((name.removeprefix(_EVALUATED), f"{now:z.3f}", change))
     return rows

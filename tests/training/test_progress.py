@@ -200,3 +200,5 @@ def test_time_left_follows_a_pace_that_changed_and_forgives_a_step_that_was_held
         progress.end(step, {})
     # The median of the last 20 steps is 2 s, the mean of all more than 6 s.
     assert lines()[-1].startswith("step 60/100  left 0:01:20")
+    progress.end(100, {})
+    assert lines()[-1] == "step 100/100  "
