@@ -114,7 +114,7 @@ def test_start_tells_the_gain_with_its_interval_and_the_canaries(
     for row in (1, 2):
         expect(rows.nth(row).locator("td").nth(2)).not_to_have_class(re.compile("better|worse"))
     canaries = page.get_by_role("region", name="Canaries")
-    expect(canaries).to_contain_text("1 of 3 outside their band at step 12")
+    expect(canaries).to_contain_text("1 of 3 outside their band at step 12, over 4 prompts")
     expect(canaries.locator("tbody tr").nth(1)).to_have_text("judge0.200 outsidefrom 0.235 up")
     expect(canaries.locator("tbody tr").nth(2)).to_have_text("reader0.990from 0.235 up")
 

@@ -50,6 +50,9 @@
     return useLoaded(() => Promise.all(ends.map(load)), [ends.map(({ key }) => key).join()]);
   }
 
+  /* The difference of the figures as they are shown, as show_change of gallery/report.py. */
+  const shownChange = ({ before, after }) => signed(after.toFixed(3) - before.toFixed(3));
+
   const extent = ({ low, high }) => `${signed(low)} to ${signed(high)}`;
 
   /* What the interval of a change says, as far as the wish of the reward goes. */
@@ -79,13 +82,13 @@
   function Summary({ total, summary, first, last }) {
     const [verdict, kind] = judge(total);
     return html`<p class="start-gain">
-        <strong class=${kind}>${signed(total.difference)}</strong>${" "}
+        <strong class=${kind}>${shownChange(total)}</strong>${" "}
         <span>${total.low === null ? TOO_FEW : `95 % interval ${extent(total)}: ${verdict}`}</span>
       </p>
       <p class="soft">Mean total ${fmt(total.before)} at step ${first}, ${fmt(total.after)} at step ${last}</p>
       <ul class="start-terms">
         ${summary.filter((row) => row !== total).map((row) => html`<li key=${row.name}>
-          ${row.name} <span class=${judge(row)[1]}>${signed(row.difference)}</span>
+          ${row.name} <span class=${judge(row)[1]}>${shownChange(row)}</span>
         </li>`)}
       </ul>
       <details>
@@ -98,7 +101,7 @@
               ${summary.map((row) => html`<tr key=${row.name}>
                 <th scope="row">${row.name}</th>
                 <td>${fmt(row.before)}</td><td>${fmt(row.after)}</td>
-                <td class=${judge(row)[1]}>${signed(row.difference)}</td>
+                <td class=${judge(row)[1]}>${shownChange(row)}</td>
                 <td>${row.low === null ? TOO_FEW : extent(row)}</td>
               </tr>`)}
             </tbody>
@@ -190,7 +193,7 @@
     return html`<p>
         <strong class=${outside.length ? "worse" : "better"}>
           ${outside.length ? `${outside.length} of ${canaries.length} outside their band` : `All ${canaries.length} inside their bands`}
-        </strong> at step ${last.step}.${" "}
+        </strong> at step ${last.step}, over ${groups.length} ${groups.length === 1 ? "prompt" : "prompts"}.${" "}
         ${history > 0 &&
         html`<a href=${link("find", { canary: "any" })}>${history} ${history === 1 ? "step" : "steps"} had one outside.</a>`}
       </p>
