@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from glm_grpo.gallery.report import NO_VALUE
+from glm_grpo.run.summaries import FEWEST_PROMPTS
 from rewards.audit.audit import Conflict, RewardAudit, TermAudit
 
-NO_VALUE = "-"
 FAINT = 0.1
 """Size of a share of the advantage, relative to the share of the weights, below which a term is
 said to have no say."""
@@ -118,6 +119,11 @@ class ProbeReport:
     mean_total: float = math.nan
     copy_total: float = math.nan
 
+    @property
+    def has_few_prompts(self) -> bool:
+        """Whether the prompts are too few for a verdict, as they are for an interval."""
+        return self.prompts < FEWEST_PROMPTS
+
     def names(self) -> tuple[str, ...]:
         """Names of the terms."""
         return tuple(term.audit.name for term in self.terms)
@@ -150,8 +156,21 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
     ceiling is not also reported for its share.
 
     Terms of weight 0 are only watched: of them it is said at most that they apply to no prompt.
+    With too few prompts that holds for all terms, and nothing is said about the whole reward.
     """
     findings = []
+    examined = [
+        finding
+        for term, weight_share in zip(report.terms, report.weight_shares(), strict=True)
+        for finding in itertools.islice(_examine(term, weight_share, report), 1)
+    ]
+    if report.has_few_prompts:
+        what = (
+            f"too few prompts for findings: {report.prompts}, so shares, correlations and proposed "
+            "weights may be chance"
+        )
+        remedy = f"probe at least {FEWEST_PROMPTS}: --prompts {FEWEST_PROMPTS}"
+        return (Finding("", what, remedy), *examined)
     if all(term.audit.advantage_share == 0 for term in report.terms):
         what = (
             "all totals of every group are equal: no image is better, so nothing would be learned"
@@ -169,8 +188,7 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
             "requested change improves; during training, watch canary/source_copies"
         )
         findings.append(Finding("", what, remedy))
-    for term, weight_share in zip(report.terms, report.weight_shares(), strict=True):
-        findings += itertools.islice(_examine(term, weight_share, report), 1)
+    findings += examined
     if report.decode is not None:
         findings += _examine_decode(report.decode)
     return (*findings, *_examine_pairs(report))
@@ -210,7 +228,7 @@ def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iter
         remedy = "give the prompts what it compares with (a target, a quoted text), or leave it out"
         yield Finding(name, what, remedy)
         return
-    if term.weight == 0:
+    if term.weight == 0 or report.has_few_prompts:
         return
     # NaN compares as False.
     if term.is_of_text and term.target - term.reconstruction > LOST_TEXT * term.target:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from glm_grpo.gallery.report import (
+    NO_VALUE,
     SMALL_WIDTH,
     Cell,
     Pictures,
@@ -22,7 +23,6 @@ from glm_grpo.gallery.report import (
     write_report,
 )
 from glm_grpo.report.probe.findings import (
-    NO_VALUE,
     NOISY_DECODER,
     ProbedDecode,
     ProbedTerm,
@@ -68,7 +68,12 @@ def list_figures(report: ProbeReport) -> list[Table]:
                 *(("proposed\nweight",) if report.terms[0].proposed_weight is not None else ()),
                 *("mean", "std", "std\ninside\ngroups", "flat\ngroups"),
             ),
-            tuple(map(_drive_row, report.terms, report.weight_shares())),
+            tuple(
+                _drive_row(term, share, proposed)
+                for term, share, proposed in zip(
+                    report.terms, report.weight_shares(), _proposed_weights(report), strict=True
+                )
+            ),
             "share: of the variance of the advantage; std inside groups: the part of the std that "
             "training sees; flat groups: fraction whose images all score the same",
         ),
@@ -107,7 +112,8 @@ def list_advice(report: ProbeReport) -> list[Table]:
         (f"{each.first} and {each.second}", f"{each.correlation:.3f}") for each in report.conflicts
     )
     findings = tuple(
-        (finding.term, finding.what, finding.remedy) for finding in list_findings(report)
+        (finding.term or NO_VALUE, finding.what, finding.remedy)
+        for finding in list_findings(report)
     )
     tables = [
         Table(
@@ -120,11 +126,11 @@ def list_advice(report: ProbeReport) -> list[Table]:
         Table(
             "findings",
             ("term", "what was found", "what to do"),
-            findings or (("", "nothing stands out", ""),),
+            findings or ((NO_VALUE, "nothing stands out", NO_VALUE),),
             is_text=True,
         ),
     ]
-    return tables if conflicts else tables[1:]
+    return tables if conflicts and not report.has_few_prompts else tables[1:]
 
 
 def render_share(value: float) -> str:
@@ -148,13 +154,24 @@ def _decode_table(decode: ProbedDecode, names: tuple[str, ...]) -> Table:
     )
 
 
-def _drive_row(term: ProbedTerm, weight_share: float) -> tuple[str | Cell, ...]:
-    audit, proposed = term.audit, term.proposed_weight
+def _proposed_weights(report: ProbeReport) -> list[str | None]:
+    """Weight of each term, with fewer digits where few prompts stand behind it."""
+    digits = 2 if report.has_few_prompts else 4
+    return [
+        None if term.proposed_weight is None else f"{term.proposed_weight:.{digits}g}"
+        for term in report.terms
+    ]
+
+
+def _drive_row(
+    term: ProbedTerm, weight_share: float, proposed: str | None
+) -> tuple[str | Cell, ...]:
+    audit = term.audit
     return (
         audit.name,
         Cell(f"{term.weight:g}", bar=weight_share),
         _share_cell(audit.advantage_share),
-        *(() if proposed is None else (f"{proposed:.4g}",)),
+        *(() if proposed is None else (proposed,)),
         *(render(audit.mean), render(audit.std), render(audit.std_within)),
         render_share(audit.flat_fraction),
     )
@@ -176,9 +193,9 @@ def _share_cell(value: float) -> Cell:
 def proposed_overrides(report: ProbeReport) -> tuple[str, ...]:
     """`NAME=WEIGHT` for each term, for a command line; none where no weights are proposed."""
     return tuple(
-        f"{term.audit.name}={term.proposed_weight:.4g}"
-        for term in report.terms
-        if term.proposed_weight is not None
+        f"{name}={weight}"
+        for name, weight in zip(report.names(), _proposed_weights(report), strict=True)
+        if weight is not None
     )
 
 

@@ -183,3 +183,12 @@ def test_findings_say_that_a_run_would_fall_back_to_the_full_decode() -> None:
     for total in (0.9, NAN):
         decode = make_decode(total_rank_correlation=total)
         assert list_findings(make_report(*terms, decode=decode)) == ()
+
+
+def test_findings_from_a_handful_of_prompts_are_only_what_no_chance_decides() -> None:
+    terms = (make_term(advantage_share=1.0), make_term(**UNDEFINED, name="ocr"))
+    few, absent = list_findings(make_report(*terms, prompts=9))
+    assert few.what.startswith("too few prompts for findings: 9, ")
+    assert (absent.term, absent.what) == ("ocr", "applies to none of the 9 prompts")
+    drives, _ = list_findings(make_report(*terms, prompts=10))
+    assert drives.what.startswith("drives the training almost alone")

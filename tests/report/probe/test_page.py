@@ -70,7 +70,7 @@ def test_tables_show_every_figure_of_a_term() -> None:
         ["psnr", "2.50", "1.00", "30.0", "6.54", "0.250", "1.250"],
     ]
     assert rows_of(report, "total") == [["total", "0.188", *"-----"]]
-    assert rows_of(with_other(), "") == [["", "nothing stands out", ""]]
+    assert rows_of(with_other(), "-") == [["-", "nothing stands out", "-"]]
 
 
 def test_tables_show_proposed_weights_where_they_were_asked_for() -> None:
@@ -80,6 +80,7 @@ def test_tables_show_proposed_weights_where_they_were_asked_for() -> None:
     assert [rows_of(report, name)[0][3] for name in ("lpips", "ocr")] == ["0.2718", "0"]
     assert proposed_overrides(report) == ("lpips=0.2718", "ocr=0")
     assert proposed_overrides(with_other()) == ()
+    assert proposed_overrides(replace(report, prompts=9)) == ("lpips=0.27", "ocr=0")
     assert len(rows_of(with_other(), "lpips")[0]) == len(rows_of(report, "lpips")[0]) - 1
 
 
