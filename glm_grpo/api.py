@@ -61,7 +61,11 @@ class Run:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """Metrics, a row per step and a column per metric (docs/reference/metrics.md)."""
+        """Metrics, a row per step and a column per metric (docs/reference/metrics.md).
+
+        Step 0 is the evaluation of the untrained model, so only `eval/...` has values there; other
+        steps have NaN in `eval/...` unless they were evaluated.
+        """
         return pandas.DataFrame(read_metrics(self._folder)).set_index("step")
 
     @property
