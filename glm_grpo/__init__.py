@@ -5,6 +5,7 @@ The Python API, see `glm_grpo.api`: load_config, train, load_run, rescore, evalu
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ def __getattr__(name: str) -> object:
     """Import the API on first use, because it takes seconds, which help texts need not wait for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # It warns about kernels that only CPUs would use.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     return getattr(import_module("glm_grpo.api"), name)
 
 

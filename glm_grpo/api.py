@@ -6,7 +6,10 @@ The examples build on each other, and the tests run them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -162,7 +165,8 @@ def load_config(
 def train(config: Config, rewards: Mapping[str, ScoringFunction] | None = None) -> Run:
     """Train according to a config, in this process; prints progress and the result.
 
-    Ctrl-C (in a notebook: interrupt) ends the run after the current step and saves it.
+    Ctrl-C (in a notebook: interrupt) ends the run after the current step and saves it. Progress is
+    the log of `glm_grpo`: `logging.getLogger("glm_grpo").setLevel(logging.WARNING)` silences it.
 
     Examples:
         >>> from glm_grpo import load_config, train
@@ -187,7 +191,24 @@ def train(config: Config, rewards: Mapping[str, ScoringFunction] | None = None) 
     """
     if rewards:
         config = _with_rewards(config, rewards)
-    return load_run(run_training(config).path)
+    with _log_shown():
+        return load_run(run_training(config).path)
+
+
+@contextmanager
+def _log_shown() -> Iterator[None]:
+    """Print our log like the command, through the caller's own handlers if there are any."""
+    root, ours = logging.getLogger(), logging.getLogger("glm_grpo")
+    level, handler = ours.level, logging.StreamHandler(sys.stdout)
+    if not root.handlers:
+        root.addHandler(handler)
+    if level == logging.NOTSET:
+        ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        ours.setLevel(level)
 
 
 def _with_rewards(config: Config, rewards: Mapping[str, ScoringFunction]) -> Config:
