@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Never
 
 import pandas
 from PIL import Image
@@ -20,7 +21,7 @@ from PIL import Image
 from glm_grpo.commands.evaluate import evaluate_run
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config, validate_config
-from glm_grpo.errors import StorageError
+from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.report.rescoring.rescore import Rescoring
 from glm_grpo.report.rescoring.rescore import rescore as rescore_folder
 from glm_grpo.run.config import read_config
@@ -139,7 +140,10 @@ class Run:
 
 
 def load_config(
-    name: str | None = None, *overrides: str, config_dir: str | Path | None = None
+    name: str | None = None,
+    *overrides: str,
+    config_dir: str | Path | None = None,
+    **keywords: Never,
 ) -> Config:
     """Compose and check a config, as `glm-grpo train --config-name NAME key=value ...` does.
 
@@ -154,15 +158,22 @@ def load_config(
             has one, else `tiny`.
         overrides: As on the command line; `ocr=0.5` means `reward.terms.ocr.weight=0.5`.
         config_dir: Your own config folder, such as one that `glm-grpo init` wrote.
+        keywords: Refused; keys are overrides.
 
     Raises:
         ConfigError: The name or a key is unknown, or a value is refused; the message says what to
             write.
     """
+    if isinstance(name, str) and "=" in name:
+        raise ConfigError(
+            f"{name!r} is an override, and the first argument names a config; write "
+            f'load_config("tiny", {name!r})'
+        )
+    _refuse_other_forms([name or "", *overrides], keywords)
     return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
 
 
-def train(config: Config, rewards: Mapping[str, ScoringFunction] | None = None) -> Run:
+def train(config: Config, rewards: Mapping[str, ScoringFunction | None] | None = None) -> Run:
     """Train according to a config, in this process; prints progress and the result.
 
     Ctrl-C (in a notebook: interrupt) ends the run after the current step and saves it. Progress is
@@ -180,7 +191,11 @@ def train(config: Config, rewards: Mapping[str, ScoringFunction] | None = None) 
         config: Config from `load_config`. `config.run_dir` names the folder of the run.
         rewards: Scoring functions of your own by the name of their term, as in
             `{"sharp": sharpness}`; each gets prompts and pictures UInt8 [N, 3, H, W], and returns N
-            scores, Float32 [N]. Their weight is 1 unless the config has a term of that name.
+            scores, Float32 [N]. They join the terms of the config with weight 1, so totals can
+            exceed 1; a function replaces a term of the same name and keeps its weight. None leaves
+            a term out: `{"sharp": sharpness, **dict.fromkeys(config.reward.terms)}` trains on the
+            function alone. Other processes (`glm-grpo eval`, a resumed run) must be able to import
+            the function, so a lambda is known in this process only.
 
     Returns:
         The run, as from `load_run`.
@@ -189,6 +204,11 @@ def train(config: Config, rewards: Mapping[str, ScoringFunction] | None = None) 
         ConfigError: The config does not fit the machine, or the folder contains another run.
         GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"{config!r:.100} is not a config; write "
+            'train(load_config("tiny", "train.steps=2")), or the name of another config'
+        )
     if rewards:
         config = _with_rewards(config, rewards)
     with _log_shown():
@@ -211,7 +231,7 @@ def _log_shown() -> Iterator[None]:
         ours.setLevel(level)
 
 
-def _with_rewards(config: Config, rewards: Mapping[str, ScoringFunction]) -> Config:
+def _with_rewards(config: Config, rewards: Mapping[str, ScoringFunction | None]) -> Config:
     values = config.model_dump(mode="json")
     values["reward"] = with_functions(values["reward"], rewards)
     return validate_config(values)
@@ -239,7 +259,7 @@ def load_run(path: str | Path) -> Run:
     return Run(Path(path), read_config(RunFolder(Path(path))))
 
 
-def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
+def rescore(run: Run | str | Path, *overrides: str, **keywords: Never) -> Rescoring:
     """Compute what other reward weights would have changed in a run; loads no model.
 
     Examples:
@@ -254,6 +274,7 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
         run: Run, or its folder.
         overrides: `ocr=0.5`, `reward.combine=normalize_then_sum`, `advantage.clip=null` and so on;
             without any, the run's own weights.
+        keywords: Refused; keys are overrides.
 
     Returns:
         Groups whose winner changes, shares of the terms, and the images that gain or lose most.
@@ -263,11 +284,15 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
         CheckpointError: The folder contains no run.
         StorageError: A table is damaged.
     """
+    _refuse_other_forms(overrides, keywords)
     return rescore_folder(RunFolder(_path_of(run)), overrides)
 
 
 def evaluate(
-    run: Run | str | Path, *overrides: str, directory: str | Path | None = None
+    run: Run | str | Path,
+    *overrides: str,
+    directory: str | Path | None = None,
+    **keywords: Never,
 ) -> pandas.DataFrame:
     """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
 
@@ -284,6 +309,7 @@ def evaluate(
         overrides: Other prompts (`data.eval_path=other.jsonl`), sampling or decoding, such as
             `rollout.min_p=0.02`.
         directory: New or empty folder for the result; None: one in the run.
+        keywords: Refused; keys are overrides.
 
     Returns:
         Table as from `Run.summary`.
@@ -293,8 +319,24 @@ def evaluate(
         ConfigError: An override is refused.
         GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
+    _refuse_other_forms(overrides, keywords)
     target = None if directory is None else Path(directory)
     return _as_frame(summarise(evaluate_run(_path_of(run), overrides, target)))
+
+
+def _refuse_other_forms(overrides: Sequence[object], keywords: Mapping[str, object]) -> None:
+    """Refuse keys given as Python keywords, lists or mappings.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    given = [f"{key}={value!r}" for key, value in keywords.items()]
+    given += [repr(each) for each in overrides if not isinstance(each, str)]
+    if given:
+        raise ConfigError(
+            f"{given[0]:.100}: each override is one text, as on the command line; write "
+            '"train.steps=2", "ocr=0.5", or *overrides for a list of them'
+        )
 
 
 def _path_of(run: Run | str | Path) -> Path:

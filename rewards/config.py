@@ -26,8 +26,9 @@ from rewards.base import TermConfig
 from rewards.options import Options, problem_at
 from rewards.reweigh import Mode
 from rewards.terms import KINDS
-from rewards.terms.custom import ScoringFunction, name_function
+from rewards.terms.custom import CustomConfig, ScoringFunction, name_function
 from rewards.terms.ocr import OCR_ENGINES, OcrConfig
+from rewards.types import RewardError
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
 _TAKEN_NAMES = frozenset(
@@ -132,20 +133,43 @@ Term = Annotated[SerializeAsAny[InstanceOf[TermConfig]], BeforeValidator(_read_t
 
 
 def with_functions(
-    reward: Mapping[str, object], functions: Mapping[str, ScoringFunction]
+    reward: Mapping[str, object], functions: Mapping[str, ScoringFunction | None]
 ) -> dict[str, object]:
     """Add functions to the values of a reward, as custom terms of weight 1.
 
     Args:
-        reward: The section's values. A term of the same name keeps its options.
-        functions: By the name of the term.
+        reward: The section's values.
+        functions: By the name of the term. A function replaces a term of its name and keeps the
+            weight; None leaves the term out.
+
+    Raises:
+        RewardError: They are not functions by name, or there is no such term to leave out.
     """
+    is_mapping = isinstance(functions, Mapping)
+    if not is_mapping or not all(each is None or callable(each) for each in functions.values()):
+        raise RewardError(
+            f'rewards = {functions!r:.200}: must name functions, as in {{"sharp": sharpness}}'
+        )
     terms = reward.get("terms")
-    added = dict(terms) if isinstance(terms, Mapping) else {}
+    found = dict(terms) if isinstance(terms, Mapping) else {}
+    added: dict[str, object] = {}
     for name, function in functions.items():
-        options = added.get(name) or {"weight": 1.0}
-        added[name] = {**options, "kind": "custom", "function": name_function(function, name)}
-    return {**reward, "terms": added}
+        if function is not None:
+            identity = {"kind": "custom", "function": name_function(function, name)}
+            added[name] = {**_options_of_custom(found.get(name)), **identity}
+        elif name not in found:
+            raise RewardError(
+                f"rewards = {{{name!r}: None}}: there is no such term to leave out "
+                f"({', '.join(found)})"
+            )
+    return {**reward, "terms": {**found, **dict.fromkeys(functions), **added}}
+
+
+def _options_of_custom(options: object) -> dict[str, object]:
+    """The options of a term that a custom one has, too; weight 1 without such a term."""
+    if not isinstance(options, Mapping):
+        return {"weight": 1.0}
+    return {key: value for key, value in options.items() if key in CustomConfig.model_fields}
 
 
 class RewardConfig(Options):

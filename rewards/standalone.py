@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
+from rewards.base import Need
 from rewards.build import build_scorer
 from rewards.config import RewardConfig, with_functions
-from rewards.pictures import fit_pixels, open_rgb, to_pixels, to_rgb
+from rewards.pictures import PictureError, fit_pixels, open_rgb, to_pixels, to_rgb
 from rewards.problems import describe_problems, find_problems
 from rewards.reweigh import combine
 from rewards.terms.custom import ScoringFunction
@@ -23,13 +25,21 @@ from rewards.types import Prompt
 Picture = Image.Image | Path | str
 """A picture in memory, or the path of its file."""
 
+_ABSENT: dict[Need, str] = {
+    "prompt": "its `only` matches no prompt_id",
+    "text": "no prompt asks for a text; put it in quotation marks, or pass Prompt(..., texts=...)",
+    "target": "there are no target images; pass targets=[...]",
+    "source": "no prompt has a picture to edit; pass Prompt(..., sources=...)",
+}
+"""Why a term with this need applied to no picture, and the remedy."""
+
 
 def score_images(
     prompts: Sequence[str | Prompt],
     images: Sequence[Picture],
     config: RewardConfig | Mapping[str, object] | None = None,
     *,
-    rewards: Mapping[str, ScoringFunction] | None = None,
+    rewards: Mapping[str, ScoringFunction | None] | None = None,
     targets: Sequence[Picture | None] | None = None,
     device: str = "cpu",
 ) -> pandas.DataFrame:
@@ -52,7 +62,8 @@ def score_images(
         config: `load_config(...).reward`, or a mapping such as the `reward` section of a YAML file;
             not needed beside `rewards`.
         rewards: Scoring functions of your own by the name of their term, of weight 1 unless
-            `config` has a term of that name; see `rewards.terms.custom.ScoringFunction`.
+            `config` has a term of that name; see `rewards.terms.custom.ScoringFunction`. None
+            leaves a term of `config` out.
         targets: Target image of each picture, or None; scaled to cover the picture's size and
             cropped, as a run does for the rollout's size.
         device: Device for the networks of the terms.
@@ -60,7 +71,8 @@ def score_images(
     Returns:
         A row per picture: the score of each term, higher is better, missing if the term does not
         apply; and `total`, their weighted sum. A `combine` that compares the pictures of a group
-        has no meaning for single pictures, and is not used.
+        has no meaning for single pictures, and is not used. Warns of terms that apply to no
+        picture.
 
     Raises:
         RewardError: A term cannot be built, or cannot score a picture.
@@ -68,6 +80,12 @@ def score_images(
             the message lists every refused key with the rule and the remedy.
         FileNotFoundError: A file does not exist.
     """
+    for given in (prompts, images, targets):
+        if isinstance(given, (str, Path, Prompt, Image.Image)):
+            raise ValueError(
+                f"{given!r:.100} is not a list; give one of each for every picture: "
+                "score_images([prompt], [image], config)"
+            )
     if targets is None:
         targets = [None] * len(images)
     if not len(prompts) == len(images) == len(targets):
@@ -79,11 +97,9 @@ def score_images(
         values = config.model_dump() if isinstance(config, RewardConfig) else config
         config = with_functions(values or {}, rewards)
     if not isinstance(config, RewardConfig):
-        try:
-            config = RewardConfig.model_validate(config)
-        except ValidationError as error:
-            problems = find_problems(error, RewardConfig, config)
-            raise ValueError(describe_problems(problems)) from None
+        config = _read_config(config)
+    _refuse_absent("images", images)
+    _refuse_absent("targets", targets)
     scorer = build_scorer(config, torch.device(device))
     rows = []
     triples = zip(prompts, images, targets, strict=True)
@@ -95,7 +111,59 @@ def score_images(
         has_total = bool((table.is_applicable & (table.weights != 0)).any())
         total = combine(table, mode="weighted_sum").item() if has_total else torch.nan
         rows.append([*scores, total])
-    return pandas.DataFrame(rows, columns=[*scorer.names, "total"])
+    found = pandas.DataFrame(rows, columns=[*scorer.names, "total"])
+    if rows:
+        _warn_of_idle_terms(config, found)
+    return found
+
+
+def _warn_of_idle_terms(config: RewardConfig, found: pandas.DataFrame) -> None:
+    reasons = []
+    for name, term in config.terms.items():
+        if found[name].isna().all():
+            needs = set(term.needs()) - {"prompt"} or {"prompt"}
+            why = "; ".join(why for need, why in _ABSENT.items() if need in needs)
+            reasons.append(f"{name} ({why})")
+    if reasons:
+        said = f"terms that apply to none of the pictures: {', '.join(reasons)}"
+        # At the caller of `score_images`.
+        warnings.warn(said, stacklevel=3)
+
+
+def _read_config(config: object) -> RewardConfig:
+    if not isinstance(config, Mapping) or "terms" not in config:
+        raise ValueError(
+            f"config = {config!r:.200} is not a reward; give load_config(...).reward, or "
+            '{"terms": {"ocr": {"weight": 1.0, "engine": "rapidocr"}}}'
+        )
+    try:
+        return RewardConfig.model_validate(config)
+    except ValidationError as error:
+        problems = find_problems(error, RewardConfig, config)
+        raise ValueError(describe_problems(problems)) from None
+
+
+def _refuse_absent(name: str, pictures: Sequence[object]) -> None:
+    """Refuse what is no picture, before weights are loaded.
+
+    Raises:
+        ValueError: It is neither in memory nor a path.
+        FileNotFoundError: There is no such file.
+    """
+    for number, picture in enumerate(pictures):
+        if isinstance(picture, Image.Image) or (picture is None and name == "targets"):
+            continue
+        place = f"{name}[{number}]"
+        if not isinstance(picture, (str, Path)):
+            raise ValueError(
+                f"{place} is a {type(picture).__name__}; give a PIL image, such as "
+                "Image.fromarray(array), or the path of a file"
+            )
+        if not Path(picture).is_file():
+            raise FileNotFoundError(
+                f"{place} = {str(picture)!r}: there is no such file; give an absolute path, or "
+                f"one relative to {Path.cwd()}"
+            )
 
 
 def _describe(
@@ -110,4 +178,9 @@ def _describe(
 
 
 def _open(picture: Picture) -> Image.Image:
-    return to_rgb(picture) if isinstance(picture, Image.Image) else open_rgb(Path(picture))
+    if isinstance(picture, Image.Image):
+        return to_rgb(picture)
+    try:
+        return open_rgb(Path(picture))
+    except PictureError as error:
+        raise PictureError(f"{picture} {error}") from error

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import ExifTags, Image
 
 import glm_grpo
@@ -14,7 +15,7 @@ import rewards
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.tiny import prompts as tiny_prompts
 from rewards import score_images
-from rewards.types import Prompt
+from rewards.types import Prompt, RewardError
 
 ROOT = Path(__file__).parents[2]
 SCORING = {
@@ -199,10 +200,57 @@ def test_score_images_fits_a_target_as_a_run_does() -> None:
     assert scores.psnr.tolist() == [1.0]
 
 
-def test_score_images_refuses_lists_that_do_not_fit() -> None:
-    white = Image.new("RGB", (32, 32), "white")
-    with pytest.raises(ValueError, match="2 prompts, 1 images, 1 targets"):
-        score_images(["a", "b"], [white], SCORING)
+WHITE = Image.new("RGB", (32, 32), "white")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "images", "config", "message"),
+    [
+        (["a", "b"], [WHITE], SCORING, "2 prompts, 1 images, 1 targets"),
+        (
+            "a",
+            "b",
+            SCORING,
+            r"'a' is not a list; .*: score_images\(\[prompt\], \[image\], config\)",
+        ),
+        (["a"], ["no.png"], SCORING, r"images\[0\] = 'no.png': there is no such file"),
+        (["a"], [__file__], SCORING, "test_python_api.py cannot be used"),
+        (["a"], [WHITE], {"ocr": 1}, '{.ocr.: 1} is not a reward; .*{"terms": {"ocr"'),
+    ],
+)
+def test_score_images_refuses_other_forms(prompts, images, config, message) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        score_images(prompts, images, config)
+
+
+def test_score_images_warns_of_terms_that_apply_to_nothing() -> None:
+    reasons = r"ssim \(there are no target images.*\), ocr \(no prompt asks for a text"
+    with pytest.warns(UserWarning, match=reasons):
+        scores = score_images(["a"], [WHITE], SCORING)
+    assert scores.isna().all(axis=None)
+
+
+def test_a_function_replaces_a_term_and_none_leaves_one_out() -> None:
+    half = lambda prompts, pixels: torch.full((len(prompts),), 0.5)  # noqa: E731
+    scores = score_images(["a"], [WHITE], SCORING, rewards={"ocr": half, "ssim": None})
+    assert scores.to_dict("list") == {"ocr": [0.5], "total": [pytest.approx(0.3)]}
+    with pytest.raises(RewardError, match=r"'sim': None}: .* no such term .*\(ocr, ssim\)"):
+        score_images(["a"], [WHITE], SCORING, rewards={"sim": None})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: glm_grpo.train("tiny"), r"'tiny' is not a config; write train\(load_config"),
+        (lambda: glm_grpo.load_config(steps=2), "steps=2: each override is one text"),
+        (lambda: glm_grpo.load_config("train.steps=2"), "'train.steps=2' is an override"),
+        (lambda: glm_grpo.load_config("tiny", ["ocr=0"]), r"\['ocr=0'\]: each override is one"),
+        (lambda: glm_grpo.rescore("my-run", ocr=0), "ocr=0: each override is one text"),
+    ],
+)
+def test_keys_in_another_form_are_refused(call, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
 
 
 def test_score_images_says_what_to_write_instead_of_what_it_refuses() -> None:
