@@ -56,7 +56,11 @@ class Run:
         return f"Run({str(self.path)!r}, {steps} steps, {evaluations} evaluations)"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.summary().to_html(float_format='%.3f')}"
+        summary = self.summary()
+        if summary.empty:
+            return f"<p>{escape(repr(self))}</p>"
+        table = summary.to_html(float_format="%.3f", na_rep="")
+        return f"<p>{escape(repr(self))}, held-out prompts before and after:</p>{table}"
 
     @property
     def gallery(self) -> Path:
@@ -166,11 +170,15 @@ def load_config(
     """
     if isinstance(name, str) and "=" in name:
         raise ConfigError(
-            f"{name!r} is an override, and the first argument names a config; write "
-            f'load_config("tiny", {name!r})'
+            f"{name!r} is an override, and the first argument names a config or is None, for the "
+            f"default; write load_config(None, {name!r})"
         )
     _refuse_other_forms([name or "", *overrides], keywords)
-    return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
+    try:
+        return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
+    except ConfigError as error:
+        # Dozens of Hydra's and pydantic's frames would hide the message in a notebook.
+        raise error.with_traceback(None) from None
 
 
 def train(config: Config, rewards: Mapping[str, ScoringFunction | None] | None = None) -> Run:
@@ -211,24 +219,38 @@ def train(config: Config, rewards: Mapping[str, ScoringFunction | None] | None =
         )
     if rewards:
         config = _with_rewards(config, rewards)
-    with _log_shown():
+    with _log_printed():
         return load_run(run_training(config).path)
 
 
+class _PrintedLog(logging.Handler):
+    """Write to the present `sys.stdout`, which progress bars replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        sys.stdout.write(f"{self.format(record)}\n")
+
+
 @contextmanager
-def _log_shown() -> Iterator[None]:
-    """Print our log like the command, through the caller's own handlers if there are any."""
-    root, ours = logging.getLogger(), logging.getLogger("glm_grpo")
-    level, handler = ours.level, logging.StreamHandler(sys.stdout)
-    if not root.handlers:
-        root.addHandler(handler)
-    if level == logging.NOTSET:
-        ours.setLevel(logging.INFO)
+def _log_printed() -> Iterator[None]:
+    """Print our log as the command does, unless the caller has configured it."""
+    loggers = [logging.getLogger(name) for name in ("glm_grpo", "rewards")]
+    if loggers[0].level != logging.NOTSET or loggers[0].isEnabledFor(logging.INFO):
+        yield
+        return
+    handler = _PrintedLog()
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        # Libraries give the root logger handlers with formats of their own.
+        logger.propagate = False
     try:
         yield
     finally:
-        root.removeHandler(handler)
-        ours.setLevel(level)
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.setLevel(logging.NOTSET)
+            logger.propagate = True
 
 
 def _with_rewards(config: Config, rewards: Mapping[str, ScoringFunction | None]) -> Config:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from html import escape
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -47,6 +49,12 @@ class Options(BaseModel):
         # Our fields may have names such as `model`.
         protected_namespaces=(),
     )
+
+    def __str__(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False).rstrip()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> ValidationError:

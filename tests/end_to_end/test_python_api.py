@@ -77,6 +77,7 @@ def test_a_run_gives_its_tables(folder):
     run = glm_grpo.load_run(folder / "my-run")
 
     assert run.config.train.steps == 2
+    assert "\ntrain:\n" in str(run.config)
     assert run.metrics.index.tolist() == [0, 1, 2]
     assert run.metrics.loc[1, "reward/mean"] == pytest.approx(run.rollout(1).total.mean())
     summary, last = run.summary(), run.evaluation(2)
@@ -98,15 +99,14 @@ def test_a_run_gives_its_tables(folder):
         run.evaluation(1)
 
 
-def test_evaluate_draws_as_a_run_with_these_settings_does(folder, caplog):
+def test_evaluate_draws_as_a_run_with_these_settings_does(folder, capsys):
     otherwise = ("rollout.temperature=0.5", "rollout.min_p=0.1", "decode.steps=2")
     small = ("train.steps=1", "rollout.prompts_per_step=1", "rollout.group_size=2", "trackers=[]")
     sizes = ("train.micro_batch_size=2", "eval.samples_per_prompt=1")
     config = glm_grpo.load_config("tiny", *small, *sizes, *otherwise, f"run_dir={folder / 'other'}")
     bright = lambda prompts, pixels: pixels.float().mean(dim=(1, 2, 3)) / 255  # noqa: E731
     run = glm_grpo.train(config, rewards={"bright": bright})
-    # A root logger at WARNING, as Python's is, would drop the lines of steps.
-    assert "step 1/1  reward" in caplog.text
+    assert "step 1/1  reward" in capsys.readouterr().out
 
     found = glm_grpo.evaluate(folder / "my-run", *otherwise, "eval.samples_per_prompt=1")
 
