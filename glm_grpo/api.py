@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Never
 
 import pandas
 from PIL import Image
@@ -147,7 +146,6 @@ def load_config(
     name: str | None = None,
     *overrides: str,
     config_dir: str | Path | None = None,
-    **keywords: Never,
 ) -> Config:
     """Compose and check a config, as `glm-grpo train --config-name NAME key=value ...` does.
 
@@ -162,7 +160,6 @@ def load_config(
             has one, else `tiny`.
         overrides: As on the command line; `ocr=0.5` means `reward.terms.ocr.weight=0.5`.
         config_dir: Your own config folder, such as one that `glm-grpo init` wrote.
-        keywords: Refused; keys are overrides.
 
     Raises:
         ConfigError: The name or a key is unknown, or a value is refused; the message says what to
@@ -173,7 +170,7 @@ def load_config(
             f"{name!r} is an override, and the first argument names a config or is None, for the "
             f"default; write load_config(None, {name!r})"
         )
-    _refuse_other_forms([name or "", *overrides], keywords)
+    _refuse_other_forms([name or "", *overrides])
     try:
         return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
     except ConfigError as error:
@@ -281,7 +278,7 @@ def load_run(path: str | Path) -> Run:
     return Run(Path(path), read_config(RunFolder(Path(path))))
 
 
-def rescore(run: Run | str | Path, *overrides: str, **keywords: Never) -> Rescoring:
+def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
     """Compute what other reward weights would have changed in a run; loads no model.
 
     Examples:
@@ -296,7 +293,6 @@ def rescore(run: Run | str | Path, *overrides: str, **keywords: Never) -> Rescor
         run: Run, or its folder.
         overrides: `ocr=0.5`, `reward.combine=normalize_then_sum`, `advantage.clip=null` and so on;
             without any, the run's own weights.
-        keywords: Refused; keys are overrides.
 
     Returns:
         Groups whose winner changes, shares of the terms, and the images that gain or lose most.
@@ -306,7 +302,7 @@ def rescore(run: Run | str | Path, *overrides: str, **keywords: Never) -> Rescor
         CheckpointError: The folder contains no run.
         StorageError: A table is damaged.
     """
-    _refuse_other_forms(overrides, keywords)
+    _refuse_other_forms(overrides)
     return rescore_folder(RunFolder(_path_of(run)), overrides)
 
 
@@ -314,7 +310,6 @@ def evaluate(
     run: Run | str | Path,
     *overrides: str,
     directory: str | Path | None = None,
-    **keywords: Never,
 ) -> pandas.DataFrame:
     """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
 
@@ -331,7 +326,6 @@ def evaluate(
         overrides: Other prompts (`data.eval_path=other.jsonl`), sampling or decoding, such as
             `rollout.min_p=0.02`.
         directory: New or empty folder for the result; None: one in the run.
-        keywords: Refused; keys are overrides.
 
     Returns:
         Table as from `Run.summary`.
@@ -341,24 +335,23 @@ def evaluate(
         ConfigError: An override is refused.
         GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
-    _refuse_other_forms(overrides, keywords)
+    _refuse_other_forms(overrides)
     target = None if directory is None else Path(directory)
     return _as_frame(summarise(evaluate_run(_path_of(run), overrides, target)))
 
 
-def _refuse_other_forms(overrides: Sequence[object], keywords: Mapping[str, object]) -> None:
-    """Refuse keys given as Python keywords, lists or mappings.
+def _refuse_other_forms(overrides: Sequence[object]) -> None:
+    """Refuse overrides in a list or a mapping.
 
     Raises:
-        ConfigError: There are some.
+        ConfigError: There is one.
     """
-    given = [f"{key}={value!r}" for key, value in keywords.items()]
-    given += [repr(each) for each in overrides if not isinstance(each, str)]
-    if given:
-        raise ConfigError(
-            f"{given[0]:.100}: each override is one text, as on the command line; write "
-            '"train.steps=2", "ocr=0.5", or *overrides for a list of them'
-        )
+    for override in overrides:
+        if not isinstance(override, str):
+            raise ConfigError(
+                f"{override!r:.100}: each override is one text, as on the command line; write "
+                '"train.steps=2", "ocr=0.5", or *overrides for a list of them'
+            )
 
 
 def _path_of(run: Run | str | Path) -> Path:
