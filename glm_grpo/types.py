@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
@@ -30,6 +31,9 @@ from rewards.types import Prompt, RewardTable
 
 Count = Callable[[int, int], object]
 """Called with the amount of work done and the total, such as 3 of 8."""
+
+Normalization = Literal["group_std", "mean_only", "batch_std"]
+"""What centred rewards are divided by: see `glm_grpo.grpo.advantages`."""
 
 
 @dataclass(frozen=True)

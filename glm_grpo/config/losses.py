@@ -1,4 +1,4 @@
-"""The `loss` section of the config: one class per kind, each with its policy loss.
+"""The `loss` section of the config: the options of each kind, which `glm_grpo.grpo` computes.
 
 Your own loss needs no class: `loss.kind=custom` names a function.
 """
@@ -6,32 +6,18 @@ Your own loss needs no class: `loss.kind=custom` names a function.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal, get_args
 
-from jaxtyping import Float32
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.grpo.losses import (
-    LossInputs,
-    LossKlEstimator,
-    LossOutput,
-    mean_surrogate,
-    top_entropy_weights,
-)
-from glm_grpo.grpo.surrogates import (
-    Surrogate,
-    cispo_surrogate,
-    clipped_surrogate,
-    gmpo_surrogate,
-    sapo_surrogate,
-    sequence_surrogate,
-)
 from rewards.options import Options, problem_at
 from rewards.terms.custom import load_function
 from rewards.types import RewardError
+
+LossKlEstimator = Literal["k3_corrected", "k1", "k2", "k3"]
+"""Estimator of the KL to the reference in the loss: see `corrected_kl_estimate` and `kl_estimate`
+in `glm_grpo.grpo.losses`."""
 
 
 class LossSettings(Options):
@@ -87,10 +73,6 @@ class LossSettings(Options):
         """Whether a sequence with advantage 0 has only the gradient of KL terms, or none."""
         return self.entropy_coef == 0
 
-    def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The part of the loss that makes rewarded tokens more likely, without the KL terms."""
-        raise NotImplementedError
-
 
 class TokenLoss(LossSettings):
     """Shared by the kinds that compute one surrogate per token."""
@@ -98,23 +80,6 @@ class TokenLoss(LossSettings):
     top_entropy_quantile: float | None = Field(default=None, gt=0.0, le=1.0)
     """Apply the policy loss only to this fraction of an image's tokens, those with the highest
     entropy; the mean still runs over all tokens. Absent: use all tokens."""
-
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """Weighted loss of each token."""
-        raise NotImplementedError
-
-    def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """Mean surrogate; see `mean_surrogate`."""
-        token_weights = self.token_weights(inputs)
-        return mean_surrogate(self.surrogate(inputs, token_weights), inputs, token_weights)
-
-    def token_weights(self, inputs: LossInputs) -> Float32[Tensor, "N T"] | None:
-        """Weight of each token in the policy loss; None if all weigh the same."""
-        if self.top_entropy_quantile is None or self.top_entropy_quantile == 1.0:
-            return None
-        return top_entropy_weights(inputs, self.top_entropy_quantile)
 
 
 class ClippedLoss(TokenLoss):
@@ -141,24 +106,6 @@ class ClippedLoss(TokenLoss):
             raise problem_at(("ratio_cap",), self.ratio_cap, rule, remedy)
         return self
 
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """Clipped surrogate of each token, or of the whole sequence."""
-        args = (inputs.log_probs, inputs.proximal_log_probs, inputs.advantages)
-        if self.ratio_level == "sequence":
-            return sequence_surrogate(
-                *args,
-                clip_low=self.clip_low,
-                clip_high=self.clip_high,
-                ratio_cap=self.ratio_cap,
-                token_weights=token_weights,
-            )
-        surrogate = clipped_surrogate(
-            *args, clip_low=self.clip_low, clip_high=self.clip_high, ratio_cap=self.ratio_cap
-        )
-        return _weighted(surrogate, token_weights)
-
 
 class CispoLoss(TokenLoss):
     """Policy gradient with capped importance weights: see `cispo_surrogate`."""
@@ -167,18 +114,6 @@ class CispoLoss(TokenLoss):
     """Kind of loss."""
     ratio_cap: float = Field(default=5.0, ge=1.0)
     """Largest importance weight of a token; caps the ratio itself, not its distance to 1."""
-
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """Log-probs weighted by capped ratios; only the gradient has a meaning, not the value."""
-        surrogate = cispo_surrogate(
-            inputs.log_probs,
-            inputs.proximal_log_probs,
-            inputs.advantages,
-            ratio_cap=self.ratio_cap,
-        )
-        return _weighted(surrogate, token_weights)
 
 
 class SapoLoss(TokenLoss):
@@ -191,19 +126,6 @@ class SapoLoss(TokenLoss):
     tau_negative: float = Field(default=1.05, gt=0.0)
     """Gate steepness for all other images."""
 
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """Gated surrogate of each token."""
-        surrogate = sapo_surrogate(
-            inputs.log_probs,
-            inputs.proximal_log_probs,
-            inputs.advantages,
-            tau_positive=self.tau_positive,
-            tau_negative=self.tau_negative,
-        )
-        return _weighted(surrogate, token_weights)
-
 
 class GmpoLoss(TokenLoss):
     """Geometric mean of clipped token ratios: see `gmpo_surrogate`."""
@@ -212,18 +134,6 @@ class GmpoLoss(TokenLoss):
     """Kind of loss."""
     log_clip: float = Field(default=0.4, gt=0.0)
     """Bound on a token's |log ratio|."""
-
-    def surrogate(
-        self, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-    ) -> Surrogate:
-        """Surrogate with the mean over tokens, and the token weights, already applied."""
-        return gmpo_surrogate(
-            inputs.log_probs,
-            inputs.proximal_log_probs,
-            inputs.advantages,
-            log_clip=self.log_clip,
-            token_weights=token_weights,
-        )
 
 
 class CustomLoss(LossSettings):
@@ -239,59 +149,25 @@ class CustomLoss(LossSettings):
         """False, because the function is unknown."""
         return False
 
-    def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """Result of the function.
-
-        Raises:
-            ConfigError: The function cannot be imported, or does not return a loss.
-        """
-        found = self.load()(inputs)
-        is_loss = isinstance(found, LossOutput) and isinstance(found.total, Tensor)
-        if not is_loss or found.total.ndim != 0 or not found.total.requires_grad:
-            raise ConfigError(
-                f"loss.function = {self.function}: returned {_described(found)}; it must return "
-                "glm_grpo.grpo.losses.LossOutput(total, metrics) whose total is one number with a "
-                "gradient to inputs.log_probs"
-            )
-        for name, value in found.metrics.items():
-            if not isinstance(value, Tensor):
-                raise ConfigError(
-                    f"loss.function = {self.function}: metric {name!r} is a "
-                    f"{type(value).__name__}; it must be a tensor, a scalar or one value per token"
-                )
-        return found
-
-    def load(self) -> Callable[[LossInputs], LossOutput]:
+    def load(self) -> Callable[..., Any]:
         """Import the function.
 
         Raises:
             ConfigError: It cannot be imported.
         """
         try:
-            return cast("Callable[[LossInputs], LossOutput]", load_function(self.function))
+            return load_function(self.function)
         except RewardError as error:
             raise ConfigError(f"loss.function = {self.function}: {error}") from error
 
 
-LOSSES: Mapping[str, type[LossSettings]] = {
-    "clipped": ClippedLoss,
-    "cispo": CispoLoss,
-    "sapo": SapoLoss,
-    "gmpo": GmpoLoss,
-    "custom": CustomLoss,
+SurrogateLoss = ClippedLoss | CispoLoss | SapoLoss | GmpoLoss
+"""Options of the kinds that compute one surrogate per token."""
+
+AnyLoss = SurrogateLoss | CustomLoss
+"""Options of any kind of loss."""
+
+LOSSES: Mapping[str, type[AnyLoss]] = {
+    get_args(each.model_fields["kind"].annotation)[0]: each for each in get_args(AnyLoss)
 }
-"""Loss classes by the value of `loss.kind`."""
-
-AnyLoss = ClippedLoss | CispoLoss | SapoLoss | GmpoLoss | CustomLoss
-"""Any of the loss classes."""
-
-
-def _weighted(surrogate: Surrogate, weights: Float32[Tensor, "N T"] | None) -> Surrogate:
-    return surrogate if weights is None else replace(surrogate, loss=surrogate.loss * weights)
-
-
-def _described(found: object) -> str:
-    if not isinstance(found, LossOutput):
-        return f"a {type(found).__name__}"
-    shape = tuple(getattr(found.total, "shape", ()))
-    return f"a total of shape {shape}" if shape else "a total without gradient"
+"""Classes of options by the value of `loss.kind`."""

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from glm_grpo.grpo.advantages import Normalization
 from glm_grpo.output import printable
+from glm_grpo.types import Normalization
 from rewards.options import LARGEST_INT, Options, PathText, problem_at
 
 _BetaCoefficient = Annotated[float, Field(ge=0.0, lt=1.0)]

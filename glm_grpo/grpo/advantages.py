@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from glm_grpo.types import Advantages
+from glm_grpo.types import Advantages, Normalization
 from rewards.reweigh import is_flat as is_flat_group
-
-Normalization = Literal["group_std", "mean_only", "batch_std"]
 
 
 def group_advantages(

@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, assert_never, runtime_checkable
+from typing import Literal, assert_never
 
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor
 
-from glm_grpo.grpo.surrogates import Surrogate
+from glm_grpo.config.losses import AnyLoss, CustomLoss, SurrogateLoss
+from glm_grpo.errors import ConfigError
+from glm_grpo.grpo.surrogates import chosen_surrogate
 from glm_grpo.types import OffPolicyCorrection
 
 KlEstimator = Literal["k1", "k2", "k3"]
-
-LossKlEstimator = Literal["k3_corrected", "k1", "k2", "k3"]
-"""Estimator of the KL to the reference in the loss: see `corrected_kl_estimate` and
-`kl_estimate`."""
 
 StaleTreatment = Literal["truncate", "mask"]
 """Treatment of a token whose importance ratio is out of bounds: a limited weight, or none."""
@@ -77,59 +75,19 @@ class LossOutput:
     metrics: Mapping[str, Shaped[Tensor, "..."]]
 
 
-@runtime_checkable
-class Loss(Protocol):
-    """A policy loss, and the weights of KL and entropy."""
-
-    @property
-    def kl_coef_in_loss(self) -> float:
-        """Weight of the KL to the reference, >= 0."""
-        ...
-
-    @property
-    def kl_estimator(self) -> LossKlEstimator:
-        """Estimator of that KL."""
-        ...
-
-    @property
-    def kl_behaviour_coef(self) -> float:
-        """Weight of the KL to the policy that sampled, >= 0."""
-        ...
-
-    @property
-    def entropy_coef(self) -> float:
-        """Weight of the mean entropy, which the loss increases, >= 0."""
-        ...
-
-    @property
-    def weighs_advantages_alone(self) -> bool:
-        """Whether a sequence with advantage 0 has no gradient."""
-        ...
-
-    @property
-    def weighs_no_more_than_kl(self) -> bool:
-        """Whether a sequence with advantage 0 has only the gradient of KL terms, or none."""
-        ...
-
-    def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The part of the loss that makes rewarded tokens more likely."""
-        ...
-
-
-def mean_surrogate(
-    surrogate: Surrogate, inputs: LossInputs, token_weights: Float32[Tensor, "N T"] | None
-) -> LossOutput:
-    """Mean over all tokens, each weighted by the correction.
+def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
+    """Mean surrogate over all tokens, each weighted by the correction.
 
     The clip and `ratio/sequence_std` use ratios to the policy that the updates begin with.
     `ratio/mean` and the effective sample size use the importance weights relative to the policy
     that sampled: those ratios times the correction's weights.
-
-    Args:
-        surrogate: Surrogate of each token, weighted by `token_weights`.
-        inputs: Inputs for the same sequences.
-        token_weights: Weight of each token; None if all weigh the same.
     """
+    quantile, token_weights = options.top_entropy_quantile, None
+    if quantile is not None and quantile < 1.0:
+        token_weights = top_entropy_weights(inputs, quantile)
+    surrogate = chosen_surrogate(
+        options, inputs.log_probs, inputs.proximal_log_probs, inputs.advantages, token_weights
+    )
     loss, importance = surrogate.loss, surrogate.ratio.double()
     if inputs.correction is not None:
         loss = loss * inputs.correction.weights
@@ -241,7 +199,40 @@ def corrected_kl_estimate(
     return ratio * kl_estimate(log_probs, reference_log_probs, estimator="k3")
 
 
-def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
+def custom_loss(inputs: LossInputs, options: CustomLoss) -> LossOutput:
+    """Result of the user's function.
+
+    Raises:
+        ConfigError: The function cannot be imported, or does not return a loss.
+    """
+    found = options.load()(inputs)
+    if not isinstance(found, LossOutput) or not _is_loss(found.total):
+        raise ConfigError(
+            f"loss.function = {options.function}: returned {_described(found)}; it must return "
+            "glm_grpo.grpo.losses.LossOutput(total, metrics) whose total is one number with a "
+            "gradient to inputs.log_probs"
+        )
+    for name, value in found.metrics.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"loss.function = {options.function}: metric {name!r} is a "
+                f"{type(value).__name__}; it must be a tensor, a scalar or one value per token"
+            )
+    return found
+
+
+def _is_loss(total: object) -> bool:
+    return isinstance(total, Tensor) and total.ndim == 0 and total.requires_grad
+
+
+def _described(found: object) -> str:
+    if not isinstance(found, LossOutput):
+        return f"a {type(found).__name__}"
+    shape = tuple(getattr(found.total, "shape", ()))
+    return f"a total of shape {shape}" if shape else "a total without gradient"
+
+
+def grpo_loss(inputs: LossInputs, options: AnyLoss) -> LossOutput:
     """Policy loss, plus KL to the reference and to the sampling policy, minus entropy.
 
     total = policy loss + kl_coef * mean(KL(policy || reference))
@@ -269,7 +260,7 @@ def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
 
     Args:
         inputs: `reference_log_probs` may be None only if the loss weighs no KL to the reference.
-        settings: The policy loss, and the weights of the other terms.
+        options: Kind of the policy loss, and the weights of the other terms.
 
     Returns:
         The total with its gradient; metrics `loss/total`, `loss/policy`, `loss/kl`, `kl/reference`,
@@ -279,34 +270,37 @@ def grpo_loss(inputs: LossInputs, settings: Loss) -> LossOutput:
         ValueError: A KL to the reference has a weight, but there is no reference.
     """
     log_probs, old_log_probs = inputs.log_probs, inputs.old_log_probs
-    reference_log_probs, kl_coef = inputs.reference_log_probs, settings.kl_coef_in_loss
+    reference_log_probs, kl_coef = inputs.reference_log_probs, options.kl_coef_in_loss
     if reference_log_probs is None and kl_coef != 0:
         raise ValueError(
             f"kl_coef {kl_coef} without reference_log_probs: pass the reference policy's "
             "log-probs, or set kl_coef to 0"
         )
-    policy = settings.policy_loss(inputs)
+    if isinstance(options, CustomLoss):
+        policy = custom_loss(inputs, options)
+    else:
+        policy = mean_surrogate(inputs, options)
     kl_behaviour = kl_estimate(old_log_probs, log_probs, estimator="k3").mean()
     kl_reference = torch.full_like(policy.total, torch.nan)
     kl = torch.zeros_like(policy.total)
     more: dict[str, Tensor] = {}
     # A weight of 0 adds no term at all, because 0 times an overflowed estimate would be NaN.
-    if settings.kl_behaviour_coef != 0:
-        kl = kl + settings.kl_behaviour_coef * kl_behaviour
+    if options.kl_behaviour_coef != 0:
+        kl = kl + options.kl_behaviour_coef * kl_behaviour
     if reference_log_probs is not None:
         estimates = corrected_kl_estimate(
             log_probs, old_log_probs, reference_log_probs, inputs.correction
         )
         kl_reference, more["kl/reference_tokens"] = estimates.mean(), estimates
-        if settings.kl_estimator != "k3_corrected":
-            estimates = kl_estimate(log_probs, reference_log_probs, estimator=settings.kl_estimator)
+        if options.kl_estimator != "k3_corrected":
+            estimates = kl_estimate(log_probs, reference_log_probs, estimator=options.kl_estimator)
         if kl_coef != 0:
             kl = kl + kl_coef * estimates.mean()
     total = policy.total + kl
-    if settings.entropy_coef != 0:
+    if options.entropy_coef != 0:
         if inputs.entropy is None:
             raise ValueError("entropy_coef without entropy: pass the entropy of the replay")
-        more["loss/entropy"] = -settings.entropy_coef * inputs.entropy.mean()
+        more["loss/entropy"] = -options.entropy_coef * inputs.entropy.mean()
         total = total + more["loss/entropy"]
     # Last, because the total decides whether an update is skipped, whatever a custom loss reports.
     metrics = {

@@ -1,5 +1,7 @@
 """Compute the policy part of the loss per token, with one function for each kind of loss.
 
+`chosen_surrogate` calls the one that the options choose; the others see only tensors and numbers.
+
 N sequences have T tokens. r is the token ratio exp(log_prob - old_log_prob), s the sequence ratio
 exp(mean over tokens of log r), A the advantage of the sequence. While the policy is the one that
 sampled, r and s are 1, and all kinds have the same gradient, that of -A log_prob.
@@ -7,11 +9,14 @@ sampled, r and s are 1, and all kinds have the same gradient, that of -A log_pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import assert_never
 
 import torch
 from jaxtyping import Bool, Float32
 from torch import Tensor
+
+from glm_grpo.config.losses import CispoLoss, ClippedLoss, GmpoLoss, SapoLoss, SurrogateLoss
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,48 @@ class Surrogate:
     loss: Float32[Tensor, "N T"]
     ratio: Float32[Tensor, "N T"]
     is_clipped: Bool[Tensor, "N T"] | None
+
+
+def chosen_surrogate(
+    options: SurrogateLoss,
+    log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
+    advantages: Float32[Tensor, " N"],
+    token_weights: Float32[Tensor, "N T"] | None = None,
+) -> Surrogate:
+    """Surrogate of the kind that the options choose.
+
+    Args:
+        options: Options of the loss.
+        log_probs: Log-probs under the policy being trained, with gradient.
+        old_log_probs: Log-probs that ratios are relative to.
+        advantages: One per sequence.
+        token_weights: Weight of each token, 1 on average; None: all 1.
+    """
+    tokens = (log_probs, old_log_probs, advantages)
+    match options:
+        case ClippedLoss():
+            low, high, cap = options.clip_low, options.clip_high, options.ratio_cap
+            if options.ratio_level == "sequence":
+                return sequence_surrogate(
+                    *tokens,
+                    clip_low=low,
+                    clip_high=high,
+                    ratio_cap=cap,
+                    token_weights=token_weights,
+                )
+            found = clipped_surrogate(*tokens, clip_low=low, clip_high=high, ratio_cap=cap)
+        case CispoLoss():
+            found = cispo_surrogate(*tokens, ratio_cap=options.ratio_cap)
+        case SapoLoss():
+            found = sapo_surrogate(
+                *tokens, tau_positive=options.tau_positive, tau_negative=options.tau_negative
+            )
+        case GmpoLoss():
+            return gmpo_surrogate(*tokens, log_clip=options.log_clip, token_weights=token_weights)
+        case _:
+            assert_never(options)
+    return replace(found, loss=_weighted(found.loss, token_weights))
 
 
 def clipped_surrogate(

@@ -13,8 +13,9 @@ from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from glm_grpo.config.losses import AnyLoss
 from glm_grpo.errors import ConfigError
-from glm_grpo.grpo.losses import Loss, LossInputs, effective_sample_size, grpo_loss
+from glm_grpo.grpo.losses import LossInputs, effective_sample_size, grpo_loss
 from glm_grpo.grpo.minibatches import MicroBatch, Split, split_experience, split_targets
 from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
 from glm_grpo.types import (
@@ -118,7 +119,7 @@ class UpdateSettings:
         is_skipping_flat: Whether to skip sequences with advantage 0 if nothing else weighs them.
     """
 
-    loss: Loss
+    loss: AnyLoss
     max_grad_norm: float | None
     micro_batch_size: int
     updates_per_rollout: int
@@ -296,7 +297,7 @@ def _take_step(
 def _is_noise_alone(
     experience: Experience,
     micro_batches: Sequence[MicroBatch],
-    loss: Loss,
+    loss: AnyLoss,
     strategy: Strategy,
 ) -> bool:
     """Whether the gradient of an unchanged policy consists only of rounding errors.
@@ -374,7 +375,7 @@ def _with_reference(
     policy: PolicyForUpdate,
     experience: Experience,
     minibatches: Sequence[Sequence[MicroBatch]],
-    loss: Loss,
+    loss: AnyLoss,
 ) -> Experience:
     """The experience with log-probs under the reference, if the loss needs them."""
     if loss.kl_coef_in_loss == 0 or experience.reference_log_probs is not None:
@@ -394,7 +395,7 @@ def _learn_samples(
     trainee: Trainee,
     experience: Experience,
     micro_batches: Sequence[MicroBatch],
-    loss: Loss,
+    loss: AnyLoss,
     *,
     is_last_term: bool,
     count: Callable[[], object],
@@ -416,7 +417,7 @@ def _learn_samples(
 
 
 def _backward_samples(
-    trainee: Trainee, experience: Experience, micro_batch: MicroBatch, loss: Loss
+    trainee: Trainee, experience: Experience, micro_batch: MicroBatch, loss: AnyLoss
 ) -> dict[str, float]:
     """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from glm_grpo.grpo.advantages import Normalization, group_advantages
+from glm_grpo.grpo.advantages import group_advantages
+from glm_grpo.types import Normalization
 
 NORMALIZATIONS: tuple[Normalization, ...] = ("group_std", "mean_only", "batch_std")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from glm_grpo.config.losses import LossKlEstimator
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.losses import (
     KlEstimator,
     LossInputs,
-    LossKlEstimator,
     corrected_kl_estimate,
     effective_sample_size,
     grpo_loss,
