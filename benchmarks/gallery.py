@@ -229,7 +229,6 @@ def _experience(step: int, steps: int, generator: torch.Generator) -> Experience
             token_ids=torch.zeros(PROMPTS, GROUP, 4, dtype=torch.int64),
             log_probs=torch.zeros(PROMPTS, GROUP, 4),
             sampling_mask=None,
-            policy_step=step - 1,
         ),
         images=ImageBatch(_pictures(PROMPTS, GROUP, generator), seeds),
         rewards=rewards,

@@ -50,7 +50,7 @@ def measure(prompts: int, group_size: int, repeats: int) -> Result:
     captions = [prompt.prompt for prompt in batch.prompts for _ in range(group_size)]
 
     def ours() -> None:
-        policy.sample(batch, policy_step=0)
+        policy.sample(batch)
 
     def stock() -> None:
         with torch.no_grad():

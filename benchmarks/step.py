@@ -69,7 +69,7 @@ class OurStep:
 
     def collect(self, batch: PromptBatch, clock: PhaseClock) -> Experience:
         """Sample, decode and score."""
-        return collect(self._models, batch, self._collect, policy_step=0, clock=clock)
+        return collect(self._models, batch, self._collect, clock=clock)
 
     def learn(self, experience: Experience) -> UpdateReport:
         """Run one update."""

@@ -347,7 +347,6 @@ def _make_experience(side: int, batch: int) -> Experience:
             token_ids=torch.randint(SIZES.codebook, shape, generator=generator),
             log_probs=level + 0.1 * torch.randn(shape, generator=generator),
             sampling_mask=None,
-            policy_step=0,
         ),
         images=ImageBatch(torch.zeros(1, batch, 3, 1, 1, dtype=torch.uint8), (0,)),
         rewards=RewardTable(

@@ -124,7 +124,7 @@ def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -
     results = []
     for step in range(steps):
         batch = build_batch(config, prompts, step)
-        rollout = policy.sample(batch, policy_step=step)
+        rollout = policy.sample(batch)
         images = decoder.decode(batch, rollout.token_ids)
         table = scorer.score(batch.prompts, images.pixels)
         rewards = total_rewards(table)

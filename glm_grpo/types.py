@@ -76,13 +76,11 @@ class Rollout:
             temperature, truncation and renormalisation).
         sampling_mask: Codebook entries that could be sampled at each token (top-k / top-p), V wide;
             None if nothing was truncated.
-        policy_step: Number of optimizer steps of the policy that sampled.
     """
 
     token_ids: Int64[Tensor, "P G T"]
     log_probs: Float32[Tensor, "P G T"]
     sampling_mask: Bool[Tensor, "P G T V"] | None
-    policy_step: int
 
 
 @dataclass(frozen=True)

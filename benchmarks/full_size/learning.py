@@ -112,7 +112,6 @@ def _experience(policy: GlmImagePolicy, batch: PromptBatch) -> Experience:
         token_ids=torch.randint(policy.codebook_size, shape, generator=generator),
         log_probs=torch.zeros(shape),
         sampling_mask=None,
-        policy_step=0,
     )
     parts = [
         policy.reference_log_probs(batch, rollout, rows).cpu()

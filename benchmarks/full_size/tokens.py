@@ -45,8 +45,8 @@ def _measure(bench: Bench, *, is_compiling: bool, patched: tuple[str, ...] = ())
             stack.enter_context(mock.patch(name, return_value=None))
         _move_adapters(policy)
         batch = make_batch(scale.side, prompts=scale.prompts, group_size=scale.group_size)
-        first = seconds_of(partial(policy.sample, batch, policy_step=0), device)
-        seconds = seconds_of(partial(policy.sample, batch, policy_step=0), device)
+        first = seconds_of(partial(policy.sample, batch), device)
+        seconds = seconds_of(partial(policy.sample, batch), device)
         gap = _replay_gap(policy, batch)
     read = policy.encode(batch).attention_mask.sum(dim=1).float().mean()
     tokens = policy.tokens_per_image(scale.side, scale.side)
@@ -81,7 +81,7 @@ def _move_adapters(policy: GlmImagePolicy) -> None:
 @torch.no_grad()
 def _replay_gap(policy: GlmImagePolicy, batch: PromptBatch) -> dict[str, float]:
     """Sampled minus replayed log-probabilities, and their mean ratio."""
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
     sampled = rollout.log_probs.flatten(0, 1)
     rows = torch.arange(0, len(sampled), max(1, len(sampled) // _REPLAYED))
     gaps = torch.cat(

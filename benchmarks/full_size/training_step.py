@@ -239,7 +239,7 @@ class _Stepper:
 
     def step(self, batch: PromptBatch, clock: PhaseClock) -> None:
         """Run one step."""
-        experience = collect(self._models, batch, self._collect, policy_step=0, clock=clock)
+        experience = collect(self._models, batch, self._collect, clock=clock)
         with self._models.phase("update", "a step", clock):
             trainee = Trainee(self._policy, self._optimizer, self._rate)
             update_policy(trainee, experience, self._update)

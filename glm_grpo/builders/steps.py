@@ -68,7 +68,6 @@ def _build_source(
         launch.processes,
         batch_for_step=batch_for_step,
         settings_for_step=recheck.collect_settings,
-        updates=lambda: learner.learning_rate.updates,
         spares_for_step=partial(build_spares, config, prompts)
         if config.rollout.refill_rounds
         else None,

@@ -94,7 +94,6 @@ class Collector:
                 self._models,
                 order.batch,
                 order.settings,
-                policy_step=order.policy_step,
                 clock=clock,
             )
         except (RewardError, GlmGrpoError) as error:

@@ -47,7 +47,6 @@ def check_config(config: Config) -> Iterator[str]:
         models,
         build_batch(config, prompts.training, 0),
         collect_settings(config),
-        policy_step=0,
         clock=PhaseClock(),
     )
     yield f"one rollout: {_describe_means(experience.rewards)}"

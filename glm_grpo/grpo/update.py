@@ -352,7 +352,6 @@ def _backward_targets(
         token_ids=targets.token_ids.unsqueeze(1),
         log_probs=torch.zeros(len(targets.token_ids), 1, targets.token_ids.shape[1]),
         sampling_mask=None,
-        policy_step=0,
     )
     replay = trainee.policy.replay(targets.prompts, rollout, micro_batch.rows)
     cross_entropy = -replay.log_probs.mean() * micro_batch.fraction

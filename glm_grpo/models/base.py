@@ -59,7 +59,6 @@ class Policy(PolicyForUpdate, Protocol):
         self,
         batch: PromptBatch,
         *,
-        policy_step: int,
         phase: str = "rollout",
         count: Count = not_counted,
     ) -> Rollout:
@@ -67,7 +66,6 @@ class Policy(PolicyForUpdate, Protocol):
 
         Args:
             batch: Prompts and seeds.
-            policy_step: Number to record in the rollout.
             phase: Phase of the run, for errors.
             count: Called after every token of the grids.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 
 import torch
@@ -54,7 +54,6 @@ def collect(
     batch: PromptBatch,
     settings: CollectSettings,
     *,
-    policy_step: int,
     clock: PhaseClock,
     processes: Processes = ALONE,
     spares: SparePrompts | None = None,
@@ -71,7 +70,6 @@ def collect(
     Args:
         batch: Prompts and seeds of this process.
         settings: Plain values.
-        policy_step: Number of updates the policy has had.
         clock: Records the time of every phase.
         processes: Processes that collect together.
         spares: Spare prompts of the step, the same in all processes; None: replace nothing.
@@ -81,10 +79,7 @@ def collect(
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
         PeerError: Another process failed.
     """
-
-    def make(some: PromptBatch) -> Experience:
-        return _collect_once(models, some, settings, policy_step=policy_step, clock=clock)
-
+    make = partial(_collect_once, models, settings=settings, clock=clock)
     with processes.together():
         experience = make(batch)
     if spares is not None:
@@ -95,17 +90,12 @@ def collect(
 
 
 def _collect_once(
-    models: Models,
-    batch: PromptBatch,
-    settings: CollectSettings,
-    *,
-    policy_step: int,
-    clock: PhaseClock,
+    models: Models, batch: PromptBatch, settings: CollectSettings, clock: PhaseClock
 ) -> Experience:
     """Experience of some prompts, with advantages of 0 until all groups are sampled."""
     kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
     batch = encode_sources(models, batch, clock)
-    rollout = sample(models, batch, policy_step=policy_step, clock=clock)
+    rollout = sample(models, batch, clock=clock)
     is_sampled_by_reference = kl_coef > 0 and models.policy.is_reference()
 
     @cache
@@ -200,7 +190,6 @@ def sample(
     models: Models,
     batch: PromptBatch,
     *,
-    policy_step: int,
     clock: PhaseClock | None = None,
     is_evaluation: bool = False,
 ) -> Rollout:
@@ -215,7 +204,6 @@ def sample(
     with models.phase("rollout", size, clock, is_evaluation=is_evaluation):
         return models.policy.sample(
             batch,
-            policy_step=policy_step,
             phase="evaluation" if is_evaluation else "rollout",
             count=clock.count,
         )

@@ -43,7 +43,7 @@ def evaluate(
         display.evaluating(done, total)
         done += len(each.prompts)
         batch = encode_sources(models, each, clock, is_evaluation=True)
-        rollout = sample(models, batch, policy_step=step, clock=clock, is_evaluation=True)
+        rollout = sample(models, batch, clock=clock, is_evaluation=True)
         entropies.append(-rollout.log_probs.mean(dim=(1, 2)))
         pixels, scores = decode_and_score(
             models, batch, rollout.token_ids, clock, is_evaluation=True

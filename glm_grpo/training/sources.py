@@ -53,7 +53,6 @@ class SynchronousSource:
         processes: Processes of the run, each of which makes its part.
         batch_for_step: Returns all prompts of a step, from 0; a pure function.
         settings_for_step: Returns how to make the experience of a step, from 1.
-        updates: Returns the number of updates the policy has had.
         spares_for_step: Returns prompts that can replace those of a step, from 0; None: never
             replace any.
     """
@@ -66,13 +65,11 @@ class SynchronousSource:
         *,
         batch_for_step: Callable[[int], PromptBatch],
         settings_for_step: Callable[[int], CollectSettings],
-        updates: Callable[[], int],
         spares_for_step: Callable[[int], SparePrompts] | None = None,
     ) -> None:
         self._models, self._strategy, self._processes = models, strategy, processes
         self.batch_for_step = batch_for_step
         self._settings_for_step = settings_for_step
-        self._updates = updates
         self._spares_for_step = spares_for_step
 
     def next_experience(
@@ -89,7 +86,6 @@ class SynchronousSource:
                 self._models,
                 part_of_batch(batch, processes.part(len(batch.prompts))),
                 self._settings_for_step(step),
-                policy_step=self._updates(),
                 clock=clock,
                 processes=processes,
                 spares=others,

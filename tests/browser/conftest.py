@@ -145,7 +145,6 @@ def _experience(step: int) -> Experience:
             token_ids=torch.zeros(4, GROUP_SIZE, 2, dtype=torch.int64),
             log_probs=torch.zeros(4, GROUP_SIZE, 2),
             sampling_mask=None,
-            policy_step=step,
         ),
         images=images,
         rewards=table,

@@ -99,7 +99,6 @@ def experience_of(order: Order, updates: float) -> Experience:
             token_ids=torch.zeros(1, 2, TOKENS, dtype=torch.int64),
             log_probs=torch.full((1, 2, TOKENS), -0.1 * updates),
             sampling_mask=None,
-            policy_step=order.policy_step,
         ),
         images=ImageBatch(pixels, order.batch.decode_seeds),
         rewards=RewardTable(
@@ -205,7 +204,7 @@ class Run:
     def learn(self, step: int) -> Experience:
         self.clock = PhaseClock()
         experience, metrics = self.source.next_experience(step, self.clock)
-        age = self.policy.updates - experience.rollout.policy_step
+        age = self.policy.updates - round(-10 * experience.rollout.log_probs.mean().item())
         assert metrics["async/policy_age"] == age
         self.metrics.append(dict(metrics))
         self.policy.updates += 1

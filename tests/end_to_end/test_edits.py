@@ -181,7 +181,7 @@ def test_the_vision_tower_is_on_the_accelerator_while_sources_are_read(edits):
     tower.register_forward_pre_hook(lambda *_: places.append(next(tower.parameters()).device.type))
 
     encoded = encode_sources(models, batch)
-    sample(models, encoded, policy_step=0)
+    sample(models, encoded)
 
     assert set(places) == {"cuda"}
     # Sampling has sent it back.

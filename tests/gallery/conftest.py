@@ -74,7 +74,6 @@ class StoredRun:
                 token_ids=torch.zeros(2, 2, 3, dtype=torch.int64),
                 log_probs=torch.zeros(2, 2, 3),
                 sampling_mask=None,
-                policy_step=step,
             ),
             images=self.images(step),
             rewards=table,

@@ -83,7 +83,7 @@ def make_experience(
     seeds = (0,) * PROMPTS
     return Experience(
         prompts=PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds),
-        rollout=Rollout(token_ids, score(sampled_by, token_ids), None, 0),
+        rollout=Rollout(token_ids, score(sampled_by, token_ids), None),
         images=ImageBatch(torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8), seeds),
         rewards=RewardTable(
             names=("only",),

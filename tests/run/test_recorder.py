@@ -66,7 +66,6 @@ def make_experience() -> Experience:
             token_ids=torch.arange(12).reshape(2, 2, 3),
             log_probs=-torch.arange(12.0).reshape(2, 2, 3),
             sampling_mask=None,
-            policy_step=4,
         ),
         images=make_images(),
         rewards=table,

@@ -95,9 +95,7 @@ def experience_of(evaluation: Evaluation) -> Experience:
     pixels = evaluation.images.pixels[..., :0, :0]
     return Experience(
         prompts=PromptBatch(evaluation.prompts, totals.shape[1], 32, 32, 0, seeds),
-        rollout=Rollout(
-            torch.zeros(*totals.shape, 1).long(), torch.zeros(*totals.shape, 1), None, 0
-        ),
+        rollout=Rollout(torch.zeros(*totals.shape, 1).long(), torch.zeros(*totals.shape, 1), None),
         images=replace(evaluation.images, pixels=pixels),
         rewards=evaluation.rewards,
         totals=totals,

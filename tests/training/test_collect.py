@@ -215,11 +215,11 @@ class RoundCounter(NoPolicy):
     def is_reference(self) -> bool:
         return self._is_reference
 
-    def sample(self, batch: PromptBatch, *, policy_step: int, **others: Any) -> Rollout:
+    def sample(self, batch: PromptBatch, **others: Any) -> Rollout:
         token_ids = torch.full((len(batch.prompts), batch.group_size, 3), self._calls)
         mask = torch.ones(*token_ids.shape, self.codebook_size, dtype=torch.bool)
         self._calls += 1
-        return Rollout(token_ids, -token_ids.float(), mask, policy_step)
+        return Rollout(token_ids, -token_ids.float(), mask)
 
     def reference_log_probs(
         self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
@@ -297,7 +297,6 @@ def collected(
         models,
         PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(5, 6)),
         settings,
-        policy_step=4,
         clock=PhaseClock(),
         processes=processes,
         spares=SparePrompts(listed, tuple(range(len(listed))), step=4, seed=0, group_size=2),

@@ -51,7 +51,6 @@ def make_experience() -> Experience:
             token_ids=torch.zeros(2, 2, 5, dtype=torch.int64),
             log_probs=torch.zeros(2, 2, 5),
             sampling_mask=None,
-            policy_step=0,
         ),
         images=make_images(),
         rewards=make_table(),

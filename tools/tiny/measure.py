@@ -99,7 +99,7 @@ class Embedded:
             seed=0,
         )
         batch = self.batch(self.prompts, group_size=group_size)
-        rollout = policy.sample(batch, policy_step=0)
+        rollout = policy.sample(batch)
         pixels = self.decoder.decode(batch, rollout.token_ids).pixels.flatten(0, 1)
         repeated = tuple(prompt for prompt in self.prompts for _ in range(group_size))
         return self.read(repeated, pixels)

@@ -200,7 +200,6 @@ class GlmImagePolicy:
         self,
         batch: PromptBatch,
         *,
-        policy_step: int,
         phase: str = "rollout",
         count: Count = not_counted,
     ) -> Rollout:
@@ -211,7 +210,6 @@ class GlmImagePolicy:
             inputs,
             batch,
             truncation=self._truncation,
-            policy_step=policy_step,
             phase=phase,
             build_step=self._build_step,
             count=count,

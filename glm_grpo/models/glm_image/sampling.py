@@ -61,7 +61,6 @@ def sample_rollout(
     batch: PromptBatch,
     *,
     truncation: Truncation,
-    policy_step: int,
     phase: str = "rollout",
     build_step: StepBuilder = TokenStep,
     count: Count = not_counted,
@@ -77,7 +76,6 @@ def sample_rollout(
         inputs: The prompts, encoded.
         batch: P prompts, G samples each.
         truncation: Truncation of the distribution; log-probs are those after it.
-        policy_step: Recorded in the rollout.
         phase: Phase of the run, for errors.
         build_step: Makes what takes one token of every sample at a time.
         count: Told of every token of the grids.
@@ -100,7 +98,6 @@ def sample_rollout(
         sampling_mask=torch.stack(masks, dim=1).unflatten(0, shape)
         if truncation.is_active
         else None,
-        policy_step=policy_step,
     )
 
 

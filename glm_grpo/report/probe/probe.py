@@ -201,7 +201,7 @@ def _probe_batch(
     noises: int,
 ) -> ProbeSamples:
     batch = encode_sources(models, batch)
-    rollout = sample(models, batch, policy_step=0)
+    rollout = sample(models, batch)
     full, cheap_steps = None, settings.decode_steps
     if cheap_steps != models.decoder.steps:
         full = decode_in_full(models, batch, rollout.token_ids, cheap_steps=cheap_steps)

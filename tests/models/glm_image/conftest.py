@@ -82,7 +82,7 @@ def policy(loaded_pipeline):
 @pytest.fixture(scope="session")
 def rollout(policy, batch):
     """What it draws for `batch`, with the preview of its true size."""
-    return policy.sample(batch, policy_step=4)
+    return policy.sample(batch)
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def test_sampled_equals_replayed_as_closely_as_with_factors_in_fp32(
         generator = torch.Generator().manual_seed(1)
         for up in policy.trainable_parameters()[1::2]:
             up.copy_(torch.randn(up.shape, generator=generator) * 0.03)
-        rollout = policy.sample(batch, policy_step=0)
+        rollout = policy.sample(batch)
         sampled = rollout.log_probs.flatten(0, 1)
         return policy.replay(batch, rollout, torch.arange(len(sampled))).log_probs - sampled
 

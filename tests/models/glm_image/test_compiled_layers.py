@@ -77,7 +77,7 @@ def layers_of(policy):
 @pytest.mark.parametrize("adapter_rank", [4, pytest.param(None, marks=pytest.mark.long)])
 def test_compiled_layers_score_what_eager_ones_do(build, batch, adapter_rank, caplog):
     eager = build(adapter_rank=adapter_rank)
-    rollout = eager.sample(batch, policy_step=0)
+    rollout = eager.sample(batch)
     graphs = []
     policy = build(counting(graphs), adapter_rank=adapter_rank, is_checkpointing=True)
 
@@ -99,7 +99,7 @@ def test_compiled_layers_score_what_eager_ones_do(build, batch, adapter_rank, ca
     # All layers, rows and lengths share graphs: with and without gradient, adapters and mask.
     assert len(graphs) <= 8
     made = len(graphs)
-    assert torch.equal(policy.sample(batch, policy_step=0).token_ids, rollout.token_ids)
+    assert torch.equal(policy.sample(batch).token_ids, rollout.token_ids)
     assert len(graphs) == made
     assert policy.state_tensors().keys() == eager.state_tensors().keys()
     assert warnings_of(caplog) == []
@@ -120,7 +120,7 @@ def wrong(graph, _):
 )
 def test_layers_stay_eager_where_compiling_fails(build, batch, backend, reason, caplog):
     eager = build(is_checkpointing=True)
-    rollout = eager.sample(batch, policy_step=0)
+    rollout = eager.sample(batch)
     policy = build(backend, is_checkpointing=True)
 
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_layers_compiled_by_inductor_round_like_eager_ones(build, batch, dtype, 
     for each in (eager, policy):
         for module in each.modules():
             module.to(device)
-    rollout = eager.sample(batch, policy_step=0)
+    rollout = eager.sample(batch)
     ours, theirs = (each.replay(batch, rollout, ROWS).log_probs for each in (policy, eager))
 
     # Sampled and replayed differ by as much in bf16.

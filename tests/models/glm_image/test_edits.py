@@ -43,7 +43,7 @@ def edits(policy):
 
 @pytest.fixture(scope="module")
 def rollout(policy, edits):
-    return policy.sample(edits, policy_step=0)
+    return policy.sample(edits)
 
 
 def sign(index):
@@ -82,7 +82,7 @@ def test_sampled_and_replayed_log_probs_are_those_of_generate(
     edits = edits_for(policy)
     batch = edits if count == 1 else two_sources(policy, edits)
 
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
 
     assert rollout.token_ids.shape == (2, 3, 16)
     assert batch.source_token_ids.shape == (2, count, 16)
@@ -146,7 +146,7 @@ def test_reference_of_an_untrained_policy_reads_the_sources_too(policy, edits, r
 @pytest.mark.parametrize(("count", "guidance_scale"), [(1, 1.5), (2, 1.0)])
 def test_drawn_group_equals_the_stock_pipeline(pipeline, policy, edits, guidance_scale, count):
     batch = edits if count == 1 else two_sources(policy, edits)
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
     decoder = GlmImageDecoder(pipeline, steps=3, guidance_scale=guidance_scale)
 
     images = decoder.decode(batch, rollout.token_ids)

@@ -36,7 +36,7 @@ def trained(make_policy, batch, as_experience, small_preview):
     def build(adapter_rank):
         policy = make_policy(adapter_rank=adapter_rank, needs_reference=False)
         shift(policy)
-        rollout = policy.sample(batch, policy_step=0)
+        rollout = policy.sample(batch)
         return policy, as_experience(batch, rollout)
 
     return build

@@ -147,7 +147,7 @@ def test_update_bytes_match_the_allocator_within_ten_percent(
     prompt_tokens = policy.encode(batch).input_ids.shape[1]
     # Which tokens are replayed takes no more and no less memory.
     shape = (1, batch.group_size, token_layout(batch.height, batch.width).num_tokens)
-    rollout = Rollout(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), None, 0)
+    rollout = Rollout(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), None)
     experience = as_experience(batch, rollout)
     optimizer = AdamW(policy.trainable_parameters())
 
@@ -174,7 +174,7 @@ def test_rollout_bytes_match_the_allocator_within_ten_percent(tiny_configs, poli
     prompt_tokens = policy.encode(batch).input_ids.shape[1]
     sizes = {"group_size": 8, "height": 256, "width": 256}
     planned = replace(SIZES, prompt_tokens=prompt_tokens, **sizes)
-    measured = _allocated_peak(lambda: policy.sample(batch, policy_step=0))
+    measured = _allocated_peak(lambda: policy.sample(batch))
     assert rollout_bytes(tiny_configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
 
 
@@ -187,7 +187,7 @@ def test_rollout_bytes_of_edits_match_the_allocator_within_ten_percent(tiny_conf
     prompt_tokens = inputs.input_ids.shape[1] - 2 * 18
     sizes = {"group_size": 8, "height": 128, "width": 128, "num_sources": 2}
     planned = replace(SIZES, prompt_tokens=prompt_tokens, **sizes)
-    measured = _allocated_peak(lambda: policy.sample(batch, policy_step=0))
+    measured = _allocated_peak(lambda: policy.sample(batch))
     assert rollout_bytes(tiny_configs, MODEL, planned) == pytest.approx(measured, rel=0.1)
 
 

@@ -34,7 +34,7 @@ def test_replayed_log_probs_equal_sampled_ones(
 ):
     batch = replace(batch, height=96, width=160)
     policy = make_policy(temperature=temperature, adapter_rank=adapter_rank, truncation=truncation)
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
 
     replay = policy.replay(batch, rollout, ROWS)
 
@@ -49,10 +49,10 @@ def test_a_policy_samples_the_same_by_the_stock_step(
     policy = make_policy(adapter_rank=4, truncation=truncation, is_compiling=device == "cuda")
     for module in policy.modules():
         module.to(device)
-    fast = policy.sample(batch, policy_step=0)
+    fast = policy.sample(batch)
 
     policy._build_step = StockStep
-    stock = policy.sample(batch, policy_step=0)
+    stock = policy.sample(batch)
 
     assert torch.equal(stock.token_ids, fast.token_ids)
     assert torch.allclose(stock.log_probs, fast.log_probs, atol=1e-5)
@@ -62,7 +62,7 @@ def test_a_policy_samples_the_same_by_the_stock_step(
 def test_sampled_and_replayed_log_probs_equal_those_of_stock_generation(policy, batch):
     # With the preview of its true size, in a picture that is not square.
     batch = replace(batch, height=64, width=128)
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
     alone = replace(batch, prompts=batch.prompts[1:], decode_seeds=batch.decode_seeds[1:])
 
     (stock,) = stock_log_probs(policy, alone, rollout.token_ids[1:, 0])
@@ -74,7 +74,7 @@ def test_sampled_and_replayed_log_probs_equal_those_of_stock_generation(policy, 
 
 def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch, small_preview):
     policy = make_policy(truncation=Truncation(top_k=2))
-    truncated = policy.sample(batch, policy_step=0)
+    truncated = policy.sample(batch)
 
     entropy = policy.replay(batch, truncated, ROWS).entropy
 
@@ -111,7 +111,7 @@ def test_samples_of_one_prompt_are_replayed_without_a_mask(
 
 def test_gradient_reaches_the_language_model_and_nothing_else(make_policy, batch, small_preview):
     policy = make_policy(is_checkpointing=True)
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
 
     policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
 
@@ -123,7 +123,7 @@ def test_gradient_reaches_the_language_model_and_nothing_else(make_policy, batch
 
 def test_checkpointed_gradient_equals_the_plain_one(make_policy, batch, small_preview):
     policy = make_policy()
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
     policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
     plain = [p.grad.clone() for p in policy.trainable_parameters()]
 
@@ -148,7 +148,7 @@ def test_adapters_are_on_the_language_model_alone(make_policy):
 @pytest.mark.parametrize("adapter_rank", [None, 4])
 def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank, small_preview):
     policy = make_policy(adapter_rank=adapter_rank)
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
     sampled = rollout.log_probs.flatten(0, 1)[ROWS]
 
     assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
@@ -163,7 +163,7 @@ def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank
 @pytest.mark.parametrize("adapter_rank", [None, 4])
 def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank, small_preview):
     policy = make_policy(adapter_rank=adapter_rank)
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
             parameter.add_(0.02)

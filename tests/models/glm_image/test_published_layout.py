@@ -87,7 +87,7 @@ def test_sizes_known_without_files_are_the_published_ones(published):
 
 def test_sampled_and_replayed_log_probs_and_pictures_are_the_stock_ones(pipeline, policy, asked):
     assert pipeline.processor.tokenizer.pad_token_id == policy.model.config.image_end_token_id
-    rollout = policy.sample(asked, policy_step=0)
+    rollout = policy.sample(asked)
     replayed = policy.replay(asked, rollout, torch.arange(4)).log_probs.unflatten(0, (2, 2))
     images = GlmImageDecoder(pipeline, steps=2, guidance_scale=1.5).decode(asked, rollout.token_ids)
 

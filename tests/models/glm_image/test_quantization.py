@@ -145,7 +145,7 @@ def test_only_matrices_of_the_layers_are_in_4_bits(pipeline_in_4_bits, bitsandby
 
 def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, adapted_policy, batch, small_preview):
     policy = adapted_policy(pipeline_in_4_bits)
-    rollout = policy.sample(batch, policy_step=0)
+    rollout = policy.sample(batch)
     rows = torch.arange(6)
 
     replayed = policy.replay(batch, rollout, rows).log_probs.detach()
@@ -160,7 +160,7 @@ def test_policy_in_4_bits_equals_plain_weights_of_those_values(
 ):
     plain = adapted_policy(_in_full(pipeline_in_4_bits, loaded_pipeline, bitsandbytes))
     ours = adapted_policy(pipeline_in_4_bits)
-    rollout = plain.sample(batch, policy_step=0)
+    rollout = plain.sample(batch)
     scored = []
     for policy in (plain, ours):
         log_probs = policy.replay(batch, rollout, torch.arange(6)).log_probs

@@ -86,13 +86,12 @@ def test_sample_gives_full_grids_inside_the_codebook(rollout):
     assert rollout.token_ids.shape == (2, 3, 256 + 16)
     assert 0 <= int(rollout.token_ids.min()) <= int(rollout.token_ids.max()) < 512
     assert rollout.sampling_mask is None
-    assert rollout.policy_step == 4
 
 
 def test_sample_is_a_function_of_the_seed(policy, batch, small_preview):
-    first = policy.sample(batch, policy_step=0)
-    again = policy.sample(batch, policy_step=0)
-    other = policy.sample(dataclasses.replace(batch, seed=12), policy_step=0)
+    first = policy.sample(batch)
+    again = policy.sample(batch)
+    other = policy.sample(dataclasses.replace(batch, seed=12))
 
     assert torch.equal(first.token_ids, again.token_ids)
     assert torch.equal(first.log_probs, again.log_probs)
@@ -100,10 +99,10 @@ def test_sample_is_a_function_of_the_seed(policy, batch, small_preview):
 
 
 def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(policy, batch, small_preview):
-    together = policy.sample(batch, policy_step=0)
+    together = policy.sample(batch)
     alone = dataclasses.replace(batch, prompts=batch.prompts[1:], decode_seeds=(6,))
 
-    single = policy.sample(alone, policy_step=0)
+    single = policy.sample(alone)
 
     assert torch.equal(single.token_ids[0], together.token_ids[1])
     assert torch.allclose(single.log_probs[0], together.log_probs[1], atol=1e-4)
@@ -114,7 +113,7 @@ def test_samples_of_a_group_differ(rollout):
 
 
 def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch, small_preview):
-    rollout = make_policy(truncation=Truncation(top_k=7)).sample(batch, policy_step=0)
+    rollout = make_policy(truncation=Truncation(top_k=7)).sample(batch)
 
     assert rollout.sampling_mask is not None
     assert (rollout.sampling_mask.sum(-1) == 7).all()
@@ -122,7 +121,7 @@ def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch, small_preview)
 
 
 def test_sample_returns_tensors_that_autograd_takes(make_policy, batch, small_preview):
-    rollout = make_policy(truncation=Truncation(top_k=3)).sample(batch, policy_step=0)
+    rollout = make_policy(truncation=Truncation(top_k=3)).sample(batch)
 
     factor = torch.ones((), requires_grad=True)
     (rollout.log_probs * factor).sum().backward()
@@ -137,10 +136,10 @@ def test_sample_returns_tensors_that_autograd_takes(make_policy, batch, small_pr
 def test_prompts_read_one_at_a_time_are_those_read_at_once(
     policy, batch, monkeypatch, small_preview
 ):
-    expected = policy.sample(batch, policy_step=0)
+    expected = policy.sample(batch)
     monkeypatch.setattr(sampling, "PREFILLED_AT_ONCE", 1)
 
-    found = policy.sample(batch, policy_step=0)
+    found = policy.sample(batch)
 
     assert torch.equal(found.token_ids, expected.token_ids)
     assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)

@@ -59,7 +59,6 @@ def make_experience(
             token_ids=torch.zeros(count, size, 2, dtype=torch.int64),
             log_probs=torch.zeros(count, size, 2),
             sampling_mask=None,
-            policy_step=0,
         ),
         images=ImageBatch(greys.expand(count, size, 3, 32, 32).contiguous(), seeds),
         rewards=table,

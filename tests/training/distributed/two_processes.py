@@ -114,7 +114,7 @@ def make_experience(processes: Processes) -> Experience:
     pixels = torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8)
     return Experience(
         prompts=part_of_batch(batch, rows),
-        rollout=Rollout(token_ids[own], log_probs[own], sampling_mask=None, policy_step=0),
+        rollout=Rollout(token_ids[own], log_probs[own], sampling_mask=None),
         images=ImageBatch(pixels[own], seeds[own]),
         rewards=RewardTable(
             names=("only",),

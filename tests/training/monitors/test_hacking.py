@@ -62,7 +62,6 @@ def experience(images, rewards, entropy=1.0):
             token_ids=torch.zeros(4, 2, 3, dtype=torch.int64),
             log_probs=torch.full((4, 2, 3), -entropy),
             sampling_mask=None,
-            policy_step=0,
         ),
         images=images,
         rewards=rewards,

@@ -109,7 +109,7 @@ class Run:
         self.decoder.drawn.clear()
         experience = Experience(
             prompts=batch,
-            rollout=Rollout(tokens, torch.zeros(3, 3, 2), sampling_mask=None, policy_step=0),
+            rollout=Rollout(tokens, torch.zeros(3, 3, 2), sampling_mask=None),
             images=images,
             rewards=table,
             totals=table.raw[..., 0],
