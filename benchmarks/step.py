@@ -148,7 +148,7 @@ def compare_learning(config: Config) -> dict[str, float]:
     report = ours.learn(experience)
     differences = {
         "advantages": (advantages - experience.advantages.values).abs().max().item(),
-        "loss": abs(loss - report.metrics["loss/total"]),
+        "loss": abs(loss - report.loss),
         "gradient_norm": abs(norm / report.metrics["optim/grad_norm"] - 1),
     }
     for name, difference in differences.items():

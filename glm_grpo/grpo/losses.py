@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 import torch
@@ -65,14 +65,16 @@ class LossOutput:
         total: Scalar to minimise, with gradient: a mean over tokens, so that micro-batches weighted
             by their fraction of the tokens add up to the batch.
         metrics: Metrics by the name they are stored under; a scalar, or one value per token. The
-            mean over the tokens of all sequences is reported; in `loss/...`, sequences that
-            `train.skip_flat` skips count as 0. `ratio/mean_square` becomes
+            mean over the tokens of all replayed sequences is reported. `ratio/mean_square` becomes
             `ratio/effective_sample_size`; `ratio/sequence_log` and its `_square` become
             `ratio/sequence_std`.
+        terms: Terms that add up to the total, by the name they are stored under: scalars, in which
+            sequences that `train.skip_flat` skips count as 0. A custom loss leaves them out.
     """
 
     total: Tensor
     metrics: Mapping[str, Shaped[Tensor, "..."]]
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
@@ -263,8 +265,8 @@ def grpo_loss(inputs: LossInputs, options: AnyLoss) -> LossOutput:
         options: Kind of the policy loss, and the weights of the other terms.
 
     Returns:
-        The total with its gradient; metrics `loss/total`, `loss/policy`, `loss/kl`, `kl/reference`,
-        `kl/behaviour` and those of the kind.
+        The total with its gradient; terms `loss/policy`, `loss/kl` and, with a weight,
+        `loss/entropy`; metrics `kl/reference`, `kl/behaviour` and those of the kind.
 
     Raises:
         ValueError: A KL to the reference has a weight, but there is no reference.
@@ -283,7 +285,7 @@ def grpo_loss(inputs: LossInputs, options: AnyLoss) -> LossOutput:
     kl_behaviour = kl_estimate(old_log_probs, log_probs, estimator="k3").mean()
     kl_reference = torch.full_like(policy.total, torch.nan)
     kl = torch.zeros_like(policy.total)
-    more: dict[str, Tensor] = {}
+    metrics = dict(policy.metrics)
     # A weight of 0 adds no term at all, because 0 times an overflowed estimate would be NaN.
     if options.kl_behaviour_coef != 0:
         kl = kl + options.kl_behaviour_coef * kl_behaviour
@@ -291,28 +293,23 @@ def grpo_loss(inputs: LossInputs, options: AnyLoss) -> LossOutput:
         estimates = corrected_kl_estimate(
             log_probs, old_log_probs, reference_log_probs, inputs.correction
         )
-        kl_reference, more["kl/reference_tokens"] = estimates.mean(), estimates
+        kl_reference, metrics["kl/reference_tokens"] = estimates.mean(), estimates
         if options.kl_estimator != "k3_corrected":
             estimates = kl_estimate(log_probs, reference_log_probs, estimator=options.kl_estimator)
         if kl_coef != 0:
             kl = kl + kl_coef * estimates.mean()
-    total = policy.total + kl
+    total, terms = policy.total + kl, {"loss/policy": policy.total, "loss/kl": kl}
     if options.entropy_coef != 0:
         if inputs.entropy is None:
             raise ValueError("entropy_coef without entropy: pass the entropy of the replay")
-        more["loss/entropy"] = -options.entropy_coef * inputs.entropy.mean()
-        total = total + more["loss/entropy"]
-    # Last, because the total decides whether an update is skipped, whatever a custom loss reports.
-    metrics = {
-        **policy.metrics,
-        **more,
-        "loss/total": total,
-        "loss/policy": policy.total,
-        "loss/kl": kl,
-        "kl/reference": kl_reference,
-        "kl/behaviour": kl_behaviour,
-    }
-    return LossOutput(total, {name: value.detach() for name, value in metrics.items()})
+        terms["loss/entropy"] = -options.entropy_coef * inputs.entropy.mean()
+        total = total + terms["loss/entropy"]
+    metrics |= {"kl/reference": kl_reference, "kl/behaviour": kl_behaviour}
+    return LossOutput(total, _detached(metrics), _detached(terms))
+
+
+def _detached(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in values.items()}
 
 
 def importance_weights(

@@ -37,7 +37,7 @@ _SFT_METRICS = {
     "entropy": "policy/entropy",
     "outside_codebook": "policy/outside_codebook",
 }
-"""Names of metrics by the key that `_learn_targets` returns."""
+"""Names of the metrics of a supervised step by the key that `_learn_targets` returns."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,15 @@ class UpdateReport:
     """Report of one optimizer update.
 
     Attributes:
-        metrics: Metrics by the name they are stored under: those of the loss, averaged over all
-            tokens, of the policy, and of the optimizer.
+        loss: Loss that was minimised.
+        grad_norm: L2 norm of its gradient before clipping.
+        metrics: Metrics by the name they are stored under: loss and gradient norm among them,
+            those of the loss, averaged over all tokens, of the policy, and of the optimizer.
         is_skipped: Whether loss or gradient was not finite, so that no weight changed.
     """
 
+    loss: float
+    grad_norm: float
     metrics: Mapping[str, float]
     is_skipped: bool
 
@@ -215,7 +219,7 @@ def update_policy(
     updates = [*zip(minibatches, supervised, strict=True)] * settings.updates_per_rollout
     for samples, of_targets in updates:
         trainee.optimizer.zero_grad(set_to_none=True)
-        metrics = _learn_samples(
+        term = _learn_samples(
             trainee,
             experience,
             samples,
@@ -223,10 +227,11 @@ def update_policy(
             is_last_term=not of_targets,
             count=lambda: count(next(done), total),
         )
+        loss, metrics = term.loss, dict(term.means)
         if targets is not None:
-            term = _learn_targets(trainee, targets, of_targets)
-            metrics["loss/total"] += term.loss
-            metrics["anchor/cross_entropy"] = term.means["cross_entropy"]
+            sft = _learn_targets(trainee, targets, of_targets)
+            loss += sft.loss
+            metrics["anchor/cross_entropy"] = sft.means["cross_entropy"]
             metrics["anchor/weight"] = targets.weight
         names = names or {*metrics}
         _refuse_other_metrics(metrics, names)
@@ -237,7 +242,7 @@ def update_policy(
             and not of_targets
             and _is_noise_alone(experience, samples, settings.loss, trainee.strategy)
         )
-        report, has_moved = _take_step(trainee, metrics, settings, is_noise=is_noise)
+        report, has_moved = _take_step(trainee, loss, metrics, settings, is_noise=is_noise)
         is_on_policy = is_on_policy and not has_moved
         reports.append(report)
     return reports
@@ -265,13 +270,18 @@ def update_on_targets(
         trainee.optimizer.zero_grad(set_to_none=True)
         term = _learn_targets(trainee, targets, micro_batches)
         metrics = {_SFT_METRICS[name]: value for name, value in term.means.items()}
-        report, _ = _take_step(trainee, {"loss/total": term.loss, **metrics}, settings)
+        report, _ = _take_step(trainee, term.loss, metrics, settings)
         reports.append(report)
     return reports
 
 
 def _take_step(
-    trainee: Trainee, metrics: dict[str, float], settings: UpdateSettings, *, is_noise: bool = False
+    trainee: Trainee,
+    loss: float,
+    metrics: dict[str, float],
+    settings: UpdateSettings,
+    *,
+    is_noise: bool = False,
 ) -> tuple[UpdateReport, bool]:
     """Step, unless loss or gradient is not finite or nothing is learned; advance the schedule.
 
@@ -282,16 +292,17 @@ def _take_step(
     max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
     grad_norm = trainee.strategy.clip_gradient(policy.trainable_parameters(), max_norm)
     metrics = metrics | {
+        "loss/total": loss,
         "optim/grad_norm": grad_norm,
         "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
     }
-    is_finite = math.isfinite(metrics["loss/total"]) and math.isfinite(grad_norm)
+    is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     is_learning = is_finite and grad_norm != 0 and not is_noise
     if is_learning:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     trainee.schedule.step()
-    return UpdateReport(metrics, is_skipped=not is_finite), is_learning
+    return UpdateReport(loss, grad_norm, metrics, is_skipped=not is_finite), is_learning
 
 
 def _is_noise_alone(
@@ -316,12 +327,12 @@ def _is_noise_alone(
 
 
 @dataclass(frozen=True)
-class _SftTerm:
-    """The SFT term of a minibatch, whose gradient is accumulated.
+class _Term:
+    """A term of the loss of a minibatch, whose gradient is accumulated.
 
     Attributes:
-        loss: Weighted mean cross-entropy; 0 if there are no target images.
-        means: Means over the tokens of all processes, in nats; NaN if there are no target images.
+        loss: Its value over all processes; 0 for the SFT term of no target images.
+        means: Metrics over the tokens of all processes; NaN if there are none.
     """
 
     loss: float
@@ -330,10 +341,10 @@ class _SftTerm:
 
 def _learn_targets(
     trainee: Trainee, targets: TargetTokens, micro_batches: Sequence[MicroBatch]
-) -> _SftTerm:
+) -> _Term:
     """Accumulate the gradient of the SFT term of a minibatch."""
     if not micro_batches:
-        return _SftTerm(0.0, dict.fromkeys(_SFT_METRICS, math.nan))
+        return _Term(0.0, dict.fromkeys(_SFT_METRICS, math.nan))
     parts = []
     for micro_batch in micro_batches:
         with trainee.strategy.accumulation(is_last=micro_batch is micro_batches[-1]):
@@ -341,7 +352,7 @@ def _learn_targets(
     own = [math.fsum(part[name] for part in parts) for name in _SFT_METRICS]
     everyone = zip(*trainee.strategy.gather(own), strict=True)
     means = dict(zip(_SFT_METRICS, map(math.fsum, everyone), strict=True))
-    return _SftTerm(targets.weight * means["cross_entropy"], means)
+    return _Term(targets.weight * means["cross_entropy"], means)
 
 
 def _backward_targets(
@@ -366,8 +377,7 @@ def _backward_targets(
         "entropy": replay.entropy.detach(),
         "outside_codebook": replay.outside_codebook,
     }
-    fraction = micro_batch.fraction
-    return {name: fraction * float(value.double().mean()) for name, value in means.items()}
+    return _weighted(means, micro_batch.fraction)
 
 
 def _with_reference(
@@ -398,31 +408,31 @@ def _learn_samples(
     *,
     is_last_term: bool,
     count: Callable[[], object],
-) -> dict[str, float]:
-    """Accumulate the gradient of the sampled tokens of a minibatch; returns its metrics."""
+) -> _Term:
+    """Accumulate the gradient of the loss of a minibatch's sampled tokens."""
     parts = []
     for micro_batch in micro_batches:
         is_last = is_last_term and micro_batch is micro_batches[-1]
         with trainee.strategy.accumulation(is_last=is_last):
             parts.append(_backward_samples(trainee, experience, micro_batch, loss))
-        _refuse_other_metrics(parts[-1], parts[0])
+        _refuse_other_metrics(parts[-1].means, parts[0].means)
         count()
     replayed = [
         part
         for part, micro_batch in zip(parts, micro_batches, strict=True)
         if micro_batch.replayed_fraction > 0
     ]
-    return _means(replayed, [*parts[0]], trainee.strategy)
+    return _joined(replayed, [*parts[0].means], trainee.strategy)
 
 
 def _backward_samples(
     trainee: Trainee, experience: Experience, micro_batch: MicroBatch, loss: AnyLoss
-) -> dict[str, float]:
+) -> _Term:
     """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
 
     Returns:
-        Metrics weighted by the micro-batch's fraction of the tokens: loss metrics by its fraction
-        of all tokens, the others by its fraction of the replayed tokens.
+        The micro-batch's part of the loss and its metrics: the loss and its terms weighted by its
+        fraction of all tokens, the others by its fraction of the replayed tokens.
     """
     strategy = trainee.strategy
     replay = trainee.policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
@@ -439,11 +449,15 @@ def _backward_samples(
         "policy/replay_gap": _replay_gap(log_probs, inputs.old_log_probs, inputs.correction),
     }
     metrics = {**metrics, **_by_stage(metrics, replay.num_preview)}
-    return {
-        name: (micro_batch.fraction if name.startswith("loss/") else micro_batch.replayed_fraction)
-        * float(value.double().mean())
-        for name, value in metrics.items()
+    means = {
+        **_weighted(metrics, micro_batch.replayed_fraction),
+        **_weighted(output.terms, micro_batch.fraction),
     }
+    return _Term(micro_batch.fraction * float(output.total.detach().double()), means)
+
+
+def _weighted(metrics: Mapping[str, Tensor], fraction: float) -> dict[str, float]:
+    return {name: fraction * float(value.double().mean()) for name, value in metrics.items()}
 
 
 def _loss_inputs(experience: Experience, rows: Int64[Tensor, " N"], replay: Replay) -> LossInputs:
@@ -489,15 +503,14 @@ def _by_stage(metrics: Mapping[str, Tensor], num_preview: int) -> dict[str, Tens
     return found
 
 
-def _means(
-    parts: Sequence[Mapping[str, float]], names: Sequence[str], strategy: Strategy
-) -> dict[str, float]:
-    """Metrics over the sequences of all processes, from the weighted ones of micro-batches."""
+def _joined(parts: Sequence[_Term], names: Sequence[str], strategy: Strategy) -> _Term:
+    """The term over the sequences of all processes, from its parts in micro-batches."""
     own = torch.tensor(
-        [[part[name] for name in names] for part in parts], dtype=torch.float64
-    ).reshape(len(parts), len(names))
+        [[part.loss, *(part.means[name] for name in names)] for part in parts], dtype=torch.float64
+    ).reshape(len(parts), 1 + len(names))
     everyone = torch.tensor(strategy.gather(own.sum(dim=0).tolist()), dtype=torch.float64)
-    means = dict(zip(names, everyone.sum(dim=0).tolist(), strict=True))
+    loss, *values = everyone.sum(dim=0).tolist()
+    means = dict(zip(names, values, strict=True))
     means.pop("kl/reference_tokens", None)
     mean_square = means.pop("ratio/mean_square", None)
     if mean_square is not None:
@@ -507,7 +520,7 @@ def _means(
     if log_ratio is not None:
         variance = means.pop("ratio/sequence_log_square") - log_ratio**2
         means["ratio/sequence_std"] = math.sqrt(max(0.0, variance))
-    return means
+    return _Term(loss, means)
 
 
 def _replay_gap(

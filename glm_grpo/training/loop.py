@@ -225,8 +225,8 @@ class Trainer:
             logger.warning(
                 "step %d: loss %s, gradient norm %s: the update was skipped",
                 state.step,
-                report.metrics["loss/total"],
-                report.metrics["optim/grad_norm"],
+                report.loss,
+                report.grad_norm,
             )
         # If one update of a rollout leaves the weights unchanged, the others do too: count steps.
         is_lost = len(skipped) == len(updates) > 0

@@ -195,6 +195,8 @@ class RunRecorder:
         updates: Sequence[UpdateReport],
         clock: PhaseClock,
         more: Mapping[str, float],
+        *,
+        is_decode_cheap: bool,
     ) -> StepRecord:
         """Record a step, after the previous one is stored.
 
@@ -203,6 +205,7 @@ class RunRecorder:
             prepared: Result of `prepare` in this process.
             updates: One report per update.
             more: Further metrics.
+            is_decode_cheap: Whether it was decoded with the denoising steps of rollouts.
         """
         seconds, begun = clock.seconds(), time.perf_counter()
         with self._processes.together():
@@ -221,8 +224,9 @@ class RunRecorder:
             watched = self._monitor.measure(step, whole, measures)
             metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
             if self._work is not None:
-                is_cheap = more.get("decode/is_cheap", 1.0) == 1.0
-                metrics |= sampled_utilisation(self._work, whole, seconds, is_decode_cheap=is_cheap)
+                metrics |= sampled_utilisation(
+                    self._work, whole, seconds, is_decode_cheap=is_decode_cheap
+                )
             metrics |= {**watched.metrics, **more, **waited, **held}
             pictures = [picture for each in parts for picture in each.pictures]
             self._files.track_step(step, metrics)

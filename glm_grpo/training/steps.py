@@ -106,8 +106,15 @@ class RewardStep:
         self._follow_with_reference(step)
         self.source.policy_updated(step)
         clock.announce("records")
-        more = {**of_decode, **of_source}
-        return updates, self.recorder.step(step, prepared, updates, clock, more)
+        record = self.recorder.step(
+            step,
+            prepared,
+            updates,
+            clock,
+            {**of_decode, **of_source},
+            is_decode_cheap=not self.recheck.has_ended(step),
+        )
+        return updates, record
 
     def _check_replay(self, experience: Experience, clock: PhaseClock) -> None:
         """Check that sampling and replay agree before anything is learned."""

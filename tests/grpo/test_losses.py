@@ -192,13 +192,13 @@ def test_grpo_loss_adds_policy_and_both_kl_terms_by_their_weights() -> None:
     loss = grpo_loss(LossInputs(log(0.5), log(0.4), log(0.25), torch.tensor([-1.0])), settings)
     k2 = math.log(2) ** 2 / 2
     behaviour = 1.25 - 1 - math.log(1.25)
-    assert loss.metrics["loss/policy"].item() == pytest.approx(1.25, rel=1e-5)
+    assert loss.terms["loss/policy"].item() == pytest.approx(1.25, rel=1e-5)
     assert loss.metrics["kl/behaviour"].item() == pytest.approx(behaviour, rel=1e-4)
     # k3 = 0.5 + log 2 - 1, times the ratio.
     assert loss.metrics["kl/reference"].item() == pytest.approx(
         1.25 * (math.log(2) - 0.5), rel=1e-5
     )
-    assert loss.metrics["loss/kl"].item() == pytest.approx(0.5 * k2 + 2.0 * behaviour, rel=1e-5)
+    assert loss.terms["loss/kl"].item() == pytest.approx(0.5 * k2 + 2.0 * behaviour, rel=1e-5)
     assert loss.total.item() == pytest.approx(1.25 + 0.5 * k2 + 2.0 * behaviour, rel=1e-5)
 
 
@@ -206,14 +206,14 @@ def test_grpo_loss_on_policy_is_minus_the_mean_advantage() -> None:
     log_probs = torch.log(torch.tensor([[0.3, 0.1], [0.5, 0.9], [0.2, 0.2]]))
     advantages = torch.tensor([-1.0, 0.25, 0.9])
     loss = grpo_loss(LossInputs(log_probs, log_probs.clone(), None, advantages), SURROGATE_ONLY)
-    assert loss.metrics["loss/policy"].item() == pytest.approx(-0.05, abs=1e-7)
-    assert loss.total.item() == loss.metrics["loss/policy"].item()
+    assert loss.terms["loss/policy"].item() == pytest.approx(-0.05, abs=1e-7)
+    assert loss.total.item() == loss.terms["loss/policy"].item()
 
 
 def test_grpo_loss_without_reference_measures_no_kl_to_it() -> None:
     loss = grpo_loss(LossInputs(log(0.5), log(0.4), None, torch.tensor([1.0])), SURROGATE_ONLY)
     assert math.isnan(loss.metrics["kl/reference"].item())
-    assert loss.metrics["loss/kl"].item() == 0.0
+    assert loss.terms["loss/kl"].item() == 0.0
 
 
 def test_grpo_loss_refuses_a_kl_weight_without_reference() -> None:

@@ -84,7 +84,7 @@ def test_corrected_loss_is_that_worked_out_by_hand() -> None:
         ),
         PLAIN,
     )
-    assert loss.metrics["loss/policy"].item() == pytest.approx(-2.8, rel=1e-5)
+    assert loss.terms["loss/policy"].item() == pytest.approx(-2.8, rel=1e-5)
     # To the policy that sampled: 0.22 / 0.1 and 0.3 / 0.4.
     torch.testing.assert_close(loss.metrics["ratio/mean"], torch.tensor([[2.2, 0.75]]).double())
     # Of the clip: log 1.1 and log 1.5 to the policy before the update.
@@ -107,7 +107,7 @@ def test_corrected_loss_for_a_negative_advantage_is_clipped_below() -> None:
         ),
         PLAIN,
     )
-    assert loss.metrics["loss/policy"].item() == pytest.approx(1.075, rel=1e-5)
+    assert loss.terms["loss/policy"].item() == pytest.approx(1.075, rel=1e-5)
     assert loss.metrics["ratio/clip_fraction"].tolist() == [[True, False]]
 
 
@@ -137,9 +137,9 @@ def test_correction_leaves_the_other_kl_terms_as_they_are() -> None:
     plain = grpo_loss(LossInputs(now, sampled, reference, advantages), settings)
     correction = OffPolicyCorrection(log(0.25, 0.4), torch.tensor([[1.25, 0.8]]))
     corrected = grpo_loss(LossInputs(now, sampled, reference, advantages, correction), settings)
-    assert corrected.metrics["loss/kl"].item() == plain.metrics["loss/kl"].item()
+    assert corrected.terms["loss/kl"].item() == plain.terms["loss/kl"].item()
     assert corrected.metrics["kl/behaviour"].item() == plain.metrics["kl/behaviour"].item()
-    assert corrected.metrics["loss/policy"].item() != plain.metrics["loss/policy"].item()
+    assert corrected.terms["loss/policy"].item() != plain.terms["loss/policy"].item()
 
 
 def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() -> None:

@@ -257,8 +257,8 @@ def test_entropy_is_raised() -> None:
     entropy = made(3).abs().requires_grad_()
     loss = grpo_loss(inputs(log_probs, entropy=entropy), clipped(entropy_coef=0.3))
     torch.testing.assert_close(gradient_of(loss.total, entropy), torch.full((4, 6), -0.3 / 24))
-    torch.testing.assert_close(loss.metrics["loss/entropy"], -0.3 * entropy.detach().mean())
-    assert not loss.metrics["loss/entropy"].requires_grad
+    torch.testing.assert_close(loss.terms["loss/entropy"], -0.3 * entropy.detach().mean())
+    assert not loss.terms["loss/entropy"].requires_grad
 
 
 def test_sequence_std_is_that_of_mean_log_ratios() -> None:

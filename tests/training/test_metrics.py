@@ -83,7 +83,7 @@ FIGURES = (
 def make_report(value: float) -> UpdateReport:
     """Figures told apart by their tens: value + 0, value + 10, ..."""
     metrics = {name: value + 10 * index for index, name in enumerate(FIGURES)}
-    return UpdateReport(metrics, is_skipped=False)
+    return UpdateReport(value, value, metrics, is_skipped=False)
 
 
 def metrics_of(*reports: UpdateReport) -> dict[str, float]:
@@ -202,7 +202,8 @@ def test_outside_codebook_note_has_the_figure_of_the_exported_step() -> None:
 
 def test_step_metrics_leaves_skipped_updates_out_and_counts_them() -> None:
     figures = {"policy/replay_gap": 0.5, "optim/learning_rate": 7.0}
-    skipped = UpdateReport(make_report(math.nan).metrics | figures, is_skipped=True)
+    report = make_report(math.nan)
+    skipped = replace(report, metrics={**report.metrics, **figures}, is_skipped=True)
     metrics = metrics_of(skipped, make_report(3.0), skipped)
     assert metrics["loss/total"] == 3
     assert metrics["optim/grad_norm"] == 123

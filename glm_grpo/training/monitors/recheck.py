@@ -130,7 +130,7 @@ class Recheck:
 
     def collect_settings(self, step: int) -> CollectSettings:
         """Settings for the experience of a step, from 1; decodes in full after cheap decoding."""
-        if self._has_ended(step):
+        if self.has_ended(step):
             return replace(self._collect, decode_steps=self._models.decoder.steps)
         return self._collect
 
@@ -152,7 +152,7 @@ class Recheck:
         """
         if self._collect.decode_steps == self._models.decoder.steps:
             return {}
-        if self._has_ended(step):
+        if self.has_ended(step):
             return {"decode/is_cheap": 0.0}
         if (step - 1) % self._settings.every != 0:
             return {"decode/is_cheap": 1.0}
@@ -165,7 +165,8 @@ class Recheck:
             **{f"decode/rank_correlation/{name}": value for name, value in correlations.items()},
         }
 
-    def _has_ended(self, step: int) -> bool:
+    def has_ended(self, step: int) -> bool:
+        """Whether a step, from 1, is decoded in full because an earlier recheck failed."""
         return self._at.full_decode_from is not None and step >= self._at.full_decode_from
 
     def _rank_agreement(self, experience: Experience) -> RankAgreement:
