@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +71,7 @@ def split_targets(
     """
     minibatches = []
     for own in _split_prompts(targets.places, num_prompts, split, strategy):
-        counts = _gather_ints(strategy, len(own))
+        counts = strategy.gather(len(own))
         groups = _equally_many(own, max(counts), split.micro_batch_size)
         fractions = [count / sum(counts) for _, count in groups]
         minibatches.append(
@@ -88,7 +87,7 @@ def _split_prompts(
     places: Int64[Tensor, " B"], num_prompts: int, split: Split, strategy: Strategy
 ) -> list[Int64[Tensor, " N"]]:
     """For each minibatch, which of the prompts at these places of the process's batch it has."""
-    before = sum(_gather_ints(strategy, num_prompts)[: strategy.rank])
+    before = sum(strategy.gather(num_prompts)[: strategy.rank])
     minibatch = (places + before) % split.minibatches
     return [(minibatch == index).nonzero().flatten() for index in range(split.minibatches)]
 
@@ -100,7 +99,7 @@ def _split_sequences(
     size, replayed = split.micro_batch_size, rows
     if split.is_skipping_flat:
         replayed = rows[experience.advantages.values.flatten()[rows] != 0]
-    counts, replayed_counts = (_gather_ints(strategy, len(each)) for each in (rows, replayed))
+    counts, replayed_counts = (strategy.gather(len(each)) for each in (rows, replayed))
     if not any(replayed_counts):
         # Everything is flat: one pass for the metrics, with a gradient of zero.
         replayed = rows[:size]
@@ -122,7 +121,3 @@ def _equally_many(
     groups = [(group, len(group)) for group in rows.split(size) if len(group)]
     stand_in = (torch.zeros(1, dtype=torch.long), 0)
     return groups + [stand_in] * (math.ceil(most / size) - len(groups))
-
-
-def _gather_ints(strategy: Strategy, value: int) -> Sequence[int]:
-    return [int(others) for (others,) in strategy.gather([float(value)])]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -39,8 +41,8 @@ class Strategy(Protocol):
         """Scale the joined gradient down to an L2 norm; returns the norm before scaling."""
         ...
 
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every process's values, in rank order."""
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in rank order."""
         ...
 
 
@@ -63,9 +65,9 @@ class SingleProcess:
         """Scale the gradient down to an L2 norm; returns the norm before scaling."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """The values of this process."""
-        return [list(values)]
+    def gather(self, value: T) -> list[T]:
+        """The value of this process."""
+        return [value]
 
 
 SINGLE_PROCESS = SingleProcess()

@@ -320,7 +320,7 @@ def _is_noise_alone(
     is_varied = any(
         bool((advantages[each.rows] != 0).any()) for each in micro_batches if each.fraction > 0
     )
-    if any(others for (others,) in strategy.gather([float(is_varied)])):
+    if any(strategy.gather(is_varied)):
         return False
     is_to_itself = experience.is_sampled_by_reference or loss.kl_coef_in_loss == 0
     return loss.weighs_no_more_than_kl and is_to_itself

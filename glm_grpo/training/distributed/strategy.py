@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -22,6 +23,8 @@ from torch.distributed.tensor import DTensor
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import Policy
 from glm_grpo.training.distributed.processes import Processes
+
+T = TypeVar("T")
 
 _FSDP2 = 2
 _KNOWN_PRECISIONS = ("no", "fp16", "bf16")
@@ -146,9 +149,9 @@ class AccelerateStrategy:
         norm = nn.utils.clip_grad_norm_(parameters, max_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every process's values, in rank order."""
-        return self._processes.gather([*values])
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in rank order."""
+        return self._processes.gather(value)
 
     @contextmanager
     def full_parameters(self) -> Iterator[None]:
