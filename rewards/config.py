@@ -27,13 +27,13 @@ from rewards.options import Options, problem_at
 from rewards.reweigh import Mode
 from rewards.terms import KINDS
 from rewards.terms.custom import CustomConfig, ScoringFunction, name_function
-from rewards.terms.ocr import OCR_ENGINES, OcrConfig
+from rewards.terms.ocr import OCR_ENGINES, OCR_EXACT, OcrConfig
 from rewards.types import RewardError
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
 _TAKEN_NAMES = frozenset(
     {
-        *("total", "ocr_exact"),
+        *("total", OCR_EXACT),
         *("departures", "source_copies", "token_entropy"),
         *(field.name for field in dataclasses.fields(PictureMeasures)),
     }

@@ -36,13 +36,11 @@ from glm_grpo.run.tables import (
     read_weighing,
     stored_steps,
 )
-from rewards.terms.ocr import OcrConfig
+from rewards.terms.ocr import OCR, OcrConfig
 from rewards.terms.text_matching import plain_form
 
 Problem = dict[str, str]
 """`where`: the file; `message`: the problem and its remedy."""
-
-_OCR = "ocr"
 
 Group = dict[str, Any]
 """One prompt's pictures with everything stored about them, as JSON values."""
@@ -154,7 +152,7 @@ def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Setti
         "label": None,
         "config": text,
     }
-    readers = {_OCR: False} if _OCR in weighing.weights else {}
+    readers = {OCR: False} if OCR in weighing.weights else {}
     return Settings(values, readers, (problem,))
 
 

@@ -18,6 +18,7 @@ from glm_grpo.errors import GlmGrpoError, StorageError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, step_of
 from glm_grpo.run.tables import RAW, SummaryRow, evaluation_steps, read_evaluation
+from rewards.terms.ocr import OCR, OCR_EXACT
 
 RESAMPLES_AT_ONCE = 1_000
 """Limits the memory of resampling to this many rows of N indices."""
@@ -122,8 +123,7 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
 
     Uses the first and the last stored evaluation, so it also works for an interrupted run. A
     prompt's value is the mean over its samples; a term counts the prompts it applies to.
-    `ocr_exact` is the fraction of images whose text was read without a mistake. Empty if there are
-    fewer than two evaluations.
+    With an OCR term, `OCR_EXACT` follows it. Empty if there are fewer than two evaluations.
 
     Raises:
         StorageError: An evaluation cannot be read, or the two have different terms.
@@ -231,9 +231,9 @@ def _stored_means(table: pyarrow.Table) -> pandas.DataFrame:
 
 def _prompt_means(scores: pandas.DataFrame, prompt_ids: pandas.Series) -> pandas.DataFrame:
     """Mean over each prompt's samples: a row per prompt, a column per term, the total last."""
-    if "ocr" in scores:
-        exact = (scores["ocr"] == 1).astype(float).where(scores["ocr"].notna())
-        scores.insert(scores.columns.get_loc("ocr") + 1, "ocr_exact", exact)
+    if OCR in scores:
+        exact = (scores[OCR] == 1).astype(float).where(scores[OCR].notna())
+        scores.insert(scores.columns.get_loc(OCR) + 1, OCR_EXACT, exact)
     return scores.groupby(prompt_ids, sort=False).mean()
 
 

@@ -12,9 +12,8 @@ from glm_grpo.run.tables import MetricsRow
 from glm_grpo.types import Evaluation, Experience
 from rewards.audit.audit import audit_table
 from rewards.reweigh import Mode, contributions
+from rewards.terms.ocr import OCR, OCR_EXACT
 from rewards.types import RewardTable
-
-_OCR_TERM = "ocr"
 
 
 @dataclass(frozen=True)
@@ -143,16 +142,14 @@ def _utilisation(
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """Mean total, and mean of every term over the held-out prompts to which it applies.
 
-    With an OCR term, `eval/ocr_exact` is the fraction of images whose text was read without a
-    mistake.
+    With an OCR term, also `eval/ocr_exact`; see `OCR_EXACT`.
     """
     table = evaluation.rewards
     metrics = {"eval/total": evaluation.totals.mean().item()}
     for name in table.names:
         metrics[f"eval/{name}"] = _mean(_scores(table, name))
-    if _OCR_TERM in table.names:
-        exact = [float(score == 1) for score in _scores(table, _OCR_TERM)]
-        metrics["eval/ocr_exact"] = _mean(exact)
+    if OCR in table.names:
+        metrics[f"eval/{OCR_EXACT}"] = _mean([float(score == 1) for score in _scores(table, OCR)])
     return metrics
 
 

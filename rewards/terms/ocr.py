@@ -19,6 +19,10 @@ from rewards.base import FLOAT32_BYTES, Reward, TermConfig
 from rewards.terms.text_matching import fold_text, match_texts
 from rewards.types import Prompt, RewardError, Scores
 
+OCR, OCR_EXACT = "ocr", "ocr_exact"
+"""Usual name of the term, and that of the fraction of its images that score 1, which evaluations
+report beside it: texts read without a mistake."""
+
 
 class OcrConfig(TermConfig):
     """Whether the prompt's texts can be read."""
