@@ -14,6 +14,23 @@ from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import Decoder, Policy
 from glm_grpo.types import PromptBatch
 
+REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {
+    "lpips": {},
+    "ssim": {},
+    "aesthetic": {"head": "head.pth"},
+    "psnr": {},
+    "clip_score": {},
+    "clip_image": {},
+    "pick_score": {},
+    "hps": {},
+    "vlm_judge": {"url": "http://127.0.0.1:8000/v1", "model": "judge"},
+    "remote": {"url": "http://127.0.0.1:8700"},
+    "custom": {"function": "mine.scores:brightness"},
+    "easyocr": {"engine": "easyocr"},
+    "rapidocr": {"engine": "rapidocr"},
+}
+"""What must be written of each kind, or engine of OCR, beside kind and weight."""
+
 
 def clipped_loss(**changes: Any) -> ClippedLoss:
     """Clipped at 0.2 on both sides, no KL."""

@@ -13,6 +13,7 @@ from rewards.base import TermConfig
 from rewards.problems import known_keys
 from rewards.terms import KINDS
 from tests.config.conftest import set_keys
+from tests.factories import REQUIRED_OPTIONS
 
 OTHER: dict[str, object] = flatten(
     yaml.safe_load("""
@@ -99,9 +100,6 @@ BESIDE: dict[str, dict[str, object]] = {
     "reward.terms.ssim.when": {"reward.terms.ssim.weight": 0.0},
     "reward.terms.ocr.engine": EASYOCR,
     "reward.terms.ocr.languages": EASYOCR,
-    "reward.terms.vlm_judge": {"url": "http://127.0.0.1:8000/v1", "model": "judge"},
-    "reward.terms.remote": {"url": "http://127.0.0.1:8700"},
-    "reward.terms.custom": {"function": "scores:brightness"},
     "loss.kl_placement": {"loss.kl_estimator": None},
     "loss.kind": SAPO,
     "loss.tau_positive": SAPO,
@@ -110,14 +108,14 @@ BESIDE: dict[str, dict[str, object]] = {
     "loss.function": {"loss": {"kind": "custom", "function": "mine:loss", **KL}},
     "async.min_importance_ratio": {"async.on_stale": "mask"},
 }
-"""What else is set; of a kind of term, its options."""
+"""What else is set."""
 
 
 def beside(key: str, values: dict[str, Any]) -> dict[str, object]:
     term = key.rpartition(".")[0]
     kind = term.rpartition(".")[2]
     if kind in KINDS and kind not in values["reward"]["terms"]:
-        return {term: {"kind": kind, "weight": 0.1, **BESIDE.get(term, {})}}
+        return {term: {"kind": kind, "weight": 0.1, **REQUIRED_OPTIONS[kind]}}
     return BESIDE.get(key, {})
 
 

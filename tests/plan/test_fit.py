@@ -23,6 +23,7 @@ from rewards.terms import KINDS
 from rewards.terms.lpips import LpipsConfig
 from rewards.terms.ocr import OCR_ENGINES
 from rewards.types import Prompt
+from tests.factories import REQUIRED_OPTIONS
 from tests.plan.simple_planner import SimplePlanner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -182,18 +183,12 @@ def test_scorer_sizes_tell_networks_that_move_from_those_that_stay():
     assert sizes.movable == sizes.staying == 58_864_640
 
 
-_REQUIRED = {
-    "aesthetic": {"head": "head.pth"},
-    "vlm_judge": {"url": "http://127.0.0.1:8000/v1", "model": "judge"},
-    "remote": {"url": "http://127.0.0.1:8700"},
-    "custom": {"function": "module:function"},
-}
 _WITHOUT_WEIGHTS = {"ssim", "psnr", "vlm_judge", "remote", "custom"}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OCR_ENGINES])
 def test_scorer_sizes_know_every_kind_of_term(kind):
-    section = {"kind": kind, "weight": 1.0, **_REQUIRED.get(kind, {})}
+    section = {"kind": kind, "weight": 1.0, **REQUIRED_OPTIONS.get(kind, {})}
     if kind in OCR_ENGINES or kind == "ocr":
         engine = kind if kind in OCR_ENGINES else "easyocr"
         term = OCR_ENGINES[engine](**{**section, "kind": "ocr", "engine": engine})

@@ -8,23 +8,7 @@ from pydantic import ValidationError
 from rewards.base import TermConfig
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES
-
-LEAST: dict[str, dict[str, Any]] = {
-    "lpips": {},
-    "ssim": {},
-    "aesthetic": {"head": "head.pth"},
-    "psnr": {},
-    "clip_score": {},
-    "clip_image": {},
-    "pick_score": {},
-    "hps": {},
-    "vlm_judge": {"url": "http://127.0.0.1:8000/v1", "model": "judge"},
-    "remote": {"url": "http://127.0.0.1:8700"},
-    "custom": {"function": "mine.scores:brightness"},
-    "easyocr": {"engine": "easyocr"},
-    "rapidocr": {"engine": "rapidocr"},
-}
-"""What must be written of each kind, or engine of OCR, beside kind and weight."""
+from tests.factories import REQUIRED_OPTIONS
 
 # What is constructed for OCR is one of its engines.
 ALL: dict[str, type[TermConfig]] = {
@@ -47,7 +31,7 @@ def refused_key(name: str, options: dict[str, Any]) -> tuple[int | str, ...]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_terms_read_the_least_they_need_and_survive_a_round_trip(name: str) -> None:
-    term = read(name, LEAST[name])
+    term = read(name, REQUIRED_OPTIONS[name])
     assert type(term).model_validate(term.model_dump(mode="json")) == term
 
 
@@ -76,7 +60,7 @@ def test_terms_read_the_least_they_need_and_survive_a_round_trip(name: str) -> N
 )
 def test_terms_refuse_bad_values_and_name_the_key(name: str, options: dict[str, Any]) -> None:
     (key,) = options
-    assert refused_key(name, {**LEAST[name], **options}) == (key,)
+    assert refused_key(name, {**REQUIRED_OPTIONS[name], **options}) == (key,)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +78,7 @@ def test_a_key_where_an_address_or_a_name_belongs_is_refused_and_not_repeated(
 ) -> None:
     (key,) = options
     with pytest.raises(ValidationError) as caught:
-        read(name, {**LEAST[name], **options})
+        read(name, {**REQUIRED_OPTIONS[name], **options})
     (details,) = caught.value.errors()
     assert (details["loc"], details["input"]) == ((key,), "[hidden]")
     assert "pass-word" not in str(caught.value)
@@ -124,13 +108,13 @@ def test_terms_have_usual_limits() -> None:
     ],
 )
 def test_terms_say_what_of_a_prompt_they_look_at(name: str, needs: tuple[str, ...]) -> None:
-    assert read(name, LEAST[name]).needs() == needs
+    assert read(name, REQUIRED_OPTIONS[name]).needs() == needs
 
 
 @pytest.mark.parametrize("name", ["custom", "remote"])
 def test_needs_of_a_users_own_term_are_what_the_user_states(name: str) -> None:
     def stated(*needs: str) -> dict[str, Any]:
-        return {**LEAST[name], "needs_of_prompt": list(needs)}
+        return {**REQUIRED_OPTIONS[name], "needs_of_prompt": list(needs)}
 
     assert read(name, stated("text", "target")).needs() == ("text", "target")
     assert read(name, stated()).needs() == ()
