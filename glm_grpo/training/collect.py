@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32
 from torch import Tensor
 
 from glm_grpo.config.losses import LossSettings
@@ -17,16 +16,11 @@ from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.losses import reference_penalty
 from glm_grpo.training.distributed.processes import ALONE, Processes
-from glm_grpo.training.phase import (
-    Models,
-    PhaseClock,
-    decoding_size,
-    replay_size,
-    sampling_size,
-)
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.training.generate import decode_and_score, encode_sources, sample
+from glm_grpo.training.joining import join_experiences
+from glm_grpo.training.phase import Models, PhaseClock, replay_size
+from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
 from rewards.reweigh import Mode, combine, is_flat
-from rewards.types import RewardTable
 
 
 @dataclass(frozen=True)
@@ -162,94 +156,6 @@ def _refill(
     return replace(join_experiences(parts), trained=trained)
 
 
-def _cat_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    found = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(found) if found else None
-
-
-def encode_sources(
-    models: Models,
-    batch: PromptBatch,
-    clock: PhaseClock | None = None,
-    *,
-    is_evaluation: bool = False,
-) -> PromptBatch:
-    """Encode the source pictures of a batch as tokens; a batch without any is returned unchanged.
-
-    Raises:
-        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
-    """
-    if batch.num_sources == 0:
-        return batch
-    size = f"one source picture of {batch.height} x {batch.width} pixels at a time"
-    with models.phase("sources", size, clock, is_evaluation=is_evaluation):
-        return models.policy.encode_sources(batch)
-
-
-def sample(
-    models: Models,
-    batch: PromptBatch,
-    *,
-    clock: PhaseClock | None = None,
-    is_evaluation: bool = False,
-) -> Rollout:
-    """Sample G token grids for each prompt.
-
-    Raises:
-        NonFiniteError: A log-probability is not finite.
-        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
-    """
-    clock = clock or PhaseClock()
-    size = sampling_size(batch, models.policy)
-    with models.phase("rollout", size, clock, is_evaluation=is_evaluation):
-        return models.policy.sample(
-            batch,
-            phase="evaluation" if is_evaluation else "rollout",
-            count=clock.count,
-        )
-
-
-def decode_and_score(
-    models: Models,
-    batch: PromptBatch,
-    token_ids: Int64[Tensor, "P G T"],
-    clock: PhaseClock | None = None,
-    *,
-    is_evaluation: bool = False,
-    meanwhile: Callable[[], object] | None = None,
-) -> tuple[ImageBatch, RewardTable]:
-    """Decode prompt by prompt; score groups while later ones decode, if the terms allow it.
-
-    The phase `reward` is the time the step waits for scores after the last image is decoded and
-    `meanwhile` is done. Terms whose networks wait in CPU memory during decoding start then.
-    `is_evaluation` selects the terms that score, and the remedies when memory runs out.
-
-    Raises:
-        RewardError: A term failed; the message names term, prompt and image.
-        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
-    """
-    clock = clock or PhaseClock()
-    is_resident = not models.offload.moves("rewards")
-    scoring = models.scorer.begin(
-        batch.prompts, is_resident=is_resident, is_training=not is_evaluation
-    )
-    groups, size = [], decoding_size(batch)
-    with models.phase("decode", size, clock, is_evaluation=is_evaluation):
-        for group in models.decoder.decode_groups(batch, token_ids):
-            groups.append(group)
-            clock.count(len(groups), len(batch.prompts))
-            if models.scorer.is_overlapping:
-                scoring.add(group)
-    if meanwhile is not None:
-        meanwhile()
-    with models.phase("reward", size, clock, is_evaluation=is_evaluation):
-        if not models.scorer.is_overlapping:
-            for group in groups:
-                scoring.add(group)
-        table = scoring.finish(clock.count)
-    return ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds), table
-
-
 def batch_advantages(
     rewards: Float32[Tensor, "P G"], settings: AdvantageSection, processes: Processes
 ) -> Advantages:
@@ -279,80 +185,3 @@ def _reference_log_probs(
             clock.count(done, len(groups))
     log_probs: Tensor = torch.cat(parts).unflatten(0, shape)
     return log_probs
-
-
-def join_experiences(parts: Sequence[Experience]) -> Experience:
-    """Join parts of one batch in prompt order; none may have a correction yet."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    return replace(
-        first,
-        prompts=replace(
-            first.prompts,
-            prompts=tuple(prompt for part in parts for prompt in part.prompts.prompts),
-            decode_seeds=tuple(seed for part in parts for seed in part.prompts.decode_seeds),
-            source_token_ids=_cat_if_any([part.prompts.source_token_ids for part in parts]),
-        ),
-        rollout=replace(
-            first.rollout,
-            token_ids=torch.cat([part.rollout.token_ids for part in parts]),
-            log_probs=torch.cat([part.rollout.log_probs for part in parts]),
-            sampling_mask=_cat_if_any([part.rollout.sampling_mask for part in parts]),
-        ),
-        images=join_images([part.images for part in parts]),
-        rewards=join_tables([part.rewards for part in parts]),
-        totals=torch.cat([part.totals for part in parts]),
-        penalties=torch.cat([part.penalties for part in parts]),
-        advantages=Advantages(
-            torch.cat([part.advantages.values for part in parts]),
-            torch.cat([part.advantages.is_flat for part in parts]),
-        ),
-        reference_log_probs=_cat_if_any([part.reference_log_probs for part in parts]),
-        trained=None if first.trained is None else _join_trained(parts),
-    )
-
-
-def _join_trained(parts: Sequence[Experience]) -> Int64[Tensor, " K"]:
-    starts = accumulate((len(part.totals) for part in parts), initial=0)
-    return torch.cat(
-        [part.trained_rows() + start for part, start in zip(parts, starts, strict=False)]
-    )
-
-
-def to_be_recorded(experience: Experience) -> Experience:
-    """Experience without its pixels, and without what only replay needs."""
-    pixels = experience.images.pixels
-    return replace(
-        experience,
-        rollout=replace(experience.rollout, sampling_mask=None),
-        images=replace(experience.images, pixels=pixels.new_empty(*pixels.shape[:3], 0, 0)),
-        reference_log_probs=None,
-        correction=None,
-    )
-
-
-def join_images(parts: Sequence[ImageBatch]) -> ImageBatch:
-    """Join pictures in prompt order."""
-    return ImageBatch(
-        pixels=torch.cat([part.pixels for part in parts]),
-        decode_seeds=tuple(seed for part in parts for seed in part.decode_seeds),
-    )
-
-
-def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
-    """Join tables of the same terms and weights in prompt order."""
-    noting = dict.fromkeys(name for table in tables for name in table.notes)
-    return replace(
-        tables[0],
-        raw=torch.cat([table.raw for table in tables]),
-        is_applicable=torch.cat([table.is_applicable for table in tables]),
-        notes={
-            name: tuple(
-                group
-                for table in tables
-                for group in table.notes.get(name, ((),) * len(table.is_applicable))
-            )
-            for name in noting
-        },
-    )

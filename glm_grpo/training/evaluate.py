@@ -7,13 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from glm_grpo.training.collect import (
-    decode_and_score,
-    encode_sources,
-    join_images,
-    join_tables,
-    sample,
-)
+from glm_grpo.training.generate import decode_and_score, encode_sources, sample
+from glm_grpo.training.joining import join_images, join_tables
 from glm_grpo.training.phase import Display, Models, NoDisplay, PhaseClock
 from glm_grpo.types import Evaluation, EvaluationPart, PromptBatch
 from rewards.reweigh import Mode, combine

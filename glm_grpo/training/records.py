@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -33,9 +33,9 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder, encode
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow, read_metrics, read_untrained
-from glm_grpo.training.collect import join_experiences, to_be_recorded
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import weigh_evaluation
+from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.metrics import (
     StepWork,
     evaluation_metrics,
@@ -184,7 +184,7 @@ class RunRecorder:
         def make() -> StepPart:
             prompts, images = experience.prompts.prompts, experience.images
             measures = measure_pictures(prompts, images)
-            return StepPart(to_be_recorded(experience), encode(images), measures)
+            return StepPart(_to_be_recorded(experience), encode(images), measures)
 
         return self._thread.submit(make)
 
@@ -367,3 +367,15 @@ class RunRecorder:
 def _time_of(parts: Sequence[EvaluationPart]) -> dict[str, float]:
     """Duration of an evaluation: processes run in parallel, so that of the slowest."""
     return {"time/evaluation": max(each.seconds for each in parts)}
+
+
+def _to_be_recorded(experience: Experience) -> Experience:
+    """Experience without its pixels, and without what only replay needs."""
+    pixels = experience.images.pixels
+    return replace(
+        experience,
+        rollout=replace(experience.rollout, sampling_mask=None),
+        images=replace(experience.images, pixels=pixels.new_empty(*pixels.shape[:3], 0, 0)),
+        reference_log_probs=None,
+        correction=None,
+    )

@@ -10,8 +10,8 @@ import torch
 from glm_grpo.config.sections import AnchorSection
 from glm_grpo.data.prompts import part_of_batch, prompts_at
 from glm_grpo.models.base import Preview
-from glm_grpo.training.collect import encode_sources
 from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import PromptBatch, TargetTokens
 

@@ -28,8 +28,8 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.tiny import world
-from glm_grpo.training.collect import encode_sources, sample
 from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.generate import encode_sources, sample
 from glm_grpo.training.resume import open_run
 from rewards.reweigh import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL

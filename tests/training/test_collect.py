@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.collect import CollectSettings, collect, decode_and_score
+from glm_grpo.training.collect import CollectSettings, collect
 from glm_grpo.training.distributed.processes import ALONE, Processes
+from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.score import Scorer, Term

@@ -14,13 +14,9 @@ from glm_grpo.data.prompts import part_of_batch, prompts_at
 from glm_grpo.report.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
 from glm_grpo.report.probe.page import ProbedPrompt
 from glm_grpo.seeds import derive_seed
-from glm_grpo.training.collect import (
-    CollectSettings,
-    decode_and_score,
-    encode_sources,
-    join_tables,
-    sample,
-)
+from glm_grpo.training.collect import CollectSettings
+from glm_grpo.training.generate import decode_and_score, encode_sources, sample
+from glm_grpo.training.joining import join_tables
 from glm_grpo.training.monitors.recheck import compare_ranks
 from glm_grpo.training.phase import (
     Models,

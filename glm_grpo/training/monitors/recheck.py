@@ -14,8 +14,10 @@ from torch import Tensor
 
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.run.run_state import RunState
-from glm_grpo.training.collect import CollectSettings, decode_and_score, join_tables
+from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.distributed.processes import ALONE, Processes
+from glm_grpo.training.generate import decode_and_score
+from glm_grpo.training.joining import join_tables
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience
 from rewards.reweigh import Mode, combine, is_flat

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from glm_grpo.models.offload import Offload
 from glm_grpo.run.run_state import RunState
-from glm_grpo.training.collect import CollectSettings, decode_and_score
+from glm_grpo.training.collect import CollectSettings
+from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
