@@ -121,7 +121,7 @@ def _run(bench: Bench) -> dict[str, Any]:
 
         source.batch_for_step = noted
         trainer.run()
-        rows = read_metrics(trainer._recorder.folder)
+        rows = read_metrics(trainer._records.folder)
         begun.append(time.perf_counter() - float(rows[-1]["time/evaluation"] or 0))
     walls = [end - start for start, end in pairwise(begun)]
     steps = [_of_step(row, wall) for row, wall in zip(rows[1:], walls, strict=True)]

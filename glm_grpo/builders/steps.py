@@ -13,7 +13,7 @@ from glm_grpo.data.prompts import PromptSource
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
 from glm_grpo.training.phase import Models
-from glm_grpo.training.records import RunRecorder
+from glm_grpo.training.records import Records
 from glm_grpo.training.sources import ExperienceSource, SynchronousSource
 from glm_grpo.training.steps import RewardStep, Step, SupervisedStep
 from glm_grpo.training.targets import TargetSource
@@ -24,7 +24,7 @@ def build_step(
     models: Models,
     prompts: PromptSource,
     learner: Learner,
-    recorder: RunRecorder,
+    records: Records,
     launch: Launch,
 ) -> Step:
     """Build the step; collectors start to work at once, and only the trainer ends them."""
@@ -36,7 +36,7 @@ def build_step(
             batch_for_step=partial(build_batch, config, prompts),
             preview=config.anchor.preview,
         )
-        return SupervisedStep(models, learner, targets, settings, recorder)
+        return SupervisedStep(models, learner, targets, settings, records)
     rechecks = RecheckSettings(
         every=config.decode.recheck_every,
         groups=config.decode.recheck_groups,
@@ -44,7 +44,7 @@ def build_step(
     )
     recheck = Recheck(models, collect_settings(config), rechecks, learner.state, processes)
     source = _build_source(config, models, prompts, learner, recheck, launch)
-    return RewardStep(models, learner, source, recheck, settings, recorder, processes)
+    return RewardStep(models, learner, source, recheck, settings, records, processes)
 
 
 def _build_source(

@@ -20,7 +20,7 @@ from glm_grpo.training.loop import Trainer
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import Models
 from glm_grpo.training.progress import Progress
-from glm_grpo.training.records import RunRecorder
+from glm_grpo.training.records import Records
 from glm_grpo.training.resume import OpenedRun
 from glm_grpo.training.saver import CheckpointSaver
 
@@ -33,11 +33,11 @@ def build_trainer(
     launch: Launch,
     console: Console,
 ) -> Trainer:
-    """Build optimizer, schedule, recorder and loop, and restore the checkpoint if there is one."""
+    """Build optimizer, schedule, records and loop, and restore the checkpoint if there is one."""
     folder, processes = opened.folder, launch.processes
     learner = build_learner(config, models, opened.checkpoint, launch)
     state = learner.state
-    recorder = RunRecorder(
+    records = Records(
         folder,
         processes,
         lambda: _open_files(config, folder, state),
@@ -57,17 +57,17 @@ def build_trainer(
         learner,
         processes=processes,
         keep=config.train.keep_checkpoints,
-        finish_records=recorder.finish,
+        finish_records=records.finish,
         announce=progress.phase,
     )
     evaluation_batches = build_evaluation_batches(config, prompts.held_out, processes)
     return Trainer(
         models,
         learner,
-        step=build_step(config, models, prompts.training, learner, recorder, launch),
+        step=build_step(config, models, prompts.training, learner, records, launch),
         evaluation_batches=evaluation_batches,
         settings=loop_settings(config),
-        recorder=recorder,
+        records=records,
         saver=saver,
         progress=progress,
         processes=processes,

@@ -1,6 +1,7 @@
 """Write metrics, rollouts, evaluations and pictures into the run folder.
 
-`glm_grpo.run.tables` reads them back. One process of a run records; every write is atomic.
+`glm_grpo.run.tables` reads them back; `glm_grpo.training.records` decides what is written when. One
+process of a run records; every write is atomic.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.training.progress import Progress
-from glm_grpo.training.records import RunRecorder, StepRecord
+from glm_grpo.training.records import Records, StepRecord
 from glm_grpo.training.resume import resume_command
 from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.sources import ExperienceSource
@@ -70,7 +70,7 @@ class Trainer:
         step: What is repeated.
         evaluation_batches: Held-out prompts of this process; the main one has at least one.
         settings: Plain values.
-        recorder: Writes the run folder.
+        records: What the run stores.
         saver: Writes the run's checkpoints.
         progress: Reports progress in the terminal.
         processes: Processes of the run.
@@ -84,7 +84,7 @@ class Trainer:
         step: Step,
         evaluation_batches: Sequence[PromptBatch],
         settings: LoopSettings,
-        recorder: RunRecorder,
+        records: Records,
         saver: CheckpointSaver,
         progress: Progress,
         processes: Processes,
@@ -95,7 +95,7 @@ class Trainer:
         self._stepping = step
         self._evaluation_batches = evaluation_batches
         self._settings = settings
-        self._recorder = recorder
+        self._records = records
         self._saver = saver
         self._progress = progress
         self._processes = processes
@@ -126,7 +126,7 @@ class Trainer:
         """
         state, settings = self._state, self._settings
         with (
-            self._recorder.closed_on_failure(),
+            self._records.closed_on_failure(),
             stop_on_signal() as stop,
             self._progress,
             closing(self.source),
@@ -140,7 +140,7 @@ class Trainer:
             is_finished = state.step == settings.steps
             if not is_finished:
                 self._saver.save()
-        summary = self._recorder.close()
+        summary = self._records.close()
         return summary if is_finished else None
 
     def _step(self, step: int, *, is_first: bool) -> None:
@@ -156,7 +156,7 @@ class Trainer:
             is_best = self._state.note_best(evaluated.metrics["eval/total"])
             metrics |= evaluated.metrics
             departures += evaluated.departures
-        self._recorder.show(step)
+        self._records.show(step)
         self._progress.end(step, metrics)
         self._refuse_non_finite(updates)
         if is_best or self._is_checkpoint_due():
@@ -168,13 +168,13 @@ class Trainer:
         step = self._state.step
         if step == 0:
             with self._saver.saved_on_failure(0):
-                metrics = self._recorder.begin(self._evaluate())
+                metrics = self._records.begin(self._evaluate())
             self._progress.evaluated(0, metrics)
             return
-        self._recorder.resume()
+        self._records.resume()
         if not self._is_evaluation_due():
             return
-        recorded = self._recorder.recorded_total(step)
+        recorded = self._records.recorded_total(step)
         if recorded is not None:
             # A run that was killed before saving may have recorded it already.
             if self._state.note_best(recorded):
@@ -183,7 +183,7 @@ class Trainer:
         # A term failed in that evaluation.
         with self._saver.saved_on_failure(step):
             evaluated = self._record_evaluation()
-        self._recorder.show(step)
+        self._records.show(step)
         if self._state.note_best(evaluated.metrics["eval/total"]):
             self._saver.save()
         self._stop_on_hacking(evaluated.departures)
@@ -198,7 +198,7 @@ class Trainer:
 
     def _record_evaluation(self) -> StepRecord:
         """Evaluate and store the current step."""
-        record = self._recorder.evaluation(self._evaluate())
+        record = self._records.evaluation(self._evaluate())
         self._progress.evaluated(self._state.step, record.metrics)
         return record
 
@@ -244,7 +244,7 @@ class Trainer:
             return
         if not self._saver.is_saved():
             self._saver.save()
-        again = resume_command(self._recorder.folder.path, "reward.on_hacking=warn")
+        again = resume_command(self._records.folder.path, "reward.on_hacking=warn")
         raise HackingError(
             f"step {self._state.step}: {'; '.join(map(Departure.describe, departures))}. The "
             "policy may be gaming the reward (reward.on_hacking is stop); everything is saved. "

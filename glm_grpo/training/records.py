@@ -1,7 +1,7 @@
-"""Record a run: metrics, tables, pictures, canaries and the gallery.
+"""Decide what a run stores when: metrics, tables, pictures, canaries and the gallery.
 
-The main process writes; every process makes the same calls and gets the same answers. A thread
-writes the files of a step while the next step runs; at most one step is pending.
+The main process writes, through a `Recorder`; every process makes the same calls and gets the same
+answers. A thread writes the files of a step while the next step runs; at most one step is pending.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class StepRecord:
     departures: tuple[Departure, ...]
 
 
-class RunRecorder:
-    """Records a run in its folder.
+class Records:
+    """What a run stores in its folder, from all its processes.
 
     Args:
         open_files: Called in the main process; returns the recorder, and the monitor for reward

@@ -18,7 +18,7 @@ from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.monitors.recheck import Recheck
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
-from glm_grpo.training.records import RunRecorder, StepRecord
+from glm_grpo.training.records import Records, StepRecord
 from glm_grpo.training.replay_check import check_replay
 from glm_grpo.training.sources import ExperienceSource
 from glm_grpo.training.targets import TargetSource, sft_weight, tokenize_targets
@@ -78,7 +78,7 @@ class RewardStep:
         source: Gives each step its experience.
         recheck: Compares the cheap decode of rollouts with the full one.
         settings: Plain values.
-        recorder: Writes the run folder.
+        records: What the run stores.
         processes: Processes of the run.
     """
 
@@ -87,7 +87,7 @@ class RewardStep:
     source: ExperienceSource
     recheck: Recheck
     settings: StepSettings
-    recorder: RunRecorder
+    records: Records
     processes: Processes
 
     def take(
@@ -96,7 +96,7 @@ class RewardStep:
         """See `Step`."""
         # Sample -> decode -> score -> advantages.
         experience, of_source = self.source.next_experience(step, clock)
-        prepared = self.recorder.prepare(experience)
+        prepared = self.records.prepare(experience)
         of_decode = self.recheck.compare(experience, step, clock)
         if is_first:
             self._check_replay(experience, clock)
@@ -106,7 +106,7 @@ class RewardStep:
         self._follow_with_reference(step)
         self.source.policy_updated(step)
         clock.announce("records")
-        record = self.recorder.step(
+        record = self.records.step(
             step,
             prepared,
             updates,
@@ -172,14 +172,14 @@ class SupervisedStep:
         learner: Optimizer, learning rate, state and average of the policy.
         source: Gives each step the target images to learn from.
         settings: Plain values.
-        recorder: Writes the run folder.
+        records: What the run stores.
     """
 
     models: Models
     learner: Learner
     source: TargetSource
     settings: StepSettings
-    recorder: RunRecorder
+    records: Records
 
     def take(
         self, step: int, clock: PhaseClock, *, is_first: bool
@@ -195,4 +195,4 @@ class SupervisedStep:
             )
         if self.learner.average is not None:
             self.learner.average.update()
-        return updates, self.recorder.supervised_step(step, len(targets.places), updates, clock)
+        return updates, self.records.supervised_step(step, len(targets.places), updates, clock)
