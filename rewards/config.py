@@ -48,13 +48,16 @@ def _read_terms(value: object) -> object:
     terms = {}
     for name, options in value.items():
         if options is None:
+            _refuse_misspelt(str(name))
             continue
         if not isinstance(options, Mapping):
+            is_number = isinstance(options, int | float) and not isinstance(options, bool)
+            weight = options if is_number else 1.0
             raise problem_at(
                 (str(name),),
                 options,
                 "must be a section with its own keys",
-                f"write {name}: {{weight: 1.0}}",
+                f"write {name}: {{weight: {weight}}}, on the command line {name}={weight}",
             )
         for key in options:
             if not isinstance(key, str):
@@ -62,6 +65,14 @@ def _read_terms(value: object) -> object:
         terms[str(name)] = _with_kind(str(name), options)
     places = {kind: place for place, kind in enumerate(KINDS)}
     return dict(sorted(terms.items(), key=lambda item: (places[str(item[1]["kind"])], item[0])))
+
+
+def _refuse_misspelt(name: str) -> None:
+    """Refuse `lipps: null`, which would remove nothing; a name that contains a kind is a user's."""
+    for kind in difflib.get_close_matches(name, KINDS, n=1, cutoff=0.75):
+        if name not in kind and kind not in name:
+            rule = "null removes a term, and there is no kind of term of this name"
+            raise problem_at((name,), None, rule, f"did you mean {kind}: null?")
 
 
 def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:

@@ -213,7 +213,8 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
     if kind == "literal_error":
         return _choice_problem(key, value, _choices(details))
     if kind in _TYPE_RULES:
-        return Problem(key, value, f"{_TYPE_RULES[kind]}.{purpose}", _type_remedy(key, kind, value))
+        remedy = _type_remedy(key, kind, value, fields)
+        return Problem(key, value, f"{_TYPE_RULES[kind]}.{purpose}", remedy)
     return Problem(key, value, f"{details['msg']}.{purpose}", f"correct {key}")
 
 
@@ -255,16 +256,33 @@ def _nearest(value: object, choices: Sequence[str]) -> list[str]:
     return difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
 
 
-def _type_remedy(key: str, kind: str, value: object) -> str:
-    if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
-        return f"write {key} as a plain value, without quotation marks"
-    if kind == "int_from_float" and isinstance(value, float):
-        return f"set {key}={round(value)}"
-    if kind in ("tuple_type", "list_type") and isinstance(value, str) and value.isidentifier():
-        return f"write a list: '{key}=[{value}]'"
+def _type_remedy(key: str, kind: str, value: object, fields: Mapping[str, FieldInfo]) -> str:
+    is_whole = _TYPE_RULES[kind] == _WHOLE_NUMBER
+    if is_whole or kind in ("float_type", "finite_number"):
+        number = "a whole number" if is_whole else "a number"
+        example = _example_number(value, fields.get(key), is_whole=is_whole)
+        quoted = " without quotation marks" if example == value else ""
+        return f"write {number}{quoted}, such as {key}={example}"
+    if kind == "bool_type":
+        return f"write {key}=true or {key}=false, without quotation marks"
+    if kind in ("tuple_type", "list_type"):
+        item = value if isinstance(value, str) and value.isidentifier() else "..."
+        return f"write a list: '{key}=[{item}]'"
     if kind == "string_type" and isinstance(value, int) and not isinstance(value, bool):
         return f"write it as text, on the command line '{key}=\"{value}\"'"
-    return f"correct {key}, or keep its value from configs/"
+    options = [known for known in fields if known.startswith(f"{key}.")]
+    return f"set its keys, such as {options[0]}=..." if options else f"write {key}=..."
+
+
+def _example_number(value: object, field: FieldInfo | None, *, is_whole: bool) -> str:
+    """A number to show: that with which the value begins, else the field's own, else any."""
+    begun = re.match(r"-?\d+(\.\d+)?(e[+-]?\d{1,2})?(?![\d.])", str(value))
+    if begun is not None:
+        return str(round(float(begun[0]))) if is_whole else begun[0]
+    for own in [] if field is None else [*(field.examples or ()), field.default]:
+        if isinstance(own, int | float):
+            return f"{own:g}"
+    return "8" if is_whole else "0.5"
 
 
 def _purpose(key: str, fields: Mapping[str, FieldInfo]) -> str:

@@ -17,12 +17,16 @@ from tests.programs import ROOT, Programs
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["optim.learning_rat=1"], "did you mean optim.learning_rate?"),
+        (["ocr=high"], "write ocr=0.5, short for reward.terms.ocr.weight=0.5"),
+        (
+            ["--config", "my-run"],
+            "--config: there is no such option; name the folder of a config: ",
+        ),
         (["-m", "train.seed=0,1", "rollout.group_size=1"], "nothing to be compared with"),
         (["--config-name", "tyni"], "config 'tyni'. Did you mean tiny? There are glm_image_16gb, "),
         (["--config-dir", "cofigs"], "There is no config folder "),
     ],
-    ids=["unknown key", "sweep", "unknown config", "unknown folder"],
+    ids=["no weight", "unknown option", "sweep", "unknown config", "unknown folder"],
 )
 def test_train_refuses_with_exit_code_2_and_no_traceback(
     programs: Programs, tmp_path: Path, arguments: list[str], message: str

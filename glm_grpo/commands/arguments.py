@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -112,6 +113,26 @@ def describe_unknown(words: Sequence[str], unknown: Sequence[str]) -> str:
         value = next(iter(words[words.index(unknown[0]) + 1 :]), "...")
     meant = " or ".join(f"{key}={value}" for key in keys_meant(name.replace("-", "_")))
     return f"{said}; a key has no dashes in front: did you mean {meant}?" if meant else said
+
+
+def refuse_config_option(words: Sequence[str]) -> None:
+    """Refuse `--config`, which begins the names of several options.
+
+    Raises:
+        ConfigError: It is among the words.
+    """
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option != "--config":
+            continue
+        given = Path(value if equals else next(iter(words[place + 1 :]), "my-run"))
+        is_file = given.suffix == ".yaml"
+        folder = shlex.quote(str(given.parent if is_file else given))
+        name = f" --config-name {shlex.quote(given.stem)}" if is_file else ""
+        raise ConfigError(
+            f"{word}: there is no such option; name the folder of a config: --config-dir "
+            f"{folder}{name}. One of the package is --config-name NAME"
+        )
 
 
 def is_weight(text: str) -> bool:

@@ -356,7 +356,12 @@ def override_error(error: Exception) -> ConfigError:
 
 
 def _describe_unread(override: str, message: str) -> str:
-    key, _, value = override.partition("=")
+    key, equals, value = override.partition("=")
+    if not equals or key != key.strip():
+        return (
+            f"{override!r} is not of the form key=value. Leave no space around =, as in ocr=0.5, "
+            "and quote a word that contains spaces, as in 'data.path=my prompts.txt'"
+        )
     written = shell_override(key, value)
     refused, _, _ = message.partition("\n")
     # This message only repeats the override.
@@ -396,10 +401,16 @@ def _absent_key_problem(key: str, value: str) -> Problem:
         return removed
     if value == "null" and re.fullmatch(r"reward\.terms\.\w+", key):
         return _absent_term_problem(key)
+    if key in KINDS:
+        rule = "is the weight of a reward term, which must be a number"
+        return Problem(key, value, rule, f"write {key}=0.5, short for {_TERMS}{key}.weight=0.5")
     keys = known_keys(Config)
     if key in keys or _names_a_term(key):
         rule = "is not in this config; put + in front to add a term, or an option that is left out"
-        return Problem(key, value, rule, f"write {shlex.quote(f'+{key}={value}')}")
+        is_term = re.fullmatch(r"reward\.terms\.\w+", key) is not None
+        is_weight = is_term and isinstance(_read_override(f"{key}={value}"), int | float)
+        whole = f"+{key}.weight={value}" if is_weight else f"+{key}={value}"
+        return Problem(key, value, rule, f"write {shlex.quote(whole)}")
     names = {name for known in keys for name in (known.partition(".")[0], known.split(".")[-1])}
     nearest = difflib.get_close_matches(key, [*names, *KINDS], n=1)
     if nearest and nearest[0] in KINDS:

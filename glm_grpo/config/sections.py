@@ -95,9 +95,9 @@ class RolloutSection(Options):
     refill_rounds: int = Field(default=0, ge=0, le=100)
     """How often per step to replace groups whose rewards are all equal, which teach nothing, with
     groups of other prompts; 0: never."""
-    height: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32)
+    height: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32, examples=[1024])
     """Image height in pixels; the model uses one token per 32 x 32 pixels."""
-    width: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32)
+    width: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32, examples=[1024])
     """Image width in pixels; the model uses one token per 32 x 32 pixels."""
     temperature: float = Field(ge=1e-3, le=1e3)
     """Divides the logits; 1 samples from the model's own distribution."""
@@ -116,7 +116,7 @@ class DecodeSection(Options):
 
     steps: int = Field(ge=1, le=10_000)
     """Denoising steps per image."""
-    guidance_scale: float = Field(ge=1.0, le=1e3)
+    guidance_scale: float = Field(ge=1.0, le=1e3, examples=[1.5])
     """Scale of classifier-free guidance; above 1, every denoising step runs twice."""
     rollout_steps: int | None = Field(default=None, ge=1)
     """Denoising steps per training image, at most `decode.steps`; evaluations always use
@@ -161,7 +161,7 @@ class AdvantageSection(Options):
 class OptimSection(Options):
     """AdamW and its learning rate."""
 
-    learning_rate: float = Field(gt=0.0, le=10.0)
+    learning_rate: float = Field(gt=0.0, le=10.0, examples=[1e-4])
     """Peak learning rate, reached after the warm-up."""
     schedule: Literal["cosine", "constant"]
     """After the warm-up, decay to 0 at the last step along a cosine, or stay constant."""
@@ -172,7 +172,7 @@ class OptimSection(Options):
     """Decoupled weight decay."""
     betas: Annotated[tuple[_BetaCoefficient, _BetaCoefficient], Field(strict=False)]
     """Decay rates of the running means of the gradient and its square."""
-    epsilon: float = Field(gt=0.0, le=1.0)
+    epsilon: float = Field(gt=0.0, le=1.0, examples=[1e-8])
     """Added to the denominator of the update; a large value swamps small gradients."""
     max_grad_norm: float = Field(gt=0.0)
     """Largest Euclidean norm of the gradient; larger ones are scaled down to it."""

@@ -22,8 +22,11 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     # Types: nothing is converted silently.
     ({"rollout.group_size": "8"}, "must be a whole number"),
     ({"rollout.group_size": True}, "must be a whole number"),
-    ({"decode.steps": 2.5}, "must be a whole number"),
-    ({"loss.kl_behaviour_coef": "0.1"}, "without quotation marks"),
+    ({"decode.steps": 2.6}, "such as decode.steps=3"),
+    ({"train.steps": "abc"}, "write a whole number, such as train.steps=8"),
+    ({"rollout.height": "tall"}, "such as rollout.height=1024"),
+    ({"optim.learning_rate": "1e-4x"}, "such as optim.learning_rate=1e-4"),
+    ({"loss.kl_behaviour_coef": "0.1"}, "without quotation marks, such as loss.kl_behaviour_coef="),
     ({"optim.learning_rate": True}, "must be a number"),
     ({"rollout.temperature": NAN}, "must be a finite number"),
     ({"optim.max_grad_norm": float("inf")}, "must be a finite number"),
@@ -31,8 +34,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"model.gradient_checkpointing": "yes"}, "must be true or false"),
     ({"data.path": None}, "must be text"),
     ({"run.name": 2024}, "on the command line 'run.name=\"2024\"'"),
-    ({"model.adapter": 8}, "must be a section"),
-    ({"reward.terms.ssim": 0.2}, "write ssim: {weight: 1.0}"),
+    ({"model.adapter": 8}, "set its keys, such as model.adapter.rank="),
+    ({"reward.terms.ssim": 0.2}, "write ssim: {weight: 0.2}, on the command line ssim=0.2"),
     ({"trackers": "tensorboard"}, "must be a list"),
     ({"model.path": ""}, "at least 1 character"),
     # Bounds.
@@ -77,6 +80,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"loss.preview_weight": 0.5}, "leave it out: all tokens weigh the same"),
     # Terms.
     ({"reward.terms.lpip": {"weight": 0.1}}, "did you mean lpips?"),
+    ({"reward.terms.lipps": None}, "did you mean lpips: null?"),
     ({"reward.terms.near": {"weight": 0.1}}, "+reward.terms.near.kind=custom"),
     ({"reward.terms.Near": {"kind": "ssim"}}, "is made of small letters"),
     ({"reward.terms.total": {"kind": "ssim"}}, "is the name of another metric"),

@@ -48,9 +48,9 @@ def test_override_weighing_refuses_what_cannot_be_tried(
 def test_a_terms_name_stands_for_its_weight(configs_dir: Path) -> None:
     mine = "+reward.terms.mine={kind: custom, weight: 0.5, function: 'a:b'}"
     config = compose_config(configs_dir, "tiny", [mine])
-    other = override_weighing(config, ["ocr=0.9", "mine=0"])
+    other = override_weighing(config, ["ocr=0.9", "mine=null"])
     assert other.reward.weights() == {**config.reward.weights(), "ocr": 0.9, "mine": 0.0}
-    assert list_changes(config, other, ["ocr=0.9", "mine=0.5"]) == (
+    assert list_changes(config, other, ["ocr=0.9", "mine=null"]) == (
         SettingChange("reward.terms.ocr.weight", 0.3, 0.9),
         SettingChange("reward.terms.mine.weight", 0.5, 0.0),
     )
