@@ -28,11 +28,13 @@ def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -
     """
     for table in (*_list_tables(rescoring), *_image_tables(rescoring)):
         console.print(table)
-    for change, images in _moved(rescoring):
-        # Below the tables, and whole however narrow the terminal: a path is there to be copied.
-        for number, image in enumerate(images, start=1):
-            line = printable(f"{change} {number}  {folder.path / image.image}")
-            console.print(Text(line), soft_wrap=True)
+    images = [image for _, some in _moved(rescoring) for image in some]
+    if images:
+        # Whole, however narrow the terminal: a path is there to be copied.
+        line = (
+            f"the page shows these {len(images)} images; the first: {folder.path / images[0].image}"
+        )
+        console.print(Text(printable(line)), soft_wrap=True)
 
 
 def write_rescoring(folder: RunFolder, rescoring: Rescoring) -> Path:
@@ -101,6 +103,11 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
     )
     winners, groups, tau = rescoring.changed_winners, rescoring.groups, rescoring.rank_correlation
     counted = f"mean over {rescoring.ranked_groups} groups that are not flat"
+    remarks = list(rescoring.rare_terms)
+    if any(min(term.share_before, term.share_after) < 0 for term in rescoring.terms):
+        remarks.append(
+            "a share below 0: the term pulls against the total, because others outweigh it"
+        )
     terms = tuple(
         (
             *(term.name, f"{term.weight_before:g}", f"{term.weight_after:g}"),
@@ -132,7 +139,7 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
             "share of the advantage's variance",
             ("term", "weight", "new weight", "share", "new share"),
             terms,
-            "; ".join(rescoring.rare_terms),
+            "; ".join(remarks),
         ),
     ]
 
