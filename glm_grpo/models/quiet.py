@@ -7,6 +7,7 @@ import sys
 import datasets
 import diffusers
 import transformers
+from huggingface_hub.utils.logging import disable_propagation
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 
@@ -20,5 +21,7 @@ def quiet_libraries(*, shows_downloads: bool = True) -> None:
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
+    # It prints its warnings itself.
+    disable_propagation()
     if not (shows_downloads and sys.stderr.isatty()):
         disable_progress_bars()

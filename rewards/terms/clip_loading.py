@@ -7,7 +7,7 @@ import json
 import logging
 import pickle
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -221,6 +221,7 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
         clip_weights = str(resolve_path(clip_weights))
     try:
         _refuse_hub_code(architecture)
+        _request_once(architecture, clip_weights)
         # Random weights are drawn before they are replaced; fork_rng restores the generator.
         with torch.random.fork_rng(devices=[]):
             clip = open_clip.create_model(architecture, clip_weights, require_pretrained=True)
@@ -237,6 +238,20 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
     ) as error:
         raise _unusable_weights(architecture, clip_weights, key, error) from error
     return clip.eval().requires_grad_(False)
+
+
+def _request_once(architecture: str, clip_weights: str) -> None:
+    """Fail at the first request without a network and a cache; open_clip retries for minutes."""
+    import huggingface_hub  # noqa: PLC0415
+    from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
+
+    if tag := get_pretrained_cfg(architecture, clip_weights):
+        huggingface_hub.snapshot_download(_repository(tag), allow_patterns="open_clip_config.json")
+
+
+def _repository(tag: Mapping[str, str]) -> str:
+    """Hub id of a pretrained tag, which may also name a file."""
+    return "/".join(tag["hf_hub"].split("/")[:2])
 
 
 def _refuse_hub_code(architecture: str) -> None:
@@ -283,7 +298,7 @@ def _unusable_weights(
     problem = f"{key} {clip_weights!r} of model {architecture!r} cannot be loaded ({cause}). "
     tag = get_pretrained_cfg(architecture, clip_weights)
     if tag:
-        repository = tag["hf_hub"].strip("/")
+        repository = _repository(tag)
         return RewardError(
             f"{problem}It is downloaded once into HF_HOME. Without a network: download "
             f"https://huggingface.co/{repository} elsewhere (hf download {repository}) and copy "

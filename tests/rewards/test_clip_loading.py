@@ -98,7 +98,7 @@ def test_clip_offline_says_what_to_download_and_where_to_put_it(
     def no_network(*arguments: Any, **options: Any) -> None:
         raise OSError("no network")
 
-    monkeypatch.setattr("open_clip.factory.download_pretrained", no_network)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
     with pytest.raises(RewardError, match=r"^term\.weights 'openai'.*no network") as caught:
         load_clip("ViT-B-32-quickgelu", "openai", key="term.weights")
     assert "hf download timm/vit_base_patch32_clip_224.openai)" in str(caught.value)
