@@ -20,17 +20,22 @@ from glm_grpo.builders.models import (
 from glm_grpo.builders.prompts import (
     Prompts,
     build_prompts,
+    check_model,
     check_prompt_sets,
+    check_tied,
     hint_at_prompts,
     list_texts,
 )
 from glm_grpo.collectors.ray_cluster import require_ray
 from glm_grpo.config import Config, effective_config
+from glm_grpo.errors import ConfigError, Errors
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.planning import UNDIVIDED, Parallelism, Planner
 from glm_grpo.plan.fit import check_fit
 from glm_grpo.run.trackers import check_trackers
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import Models
+from rewards.types import RewardError
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def check_before_loading(
         processes: Processes that check together.
 
     Raises:
-        GlmGrpoError: Raised by the first check that fails.
+        GlmGrpoError: A check failed; those of model, prompts and terms are reported together.
         PeerError: A check failed in another process.
     """
     check_trackers(config.trackers)
@@ -85,7 +90,7 @@ def check_before_loading(
     if config.train.resume is None:
         find_start(config)
     with processes.together():
-        prompts = build_prompts(config)
+        prompts = _check_parts(config)
         sources = (prompts.training, prompts.held_out)
         planner = find_planner(config.model.path)
         memory = check_fit(config, planner, sources, device, parallelism)
@@ -98,6 +103,24 @@ def check_before_loading(
         hints=[*hint_at_size(config), *hint_at_prompts(config, prompts)],
         texts=list_texts(config, prompts),
     )
+
+
+def _check_parts(config: Config) -> Prompts:
+    """Check model, prompts and terms, none of which needs another."""
+    errors, reserved = Errors(), ReservedTokens()
+    with errors.kept():
+        reserved = check_model(config)
+    with errors.kept():
+        prompts = build_prompts(config, reserved)
+        check_tied(config, prompts)
+    for term in config.reward.terms.values():
+        with errors.kept():
+            try:
+                term.check()
+            except RewardError as error:
+                raise ConfigError(str(error)) from error
+    errors.raise_all()
+    return prompts
 
 
 def load_checked(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class GlmGrpoError(Exception):
     """Base of every error raised on purpose. Exit code 1 unless a subclass sets another one."""
@@ -13,6 +16,33 @@ class ConfigError(GlmGrpoError, ValueError):
     """A config key is unknown, mistyped, out of range or conflicts with another. Exit code 2."""
 
     exit_code = 2
+
+
+class Errors:
+    """Errors of checks that do not depend on each other, to be raised together."""
+
+    def __init__(self) -> None:
+        self._kept: list[GlmGrpoError] = []
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep an error of the block."""
+        try:
+            yield
+        except GlmGrpoError as error:
+            self._kept.append(error)
+
+    def raise_all(self) -> None:
+        """Raise a single error as it is, several as one.
+
+        Raises:
+            GlmGrpoError: There are errors.
+        """
+        if len(self._kept) == 1:
+            raise self._kept[0]
+        if self._kept:
+            lines = [f"{len(self._kept)} checks failed:", *map(str, self._kept)]
+            raise ConfigError("\n- ".join(lines))
 
 
 class DataError(GlmGrpoError, ValueError):

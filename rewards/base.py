@@ -94,6 +94,13 @@ class TermConfig(Options):
         """Parts of a prompt that this term uses."""
         return self.compares_with
 
+    def check(self) -> None:
+        """Check files and functions that it names, before a model is loaded.
+
+        Raises:
+            RewardError: One cannot be used.
+        """
+
     @abstractmethod
     def build(self, device: torch.device) -> Reward:
         """Build the term. Its libraries are imported here, since most configs use few terms.

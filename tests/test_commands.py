@@ -24,7 +24,7 @@ from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.data.prompts import PromptSource
-from glm_grpo.errors import MemoryLimitError, ModelError
+from glm_grpo.errors import ConfigError, MemoryLimitError, ModelError
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
 from glm_grpo.models.planning import Planner
@@ -272,6 +272,26 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
     assert "ocr does not apply, aesthetic 0." in found["one held-out prompt"]
     # No bar of a library's.
     assert "Loading" not in capfd.readouterr().err
+
+
+def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_dir: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red sign\n")
+    overrides = [
+        *(f"data.path={prompts}", f"data.eval_path={prompts}", f"model.path={tmp_path / 'none'}"),
+        "reward.terms.aesthetic.head=none.pth",
+        "+reward.terms.mine={kind: custom, weight: 0, function: 'no_such_module:f'}",
+    ]
+    with pytest.raises(ConfigError, match="^4 checks failed:") as refused:
+        list(check_config(compose_config(configs_dir, "tiny", [*LEAST, *overrides])))
+    for said in (
+        "there is no such folder",
+        "1 training prompts has what the terms lpips, ssim, ocr need, so only aesthetic would be",
+        "quote the text to be rendered in the prompt, or give it in the field `text`",
+        "head none.pth: no such file; download https://github.com/christophschuhmann/",
+        "the module no_such_module cannot be imported",
+    ):
+        assert said in str(refused.value)
 
 
 def test_a_run_names_terms_that_apply_to_few(

@@ -10,7 +10,7 @@ from glm_grpo.cli import main
 from glm_grpo.commands.init import init_folder
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import load_prompts
-from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
 from glm_grpo.tiny import world
@@ -118,7 +118,7 @@ def test_init_says_how_to_go_on_in_ten_lines(tmp_path: Path) -> None:
 
 def test_init_touches_nothing_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(StorageError, match="is not an empty folder; nothing is overwritten"):
+    with pytest.raises(ConfigError, match="is not an empty folder; nothing is overwritten"):
         list(init_folder(tmp_path, "tiny"))
     with pytest.raises(ConfigError, match="Did you mean tiny_edit?"):
         list(init_folder(tmp_path / "new", "tiny_edti"))

@@ -35,6 +35,7 @@ from rewards.types import Prompt
 
 _MOST_NAMED = 3
 """Largest number of prompts that a hint names."""
+_ASKING = "a prompt asks for a text in quotation marks, or by the field `text`"
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,30 @@ class Prompts:
         return ("training", self.training), ("held-out", self.held_out)
 
 
-def build_prompts(config: Config) -> Prompts:
-    """Check the model's files, then load and check both prompt sets.
+def check_model(config: Config) -> ReservedTokens:
+    """Check the model's files; returns the texts that no prompt may contain.
 
     Raises:
-        ModelError: The model's files cannot be used.
-        DataError: A prompt cannot be used, or there are fewer than a step takes.
+        ConfigError, ModelError: There is no model, or its files cannot be used.
     """
     family, path = family_of(config.model.path), model_path(config.model.path)
     reserved = family.check_model(path)
     family.check_sizes(path, config)
+    return reserved
+
+
+def build_prompts(config: Config, reserved: ReservedTokens | None = None) -> Prompts:
+    """Load and check both prompt sets.
+
+    Args:
+        reserved: From `check_model`; None: call it first.
+
+    Raises:
+        ConfigError, ModelError: As for `check_model`.
+        DataError: A prompt cannot be used, or there are fewer than a step takes.
+    """
+    if reserved is None:
+        reserved = check_model(config)
     training = build_prompt_set(config.data.path, config, reserved)
     check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
     return Prompts(
@@ -146,9 +161,46 @@ def list_texts(config: Config, prompts: Prompts) -> list[str]:
     lines = []
     for of, prompt_set in prompts.named():
         asked = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
-        named = f": {_name_some(prompt_set, asked)}" if asked else ""
+        named = f": {_name_some(prompt_set, asked)}" if asked else f"; {_ASKING}"
         lines.append(f"texts asked for in {len(asked)} of {len(prompt_set)} {of} prompts{named}")
     return lines
+
+
+def check_tied(config: Config, prompts: Prompts) -> None:
+    """Refuse a reward that, on these training prompts, uses only the picture.
+
+    `only` is not regarded here: which terms match no id is a hint of `check_prompt_sets`.
+
+    Raises:
+        ConfigError: No training prompt has what a tied term needs.
+    """
+    reward, training = config.reward, prompts.training
+    if reward.allow_untied or config.train.method == "sft":
+        return
+    has = {
+        "prompt": True,
+        "text": any(training.texts()),
+        "target": training.has_targets(),
+        "source": config.data.sources > 0,
+    }
+    weights = {name: weight for name, weight in reward.weights().items() if weight != 0}
+    needs = {name: reward.terms[name].needs() for name in weights if reward.terms[name].needs()}
+    if any(all(has[need] for need in each) for each in needs.values()):
+        return
+    others = ", ".join(name for name in weights if name not in needs) or "nothing"
+    remedies = {
+        "text": "quote the text to be rendered in the prompt, or give it in the field `text`",
+        "target": "give the prompts target images (field `target`)",
+        "source": "set data.sources and give the prompts sources",
+    }
+    missing = dict.fromkeys(need for each in needs.values() for need in each if not has[need])
+    raise ConfigError(
+        f"reward.terms: none of the {len(training)} training prompts has what the terms "
+        f"{', '.join(needs)} need, so only {others} would be trained on: one picture that scores "
+        f"well would do for every prompt. Remedies: {'; '.join(remedies[need] for need in missing)}"
+        "; add a term that applies to every prompt (+reward.terms.clip_score.weight=0.5); or set "
+        "reward.allow_untied=true"
+    )
 
 
 def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[str]:

@@ -60,8 +60,8 @@ def evaluate_run(
 
     Raises:
         CheckpointError: The path contains no run or no intact checkpoint.
-        ConfigError: An override is refused.
-        StorageError: The folder is not empty, or cannot be written.
+        ConfigError: An override is refused, or the folder is not empty.
+        StorageError: The folder cannot be written.
     """
     quiet_libraries()
     found = find_checkpoint(run)
@@ -89,7 +89,8 @@ def _make_folder(found: FoundCheckpoint, directory: Path | None) -> RunFolder:
     """Make the folder of the result before anything is sampled.
 
     Raises:
-        StorageError: The folder is not empty, or cannot be written.
+        ConfigError: The folder is not empty.
+        StorageError: It cannot be written.
     """
     if directory is None:
         name = found.folder.evals_dir / f"step-{found.checkpoint.step:06d}"

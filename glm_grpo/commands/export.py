@@ -23,9 +23,9 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
         Lines on what was written, how to load it, and any warnings.
 
     Raises:
-        ConfigError: An adapter is requested, but none was trained.
+        ConfigError: An adapter is requested, but none was trained, or the folder is not empty.
         CheckpointError: The path contains no run or no intact checkpoint.
-        StorageError: The folder is not empty, or cannot be written.
+        StorageError: The folder cannot be written.
     """
     refuse_taken(directory)
     config = read_config_at(run)

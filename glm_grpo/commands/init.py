@@ -113,8 +113,8 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         name: Name of the config to build on.
 
     Raises:
-        ConfigError: There is no such config.
-        StorageError: The folder is not empty, or cannot be written.
+        ConfigError: There is no such config, or the folder is not empty.
+        StorageError: The folder cannot be written.
     """
     # These prompts replace whatever the config asks for.
     paths = [f"data.path={_TRAINING}", f"data.eval_path={_HELD_OUT}"]

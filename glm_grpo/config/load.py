@@ -77,6 +77,8 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         "run.tags",
         "reward.on_hacking",
         "reward.canary_margin",
+        # Decides what is refused, not what is computed.
+        "reward.allow_untied",
     }
 )
 

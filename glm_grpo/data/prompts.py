@@ -73,6 +73,10 @@ class PromptSource(Protocol):
         """Keys that are equal for prompts that ask for the same, without loading a picture."""
         ...
 
+    def has_targets(self) -> bool:
+        """Whether any prompt has a target image."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Prompt: ...
@@ -105,6 +109,10 @@ class PromptSet:
     def identities(self) -> list[Hashable]:
         """Text and sources of each prompt; one source under two paths counts as two."""
         return [(entry.prompt, entry.sources) for entry in self.entries]
+
+    def has_targets(self) -> bool:
+        """Whether any prompt has a target image."""
+        return any(entry.target is not None for entry in self.entries)
 
     def __len__(self) -> int:
         return len(self.entries)

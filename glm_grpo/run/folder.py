@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from glm_grpo.errors import StorageError
+from glm_grpo.errors import ConfigError, StorageError
 from rewards.pictures import PictureError, open_rgb
 
 _PICTURE_FORMATS = ("PNG",)
@@ -221,11 +221,11 @@ def refuse_taken(path: Path) -> None:
     """Refuse an output folder that would not be a new one.
 
     Raises:
-        StorageError: The path is a file or a folder that is not empty.
+        ConfigError: The path is a file or a folder that is not empty.
     """
     with storage_errors("read", path):
         if not is_free(path):
-            raise StorageError(
+            raise ConfigError(
                 f"{path} is not an empty folder; nothing is overwritten; name another"
             )
 

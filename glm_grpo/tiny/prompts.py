@@ -68,6 +68,10 @@ class WorldPrompts:
             return [(edits.instruction(edit), edit.before) for edit in self.changes]
         return [*self.captions()]
 
+    def has_targets(self) -> bool:
+        """True: every sign can be drawn."""
+        return True
+
     def __len__(self) -> int:
         return len(self.signs)
 

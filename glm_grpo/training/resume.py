@@ -18,7 +18,7 @@ from torch import Tensor
 
 from glm_grpo.composition import is_dated
 from glm_grpo.config import Config, config_differences, shell_override, to_yaml
-from glm_grpo.errors import CheckpointError, GlmGrpoError, StorageError
+from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
 from glm_grpo.run.checkpoints import (
     Checkpoint,
     load_checkpoint,
@@ -118,8 +118,9 @@ def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
 
     Raises:
         CheckpointError: There is no such run, it has other settings, or its checkpoint is damaged.
-        StorageError: The folder already contains a run or something else, lacks part of what the
-            run recorded, is in use by another run, or cannot be created.
+        ConfigError: A new run's folder already contains a run or something else.
+        StorageError: The folder lacks part of what the run recorded, is in use by another run, or
+            cannot be created.
         PeerError: Another process failed at it.
     """
     lock = RunLock()
@@ -270,7 +271,7 @@ def _refuse_what_is_there(folder: RunFolder) -> None:
     more = ", ..." if len(others) > _MOST_NAMED else ""
     has_run = {folder.config_path.name, folder.metrics_path.name} & names
     is_what = "holds a run already" if has_run else "is not empty"
-    raise StorageError(
+    raise ConfigError(
         f"run_dir = {str(folder.path)!r} {is_what} ({', '.join(others[:_MOST_NAMED])}{more}): a "
         "run begins in a new or empty folder, and nothing is overwritten; choose another folder, "
         "or continue the run in it with train.resume=auto"

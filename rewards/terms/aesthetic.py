@@ -29,6 +29,11 @@ from rewards.unpickling import describe_refusal
 
 _LOWEST_RATING, _HIGHEST_RATING = 1.0, 10.0
 
+_HEAD_URL = (
+    "https://github.com/christophschuhmann/improved-aesthetic-predictor/blob/main/"
+    "sac+logos+ava1-l14-linearMSE.pth?raw=true"
+)
+
 _LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
 
 
@@ -45,6 +50,11 @@ class AestheticConfig(TermConfig):
     head: PathText
     """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
     `weight` [1, D] and `bias` [1]. Paths may have the form pkg://package/relative/path."""
+
+    def check(self) -> None:
+        """See `TermConfig`."""
+        architecture = find_architecture(self.clip_model, key="aesthetic.clip_model")
+        load_head(resolve_path(self.head), width=embedding_width(architecture))
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
@@ -144,6 +154,11 @@ def load_head(path: Path, *, width: int) -> nn.Sequential:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise RewardError(
+            f"aesthetic.head {path}: no such file; download {_HEAD_URL} and set "
+            "reward.terms.aesthetic.head to it, or leave the term out: reward.terms.aesthetic=null"
+        )
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -42,6 +43,12 @@ class CustomConfig(TermConfig):
     def needs(self) -> tuple[Need, ...]:
         """The needs stated in the config."""
         return self.needs_of_prompt
+
+    def check(self) -> None:
+        """See `TermConfig`."""
+        # What shall run in a process of its own is not imported here.
+        if self.run_in == "thread":
+            load_function(self.function)
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
@@ -122,7 +129,8 @@ def load_function(name: str) -> ScoringFunction:
     inside its functions find installed and already imported modules.
 
     Raises:
-        RewardError: The module cannot be imported, or has no such function.
+        RewardError: The module cannot be imported, has no such function, or one with other
+            arguments.
     """
     if name in _GIVEN:
         return _GIVEN[name]
@@ -146,6 +154,16 @@ def load_function(name: str) -> ScoringFunction:
             f"custom function {name!r} is a {type(function).__name__}; it must be a function of "
             "prompts and pictures"
         )
+    # Some callables of C have no signature.
+    with contextlib.suppress(ValueError):
+        signature = inspect.signature(function)
+        try:
+            signature.bind([], None)
+        except TypeError as error:
+            raise RewardError(
+                f"custom function {name!r} is {function_name}{signature} ({error}); it is called "
+                f"with two arguments: def {function_name}(prompts, pictures)"
+            ) from error
     return function
 
 

@@ -84,7 +84,7 @@ MAY_CHANGE_ON_RESUME = {
     *("model.gradient_checkpointing", "train.micro_batch_size"),
     *("async.collectors", "async.address"),
     *("async.cpus_per_collector", "async.gpus_per_collector"),
-    *("reward.on_hacking", "reward.canary_margin"),
+    *("reward.on_hacking", "reward.canary_margin", "reward.allow_untied"),
 }
 
 ADAPTER = {"rank": 4, "alpha": 8.0}

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from glm_grpo.errors import CheckpointError, StorageError
+from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
@@ -55,7 +55,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(make_trainer):
     trainer, _, _ = make_trainer("train.steps=1", term=Brightness())
     trainer.run()
 
-    with pytest.raises(StorageError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="holds a run already"):
         make_trainer(term=Brightness())
 
 

@@ -121,6 +121,11 @@ def test_custom_module_in_the_current_folder_comes_before_an_installed_one(
         ("1 / 0", "{}:score", r"cannot be imported \(ZeroDivisionError: division by zero\)"),
         ("def scores(p, x): ...", "{}:score", r"user_0.py has no score; did you mean scores\?"),
         ("def b(): ...\ndef a(): ...", "{}:score", "has no score; it has a, b"),
+        (
+            "def score(images): ...",
+            "{}:score",
+            r"is score\(images\) .*def score\(prompts, pictures",
+        ),
         ("score = 0.5", "{}:score", "is a float; it must be a function of prompts and pictures"),
     ],
 )

@@ -281,7 +281,7 @@ def test_a_run_does_not_begin_in_a_folder_of_others(names: list[str], tmp_path: 
         (folder / name).write_text("theirs")
     before = files_of(folder)
 
-    with pytest.raises(StorageError, match="nothing is overwritten") as refusal:
+    with pytest.raises(ConfigError, match="nothing is overwritten") as refusal:
         open_run(compose(folder, None))
 
     assert str(folder) in str(refusal.value)

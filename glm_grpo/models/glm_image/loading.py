@@ -190,7 +190,7 @@ def _find_folder(path: str, fetch: Callable[[], str]) -> Path:
     if folder.is_dir():
         return folder
     if path.count("/") != 1 or path.startswith((".", "/", "~")):
-        raise ModelError(
+        raise ConfigError(
             f"model.path is {path!r}: there is no such folder, and a hub id has the form "
             "owner/name; give an existing folder, a hub id such as zai-org/GLM-Image, or 'tiny'"
         )
@@ -198,7 +198,7 @@ def _find_folder(path: str, fetch: Callable[[], str]) -> Path:
         return Path(fetch())
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
+        raise ConfigError(
             f"model.path is {path!r}: no such folder, and nothing can be fetched from the hub "
             f"({reason}); a hub id needs a network and, once, about 36 GB of download "
             "(`hf download zai-org/GLM-Image --local-dir FOLDER`, then model.path=FOLDER)"
@@ -221,7 +221,7 @@ def _check_folder(folder: Path) -> ReservedTokens:
 def _check_index(folder: Path) -> None:
     path = folder / "model_index.json"
     if not path.is_file():
-        raise ModelError(
+        raise ConfigError(
             f"model.path is {str(folder)!r}: it has no model_index.json; give the top folder of a "
             "pipeline in the diffusers layout"
         )

@@ -24,7 +24,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from glm_grpo.errors import ModelError
+from glm_grpo.errors import ConfigError
 from glm_grpo.models.glm_image.fast import token_scores
 from glm_grpo.models.glm_image.model_folder import damage_named, read_config
 from glm_grpo.models.glm_image.quantization import BLOCK, KEPT_MODULES, SCALES_BLOCK, hold_in_8_bits
@@ -240,14 +240,15 @@ def read_part_configs(path: str) -> PartConfigs:
         path: A folder, or the published model's hub id.
 
     Raises:
-        ModelError: The path is neither, or a part's config.json is missing, damaged, or describes
-            no model that can be built.
+        ConfigError: The path is neither.
+        ModelError: A part's config.json is missing, damaged, or describes no model that can be
+            built.
     """
     folder = Path(path)
     if path == PUBLISHED_ID and not folder.is_dir():
         return _part_configs(_PUBLISHED)
     if not folder.is_dir():
-        raise ModelError(
+        raise ConfigError(
             f"model.path is {path!r}: there is no such folder, and without one only the "
             f"sizes of {PUBLISHED_ID} are known; give a folder with the config.json of every part "
             f"(`hf download {path} --include '*/config.json' --local-dir FOLDER`), which needs no "

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from glm_grpo.errors import ModelError
+from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.glm_image.loading import check_model, load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import picture_tokens
 
@@ -25,12 +25,12 @@ def test_load_pipeline_loads_a_folder_in_the_dtype_asked_for(random_pipeline_fol
 
 @pytest.mark.parametrize("path", ["./nowhere", "nowhere"])
 def test_load_pipeline_refuses_what_is_neither_folder_nor_hub_id(path):
-    with pytest.raises(ModelError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         load_pipeline(path, dtype=torch.float32)
 
 
 def test_load_pipeline_refuses_a_folder_without_an_index(tmp_path):
-    with pytest.raises(ModelError, match="model_index.json"):
+    with pytest.raises(ConfigError, match="model_index.json"):
         load_pipeline(str(tmp_path), dtype=torch.float32)
 
 
@@ -48,7 +48,7 @@ def test_load_pipeline_explains_a_hub_id_that_cannot_be_fetched(monkeypatch):
     monkeypatch.setattr("diffusers.GlmImagePipeline.download", refuse)
     monkeypatch.setattr("glm_grpo.models.glm_image.loading.snapshot_download", refuse)
     for load in (check_model, partial(load_pipeline, dtype=torch.float32)):
-        with pytest.raises(ModelError, match="nothing can be fetched from the hub .offline"):
+        with pytest.raises(ConfigError, match="nothing can be fetched from the hub .offline"):
             load("owner/model")
 
 

@@ -6,7 +6,7 @@ from diffusers import AutoencoderKL, GlmImagePipeline
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
-from glm_grpo.errors import ModelError
+from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.base import Quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.memory import (
@@ -378,7 +378,7 @@ def test_plan_has_the_activations_of_every_phase(planner, tiny_configs):
 
 
 def test_read_part_configs_refuses_a_model_it_cannot_know(tmp_path):
-    with pytest.raises(ModelError, match="someone/else.*config.json of every part"):
+    with pytest.raises(ConfigError, match="someone/else.*config.json of every part"):
         read_part_configs("someone/else")
     with pytest.raises(ModelError, match="config.json: no such file"):
         read_part_configs(str(tmp_path))

@@ -29,6 +29,9 @@ class Captions:
     def texts(self):
         return [()] * self.count
 
+    def has_targets(self):
+        return False
+
     def __len__(self):
         return self.count
 
