@@ -59,7 +59,8 @@ def effective_config(
     for field, values in sections.items():
         changed[field] = getattr(config, field).model_copy(update=values)
     notes = [
-        f"{each.key} {each.given} works as {each.used} ({each.reason})" for each in adjustments
+        f"{each.key}: {each.used} is used instead of {each.given} ({each.reason})"
+        for each in adjustments
     ]
     size = config.train.micro_batch_size
     if size < images and images % size:
@@ -138,12 +139,12 @@ def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adju
     )
     is_asynchronous = config.train.mode == "async"
     limits = [
-        ("train.micro_batch_size", images, "the images of a step", True),
-        ("decode.recheck_groups", prompts, "rollout.prompts_per_step", is_cheap),
+        ("train.micro_batch_size", images, "a step has no more images", True),
+        ("decode.recheck_groups", prompts, "a step has no more prompts", is_cheap),
         (
             "async.collectors",
             at_once,
-            "the most batches in progress that async.max_policy_age allows",
+            "async.max_policy_age allows no more batches in progress",
             is_asynchronous,
         ),
         (

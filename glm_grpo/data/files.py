@@ -82,9 +82,15 @@ def read_jsonl(path: Path) -> Iterator[Row]:
         try:
             fields = json.loads(line, object_pairs_hook=_unite_pairs)
         except json.JSONDecodeError as error:
+            # As after a quotation mark inside a text.
+            is_cut = error.msg == "Expecting ',' delimiter"
+            remedy = (
+                'write \\" for a quotation mark inside a text: {"prompt": "a sign \\"OPEN\\""}'
+                if is_cut
+                else "write one object per line"
+            )
             raise DataError(
-                f"{origin}, column {error.colno}: not valid JSON ({error.msg}); write one object "
-                "per line"
+                f"{origin}, column {error.colno}: not valid JSON ({error.msg}); {remedy}"
             ) from error
         except ValueError as error:
             raise DataError(f"{origin}: {error}; write every key once") from error

@@ -43,10 +43,10 @@ def test_section_is_named_async_where_users_write_it(tiny) -> None:
 @pytest.mark.parametrize(
     ("overrides", "collectors", "push_every", "note"),
     [
-        (("collectors=2", "max_policy_age=0"), 1, 1, "async.collectors 2 works as 1 ("),
+        (("collectors=2", "max_policy_age=0"), 1, 1, "async.collectors: 1 is used instead of 2 ("),
         # Two batches may be under way: that of the next step, and the one after it.
-        (("collectors=3", "max_policy_age=3"), 2, 1, "async.collectors 3 works as 2 ("),
-        (("push_every=9",), 2, 4, "async.push_every 9 works as 4 ("),
+        (("collectors=3", "max_policy_age=3"), 2, 1, "async.collectors: 2 is used instead of 3 ("),
+        (("push_every=9",), 2, 4, "async.push_every: 4 is used instead of 9 ("),
         (("push_every=4", "collectors=2"), 2, 4, ""),
     ],
 )

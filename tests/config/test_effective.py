@@ -39,7 +39,7 @@ def test_a_warm_up_that_the_run_is_too_short_for_is_kept_and_said(
 @pytest.mark.parametrize(
     ("key", "given", "used", "note"),
     [
-        ("train.micro_batch_size", 25, 24, "train.micro_batch_size 25 works as 24 ("),
+        ("train.micro_batch_size", 25, 24, "train.micro_batch_size: 24 is used instead of 25 ("),
         ("train.micro_batch_size", 24, 24, ""),
         ("train.micro_batch_size", 7, 7, "7 leaves 3 of 24 images for the last of 4 passes"),
     ],
@@ -62,7 +62,9 @@ def test_a_recheck_takes_at_most_the_groups_of_a_step(small: Bend) -> None:
     assert effective_config(in_full) == EffectiveConfig(in_full, "")  # there is no recheck
     effective = effective_config(validate_config(small("decode.rollout_steps", 1)))
     assert effective.config.decode.recheck_groups == 4
-    assert effective.note == ("decode.recheck_groups 5 works as 4 (rollout.prompts_per_step)")
+    assert effective.note == (
+        "decode.recheck_groups: 4 is used instead of 5 (a step has no more prompts)"
+    )
 
 
 def test_processes_have_the_images_of_their_part(small: Bend) -> None:
@@ -77,8 +79,8 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
     small("decode.rollout_steps", 1)
     note = effective_config(validate_config(small("decode.recheck_groups", 100))).note
     assert note == (
-        "train.micro_batch_size 100 works as 24 (the images of a step); "
-        "decode.recheck_groups 100 works as 4 (rollout.prompts_per_step)"
+        "train.micro_batch_size: 24 is used instead of 100 (a step has no more images); "
+        "decode.recheck_groups: 4 is used instead of 100 (a step has no more prompts)"
     )
 
 

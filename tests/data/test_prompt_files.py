@@ -146,6 +146,7 @@ def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
         ),
         ("a.txt", "a sign\n".encode("utf-16"), "line 1: byte 0xff at column 1 is not UTF-8"),
         ("a.txt", "a sign\n".encode("utf-16-le"), "line 1: .*null character .* as UTF-8"),
+        ("a.jsonl", b'{"prompt": "a sign "OPEN""}\n', r'write \\" for a quotation mark inside'),
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "y\n', "line 2, column 12: not valid JSON"),
         ("a.jsonl", b'[{"prompt": "x"}]', 'line 1: .*is not an object; write {"prompt"'),
         ("a.jsonl", b'{"prompt": "x", "prompt": "y"}', "line 1: .*'prompt' appears twice"),

@@ -60,7 +60,7 @@ def test_train_script_says_which_sizes_it_brought_to_the_run(run):
     folder, ended = run
 
     note = (
-        "settings: train.micro_batch_size 16 works as 4 (the images of a step); "
+        "settings: train.micro_batch_size: 4 is used instead of 16 (a step has no more images); "
         "optim.warmup_steps 2: the run ends after train.steps 1, before optim.learning_rate is "
         "reached"
     )
@@ -160,5 +160,7 @@ def test_check_command_passes_on_the_tiny_config(capsys, monkeypatch):
 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 9
-    assert "; train.micro_batch_size 16 works as 4 (the images of a step)" in lines[0]
+    assert (
+        "; train.micro_batch_size: 4 is used instead of 16 (a step has no more images)" in lines[0]
+    )
     assert all(line.startswith("ok  ") for line in lines)

@@ -63,7 +63,7 @@ def test_moments_stay_where_their_shards_are():
     refuse_for_processes(config, SHARDS)
     used = effective_config(config, processes=2, is_sharded=True)
     assert used.config.offload == "modules"
-    assert "offload modules_and_optimizer works as modules (" in used.note
+    assert "offload: modules is used instead of modules_and_optimizer (" in used.note
     assert effective_config(config).config == config
 
 

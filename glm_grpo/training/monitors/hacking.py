@@ -111,7 +111,13 @@ class HackingMonitor:
             if (~column.isnan()).sum() >= _FEWEST_VALUES
         }
         for name in values.keys() - measured.keys():
-            logger.warning("canary %s has no value on the held-out prompts: it is not judged", name)
+            compares = name == "pixel_diversity" and evaluation.images.pixels.shape[1] == 1
+            needs = (
+                "compares the images of one prompt, so eval.samples_per_prompt must be 2 or more"
+                if compares
+                else "needs at least two held-out prompts to which it applies"
+            )
+            logger.warning("canary %s is not watched in this run: it %s", name, needs)
         self._bands = {
             name: replace(band, is_of_evaluations=name in self._evaluated)
             for name, band in make_bands(measured, varieties=VARIETIES | {_ENTROPY}).items()
