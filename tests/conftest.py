@@ -105,13 +105,16 @@ def small_preview(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glm_grpo.models.glm_image.token_grid._PREVIEW_SIDE", 2)
 
 
-LONGEST = ("tests/end_to_end/", "tests/browser/", "tests/collectors/")
+LONGEST = ("tests/end_to_end/", "tests/collectors/")
 """Begun first, so that no worker waits for another at the end."""
+
+LAST = "tests/browser/"
+"""A browser, once open, leaves its event loop in the thread."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes longest first, and skip what needs an accelerator where there is none."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    """Put what takes longest first, browsers last, and skip what needs a missing accelerator."""
+    items.sort(key=lambda item: (item.nodeid.startswith(LAST), not item.nodeid.startswith(LONGEST)))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no accelerator")

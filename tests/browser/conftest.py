@@ -257,19 +257,19 @@ def real_run(
         *(f"data.path={data}", f"data.eval_path={data}", "data.sources=1"),
         *("train.steps=2", "train.eval_every=2", "trackers=[]", f"run_dir={folder / 'run'}"),
         *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),
-        *("decode.steps=2", "eval.samples_per_prompt=1"),
+        *("rollout.height=64", "rollout.width=64", "decode.steps=2", "eval.samples_per_prompt=1"),
     )
     ended = programs.run(folder, str(configs_dir.parent / "train.py"), *overrides)
     assert ended.returncode == 0, ended.stderr
     return RunFolder(folder / "run")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Chromium: the one that `GLM_GRPO_CHROMIUM` names, or `chromium` on the path.
 
-    Ends with the file: as long as it is there, an event loop runs in this thread, and tests of
-    other files that run one of their own would fail.
+    As long as it is there, an event loop runs in this thread, and tests that run one of their own
+    would fail. So the tests of this folder come last, see `tests/conftest.py`.
     """
     path = os.environ.get("GLM_GRPO_CHROMIUM") or shutil.which("chromium")
     if path is None:

@@ -17,7 +17,7 @@ from glm_grpo.gallery import write_beside, write_gallery
 from glm_grpo.gallery.beside import OtherRun, ShownRun
 from glm_grpo.run.folder import RunFolder
 from rewards.audit.canaries import Band, find_departures
-from tests.browser.conftest import OpenGallery, wait_until_loaded
+from tests.browser.conftest import OpenGallery, show, wait_until_loaded
 
 LAST = 13
 # Steps 12 and 13 of the run have tables, step 6 has an evaluation and no rollout.
@@ -138,32 +138,7 @@ def test_curves_of_another_run_lie_over_those_of_this_one(
     expect(chart(page, "Share of the advantage, by term").locator(".legend li")).to_have_count(2)
 
 
-def test_every_value_is_that_of_the_metrics_file(open_curves: OpenGallery) -> None:
-    page = open_curves()
-    buttons = page.get_by_role("button", name="Values of")
-    expect(buttons).to_have_count(12)
-    for button in buttons.all():
-        button.click()
-    expect(page.locator(".values table")).to_have_count(12)
-    tables = page.locator(".values table").evaluate_all(
-        """tables => tables.map(table => ({
-            names: [...table.querySelectorAll("thead th")].map(cell => cell.textContent),
-            rows: [...table.querySelectorAll("tbody tr")].map(row => [...row.children].map(
-                cell => (cell.querySelector("data") || {}).value ?? cell.textContent)),
-        }))"""
-    )
-    shown: dict[int, dict[str, float | None]] = {}
-    for table in tables:
-        for step, *values in table["rows"]:
-            for name, value in zip(table["names"][1:], values, strict=True):
-                if value != "" or name in {"policy/entropy", "custom/empty"}:
-                    shown.setdefault(int(step), {})[name] = float(value) if value else None
-    # An empty cell of a metric that the step does not have tells nothing.
-    expected = {row["step"]: {k: v for k, v in row.items() if k != "step"} for row in ROWS}
-    assert shown == expected
-
-
-def test_charts_stand_under_questions_and_tell_their_course(
+def test_charts_stand_under_questions_and_show_every_value(
     open_curves: OpenGallery,
 ) -> None:
     page = open_curves()
@@ -191,9 +166,6 @@ def test_charts_stand_under_questions_and_tell_their_course(
         "lowest 0.2500 at step 0, highest 0.7500 at step 12."
     )
 
-
-def test_legend_shows_the_last_values_and_those_under_the_pointer(open_curves: OpenGallery) -> None:
-    page = open_curves()
     expect_legend(page, "Total", ["reward/mean 0.8125", "eval/total 0.7500"])
     point_at(page, "Total", 2.2)
     # Of the twelve totals of the step, rising: 0, twice 0.25, five times 0.375, twice 0.5, 0.625,
@@ -207,21 +179,32 @@ def test_legend_shows_the_last_values_and_those_under_the_pointer(open_curves: O
     point_at(page, "Total", 6.4)
     expect_legend(page, "Total", ["reward/mean none at this step", "eval/total 0.5000"])
 
+    buttons = page.get_by_role("button", name="Values of")
+    expect(buttons).to_have_count(12)
+    for button in buttons.all():
+        button.click()
+    expect(page.locator(".values table")).to_have_count(12)
+    tables = page.locator(".values table").evaluate_all(
+        """tables => tables.map(table => ({
+            names: [...table.querySelectorAll("thead th")].map(cell => cell.textContent),
+            rows: [...table.querySelectorAll("tbody tr")].map(row => [...row.children].map(
+                cell => (cell.querySelector("data") || {}).value ?? cell.textContent)),
+        }))"""
+    )
+    shown: dict[int, dict[str, float | None]] = {}
+    for table in tables:
+        for step, *values in table["rows"]:
+            for name, value in zip(table["names"][1:], values, strict=True):
+                if value != "" or name in {"policy/entropy", "custom/empty"}:
+                    shown.setdefault(int(step), {})[name] = float(value) if value else None
+    # An empty cell of a metric that the step does not have tells nothing.
+    expected = {row["step"]: {k: v for k, v in row.items() if k != "step"} for row in ROWS}
+    assert shown == expected
 
-def test_a_click_leads_to_the_pictures_of_the_step(open_curves: OpenGallery) -> None:
-    page = open_curves()
-    page.mouse.click(*place_of(page, "Total", 2))
-    expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
-    expect_fragment(page, "#groups?step=2")
-    page.go_back()
-    expect(page.locator(".step-bar strong")).to_have_text("Step 2")
-    expect_fragment(page, "#curves?step=2")
-    page.mouse.click(*place_of(page, "Texts read without a mistake, as a fraction", 6))
-    expect(page.get_by_role("heading", level=2)).to_have_text("Progress")
-    expect_fragment(page, "#progress?prompt=plain&step=6&sample=0")
 
-
-def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGallery) -> None:
+def test_charts_are_gone_through_by_keys_and_pointer_and_keep_their_state(
+    open_curves: OpenGallery,
+) -> None:
     page = open_curves()
     total, entropy = slider(page, "Total"), slider(page, "Entropy of the policy")
     text = "last values: reward/mean 0.8125, eval/total 0.7500"
@@ -254,9 +237,20 @@ def test_keys_move_the_cursor_along_the_values_of_a_chart(open_curves: OpenGalle
     expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
     expect_fragment(page, "#groups?step=1")
 
+    show(page, "curves")
+    page.wait_for_selector(".plot canvas")
+    page.mouse.click(*place_of(page, "Total", 2))
+    expect(page.get_by_role("heading", level=2)).to_have_text("Groups")
+    expect_fragment(page, "#groups?step=2")
+    page.go_back()
+    expect(page.locator(".step-bar strong")).to_have_text("Step 2")
+    expect_fragment(page, "#curves?step=2")
+    page.mouse.click(*place_of(page, "Texts read without a mistake, as a fraction", 6))
+    expect(page.get_by_role("heading", level=2)).to_have_text("Progress")
+    expect_fragment(page, "#progress?prompt=plain&step=6&sample=0")
 
-def test_state_is_in_the_address(open_curves: OpenGallery) -> None:
-    page = open_curves()
+    show(page, "curves")
+    page.wait_for_selector(".plot canvas")
     page.get_by_role("searchbox", name="Metric").fill("reward/")
     page.get_by_label("Smoothing").fill("0.5")
     page.get_by_label("Steps from").fill("1")
@@ -276,8 +270,44 @@ def test_state_is_in_the_address(open_curves: OpenGallery) -> None:
     expect(page.get_by_label("Steps from")).to_have_value("0")
 
 
-def test_lines_are_smoothed_bridged_and_banded(open_curves: OpenGallery) -> None:
+# The lowest and the highest value, and the labels of the axis beside them.
+NARROW: dict[str, tuple[list[float | None], list[str]]] = {
+    # The mean ratio of a step on policy: what is beside 1 is the rounding of 32-bit numbers.
+    "rounding": ([1.00000002, 1.00000007], ["0.9", "0.95", "1", "1.05", "1.1"]),
+    # Ends that differ in their seventh digit, which uPlot's own range rounds to one number.
+    "barely wider": ([0.99999945, 1.00000055], ["1", "1.0000005"]),
+    "equal": ([0.25, 0.25], ["0.24", "0.26"]),
+    "one point": ([0.5, None], ["0.45", "0.475", "0.5", "0.525", "0.55"]),
+    "denormal": ([5e-324, 1e-300], ["0", "0.25", "0.5", "0.75", "1"]),
+    "both signs": ([-1.7e308, 1.7e308], ["-1e300", "0", "1e300"]),
+}
+
+
+def test_lines_bands_and_axes_are_those_of_the_values(
+    open_curves: OpenGallery,
+) -> None:
+    lay_out = """(values) => {
+            const { axes, yRange } = glmGallery.curveLayout;
+            const known = values.filter((value) => value !== null);
+            const place = document.body.appendChild(document.createElement("div"));
+            const scales = { x: { time: false }, y: { range: yRange } };
+            const series = [{}, { stroke: "red" }];
+            const options = { width: 400, height: 170, scales, axes: axes(""), series };
+            const plot = new uPlot(options, [[1, 2], values], place);
+            return new Promise((done) => queueMicrotask(() => {
+                const { min, max } = plot.scales.y;
+                const isWithin = known.every(
+                    (value) => Math.abs(value) > 1e300 || (min <= value && value <= max),
+                );
+                done({ isWithin, labels: plot.axes[1]._values });
+            }));
+        }"""
+    minus = "\N{MINUS SIGN}"
     page = open_curves()
+    for values, labels in NARROW.values():
+        shown = [label.replace("-", minus) for label in labels]
+        assert page.evaluate(lay_out, values) == {"isWithin": True, "labels": shown}
+
     smooth = "([values, weight]) => glmGallery.curveMetrics.smooth(values, weight)"
     # Weights 1/2 of the past: (1/4 * 1 + 1/2 * 3) / (3/4) = 7/3; not drawn towards zero.
     assert page.evaluate(smooth, [[1, None, 3], 0.5]) == pytest.approx([1, None, 7 / 3])
@@ -312,9 +342,6 @@ def test_lines_are_smoothed_bridged_and_banded(open_curves: OpenGallery) -> None
     assert page.evaluate(marked, False) == [0.1, None, 0.9]
     assert page.evaluate(marked, True) == [0.1, None, None]
 
-
-def test_band_of_a_canary_is_that_of_the_run(open_curves: OpenGallery) -> None:
-    page = open_curves()
     call = "(values) => glmGallery.curveMetrics.canaryBand(...values)"
     for prompts in (1, 4, 100):
         found = page.evaluate(call, ["a_term", asdict(BAND), 6, [prompts]])
@@ -343,40 +370,3 @@ def test_band_of_a_canary_is_that_of_the_run(open_curves: OpenGallery) -> None:
     assert judged[0]["high"] is None
     values = torch.full((16,), 0.2)
     assert len(find_departures({"term": of_evaluations}, {"term": values}, 6.0)) == 1
-
-
-# The lowest and the highest value, and the labels of the axis beside them.
-NARROW: dict[str, tuple[list[float | None], list[str]]] = {
-    # The mean ratio of a step on policy: what is beside 1 is the rounding of 32-bit numbers.
-    "rounding": ([1.00000002, 1.00000007], ["0.9", "0.95", "1", "1.05", "1.1"]),
-    # Ends that differ in their seventh digit, which uPlot's own range rounds to one number.
-    "barely wider": ([0.99999945, 1.00000055], ["1", "1.0000005"]),
-    "equal": ([0.25, 0.25], ["0.24", "0.26"]),
-    "one point": ([0.5, None], ["0.45", "0.475", "0.5", "0.525", "0.55"]),
-    "denormal": ([5e-324, 1e-300], ["0", "0.25", "0.5", "0.75", "1"]),
-    "both signs": ([-1.7e308, 1.7e308], ["-1e300", "0", "1e300"]),
-}
-
-
-def test_axis_tells_every_range_of_values_apart(open_curves: OpenGallery) -> None:
-    lay_out = """(values) => {
-            const { axes, yRange } = glmGallery.curveLayout;
-            const known = values.filter((value) => value !== null);
-            const place = document.body.appendChild(document.createElement("div"));
-            const scales = { x: { time: false }, y: { range: yRange } };
-            const series = [{}, { stroke: "red" }];
-            const options = { width: 400, height: 170, scales, axes: axes(""), series };
-            const plot = new uPlot(options, [[1, 2], values], place);
-            return new Promise((done) => queueMicrotask(() => {
-                const { min, max } = plot.scales.y;
-                const isWithin = known.every(
-                    (value) => Math.abs(value) > 1e300 || (min <= value && value <= max),
-                );
-                done({ isWithin, labels: plot.axes[1]._values });
-            }));
-        }"""
-    minus = "\N{MINUS SIGN}"
-    page = open_curves()
-    for values, labels in NARROW.values():
-        shown = [label.replace("-", minus) for label in labels]
-        assert page.evaluate(lay_out, values) == {"isWithin": True, "labels": shown}

@@ -55,7 +55,9 @@ def open_find(open_gallery: OpenGallery) -> OpenGallery:
     return partial(open_gallery, allows=NOT_FOUND)
 
 
-def test_find_filters_by_what_the_address_says(open_find: OpenGallery) -> None:
+def test_find_filters_and_sorts_by_what_the_address_says(
+    open_find: OpenGallery,
+) -> None:
     table: tuple[tuple[dict[str, object], int], ...] = (
         # As text, not as a pattern, and whatever the case: `plain` and `masked` have quotes.
         ({"text": 'WORD "'}, 2 * 12),
@@ -91,8 +93,24 @@ def test_find_filters_by_what_the_address_says(open_find: OpenGallery) -> None:
     link = page.locator(".find-chosen a")
     expect(link).to_have_attribute("href", "#progress?step=0&prompt=plain&sample=0")
 
+    show(page, fragment(to=1))
+    page.get_by_label("Sort by").select_option("Total")
+    expect(page.get_by_role("button", name="Highest first")).to_be_visible()
+    falling = ["0.750", "0.625", "0.500", "0.500", "0.375", "0.375", "0.375", "0.375", "0.375"]
+    totals = [text.split()[0] for text in read_cells(page)]
+    assert totals == [*falling, "0.250", "0.250", "0.000"]
+    page.get_by_role("button", name="Highest first").click()
+    expect(cells_of(page).first).to_contain_text("0.000")
+    page.wait_for_url(re.compile(r"sort=total&order=asc"))
+    # What has no score comes last, either way.
+    for order in ("asc", "desc"):
+        show(page, fragment(to=1, sort="raw.lpips", order=order))
+        scores = [text.split()[1] for text in read_cells(page)]
+        assert scores[9:] == ["none"] * 3
+        assert scores[:9] == sorted(scores[:9], reverse=order == "desc")
 
-def test_find_filters_as_fields_are_filled_and_histograms_dragged(
+
+def test_find_filters_as_fields_are_filled_and_steps_through_by_keys(
     open_find: OpenGallery,
 ) -> None:
     page = open_find("find")
@@ -126,27 +144,7 @@ def test_find_filters_as_fields_are_filled_and_histograms_dragged(
     expect(lpips.get_by_label("at least")).to_have_value("0.375")
     expect(page.get_by_role("button", name="Filters (2)")).to_be_visible()
 
-
-def test_find_sorts_by_any_score_either_way(open_find: OpenGallery) -> None:
-    page = open_find(fragment(to=1))
-    page.get_by_label("Sort by").select_option("Total")
-    expect(page.get_by_role("button", name="Highest first")).to_be_visible()
-    falling = ["0.750", "0.625", "0.500", "0.500", "0.375", "0.375", "0.375", "0.375", "0.375"]
-    totals = [text.split()[0] for text in read_cells(page)]
-    assert totals == [*falling, "0.250", "0.250", "0.000"]
-    page.get_by_role("button", name="Highest first").click()
-    expect(cells_of(page).first).to_contain_text("0.000")
-    page.wait_for_url(re.compile(r"sort=total&order=asc"))
-    # What has no score comes last, either way.
-    for order in ("asc", "desc"):
-        show(page, fragment(to=1, sort="raw.lpips", order=order))
-        scores = [text.split()[1] for text in read_cells(page)]
-        assert scores[9:] == ["none"] * 3
-        assert scores[:9] == sorted(scores[:9], reverse=order == "desc")
-
-
-def test_find_steps_through_by_keys(open_find: OpenGallery) -> None:
-    page = open_find(fragment(to=1, sort="total", order="desc"))
+    show(page, fragment(to=1, sort="total", order="desc"))
     chosen = page.locator("li[aria-current=true]")
     expect(cells_of(page)).to_have_count(12)
     expect(chosen).to_have_count(0)
@@ -277,11 +275,26 @@ def find_departed(step: int) -> set[str]:
     return {departure.name for departure in find_departures(BANDS, values, MARGIN)}
 
 
-def test_find_steps_where_a_canary_left_its_band(
-    open_find: OpenGallery, large_run: RunFolder
+def test_find_takes_thousands_of_images_and_steps_where_a_canary_left_its_band(
+    open_find: OpenGallery,
+    large_run: RunFolder,
 ) -> None:
-    departed = {step: find_departed(step) for step in range(1, MANY_STEPS + 1)}
     page = open_find("find", run=large_run)
+    expect_count(page, MANY, of=MANY)
+    region = page.get_by_role("region", name="Images found")
+    expect(cells_of(page).first).to_have_attribute("aria-setsize", str(MANY))
+    assert cells_of(page).count() < 120
+    region.evaluate("region => { region.scrollTop = region.scrollHeight; }")
+    expect(cells_of(page).last).to_have_attribute("aria-posinset", str(MANY))
+    assert cells_of(page).count() < 120
+    assert read_cells(page)[-1].split()[-1] == str(MANY_STEPS)
+    # Another order starts at its top.
+    page.get_by_label("Sort by").select_option("ocr")
+    expect(cells_of(page).first).to_have_attribute("aria-posinset", "1")
+    scores = [float(text.split()[1]) for text in read_cells(page)]
+    assert scores == sorted(scores, reverse=True)
+
+    departed = {step: find_departed(step) for step in range(1, MANY_STEPS + 1)}
     for canary in ("any", *BANDS):
         steps = [
             step
@@ -300,22 +313,3 @@ def test_find_steps_where_a_canary_left_its_band(
     expect(state).to_contain_text(f"{len(last)} of 3 outside their band at step {MANY_STEPS}")
     outside = state.locator("tbody tr", has_text="outside")
     expect(outside.locator("th")).to_have_text([name for name in BANDS if name in last])
-
-
-def test_find_makes_the_pictures_on_the_screen_alone(
-    open_find: OpenGallery, large_run: RunFolder
-) -> None:
-    page = open_find("find", run=large_run)
-    expect_count(page, MANY, of=MANY)
-    region = page.get_by_role("region", name="Images found")
-    expect(cells_of(page).first).to_have_attribute("aria-setsize", str(MANY))
-    assert cells_of(page).count() < 120
-    region.evaluate("region => { region.scrollTop = region.scrollHeight; }")
-    expect(cells_of(page).last).to_have_attribute("aria-posinset", str(MANY))
-    assert cells_of(page).count() < 120
-    assert read_cells(page)[-1].split()[-1] == str(MANY_STEPS)
-    # Another order starts at its top.
-    page.get_by_label("Sort by").select_option("ocr")
-    expect(cells_of(page).first).to_have_attribute("aria-posinset", "1")
-    scores = [float(text.split()[1]) for text in read_cells(page)]
-    assert scores == sorted(scores, reverse=True)

@@ -58,8 +58,25 @@ def test_navigation_moves_focus_and_title_and_marks_the_view(open_gallery: OpenG
     page.wait_for_url("**/gallery/report.html")
 
 
-def test_keys_work_beside_controls_and_can_be_switched_off(open_gallery: OpenGallery) -> None:
-    page = open_gallery("groups?step=2")
+def test_addresses_of_what_is_not_there_offer_the_nearest_and_keys_work_beside_controls(
+    open_gallery: OpenGallery,
+) -> None:
+    page = open_gallery("groups?step=99")
+    expect(page.locator("main .problem")).to_contain_text('no training step "99"')
+    page.get_by_role("link", name="step 13").click()
+    expect(page.get_by_label("Training step")).to_have_value("13")
+    # The table of this step is torn.
+    expect(page.locator("main .problem")).to_contain_text("step-000013.parquet")
+    show(page, "progress?prompt=plain&step=7&sample=0")
+    expect(page.locator("main .problem")).to_contain_text('no evaluation at step "7"')
+    page.get_by_role("link", name="step 6").click()
+    expect(page.locator(".is-pinned")).to_have_count(1)
+    page.evaluate("location.hash = '#grups'")
+    expect(page.get_by_role("heading", name="Unknown view")).to_be_visible()
+    page.locator("main").get_by_role("link", name="Groups").click()
+    expect(page.get_by_role("heading", name="Groups")).to_be_focused()
+
+    show(page, "groups?step=2")
     choice = page.get_by_label("Training step")
     difference = page.get_by_label("Difference from target")
     difference.focus()
@@ -87,23 +104,6 @@ def test_keys_work_beside_controls_and_can_be_switched_off(open_gallery: OpenGal
     expect(dialog).to_have_count(0)
     page.keyboard.press("3")
     expect(page.get_by_role("heading", level=2)).to_have_text("Curves")
-
-
-def test_addresses_of_what_is_not_there_offer_the_nearest(open_gallery: OpenGallery) -> None:
-    page = open_gallery("groups?step=99")
-    expect(page.locator("main .problem")).to_contain_text('no training step "99"')
-    page.get_by_role("link", name="step 13").click()
-    expect(page.get_by_label("Training step")).to_have_value("13")
-    # The table of this step is torn.
-    expect(page.locator("main .problem")).to_contain_text("step-000013.parquet")
-    show(page, "progress?prompt=plain&step=7&sample=0")
-    expect(page.locator("main .problem")).to_contain_text('no evaluation at step "7"')
-    page.get_by_role("link", name="step 6").click()
-    expect(page.locator(".is-pinned")).to_have_count(1)
-    page.evaluate("location.hash = '#grups'")
-    expect(page.get_by_role("heading", name="Unknown view")).to_be_visible()
-    page.locator("main").get_by_role("link", name="Groups").click()
-    expect(page.get_by_role("heading", name="Groups")).to_be_focused()
 
 
 @pytest.fixture

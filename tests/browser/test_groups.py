@@ -16,6 +16,7 @@ from tests.browser.conftest import (
     change_data,
     copy_run,
     expect_cells,
+    show,
 )
 
 
@@ -50,7 +51,7 @@ def test_groups_and_find_call_all_images_best_that_share_the_highest_total(
     )
 
 
-def test_groups_show_samples_by_reward_with_the_parts_of_the_total(
+def test_groups_show_samples_by_reward_with_all_that_is_known_of_them(
     open_gallery: OpenGallery,
 ) -> None:
     page = open_gallery("groups?step=1")
@@ -85,11 +86,7 @@ def test_groups_show_samples_by_reward_with_the_parts_of_the_total(
     ]
     assert ends == [["0%", "80%"], ["80%", "20%"]]
 
-
-def test_groups_show_advantages_with_their_sign_and_wrong_letters(
-    open_gallery: OpenGallery,
-) -> None:
-    samples = samples_of(open_gallery("groups?step=1"), "plain")
+    samples = samples_of(page, "plain")
     # (0.625, 0.5, 0.25) less their mean 0.458333, over their standard deviation 0.190941.
     expect(samples.locator(".line strong")).to_have_text(["+0.873", "+0.218", "\u22121.091"])
     places = samples.locator(".advantage .piece").evaluate_all(
@@ -106,9 +103,18 @@ def test_groups_show_advantages_with_their_sign_and_wrong_letters(
     said = samples.nth(1).locator(".asked-read")
     expect(said).to_have_text(re.compile(r"^asked CAT, read CXT\b"))
 
+    page.keyboard.press("d")
+    expect(page.get_by_label("Difference from target")).to_be_checked()
+    expect(page).to_have_url(re.compile(r"#groups\?step=1&diff=1$"))
+    layers = samples_of(page, "plain").first.locator(".difference img")
+    expect(layers).to_have_count(2)
+    sources = layers.evaluate_all("layers => layers.map(layer => layer.getAttribute('src'))")
+    assert sources == ["thumbs/train-targets/plain.webp", "thumbs/step-000001/plain-2.webp"]
+    assert layers.last.evaluate("layer => getComputedStyle(layer).mixBlendMode") == "difference"
+    expect(group_of(page, "masked").locator("li.sample").first).to_contain_text("no target")
+    page.get_by_label("Difference from target").uncheck()
+    expect(page.locator(".difference")).to_have_count(0)
 
-def test_groups_mark_flat_groups_and_terms_that_do_not_apply(open_gallery: OpenGallery) -> None:
-    page = open_gallery("groups?step=1")
     expect(page.locator("p[role=status]")).to_contain_text("4 prompts, 12 samples")
     expect(page.locator("p[role=status]")).to_contain_text("1 flat group.")
     expect(page.locator(".group:has(.badge)")).to_have_count(1)
@@ -124,42 +130,10 @@ def test_groups_mark_flat_groups_and_terms_that_do_not_apply(open_gallery: OpenG
     expect(part.get_by_role("cell")).to_have_text(["1.000", "0.750"])
 
 
-def test_groups_lay_pictures_over_their_target(open_gallery: OpenGallery) -> None:
-    page = open_gallery("groups?step=1")
-    page.keyboard.press("d")
-    expect(page.get_by_label("Difference from target")).to_be_checked()
-    expect(page).to_have_url(re.compile(r"#groups\?step=1&diff=1$"))
-    layers = samples_of(page, "plain").first.locator(".difference img")
-    expect(layers).to_have_count(2)
-    sources = layers.evaluate_all("layers => layers.map(layer => layer.getAttribute('src'))")
-    assert sources == ["thumbs/train-targets/plain.webp", "thumbs/step-000001/plain-2.webp"]
-    assert layers.last.evaluate("layer => getComputedStyle(layer).mixBlendMode") == "difference"
-    expect(group_of(page, "masked").locator("li.sample").first).to_contain_text("no target")
-    page.get_by_label("Difference from target").uncheck()
-    expect(page.locator(".difference")).to_have_count(0)
-
-
-def test_groups_go_from_step_to_step_and_from_prompt_to_prompt(open_gallery: OpenGallery) -> None:
-    page = open_gallery("groups?step=3", allows=NOT_FOUND)
-    choice = page.get_by_label("Training step")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator("p[role=status]")).to_contain_text("Step 12:")
-    expect(choice).to_have_value("12")
-    page.get_by_role("button", name="Previous step").click()
-    expect(page.locator("p[role=status]")).to_contain_text("Step 3:")
-    choice.select_option("1")
-    expect(page.locator("p[role=status]")).to_contain_text("Step 1:")
-    expect(page.get_by_role("button", name="Previous step")).to_be_disabled()
-    page.get_by_role("heading", name="Groups").focus()
-    page.keyboard.press("j")
-    page.keyboard.press("j")
-    expect(group_of(page, "masked").get_by_role("heading", level=3)).to_be_focused()
-    page.keyboard.press("k")
-    expect(group_of(page, "plain").get_by_role("heading", level=3)).to_be_focused()
-
-
-def test_size_and_density_are_remembered(open_gallery: OpenGallery) -> None:
-    page = open_gallery("groups?step=1")
+def test_groups_remember_sizes_and_go_from_step_to_step_and_prompt_to_prompt(
+    open_gallery: OpenGallery,
+) -> None:
+    page = open_gallery("groups?step=1", allows=NOT_FOUND)
     page.get_by_label("Size").fill("240")
     page.get_by_label("Show").select_option("Captions")
     sample = page.locator("li.sample").first
@@ -179,3 +153,20 @@ def test_size_and_density_are_remembered(open_gallery: OpenGallery) -> None:
     page.evaluate("location.hash = '#groups?step=1'")
     page.get_by_role("button", name="Usual size").click()
     expect(page.get_by_label("Show")).to_have_value("figures")
+
+    show(page, "groups?step=3")
+    choice = page.get_by_label("Training step")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("p[role=status]")).to_contain_text("Step 12:")
+    expect(choice).to_have_value("12")
+    page.get_by_role("button", name="Previous step").click()
+    expect(page.locator("p[role=status]")).to_contain_text("Step 3:")
+    choice.select_option("1")
+    expect(page.locator("p[role=status]")).to_contain_text("Step 1:")
+    expect(page.get_by_role("button", name="Previous step")).to_be_disabled()
+    page.get_by_role("heading", name="Groups").focus()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(group_of(page, "masked").get_by_role("heading", level=3)).to_be_focused()
+    page.keyboard.press("k")
+    expect(group_of(page, "plain").get_by_role("heading", level=3)).to_be_focused()

@@ -29,7 +29,9 @@ def sheets(page: Page) -> list[dict[str, float]]:
     return [{name: round(value) for name, value in (box or {}).items()} for box in boxes]
 
 
-def test_large_view_fills_the_window_with_the_picture(open_gallery: OpenGallery) -> None:
+def test_large_view_fills_the_window_zooms_flickers_and_compares(
+    open_gallery: OpenGallery,
+) -> None:
     page = open_gallery(BEST, viewport=DESKTOP)
     box = large(page).bounding_box()
     assert box == {"x": 0, "y": 0, **DESKTOP}
@@ -41,52 +43,6 @@ def test_large_view_fills_the_window_with_the_picture(open_gallery: OpenGallery)
     page.keyboard.press("0")
     assert sheets(page)[0]["height"] > 0.82 * 1024
 
-
-def test_large_view_goes_through_samples_and_prompts_by_keys(open_gallery: OpenGallery) -> None:
-    page = open_gallery("groups?step=1")
-    opener = page.get_by_role("button", name="plain, sample 0, rank 2 of 3", exact=True)
-    opener.press("Enter")
-    expect_title(page, "Step 1: plain, sample 0, rank 2 of 3")
-    expect(large(page)).to_contain_text("Noise seed 9223372036854775807")
-    expect(large(page).get_by_role("group", name="Pictures of Step 1")).to_be_focused()
-    page.keyboard.press("ArrowRight")
-    expect_title(page, "Step 1: plain, sample 1, rank 3 of 3")
-    # Samples of `masked` by reward: 1, 2 and 0. Down keeps the place in the row.
-    page.keyboard.press("ArrowDown")
-    expect_title(page, "Step 1: masked, sample 0, rank 3 of 3")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowRight")
-    expect_title(page, "Step 1: masked, sample 1, rank 1 of 3")
-    large(page).get_by_role("button", name="Previous prompt").click()
-    expect_title(page, "Step 1: plain, sample 2, rank 1 of 3")
-    expect(large(page).get_by_role("button", name="Previous sample")).to_be_disabled()
-    page.keyboard.press("Escape")
-    expect(large(page)).to_have_count(0)
-    expect(opener).to_be_focused()
-
-
-def test_space_flickers_between_sample_and_target(open_gallery: OpenGallery) -> None:
-    page = open_gallery(BEST)
-    sample = large(page).get_by_role("img", name="plain, sample 2", exact=False)
-    target = large(page).get_by_role("img", name="Target", exact=True)
-    expect(sample).to_be_visible()
-    expect(target).to_be_hidden()
-    page.keyboard.press(" ")
-    expect(target).to_be_visible()
-    expect(sample).to_be_hidden()
-    expect(large(page).locator(".large-label")).to_have_text("Target")
-    # A click on a tool leaves the key to the pictures; a button that has the focus is pressed.
-    large(page).get_by_role("button", name="Larger").click()
-    page.keyboard.press(" ")
-    expect(sample).to_be_visible()
-    large(page).get_by_role("button", name="Figures").focus()
-    page.keyboard.press(" ")
-    expect(sample).to_be_visible()
-    expect(large(page).get_by_role("region", name="Figures")).to_have_count(0)
-
-
-def test_wheel_zooms_around_the_pointer_and_a_drag_moves(open_gallery: OpenGallery) -> None:
-    page = open_gallery(BEST, viewport=DESKTOP)
     before = sheets(page)[0]
     pointer = (before["x"] + before["width"] / 2, before["y"] + before["height"] / 4)
     page.mouse.move(*pointer)
@@ -111,9 +67,23 @@ def test_wheel_zooms_around_the_pointer_and_a_drag_moves(open_gallery: OpenGalle
     )
     assert sheets(page)[0] == before
 
+    sample = large(page).get_by_role("img", name="plain, sample 2", exact=False)
+    target = large(page).get_by_role("img", name="Target", exact=True)
+    expect(sample).to_be_visible()
+    expect(target).to_be_hidden()
+    page.keyboard.press(" ")
+    expect(target).to_be_visible()
+    expect(sample).to_be_hidden()
+    expect(large(page).locator(".large-label")).to_have_text("Target")
+    # A click on a tool leaves the key to the pictures; a button that has the focus is pressed.
+    large(page).get_by_role("button", name="Larger").click()
+    page.keyboard.press(" ")
+    expect(sample).to_be_visible()
+    large(page).get_by_role("button", name="Figures").focus()
+    page.keyboard.press(" ")
+    expect(sample).to_be_visible()
+    expect(large(page).get_by_role("region", name="Figures")).to_have_count(0)
 
-def test_side_by_side_shares_one_zoom_and_a_drag_wipes(open_gallery: OpenGallery) -> None:
-    page = open_gallery(BEST, viewport=DESKTOP)
     large(page).get_by_role("radio", name="Side by side").check(force=True)
     expect(large(page).locator("figcaption")).to_have_text(["Sample", "Target"])
     page.keyboard.press("+")
@@ -149,8 +119,30 @@ def test_side_by_side_shares_one_zoom_and_a_drag_wipes(open_gallery: OpenGallery
     assert layers.last.evaluate("layer => getComputedStyle(layer).mixBlendMode") == "difference"
 
 
-def test_every_view_opens_pictures_large_and_comes_back(open_gallery: OpenGallery) -> None:
-    page = open_gallery("film?prompt=plain", allows=NOT_FOUND)
+def test_large_view_opens_from_every_view_and_goes_through_samples_and_prompts_by_keys(
+    open_gallery: OpenGallery,
+) -> None:
+    page = open_gallery("groups?step=1", allows=NOT_FOUND)
+    opener = page.get_by_role("button", name="plain, sample 0, rank 2 of 3", exact=True)
+    opener.press("Enter")
+    expect_title(page, "Step 1: plain, sample 0, rank 2 of 3")
+    expect(large(page)).to_contain_text("Noise seed 9223372036854775807")
+    expect(large(page).get_by_role("group", name="Pictures of Step 1")).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect_title(page, "Step 1: plain, sample 1, rank 3 of 3")
+    # Samples of `masked` by reward: 1, 2 and 0. Down keeps the place in the row.
+    page.keyboard.press("ArrowDown")
+    expect_title(page, "Step 1: masked, sample 0, rank 3 of 3")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    expect_title(page, "Step 1: masked, sample 1, rank 1 of 3")
+    large(page).get_by_role("button", name="Previous prompt").click()
+    expect_title(page, "Step 1: plain, sample 2, rank 1 of 3")
+    expect(large(page).get_by_role("button", name="Previous sample")).to_be_disabled()
+    page.keyboard.press("Escape")
+    expect(large(page)).to_have_count(0)
+    expect(opener).to_be_focused()
+
     for fragment, picture in (
         ("film?prompt=plain", ".strip button"),
         ("find?step=1", ".find-region .picture"),

@@ -119,7 +119,9 @@ def test_start_tells_the_gain_with_its_interval_and_the_canaries(
     expect(canaries.locator("tbody tr").nth(2)).to_have_text("reader0.990from 0.235 up")
 
 
-def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGallery) -> None:
+def test_progress_shows_prompts_by_evaluation_sorts_and_moves_by_keys(
+    open_gallery: OpenGallery,
+) -> None:
     page = open_gallery("progress")
     expect(page.locator(".progress-table thead th")).to_have_text(
         ["Prompt", "Target", re.compile("^Step 0"), re.compile("^Step 6"), re.compile("^Step 12")]
@@ -154,23 +156,6 @@ def test_progress_shows_prompts_by_evaluation_with_changes(open_gallery: OpenGal
     )
     expect(details.locator("mark")).to_have_text("X")
 
-
-def test_progress_sorts_rows(open_gallery: OpenGallery) -> None:
-    page = open_gallery("progress")
-    names = page.locator(".row-id")
-    expect(names).to_have_text(["plain", "masked", "flat", re.compile("^<script>")])
-    page.get_by_label("Sort by").select_option("Prompt ID")
-    expect(names).to_have_text([re.compile("^<script>"), "flat", "masked", "plain"])
-    # Mean totals at step 12: plain 0.5, masked 0.375, flat 0.375, hostile 0.4375.
-    page.get_by_label("Sort by").select_option("Highest total")
-    expect(names).to_have_text(["plain", re.compile("^<script>"), "masked", "flat"])
-    page.get_by_label("Sort by").select_option("Largest loss")
-    expect(names.last).to_have_text("plain")
-    assert page.evaluate("glmGallery.route().params.sort") == "fall"
-
-
-def test_progress_moves_by_arrow_keys_with_one_tab_stop(open_gallery: OpenGallery) -> None:
-    page = open_gallery("progress")
     page.get_by_role("button", name="plain, step 0, sample 0").focus()
     for key in ("ArrowRight", "ArrowDown", "End"):
         page.keyboard.press(key)
@@ -187,6 +172,18 @@ def test_progress_moves_by_arrow_keys_with_one_tab_stop(open_gallery: OpenGaller
     # A prompt without a target has a place there all the same.
     page.keyboard.press("Home")
     expect(page.get_by_text("no target", exact=True)).to_be_focused()
+
+    show(page, "progress")
+    names = page.locator(".row-id")
+    expect(names).to_have_text(["plain", "masked", "flat", re.compile("^<script>")])
+    page.get_by_label("Sort by").select_option("Prompt ID")
+    expect(names).to_have_text([re.compile("^<script>"), "flat", "masked", "plain"])
+    # Mean totals at step 12: plain 0.5, masked 0.375, flat 0.375, hostile 0.4375.
+    page.get_by_label("Sort by").select_option("Highest total")
+    expect(names).to_have_text(["plain", re.compile("^<script>"), "masked", "flat"])
+    page.get_by_label("Sort by").select_option("Largest loss")
+    expect(names.last).to_have_text("plain")
+    assert page.evaluate("glmGallery.route().params.sort") == "fall"
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +231,9 @@ def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: Op
     )
 
 
-def test_film_shows_a_prompt_at_every_evaluation_or_step(open_gallery: OpenGallery) -> None:
+def test_film_shows_a_prompt_at_every_evaluation_or_step_and_plays(
+    open_gallery: OpenGallery,
+) -> None:
     page = open_gallery("film")
     strip = page.get_by_role("list", name="Pictures by step")
     # Totals of the first sample of `plain`, as in Progress.
@@ -256,9 +255,7 @@ def test_film_shows_a_prompt_at_every_evaluation_or_step(open_gallery: OpenGalle
     sources = pictures.evaluate_all("images => images.map(image => image.getAttribute('src'))")
     assert sources == [f"thumbs/step-{step:06d}/plain-2.webp" for step in STEPS]
 
-
-def test_film_plays_pauses_and_begins_again(open_gallery: OpenGallery) -> None:
-    page = open_gallery("film?prompt=plain&step=12")
+    show(page, "film?prompt=plain&step=12")
     slider = page.get_by_role("slider", name="Step")
     expect(slider).to_have_value("2")
     page.get_by_label("Speed").select_option("8 a second")

@@ -28,7 +28,7 @@ def expect_whole_pictures(page: Page) -> None:
         expect(picture).not_to_have_js_property("naturalWidth", 0)
 
 
-def test_views_show_the_pictures_of_a_real_run(
+def test_views_show_the_pictures_and_figures_of_a_real_run(
     open_gallery: OpenGallery, real_run: RunFolder
 ) -> None:
     page = open_gallery(run=real_run)
@@ -39,14 +39,8 @@ def test_views_show_the_pictures_of_a_real_run(
         expect(page.locator(".problem")).to_have_count(0)
         if fragment.startswith(("progress", "groups")):
             expect(page.get_by_alt_text("Source of OPEN", exact=True).first).to_be_visible()
-    page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
-    page.wait_for_url("**/gallery/report.html")
-    expect(page.get_by_role("heading", name="Best, median and worst")).to_be_visible()
-    expect_whole_pictures(page)
 
-
-def test_curves_of_a_real_run_are_all_drawn(open_gallery: OpenGallery, real_run: RunFolder) -> None:
-    page = open_gallery("curves", run=real_run)
+    show(page, "curves")
     charts = page.locator("figure.chart")
     expect(charts.first).to_be_visible()
     titles = charts.locator("h4").all_text_contents()
@@ -55,6 +49,22 @@ def test_curves_of_a_real_run_are_all_drawn(open_gallery: OpenGallery, real_run:
         chart.scroll_into_view_if_needed()
         expect(chart.locator("canvas")).to_be_visible()
         assert lines_drawn(page, title) > 0, title
+
+    show(page, "groups?step=1&prompt=OPEN&sample=0&large=1")
+    page.keyboard.press("s")
+    captions = page.get_by_role("dialog").locator("figcaption")
+    expect(captions).to_have_text(["Sample", "Target", "Source"])
+    page.keyboard.press("d")
+    label = page.locator(".large-label")
+    expect(label).to_have_text("Difference, brightened: sample minus target")
+    page.get_by_role("dialog").get_by_label("With").select_option("Source")
+    expect(label).to_have_text("Difference, brightened: sample minus source")
+    page.keyboard.press("Escape")
+
+    page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
+    page.wait_for_url("**/gallery/report.html")
+    expect(page.get_by_role("heading", name="Best, median and worst")).to_be_visible()
+    expect_whole_pictures(page)
 
 
 def lines_drawn(page: Page, title: str) -> int:
@@ -81,20 +91,6 @@ def lines_drawn(page: Page, title: str) -> int:
         arg=title,
     )
     return int(drawn.json_value())
-
-
-def test_large_view_of_an_edit_shows_source_target_sample_and_both_differences(
-    open_gallery: OpenGallery, real_run: RunFolder
-) -> None:
-    page = open_gallery("groups?step=1&prompt=OPEN&sample=0&large=1", run=real_run)
-    page.keyboard.press("s")
-    captions = page.get_by_role("dialog").locator("figcaption")
-    expect(captions).to_have_text(["Sample", "Target", "Source"])
-    page.keyboard.press("d")
-    label = page.locator(".large-label")
-    expect(label).to_have_text("Difference, brightened: sample minus target")
-    page.get_by_role("dialog").get_by_label("With").select_option("Source")
-    expect(label).to_have_text("Difference, brightened: sample minus source")
 
 
 @pytest.mark.parametrize(
