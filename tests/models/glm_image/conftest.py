@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from diffusers import GlmImagePipeline
 
+from glm_grpo.models.glm_image.meta import read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.tiny import models, world
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -32,6 +34,19 @@ def random_pipeline_folder(tmp_path_factory):
     )
     pipeline.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def shallow_configs(random_pipeline_folder):
+    """The folder's, but one layer of each kind: a layer takes as much as any other to plan."""
+    parts = read_part_configs(str(random_pipeline_folder))
+    return replace(
+        parts,
+        language=parts.language
+        | {"text_config": parts.language["text_config"] | {"num_hidden_layers": 1}},
+        transformer=parts.transformer | {"num_layers": 1},
+        vae=parts.vae | {"layers_per_block": 1},
+    )
 
 
 @pytest.fixture(scope="session")

@@ -65,9 +65,9 @@ def tiny_configs(random_pipeline_folder):
 
 
 @pytest.fixture(scope="module")
-def planner(tiny_configs):
+def planner(shallow_configs):
     """Plans for one test serve the next."""
-    return GlmImagePlanner(tiny_configs)
+    return GlmImagePlanner(shallow_configs)
 
 
 def _item(plan, name):
@@ -291,10 +291,10 @@ def test_update_bytes_of_a_deep_model_equal_those_of_all_its_layers():
     assert update_bytes(configs, settings, SIZES) == max(_update(configs, settings, SIZES, 5))
 
 
-def test_plan_of_the_published_model_has_its_sizes(tiny_configs):
+def test_plan_of_the_published_model_has_its_sizes(shallow_configs):
     # With a decoder that is planned in no time.
     parts = read_part_configs(PUBLISHED_ID)
-    parts = replace(parts, transformer=tiny_configs.transformer, vae=tiny_configs.vae)
+    parts = replace(parts, transformer=shallow_configs.transformer, vae=shallow_configs.vae)
     plan = GlmImagePlanner(parts).plan(
         PUBLISHED, replace(SIZES, height=512, width=512, prompts=2), ScorerSizes(), "modules"
     )
@@ -365,16 +365,16 @@ def test_plan_with_adapters_trains_two_factors_of_every_matrix(planner):
     assert _item(one, "optimizer state").by_phase["idle"] == 2 * weights
 
 
-def test_plan_has_the_activations_of_every_phase(planner, tiny_configs):
+def test_plan_has_the_activations_of_every_phase(planner, shallow_configs):
     plan = planner.plan(MODEL, SIZES, ScorerSizes(), "none")
     activations = _item(plan, "activations").by_phase
     caches = sum(
         _item(plan, f"cache of the {of}").by_phase["rollout"] for of in ("prompts", "samples")
     )
-    assert activations["rollout"] == rollout_bytes(tiny_configs, MODEL, SIZES) - caches
-    assert activations["decode"] == decode_bytes(tiny_configs, MODEL, SIZES)
+    assert activations["rollout"] == rollout_bytes(shallow_configs, MODEL, SIZES) - caches
+    assert activations["decode"] == decode_bytes(shallow_configs, MODEL, SIZES)
     gradients = _item(plan, "gradients").by_phase["update"]
-    assert activations["update"] == update_bytes(tiny_configs, MODEL, SIZES) - gradients
+    assert activations["update"] == update_bytes(shallow_configs, MODEL, SIZES) - gradients
 
 
 def test_read_part_configs_refuses_a_model_it_cannot_know(tmp_path):

@@ -44,14 +44,9 @@ PUBLISHED = replace(FULL, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
-def tiny_configs(random_pipeline_folder):
-    return read_part_configs(str(random_pipeline_folder))
-
-
-@pytest.fixture(scope="module")
-def planner(tiny_configs):
+def planner(shallow_configs):
     """Plans for one test serve the next."""
-    return GlmImagePlanner(tiny_configs)
+    return GlmImagePlanner(shallow_configs)
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +100,17 @@ def test_shards_of_the_published_model_are_parts_of_its_weights():
     assert in_bf16.upcast == in_bf16.whole
 
 
-def test_shards_of_frozen_weights_keep_their_type_and_adapters_are_fp32(tiny_configs):
+def test_shards_of_frozen_weights_keep_their_type_and_adapters_are_fp32(shallow_configs):
     settings = replace(FULL, dtype=torch.bfloat16, adapter_rank=4)
-    _, policy = build_meta_policy(tiny_configs, settings)
+    _, policy = build_meta_policy(shallow_configs, settings)
     shards = shard_bytes(policy, Parallelism(2, is_sharded=True, is_mixed=True))
     whole = sum(p.numel() for p in policy.network.parameters() if not p.requires_grad)
     assert shards.frozen == 2 * whole // 2
     assert shards.trained == gradient_bytes(policy) // 2
 
 
-def test_the_first_process_has_the_rows_that_are_left_over(tiny_configs):
-    _, policy = build_meta_policy(tiny_configs, FULL)
+def test_the_first_process_has_the_rows_that_are_left_over(shallow_configs):
+    _, policy = build_meta_policy(shallow_configs, FULL)
     # As torch shares them out: 8 rows over 3 processes are 3, 3 and 2.
     expected = sum(4 * p.chunk(3)[0].numel() for p in policy.network.parameters())
     assert shard_bytes(policy, Parallelism(3, is_sharded=True)).trained == expected
@@ -144,11 +139,11 @@ def _items(plan):
     return {item.name: item for item in plan.items}
 
 
-def test_plan_of_shards_holds_whole_weights_where_images_are_made(planner, tiny_configs):
+def test_plan_of_shards_holds_whole_weights_where_images_are_made(planner, shallow_configs):
     model = replace(FULL, needs_reference=True, is_on_accelerator=True)
     processes = Parallelism(2, is_sharded=True)
     plan = planner.plan(model, SIZES, ScorerSizes(), "modules", processes=processes)
-    shards = _planned(FULL, tiny_configs, processes)
+    shards = _planned(FULL, shallow_configs, processes)
     items = _items(plan)
     assert items["policy, own shards"].by_phase["idle"] == shards.trained
     assert items["optimizer state"].by_phase["idle"] == 2 * shards.trained
@@ -163,10 +158,12 @@ def test_plan_of_shards_holds_whole_weights_where_images_are_made(planner, tiny_
     assert items["decoder"] == alone["decoder"]
 
 
-def test_plan_of_shards_counts_fp32_copies_in_cpu_memory_before_they_are_cut(tiny_configs):
+def test_plan_of_shards_counts_fp32_copies_in_cpu_memory_before_they_are_cut(shallow_configs):
     # A policy that is larger than its decoder.
     wide = PolicySizes(hidden_size=512, intermediate_size=2048, heads=16, key_value_heads=16)
-    parts = replace(tiny_configs, language=build_policy_model(seed=0, sizes=wide).config.to_dict())
+    parts = replace(
+        shallow_configs, language=build_policy_model(seed=0, sizes=wide).config.to_dict()
+    )
     planner = GlmImagePlanner(parts)
     model = replace(FULL, dtype=torch.bfloat16, is_on_accelerator=True)
     sharded = Parallelism(2, is_sharded=True)
