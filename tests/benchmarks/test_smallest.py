@@ -32,6 +32,7 @@ def check_result(result: dict, *, unit: str) -> None:
     assert result["command"].startswith("python -m benchmarks.")
 
 
+@pytest.mark.long
 def test_rollout(run_benchmark) -> None:
     report = run_benchmark(rollout.main, "--prompts", "1", "--group", "2", "--repeats", "1")
     (result,) = report["results"]

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,12 @@ def first_of_sweep(overrides: list[str]) -> list[str]:
     ]
 
 
+@cache
+def composed(name: str, overrides: tuple[str, ...]) -> Config:
+    """Pages repeat each other's commands."""
+    return compose_config(ROOT / "configs", name, overrides)
+
+
 def train_config(words: list[str]) -> Config:
     """Composes what is written behind `train.py`."""
     options = argparse.ArgumentParser()
@@ -55,7 +62,7 @@ def train_config(words: list[str]) -> Config:
     options.add_argument("overrides", nargs="*")
     given = options.parse_args(words)
     overrides = first_of_sweep(given.overrides) if given.m else given.overrides
-    return compose_config(ROOT / "configs", given.config_name, overrides)
+    return composed(given.config_name, tuple(overrides))
 
 
 def accept_python(words: list[str]) -> None:
@@ -86,7 +93,7 @@ def accept_glm_grpo(words: list[str]) -> None:
     options = vars(_parser().parse_args(words))
     if "overrides" in options and "config_name" in options:
         name = options["config_name"] or "tiny"
-        compose_config(ROOT / "configs", name, options["overrides"])
+        composed(name, tuple(options["overrides"]))
 
 
 def accept_make(words: list[str]) -> None:
