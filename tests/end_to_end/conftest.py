@@ -19,6 +19,8 @@ from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image import loading
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.tiny import prompts as tiny_prompts
+from glm_grpo.tiny import world
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.resume import open_run, pin_start
 from tests.end_to_end.runs import Brightness, pay_for
@@ -28,6 +30,8 @@ CONFIG_DIR = Path(__file__).parents[2] / "configs"
 SMALL = (
     "rollout.prompts_per_step=2",
     "rollout.group_size=4",
+    "rollout.height=64",
+    "rollout.width=64",
     "decode.steps=2",
     "eval.samples_per_prompt=1",
     "train.micro_batch_size=8",
@@ -66,14 +70,31 @@ def load_pipeline():
     return lambda *path, **options: copy.deepcopy(cached(*path, **options))
 
 
+@pytest.fixture(scope="session")
+def check_model():
+    """As the product's, but files are checked once."""
+    return functools.cache(loading.check_model)
+
+
 @pytest.fixture
-def small(small_preview, load_pipeline, monkeypatch):
+def small(small_preview, load_pipeline, check_model, monkeypatch):
     """Makes runs quick: a small preview, a model that is copied instead of loaded."""
     monkeypatch.setattr("glm_grpo.models.glm_image.family.load_pipeline", load_pipeline)
+    monkeypatch.setattr("glm_grpo.models.glm_image.family.check_model", check_model)
 
 
 @pytest.fixture
-def make_trainer(tmp_path, small):
+def half_size(monkeypatch):
+    """Makes the embedded world's pictures 64 pixels wide: a quarter of the tokens and pixels."""
+    draw_sign = world.draw_sign
+    small = functools.partial(tiny_prompts.WorldPrompts, height=64, width=64)
+    monkeypatch.setattr(tiny_prompts, "WorldPrompts", small)
+    monkeypatch.setattr(world, "SIZE", 64)
+    monkeypatch.setattr(world, "draw_sign", lambda sign: draw_sign(sign)[:, ::2, ::2].clone())
+
+
+@pytest.fixture
+def make_trainer(tmp_path, small, half_size):
     """Builds a run on the embedded model from tiny.yaml and overrides, with a small preview.
 
     `term` replaces the reward; `change_stage` and `change_batch` stand between building and

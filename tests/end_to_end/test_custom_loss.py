@@ -10,6 +10,7 @@ import pytest
 from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
+from tests.end_to_end.runs import Brightness
 
 VARYING = """\
 from glm_grpo.grpo.losses import LossOutput
@@ -32,8 +33,8 @@ def test_metrics_of_a_custom_loss_are_stored(make_trainer, tmp_path, monkeypatch
     trainer, models, run_dir = make_trainer(
         "loss=custom",
         "loss.function=documented:reinforce",
-        "rollout.prompts_per_step=2",
         "train.steps=1",
+        term=Brightness(),
     )
     before = {name: value.clone() for name, value in models.policy.state_tensors().items()}
 
@@ -51,8 +52,9 @@ def test_metrics_that_only_some_calls_report_are_refused(make_trainer, tmp_path,
     (tmp_path / "varying.py").write_text(VARYING)
     monkeypatch.chdir(tmp_path)
     trainer, _, _ = make_trainer(
-        *("loss=custom", "loss.function=varying:loss", "rollout.prompts_per_step=2"),
+        *("loss=custom", "loss.function=varying:loss"),
         *("train.steps=1", "train.micro_batch_size=4"),
+        term=Brightness(),
     )
 
     with pytest.raises(ConfigError, match="metric 'mine/first' was not reported by every call"):

@@ -34,6 +34,9 @@ from glm_grpo.training.resume import open_run
 from rewards.reweigh import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
 
+SIDE = 64
+"""Of the pictures of a run, pixels."""
+
 SETTINGS = (
     "data.sources=1",
     "rollout.prompts_per_step=2",
@@ -94,49 +97,29 @@ def make_edit_run(edits, tmp_path):
     return build
 
 
-def test_an_edit_run_stores_its_sources(make_edit_run, edits):
-    trainer, _, folder = make_edit_run()
+def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
+    make_edit_run, edits, tmp_path
+):
+    trainer, models, folder = make_edit_run()
     trainer.run()
 
     table = read_table(folder.rollout_path(1))
     # The target grid alone: an edit has no preview.
-    assert {len(ids) for ids in table["token_ids"].to_pylist()} == {16}
-    assert {len(ids) for ids in table["source_token_ids"].to_pylist()} == {16}
+    assert {len(ids) for ids in table["token_ids"].to_pylist()} == {4}
+    assert {len(ids) for ids in table["source_token_ids"].to_pylist()} == {4}
     ids = table["prompt_id"].to_pylist()
     assert table["sources"].to_pylist() == [[f"images/train-sources/{name}-0.png"] for name in ids]
-    stored = Image.open(folder.path / table["sources"][0].as_py()[0])
-    assert stored.tobytes() == Image.open(edits.parent / f"{ids[0]}.png").tobytes()
-    assert "sources" in read_table(folder.evaluation_path(2)).column_names
-    assert read_metrics(folder)[-1]["ratio/mean"] == pytest.approx(1.0, abs=1e-4)
-
-
-def test_token_ids_of_the_table_are_those_that_the_policy_read(make_edit_run):
-    trainer, models, folder = make_edit_run("train.steps=1", "train.eval_every=1")
-    trainer.run()
-    table = read_table(folder.rollout_path(1))
-    pictures = {path: Image.open(folder.path / path) for (path,) in table["sources"].to_pylist()}
-    for (path,), ids in zip(
+    for (path,), read in zip(
         table["sources"].to_pylist(), table["source_token_ids"].to_pylist(), strict=True
     ):
-        pixels = torch.frombuffer(bytearray(pictures[path].tobytes()), dtype=torch.uint8)
-        pixels = pixels.view(1, 128, 128, 3).permute(0, 3, 1, 2).contiguous()
-        expected = models.policy.tokenize_pictures(pixels, has_preview=False)
-        assert ids == expected[0].tolist()
-
-
-def test_a_size_that_the_processor_would_change_is_refused_before_the_model_is_loaded(edits):
-    overrides = ["data.sources=1", f"data.path={edits}", f"data.eval_path={edits}"]
-    sides = ["rollout.height=32", "rollout.width=32"]
-    config = compose_config(CONFIG_DIR, "tiny", [*overrides, *sides])
-    with pytest.raises(ConfigError, match=r"rollout.height=32, .* makes 4 tokens instead of 1\."):
-        build_prompts(config)
-    assert RunFolder(edits.parent / "run").path.exists() is False
-
-
-def test_compare_and_probe_show_sources(make_edit_run, edits, tmp_path):
-    trainer, models, folder = make_edit_run()
-    trainer.run()
-    assert "canary/source_copies" in read_metrics(folder)[-1]
+        stored = Image.open(folder.path / path)
+        pixels = torch.frombuffer(bytearray(stored.tobytes()), dtype=torch.uint8)
+        pixels = pixels.view(1, SIDE, SIDE, 3).permute(0, 3, 1, 2).contiguous()
+        assert read == models.policy.tokenize_pictures(pixels, has_preview=False)[0].tolist()
+    assert "sources" in read_table(folder.evaluation_path(2)).column_names
+    last = read_metrics(folder)[-1]
+    assert last["ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+    assert "canary/source_copies" in last
 
     other = RunFolder(shutil.copytree(folder.path, tmp_path / "other"))
     comparison = compare([folder.path, other.path], weights=None)
@@ -164,10 +147,19 @@ def test_compare_and_probe_show_sources(make_edit_run, edits, tmp_path):
     first = comparison.side_by_side[0].prompt_id
     save(
         other.picture(f"images/sources/{first}-0.png"),
-        torch.zeros(3, 128, 128, dtype=torch.uint8),
+        torch.zeros(3, SIDE, SIDE, dtype=torch.uint8),
     )
     with pytest.raises(ConfigError, match="is not the same source image as"):
         compare([folder.path, other.path], weights=None)
+
+
+def test_a_size_that_the_processor_would_change_is_refused_before_the_model_is_loaded(edits):
+    overrides = ["data.sources=1", f"data.path={edits}", f"data.eval_path={edits}"]
+    sides = ["rollout.height=32", "rollout.width=32"]
+    config = compose_config(CONFIG_DIR, "tiny", [*overrides, *sides])
+    with pytest.raises(ConfigError, match=r"rollout.height=32, .* makes 4 tokens instead of 1\."):
+        build_prompts(config)
+    assert RunFolder(edits.parent / "run").path.exists() is False
 
 
 @pytest.mark.gpu

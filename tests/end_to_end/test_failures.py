@@ -1,4 +1,7 @@
-"""A term that fails or hangs stops the run, and nothing else is lost."""
+"""A term that fails or hangs stops the run, and nothing else is lost.
+
+That a resumed run equals an uninterrupted one is shown in `test_continuation.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.tables import evaluation_steps, read_metrics
 from glm_grpo.terminal import explain
 from rewards.types import RewardError
-from tests.end_to_end.runs import Brightness, comparable_metrics, pay_for
+from tests.end_to_end.runs import Brightness, pay_for
 
 RUN = (
     "train.steps=4",
@@ -24,7 +27,7 @@ RUN = (
     "train.micro_batch_size=4",
     "eval.samples_per_prompt=1",
     # The pictures of a group differ.
-    "rollout.temperature=2",
+    "rollout.temperature=10",
 )
 
 
@@ -89,8 +92,8 @@ def as_stored(pixels):
     return [picture.permute(1, 2, 0).tolist() for picture in pixels]
 
 
-def test_a_term_that_fails_leaves_a_checkpoint_its_pictures_and_a_run_that_goes_on(make_run):
-    term = Failing(fails_at=3, fail=refuse_the_second)
+def test_a_term_that_fails_leaves_a_checkpoint_and_its_pictures(make_run):
+    term = Failing(fails_at=2, fail=refuse_the_second)
     trainer, _, run_dir = make_run(term)
     folder = RunFolder(run_dir)
 
@@ -98,7 +101,7 @@ def test_a_term_that_fails_leaves_a_checkpoint_its_pictures_and_a_run_that_goes_
         trainer.run()
 
     prompt_id, pixels = term.refused
-    place = run_dir / "failures" / "step-000003"
+    place = run_dir / "failures" / "step-000002"
     message = explain(caught.value)
     assert message.startswith(
         f"RewardError: term brightness, prompt {prompt_id}, image 1: scoring failed with"
@@ -106,18 +109,9 @@ def test_a_term_that_fails_leaves_a_checkpoint_its_pictures_and_a_run_that_goes_
     assert "ConnectionError: the scorer is gone" in message
     assert message.endswith(f". The pictures are in {place}")
     assert pictures_in(place) == as_stored(pixels)
-    assert load_checkpoint(newest_checkpoint(folder)).step == 2
-    assert [row["step"] for row in read_metrics(folder)] == [0, 1, 2]
+    assert load_checkpoint(newest_checkpoint(folder)).step == 1
+    assert [row["step"] for row in read_metrics(folder)] == [0, 1]
     assert folder.gallery_path.is_file()
-
-    resumed, _, _ = make_run(Failing(), "train.resume=auto")
-    assert resumed.run() is not None
-
-    whole, _, whole_dir = make_run(Failing(), folder="whole")
-    whole.run()
-    assert [row["step"] for row in read_metrics(folder)] == [0, 1, 2, 3, 4]
-    assert comparable_metrics(run_dir) == comparable_metrics(whole_dir)
-    assert place.is_dir()
 
 
 def test_a_term_that_hangs_stops_the_run_at_its_time_limit(make_run):
@@ -136,9 +130,8 @@ def test_a_term_that_hangs_stops_the_run_at_its_time_limit(make_run):
     )
     assert re.match(pattern + re.escape(str(place)), explain(caught.value))
     assert len(pictures_in(place)) == 2
-    # Nothing was learned yet, so nothing is saved, and the run can begin again.
+    # Nothing was learned yet, so nothing is saved.
     assert newest_checkpoint(RunFolder(run_dir)) is None
-    make_run(Failing(), "train.resume=auto")
 
 
 def test_a_term_that_fails_on_held_out_prompts_leaves_the_pictures(make_run):
@@ -156,7 +149,7 @@ def test_a_term_that_fails_on_held_out_prompts_leaves_the_pictures(make_run):
 
 
 class FailsOnHeldOut(Failing):
-    """Fails in the evaluation after one step."""
+    """Fails in the evaluation after a step."""
 
     def __init__(self, fails_at):
         super().__init__()
@@ -175,21 +168,19 @@ class FailsOnHeldOut(Failing):
 def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evaluation(
     make_run,
 ):
-    often = "train.eval_every=2"
-    trainer, _, run_dir = make_run(FailsOnHeldOut(2), often)
+    often = ("train.steps=2", "train.eval_every=1")
+    trainer, _, run_dir = make_run(FailsOnHeldOut(1), *often)
     with pytest.raises(RewardError, match="the scorer is gone"):
         trainer.run()
     folder = RunFolder(run_dir)
-    assert load_checkpoint(newest_checkpoint(folder)).step == 2
-    assert [row["step"] for row in read_metrics(folder)] == [0, 1, 2]
+    assert load_checkpoint(newest_checkpoint(folder)).step == 1
+    assert [row["step"] for row in read_metrics(folder)] == [0, 1]
     assert "eval/total" not in read_metrics(folder)[-1]
 
-    resumed, _, _ = make_run(Failing(), "train.resume=auto", often)
+    resumed, _, _ = make_run(Failing(), "train.resume=auto", *often)
     assert resumed.run() is not None
-    whole, _, whole_dir = make_run(Failing(), often, folder="whole")
-    whole.run()
-    assert comparable_metrics(run_dir) == comparable_metrics(whole_dir)
-    assert evaluation_steps(folder) == [0, 2, 4]
+    assert evaluation_steps(folder) == [0, 1, 2]
+    assert [row["step"] for row in read_metrics(folder) if "eval/total" in row] == [0, 1, 2]
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ GAMING = (
     "train.micro_batch_size=32",
     "train.steps=30",
     "loss.kl_coef=0",
-    "optim.learning_rate=1e-3",
+    "optim.learning_rate=2e-3",
 )
 
 

@@ -11,20 +11,19 @@ from glm_grpo.run.tables import read_metrics
 from tests.end_to_end.runs import Brightness
 
 
-@pytest.mark.parametrize("weight", [1.0, -1.0])
-def test_loop_follows_the_sign_of_the_reward(make_run, weight):
+def test_loop_follows_the_sign_of_the_reward(make_run):
     trainer, _, folder = make_run(
         *("rollout.group_size=8", "rollout.temperature=2", "train.steps=8"),
         *("train.micro_batch_size=32", "optim.learning_rate=1e-3", "loss.kl_coef=0"),
         term=Brightness(),
-        weight=weight,
+        weight=-1.0,
     )
 
     trainer.run()
 
     _, first, *_, last = read_metrics(folder)
     change = last["reward/brightness/mean"] - first["reward/brightness/mean"]
-    assert weight * change > 0.1
+    assert change < -0.1
 
 
 def same_prompts(batch_for_step):
@@ -41,10 +40,11 @@ class TestTrueSize:
 
     def test_a_run_learns(self, make_trainer):
         trainer, _, run_dir = make_trainer(
-            *("rollout.group_size=8", "rollout.temperature=1.5", "train.steps=5"),
-            *("train.micro_batch_size=16", "optim.learning_rate=1e-3", "loss.kl_coef=0"),
+            *("rollout.prompts_per_step=1", "rollout.group_size=8", "rollout.temperature=1.5"),
+            *("train.steps=3", "optim.learning_rate=1e-3", "loss.kl_coef=0"),
             term=Brightness(),
             change_batch=same_prompts,
+            held_out=1,
         )
 
         trainer.run()

@@ -103,9 +103,8 @@ def test_steps_are_those_of_the_trainer(example, make_trainer, monkeypatch, caps
     wanted = [json.loads(line) for line in lines if json.loads(line)["step"] > 0]
 
     monkeypatch.setattr(example, "ROWS", 3)
-    results = example.train(
-        compose_config(ROOT / "configs", "tiny", [*SIZES, "decode.steps=2"]), steps=2
-    )
+    small = ("decode.steps=2", "rollout.height=64", "rollout.width=64")
+    results = example.train(compose_config(ROOT / "configs", "tiny", [*SIZES, *small]), steps=2)
 
     assert len(results) == len(wanted) == 2
     for result, metrics in zip(results, wanted, strict=True):

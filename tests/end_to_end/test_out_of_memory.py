@@ -98,7 +98,7 @@ def test_memory_that_runs_out_while_sampling_names_the_rollout(make_run):
     with pytest.raises(MemoryLimitError) as caught:
         trainer.run()
     message = explain(caught.value)
-    assert "in the rollout phase: 2 prompts x 2 images of 128 x 128 pixels, 20 tokens" in message
+    assert "in the rollout phase: 2 prompts x 2 images of 64 x 64 pixels, 8 tokens" in message
     assert "rollout.prompts_per_step, then rollout.group_size" in message
     assert message.endswith("Nothing was learned yet")
     assert newest_checkpoint(folder) is None

@@ -38,6 +38,7 @@ def test_examples_are_learned(make_trainer):
             *RUN,
             f"anchor.weight={weight}",
             "loss.kl_coef=0",
+            "optim.learning_rate=2e-4",
             folder=f"at-{weight}",
             term=Brightness(),
         )
@@ -55,10 +56,10 @@ def test_examples_are_learned(make_trainer):
 
 
 def test_training_prompts_without_any_target_are_refused(make_trainer, configs_dir, tmp_path):
-    _, models, _ = make_trainer(*RUN)
+    _, models, _ = make_trainer(*RUN, term=Brightness())
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "the word \\"OPEN\\""}\n{"prompt": "the word \\"SHUT\\""}\n')
-    few = [f"data.path={path}", "rollout.prompts_per_step=2"]
+    few = [f"data.path={path}", *RUN, "rollout.height=64", "rollout.width=64"]
     for learning, key in (
         ("anchor.final_weight=0.1", "anchor.weight = 0"),
         ("train.method=sft", "train.method = 'sft'"),
@@ -72,7 +73,7 @@ SFT = ("train.method=sft", *RUN, "train.eval_every=3", "train.checkpoint_every=1
 
 
 def test_supervised_fine_tuning_learns_targets_and_samples_nothing(make_trainer):
-    trainer, _, run_dir = make_trainer(*SFT, "optim.learning_rate=2e-4")
+    trainer, _, run_dir = make_trainer(*SFT, "optim.learning_rate=2e-4", term=Brightness())
     batch = trainer.source.batch_for_step(0)
     trainer.source.batch_for_step = lambda step: batch
     assert trainer.run() is not None
@@ -98,7 +99,7 @@ def test_supervised_fine_tuning_learns_targets_and_samples_nothing(make_trainer)
 
 def test_steps_without_a_target_learn_nothing_and_are_no_failure(make_trainer):
     trainer, models, run_dir = make_trainer(
-        *SFT, "train.steps=4", "train.minibatches_per_rollout=2"
+        *SFT, "train.steps=4", "train.minibatches_per_rollout=2", term=Brightness()
     )
     batch = trainer.source.batch_for_step(0)
     bare = tuple(dataclasses.replace(prompt, target=None) for prompt in batch.prompts)
@@ -129,8 +130,15 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
     after = read_metrics(RunFolder(first_dir))[-1]
     more = (*RUN, held, "train.steps=2", "train.eval_every=1", "train.checkpoint_every=1")
     start = f"model.start_from={first_dir}"
-    second, models, second_dir = make_trainer(
-        *more, start, "train.steps=2", folder="second", term=Brightness()
+    stopped, _, second_dir = make_trainer(
+        *(*more, start),
+        folder="second",
+        term=Brightness(),
+        change_batch=signal_at(0, signal.SIGINT),
+    )
+    assert stopped.run() is None
+    second, models, _ = make_trainer(
+        *more, start, "train.resume=auto", folder="second", term=Brightness()
     )
     second.run()
     untrained, one, two = read_metrics(RunFolder(second_dir))
@@ -138,10 +146,10 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
     assert untrained_means(RunFolder(second_dir))["brightness"] == pytest.approx(first_of_all)
     assert untrained_means(RunFolder(first_dir)) == {}
     write_contact_sheet(RunFolder(second_dir), second_dir / "sheet.png", columns=1)
-    # Target, untrained, before and after, each of 128 pixels with a gap of 4.
-    assert Image.open(second_dir / "sheet.png").height == 4 * (128 + 4)
+    # Target, untrained, before and after, each of 64 pixels with a gap of 4.
+    assert Image.open(second_dir / "sheet.png").height == 4 * (64 + 4)
     assert untrained["eval/brightness"] == pytest.approx(after["eval/brightness"], abs=1e-5)
-    # The reference is what the run began with.
+    # The reference is what the run began with, also after it was stopped.
     assert one["kl/reference"] == pytest.approx(0, abs=1e-6)
     assert two["kl/reference"] > 1e-6
     checkpoint = load_checkpoint(newest_checkpoint(RunFolder(second_dir)))
@@ -151,29 +159,6 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
     reference = models.policy.reference_tensors()
     for name, tensor in reference.items():
         assert torch.equal(tensor, found.evaluated[name].cpu()), name
-
-
-def test_a_run_that_begins_with_another_one_goes_on_as_if_it_had_not_stopped(make_trainer):
-    first, _, first_dir = make_trainer(*SFT, "train.steps=1", folder="first", term=Brightness())
-    first.run()
-    more = (*RUN, "train.steps=2", "train.eval_every=2", "train.checkpoint_every=1")
-    start = f"model.start_from={first_dir}"
-    whole, _, whole_dir = make_trainer(*more, start, folder="whole", term=Brightness())
-    whole.run()
-    parts, _, run_dir = make_trainer(
-        *(*more, start),
-        folder="parts",
-        term=Brightness(),
-        change_batch=signal_at(0, signal.SIGINT),
-    )
-    assert parts.run() is None
-    going_on, _, _ = make_trainer(
-        *more, start, "train.resume=auto", folder="parts", term=Brightness()
-    )
-    assert going_on.run() is not None
-    rows = [read_metrics(RunFolder(each))[-1] for each in (whole_dir, run_dir)]
-    for name in ("kl/reference", "loss/total", "eval/total", "reward/mean"):
-        assert rows[0][name] == rows[1][name], name
 
 
 def test_sizes_at_which_no_target_can_be_read_are_refused(configs_dir, tmp_path):
@@ -190,7 +175,7 @@ def test_sizes_at_which_no_target_can_be_read_are_refused(configs_dir, tmp_path)
 def test_weights_of_another_adapter_are_refused_before_anything_is_loaded(
     make_trainer, configs_dir
 ):
-    first, _, first_dir = make_trainer(*SFT, "train.steps=1", folder="first")
+    first, _, first_dir = make_trainer(*SFT, "train.steps=1", folder="first", term=Brightness())
     first.run()
     given = [f"model.start_from={first_dir}", "model.adapter={rank: 4, alpha: 8.0}"]
     with pytest.raises(ConfigError, match=r"model.start_from = (.|\n)*model.adapter = None"):

@@ -6,10 +6,11 @@ import pyarrow.parquet
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
+from tests.end_to_end.conftest import ONE_TERM
 
 
 def test_it_scores_evaluations_alone_and_changes_nothing_else(make_trainer):
-    run = ("train.steps=1", "rollout.prompts_per_step=2", "rollout.group_size=2")
+    run = ("train.steps=1", "rollout.group_size=2", *ONE_TERM)
     judged = ("+reward.terms.psnr.weight=0", "+reward.terms.psnr.when=evaluation")
     with_it, _, run_dir = make_trainer(*run, *judged, folder="with", held_out=2)
     with_it.run()
