@@ -61,9 +61,7 @@ def prompts(request, tmp_path):
     [pytest.param("", id="pictures"), pytest.param("edit_", id="edits", marks=pytest.mark.long)],
     indirect=True,
 )
-def test_published_layout_is_checked_trained_resumed_and_exported(
-    model, prompts, programs, tmp_path
-):
+def test_published_layout_is_checked_trained_and_exported(model, prompts, programs, tmp_path):
     run = tmp_path / "run"
     settings = (*prompts, f"model.path={model}", *SMALL)
     if "glm_image_edit_80gb" in prompts:
@@ -77,13 +75,10 @@ def test_published_layout_is_checked_trained_resumed_and_exported(
     said = call("-m", "glm_grpo", "check", *settings)
     assert "self-check: full grids, replay gap" in said
 
-    train = (str(ROOT / "train.py"), *settings, f"run_dir={run}")
-    call(*train, "train.steps=1")
-    call(*train, "train.steps=2", f"train.resume={run}")
-    rows = read_metrics(RunFolder(run))
-    assert [row["step"] for row in rows] == [0, 1, 2]
-    assert all(row["policy/replay_gap"] < 1e-5 for row in rows[1:])
-    captions = set(read_table(RunFolder(run).rollout_path(2)).column("prompt").to_pylist())
+    call(str(ROOT / "train.py"), *settings, f"run_dir={run}", "train.steps=1")
+    _, row = read_metrics(RunFolder(run))
+    assert row["policy/replay_gap"] < 1e-5
+    captions = set(read_table(RunFolder(run).rollout_path(1)).column("prompt").to_pylist())
     assert len(captions) == 2
 
     call("-m", "glm_grpo", "export", str(run), str(tmp_path / "out"), "--format", "pipeline")

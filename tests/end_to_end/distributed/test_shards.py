@@ -47,12 +47,6 @@ def shards(launcher):
     return launcher.run("shards", *FULL, processes=2, env=SHARDS)
 
 
-@pytest.fixture(scope="module")
-def one_after_shards(launcher, shards):
-    """One process that goes on from the first step of shards, with the whole batch at once."""
-    return went_on(launcher, shards, "one-after-shards", "train.micro_batch_size=6", step=1)
-
-
 def went_on(launcher: Launcher, run, name, *overrides, step, **how):
     """What becomes of a run from a step on, in a copy of its folder."""
     shutil.copytree(run, launcher.folder / name)
@@ -83,11 +77,6 @@ def test_shards_give_the_figures_of_one_process(one, shards):
 
 def test_shards_are_saved_whole(one, shards):
     assert_same_checkpoint(shards, one)
-
-
-def test_one_process_goes_on_from_a_checkpoint_of_shards(shards, one_after_shards):
-    assert_same_metrics(one_after_shards, shards)
-    assert_same_checkpoint(one_after_shards, shards)
 
 
 @pytest.mark.long

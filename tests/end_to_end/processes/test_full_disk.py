@@ -17,6 +17,8 @@ from glm_grpo.run.checkpoints import load_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 
+pytestmark = pytest.mark.long
+
 MEBIBYTE = 2**20
 
 

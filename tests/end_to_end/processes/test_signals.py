@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
@@ -67,7 +66,6 @@ def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
 def test_second_signal_ends_the_run_at_once(
     train_server: Any,
     whole_run: Any,
-    record_of: Any,
     run_dir: Path,
 ) -> None:
     # Of the main thread: sent by another, the second could come before the first is heard.
@@ -82,22 +80,6 @@ def test_second_signal_ends_the_run_at_once(
     # What is half written is removed where there is time for it; nothing else is done.
     after = run.listed_changes()[at + 2 :]
     assert [change for change in after if ".tmp" not in change] == []
-    train_server.finish(run_dir)
-    assert record_of(run_dir) == whole_run.record
-
-
-def test_signal_while_the_model_loads_ends_the_run_at_once(
-    train_server: Any, run_dir: Path
-) -> None:
-    run = train_server.start(run_dir)
-    while "run folder" not in run.said():
-        time.sleep(0.01)
-    # The model is loaded next, which takes half a second.
-    time.sleep(0.1)
-    os.kill(run.pid, INTERRUPT)
-    assert run.wait() == INTERRUPTED
-    assert run.said().rstrip().endswith("Interrupted.")
-    assert not RunFolder(run_dir).metrics_path.exists()
 
 
 def test_interrupt_while_libraries_are_imported_ends_without_a_traceback(tmp_path: Path) -> None:
