@@ -161,8 +161,8 @@ def test_missing_pictures_are_said_in_their_place(
     page = open_gallery("groups?step=3", run=run, allows=NOT_FOUND)
     group = page.locator(".group").filter(has=page.get_by_role("heading", name="plain", level=3))
     samples = group.locator("li.sample")
-    expect(samples.nth(2)).to_contain_text("picture missing")
-    expect(samples.nth(0)).not_to_contain_text("picture missing")
+    expect(samples.nth(2)).to_contain_text("image missing")
+    expect(samples.nth(0)).not_to_contain_text("image missing")
     # A thumbnail stands in for the picture it was made of.
     show(page, "groups?step=1&prompt=plain&sample=0&large=1")
     picture = page.get_by_role("dialog").get_by_role("img", name="plain, sample 0", exact=False)

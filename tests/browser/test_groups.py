@@ -143,7 +143,7 @@ def test_groups_remember_sizes_and_go_from_step_to_step_and_prompt_to_prompt(
     page.reload()
     expect(page.get_by_label("Size")).to_have_value("240")
     expect(page.get_by_label("Show")).to_have_value("captions")
-    page.get_by_label("Show").select_option("Pictures")
+    page.get_by_label("Show").select_option("Images")
     expect(sample).to_have_text("Rank 1")
     # Another view has sizes of its own.
     page.evaluate("location.hash = '#progress'")

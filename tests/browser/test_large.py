@@ -127,7 +127,7 @@ def test_large_view_opens_from_every_view_and_goes_through_samples_and_prompts_b
     opener.press("Enter")
     expect_title(page, "Step 1: plain, sample 0, rank 2 of 3")
     expect(large(page)).to_contain_text("Noise seed 9223372036854775807")
-    expect(large(page).get_by_role("group", name="Pictures of Step 1")).to_be_focused()
+    expect(large(page).get_by_role("group", name="Images of Step 1")).to_be_focused()
     page.keyboard.press("ArrowRight")
     expect_title(page, "Step 1: plain, sample 1, rank 3 of 3")
     # Samples of `masked` by reward: 1, 2 and 0. Down keeps the place in the row.
@@ -163,7 +163,7 @@ def test_phones_swipe_through_samples(open_gallery: OpenGallery) -> None:
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
     page = open_gallery(BEST, **phone)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    stage = large(page).get_by_role("group", name="Pictures of")
+    stage = large(page).get_by_role("group", name="Images of")
     swipe(page, stage, (300, 500), (100, 505))
     expect_title(page, "Step 1: plain, sample 0, rank 2 of 3")
 

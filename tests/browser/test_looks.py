@@ -215,7 +215,7 @@ def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: Op
     page.get_by_role("button", name=re.compile("^plain, step 12, sample 0")).focus()
     page.keyboard.press("ArrowRight")
     expect(cell).to_be_focused()
-    details = page.get_by_role("complementary", name="Scores of the picture")
+    details = page.get_by_role("complementary", name="Scores of the image")
     expect(details.get_by_role("heading")).to_have_text(f"plain: {OTHER}, step 6, sample 0")
     expect(details).to_contain_text("Against step 12")
     expect(details.get_by_role("row", name="ocr")).to_contain_text("+0.500")
@@ -235,7 +235,7 @@ def test_film_shows_a_prompt_at_every_evaluation_or_step_and_plays(
     open_gallery: OpenGallery,
 ) -> None:
     page = open_gallery("film")
-    strip = page.get_by_role("list", name="Pictures by step")
+    strip = page.get_by_role("list", name="Images by step")
     # Totals of the first sample of `plain`, as in Progress.
     expect(strip.locator("p")).to_have_text(
         [

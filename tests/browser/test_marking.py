@@ -76,7 +76,7 @@ def test_marks_from_disk_stay_in_the_browser_and_leave_as_files(
     run = tmp_path / "run"
     shutil.copytree(gallery_run.images_dir, run / "images")
     prompts = run / "starred.jsonl"
-    prompts.write_text(download(page, "Prompts of starred pictures"), encoding="utf-8")
+    prompts.write_text(download(page, "Prompts of starred images"), encoding="utf-8")
     (prompt,) = load_prompts(str(prompts), height=SIDE, width=SIDE)
     assert (prompt.prompt_id, prompt.texts) == ("plain", ("CAT",))
     assert prompt.target is not None

@@ -165,9 +165,9 @@ def test_page_shows_what_was_read_with_its_wrong_letters_marked(
 def test_page_says_where_a_picture_is_missing(folder: RunFolder, read_page: ReadPage) -> None:
     (folder.path / "images/eval-000010/leapt-0.png").unlink()
     page = read_page(write_before_after(folder, SUMMARY))
-    assert page.texts.count("Picture missing") == 1
+    assert page.texts.count("Image missing") == 1
     assert "thumbs/eval-000010/leapt-0.webp" not in page.alternatives()
-    assert page.after("Picture missing", 3) == ["After, sample 1", "total", "0.750"]
+    assert page.after("Image missing", 3) == ["After, sample 1", "total", "0.750"]
 
 
 def test_page_says_in_words_what_was_trained(
@@ -186,8 +186,8 @@ def test_page_says_in_words_what_was_trained(
         "Before and after: 2026-01-02 / 03-04-05",
         "The run is set to 20 steps",
         # 10 steps of 4 x 8.
-        "step 10, which is 320 pictures",
-        "8 pictures of 128 x 128 pixels are sampled for each of 4 prompts from tiny:train",
+        "step 10, which is 320 images",
+        "8 images of 128 x 128 pixels are sampled for each of 4 prompts from tiny:train",
         "- 0.4 lpips + 0.2 ssim + 0.1 aesthetic , a weighted sum of the scores.",
         "lpips -0.4 LPIPS to the prompt's target image, as 1 - distance.",
         "No KL penalty",
@@ -233,7 +233,7 @@ def test_page_says_what_scores_do_not_measure(
     )
     text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
     assert [words in text for words in said] == [False] * 3
-    assert "each standardised among the pictures of its prompt" in text
+    assert "each standardised among the images of its prompt" in text
 
 
 def test_page_judges_changes_by_interval_and_weight(

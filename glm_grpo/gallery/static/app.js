@@ -186,7 +186,7 @@
           )}
         </tbody>
       </table>
-      <h3>In an enlarged picture</h3>
+      <h3>In an enlarged image</h3>
       <table>
         <thead><tr><th scope="col">Key</th><th scope="col">Effect</th></tr></thead>
         <tbody>

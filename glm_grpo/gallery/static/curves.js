@@ -21,7 +21,7 @@
   const REST = 300;
 
   const ABOUT = html`
-    <p>All metrics of the run, grouped by the question they answer. Click on a point to see its pictures; drag over
+    <p>All metrics of the run, grouped by the question they answer. Click on a point to see its images; drag over
       steps to zoom in.</p>
     <dl>
       <dt>Solid line</dt><dd>Training steps. Dotted parts bridge values that were not finite.</dd>
@@ -43,7 +43,7 @@
     ["Left, Right", "In a chart: to the step before or after"],
     ["Page Up, Page Down", "In a chart: ten steps further"],
     ["Home, End", "In a chart: to the first or last step"],
-    ["Enter", "In a chart: the pictures of the step"],
+    ["Enter", "In a chart: the images of the step"],
     ["Escape", "In a chart: takes the cursor away"],
   ];
 
@@ -222,7 +222,7 @@
     return html`<p class="step-bar">
       <strong>${step === null ? "Last step" : "Step"} ${shown}</strong>
       ${isTrained && html`<a href=${link(...picturesAt(shown, false))}>Groups</a>`}
-      ${isEvaluated && html`<a href=${link(...picturesAt(shown, true, heldOut))}>Held-out pictures</a>`}
+      ${isEvaluated && html`<a href=${link(...picturesAt(shown, true, heldOut))}>Held-out images</a>`}
     </p>`;
   }
 

@@ -21,7 +21,7 @@
 
   const ABOUT = html`
     <p>Every image that the run sampled. Filter the images by typing, or by dragging over a histogram. Click on a
-      picture to enlarge it.</p>
+      image to enlarge it.</p>
     <dl>
       <dt>Best of its group</dt><dd>The image has the highest total among the samples of its prompt. Ties count.</dd>
       <dt>Flat group</dt><dd>All totals of the group are equal, so the policy learns nothing from it.</dd>

@@ -20,7 +20,7 @@
     <dl>
       <dt>Advantage</dt><dd>How much better a sample is than the others of its prompt. Training makes samples with a
         positive advantage more likely, and the others less.</dd>
-      <dt>Coloured bar</dt><dd>The total, split into what each term adds to it. Enlarge a picture for the numbers.</dd>
+      <dt>Coloured bar</dt><dd>The total, split into what each term adds to it. Enlarge an image for the numbers.</dd>
       <dt>Flat group</dt><dd>All totals are equal, so every advantage is 0 and the policy learns nothing from it.</dd>
     </dl>`;
 

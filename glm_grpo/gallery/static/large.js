@@ -21,13 +21,13 @@
     ["\u2190 \u2192", "Previous and next sample"],
     ["\u2191 \u2193", "Previous and next prompt"],
     ["Page Up, Page Down", "Previous and next step"],
-    ["Space, b", "Switch between the picture and what it is compared with"],
-    ["o s w d", "One picture, side by side, wipe, difference"],
+    ["Space, b", "Switch between the image and what it is compared with"],
+    ["o s w d", "One image, side by side, wipe, difference"],
     ["+ \u2212", "Zoom in and out; the wheel zooms around the pointer"],
     ["0 1", "Fit to the window; show at 100 %"],
-    ["Shift and an arrow", "Move the picture, or the edge in Wipe; a drag does the same"],
+    ["Shift and an arrow", "Move the image, or the edge in Wipe; a drag does the same"],
     ["i", "Show or hide the figures"],
-    ["t x m", "Star, reject or note the picture"],
+    ["t x m", "Star, reject or note the image"],
   ];
 
   /**
@@ -117,7 +117,7 @@
     return html`<${Dialog} className="large" title=${item.title} tools=${tools} buttons=${buttons}
         focus=${stage} onClose=${onClose}>
       <div class=${areFigures || areKeys ? "large-body has-side" : "large-body"}>
-        <${Stage} focus=${stage} label=${`Pictures of ${item.title}`} layout=${layout} shown=${shown}
+        <${Stage} focus=${stage} label=${`Images of ${item.title}`} layout=${layout} shown=${shown}
           isFlipped=${isFlipped} wipe=${wipe} onWipe=${setWipe} moves=${moves} zoomRef=${zoom}
           onZoom=${setScale} />
         <div class="large-marks">
@@ -131,7 +131,7 @@
             ${
               areFigures &&
               html`<p><a href=${fullUrl(item.image)} target="_blank" rel="noopener">Open the
-                stored picture in a new tab</a></p>`
+                stored image in a new tab</a></p>`
             }
           </div>`
         }

@@ -24,9 +24,9 @@
   const compareTexts = new Intl.Collator("en", { numeric: true }).compare;
 
   const ABOUT = html`
-    <p>How often OCR reads a letter as another one, or misses it, step by step. Click on a figure to see its pictures.
+    <p>How often OCR reads a letter as another one, or misses it, step by step. Click on a figure to see its images.
       The darkest cell has the most mistakes.</p>
-    <p>The letter may be drawn wrong, or drawn right and misread: look at the pictures before you blame the model.</p>`;
+    <p>The letter may be drawn wrong, or drawn right and misread: look at the images before you blame the model.</p>`;
 
   function Letters({ params }) {
     const readers = listReaders();
@@ -34,7 +34,7 @@
     const { data, error, progress } = useLoaded((onProgress) => loadImages(source, onProgress), [source]);
     if (!readers.length) {
       return html`<${Title} name="Letters" />
-        <p>This run has no term of the kind <code>ocr</code>, so nothing reads the text in its pictures.</p>`;
+        <p>This run has no term of the kind <code>ocr</code>, so nothing reads the text in its images.</p>`;
     }
     const reader = readers.includes(params.term) ? params.term : readers[0];
     const set = (change) => gallery.replace("letters", { ...params, ...change });

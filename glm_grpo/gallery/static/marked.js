@@ -25,8 +25,8 @@
     const items = useMemo(() => (data ? join(data.images) : []), [data, version]);
     const lost = data ? list().length - items.length : 0;
     const about = html`
-      <p>Star, reject or note a picture with the buttons below it in Groups and in the large view, or press t, x or m. In
-        Find, t and x mark the chosen picture.</p>
+      <p>Star, reject or note an image with the buttons below it in Groups and in the large view, or press t, x or m. In
+        Find, t and x mark the chosen image.</p>
       <p>${isServed
         ? "Marks are stored with the run, in marks.json."
         : html`This browser keeps your marks. To store them with the run, open the gallery with${" "}
@@ -50,9 +50,9 @@
     const counts = SECTIONS.map(([title, isOf]) => `${items.filter(isOf).length} ${title.toLowerCase()}`);
     return html`<p role="status">
         ${items.length} marked: ${counts.join(", ")}.
-        ${lost > 0 && ` ${lost} more ${lost === 1 ? "belongs" : "belong"} to pictures that are not in this gallery.`}
+        ${lost > 0 && ` ${lost} more ${lost === 1 ? "belongs" : "belong"} to images that are not in this gallery.`}
       </p>
-      ${items.length === 0 && html`<p class="soft">Nothing is marked yet. Enlarge a picture and press t to star it, x to
+      ${items.length === 0 && html`<p class="soft">Nothing is marked yet. Enlarge an image and press t to star it, x to
         reject it, or m to write a note.</p>`}
       ${items.length > 0 && html`<${Downloads} items=${items} />`}
       ${SECTIONS.map(([title, isOf]) => html`<${Section} key=${title} title=${title} items=${items.filter(isOf)} />`)}`;
@@ -63,7 +63,7 @@
     const prompts = (verdict) => items.filter((item) => item.verdict === verdict);
     const download = (verdict, name) => html`<button type="button" disabled=${prompts(verdict).length === 0}
       onClick=${() => save(name, toPrompts(prompts(verdict)), "application/jsonl")}>
-      ${name === "starred.jsonl" ? "Prompts of starred pictures" : "Prompts of rejected pictures"}
+      ${name === "starred.jsonl" ? "Prompts of starred images" : "Prompts of rejected images"}
     </button>`;
     return html`<div class="buttons">
         <button type="button" onClick=${() => save("marks.csv", toCsv(items, terms), "text/csv")}>

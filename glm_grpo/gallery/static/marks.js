@@ -132,7 +132,7 @@
    * @param areKeysOn Whether t, x and m do the same, as where one picture alone is before the reader.
    * @param isInDialog Whether that is in a dialog.
    */
-  function MarkButtons({ image, name = "this picture", areKeysOn, isInDialog }) {
+  function MarkButtons({ image, name = "this image", areKeysOn, isInDialog }) {
     useMarks();
     const id = useId();
     const [isOpen, setIsOpen] = useState(false);
@@ -190,6 +190,6 @@
 
   gallery.marks = {
     MarkButtons, MarkSigns, VERDICTS, isServed, list: () => [...marks.entries()], markOf, toggle, useMarks,
-    keyHelp: [["t x m", "Star, reject or note the enlarged picture, or the one chosen in Find"]],
+    keyHelp: [["t x m", "Star, reject or note the enlarged image, or the one chosen in Find"]],
   };
 })();

@@ -84,7 +84,7 @@
     };
     const kind = width < SMALL_WIDTH ? "picture is-pixelated" : "picture";
     const absence = !image
-      ? "picture missing"
+      ? "image missing"
       : isDiff && !target
         ? "no target to compare with"
         : null;
@@ -111,7 +111,7 @@
     const sources = isFull ? [fullUrl(path), thumbUrl(path)] : [thumbUrl(path), fullUrl(path)];
     if (failures >= sources.length) {
       return html`<span class="is-missing">
-        picture missing<span class="visually-hidden">: ${alt}</span>
+        image missing<span class="visually-hidden">: ${alt}</span>
       </span>`;
     }
     return html`<img key=${failures} src=${sources[failures]} alt=${alt}

@@ -33,13 +33,13 @@
   function Progress({ params }) {
     if (gallery.run.evaluations.length) return html`<${Evaluations} params=${params} />`;
     return html`<${Title} name="Progress" about=${about()} />
-      <p>No evaluation is stored yet. After the first one this page shows its pictures. It updates by itself.</p>`;
+      <p>No evaluation is stored yet. After the first one this page shows its images. It updates by itself.</p>`;
   }
 
   const about = () => html`
     <p>Every row is a held-out prompt, every column an evaluation. All evaluations use the same random seeds, so along a
       row only the policy changes. Higher totals are better.</p>
-    <p>Point at a picture to see it with all its scores at the side; click on it to enlarge it.</p>
+    <p>Point at an image to see it with all its scores at the side; click on it to enlarge it.</p>
     ${gallery.run.reward.combine !== "weighted_sum" &&
     html`<p>Totals are in standard deviations of the untrained model's scores.</p>`}
     ${others().length > 0 &&
@@ -226,8 +226,8 @@
   }
 
   Progress.keyHelp = [
-    ["\u2190 \u2191 \u2192 \u2193", "From picture to picture, once the table has the focus"],
-    ["Enter", "The picture large"],
+    ["\u2190 \u2191 \u2192 \u2193", "From image to image, once the table has the focus"],
+    ["Enter", "The image large"],
   ];
   gallery.views.progress = Progress;
 })();

@@ -10,7 +10,7 @@
   const { BesideFigures, groupAt, opening, otherOf, platesOf, titleOf } = gallery.beside;
   const { changeOf, listReferences, referenceOf } = gallery.progressTable;
 
-  const LABEL = "Scores of the picture";
+  const LABEL = "Scores of the image";
 
   /* A place is {row, step, sample}. */
   function describe({ row, step, sample }) {

@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html, useSetting } = gallery;
 
-  const DENSITIES = { pictures: "Pictures", captions: "Captions", figures: "All figures" };
+  const DENSITIES = { pictures: "Images", captions: "Captions", figures: "All figures" };
   /* CSS pixels; thumbnails have 384. */
   const [SMALLEST, LARGEST, STEP] = [48, 384, 8];
 
@@ -35,7 +35,7 @@
   /** Controls for what useSizes gave; `shown` is the size to begin with where that is null. */
   function SizeControls({ sizes, shown }) {
     const { size, density, setSize, setDensity, reset } = sizes;
-    return html`<span class="sizes" role="group" aria-label="Pictures">
+    return html`<span class="sizes" role="group" aria-label="Images">
       <label>Size
         <input type="range" min=${SMALLEST} max=${LARGEST} step=${STEP} value=${size ?? shown}
           aria-valuetext=${`${size ?? shown} pixels`}

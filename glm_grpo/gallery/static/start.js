@@ -17,8 +17,8 @@
   const TOTAL = "total";
   const TOO_FEW = "too few prompts for an interval";
   const ABOUT = html`
-    <p>What the run gained on held-out prompts, and the pictures behind the figures. Each row of pictures shows one
-      sample a prompt, chosen by its total alone. Find lists all pictures.</p>
+    <p>What the run gained on held-out prompts, and the images behind the figures. Each row of images shows one
+      sample a prompt, chosen by its total alone. Find lists all images.</p>
     <p>The 95 % interval is a paired bootstrap over prompts. <a href="report.html">Before and after</a> explains what
       each term measures.</p>
     <p>To see another run beside this one, prompt by prompt, write the gallery with${" "}
@@ -29,7 +29,7 @@
     if (!evaluations.length && !chunks.length) {
       return html`<${Title} name="Start" />
         <p>
-          No data yet. After the first evaluation this page shows the gain on held-out prompts, the reward, pictures
+          No data yet. After the first evaluation this page shows the gain on held-out prompts, the reward, images
           and canaries. It updates by itself.
         </p>`;
     }

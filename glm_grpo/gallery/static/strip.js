@@ -136,7 +136,7 @@
     const { prompt } = frames[0].group;
     return html`<p><${PromptText} text=${prompt} /></p>
       <${Player} frames=${frames} at=${at} show=${show} onOpen=${() => enlarge(at)} />
-      <ol class="strip scroll-region" tabindex="0" aria-label="Pictures by step" style=${sizes.style}>
+      <ol class="strip scroll-region" tabindex="0" aria-label="Images by step" style=${sizes.style}>
         ${frames.map(
           (frame, index) =>
             html`<${Frame} key=${frame.step} frame=${frame} density=${sizes.density} isShown=${index === at}

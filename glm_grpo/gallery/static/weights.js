@@ -125,12 +125,12 @@
   }
 
   const ABOUT = html`
-    <p>Ranks all sampled pictures again with other weights: which pictures would have won, how much the order in each
+    <p>Ranks all sampled images again with other weights: which images would have won, how much the order in each
       group changes, and how much each term counts. Nothing is sampled or trained.</p>
-    <p>A term's share is its part in the differences between the pictures of a group. Shares add up to 100 %. Choose
+    <p>A term's share is its part in the differences between the images of a group. Shares add up to 100 %. Choose
       “set shares” to find the weights for the shares that you want.</p>
-    <p>Below each picture stand its new rank, its advantage before and now, and its new total. Equal totals share a rank.
-      The best pictures have a frame, except in flat groups.</p>`;
+    <p>Below each image stand its new rank, its advantage before and now, and its new total. Equal totals share a rank.
+      The best images have a frame, except in flat groups.</p>`;
 
   function Weights({ params }) {
     const { data: steps, error, progress } = useLoaded(gallery.loadSteps, []);

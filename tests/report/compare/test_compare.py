@@ -366,7 +366,7 @@ def test_the_end_of_a_sweep_prints_what_the_command_prints(
     again = f"to see their pictures:  glm-grpo compare '{sweep}' --html\n"
     assert printed == tables + again
     # Of two prompts with two samples: a target and three columns.
-    assert (tmp_path / "page" / "index.html").read_text().count("Picture missing") == 16
+    assert (tmp_path / "page" / "index.html").read_text().count("Image missing") == 16
 
 
 def test_a_sweep_that_cannot_be_compared_ends_all_the_same(

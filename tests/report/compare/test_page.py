@@ -162,7 +162,7 @@ def test_page_holds_every_score_against_that_of_the_first_run(page: Any) -> None
 
 def test_page_shows_the_pictures_beside_it_and_says_which_is_missing(path: Path, page: Any) -> None:
     # Of one prompt with two samples.
-    assert page.texts.count("Picture missing") == 2
+    assert page.texts.count("Image missing") == 2
     for link in page.linked():
         assert (path.parent / str(link)).resolve().is_relative_to(path.parent.resolve())
         assert (path.parent / str(link)).is_file()

@@ -195,5 +195,5 @@ def test_page_of_what_has_no_value_and_no_samples(
         decode=make_decode(),
     )
     path = write_probe(report, [], tmp_path)
-    assert "Pictures" not in read_page(path).texts
+    assert "Images" not in read_page(path).texts
     assert not re.search(r"\bnan\b", path.read_text(), re.IGNORECASE)

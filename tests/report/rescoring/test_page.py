@@ -78,7 +78,7 @@ def test_page_shows_what_changed_and_the_images_that_gain_and_lose(
         "pictures/gain-2.webp": f"2, step 3: {PROMPT}: gain most advantage",
     }
     assert page.after(f"2, step 3: {PROMPT}", 4) == ["before", "+0.00", "after", "+0.50"]
-    assert page.after("Picture missing", 5)[1:] == ["before", "+1.50", "after", "-0.25"]
+    assert page.after("Image missing", 5)[1:] == ["before", "+1.50", "after", "-0.25"]
 
 
 def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
