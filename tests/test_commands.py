@@ -19,7 +19,8 @@ import torch
 import transformers
 
 from glm_grpo.builders.models import build_planner, hint_at_size, model_path
-from glm_grpo.builders.prompts import build_prompts, hint_at_prompts, list_texts
+from glm_grpo.builders.prompts import build_prompts
+from glm_grpo.check import hint_at_prompts, list_texts
 from glm_grpo.commands.check import check_config
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from glm_grpo.builders.models import find_start
-from glm_grpo.builders.prompts import build_prompts, check_prompt_sets
+from glm_grpo.builders.prompts import build_prompts
+from glm_grpo.check import check_prompt_sets
 from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.gallery.contact_sheet import write_contact_sheet
