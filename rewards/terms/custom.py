@@ -48,7 +48,7 @@ class CustomConfig(TermConfig):
         """See `TermConfig`."""
         # What shall run in a process of its own is not imported here.
         if self.run_in == "thread":
-            load_function(self.function)
+            _load_scoring_function(self.function)
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
@@ -73,7 +73,7 @@ class CustomReward:
     """
 
     def __init__(self, function: str, *, needs: Sequence[Need]) -> None:
-        self._function = load_function(function)
+        self._function = _load_scoring_function(function)
         self._needs = tuple(needs)
 
     def applies_to(self, prompt: Prompt) -> bool:
@@ -129,8 +129,7 @@ def load_function(name: str) -> ScoringFunction:
     inside its functions find installed and already imported modules.
 
     Raises:
-        RewardError: The module cannot be imported, has no such function, or one with other
-            arguments.
+        RewardError: The module cannot be imported, or has no such function.
     """
     if name in _GIVEN:
         return _GIVEN[name]
@@ -154,15 +153,26 @@ def load_function(name: str) -> ScoringFunction:
             f"custom function {name!r} is a {type(function).__name__}; it must be a function of "
             "prompts and pictures"
         )
+    return function
+
+
+def _load_scoring_function(name: str) -> ScoringFunction:
+    """Import a function of prompts and pictures.
+
+    Raises:
+        RewardError: As for `load_function`, or it takes other arguments.
+    """
+    function = load_function(name)
     # Some callables of C have no signature.
     with contextlib.suppress(ValueError):
         signature = inspect.signature(function)
         try:
             signature.bind([], None)
         except TypeError as error:
+            own = name.partition(":")[2]
             raise RewardError(
-                f"custom function {name!r} is {function_name}{signature} ({error}); it is called "
-                f"with two arguments: def {function_name}(prompts, pictures)"
+                f"custom function {name!r} is {own}{signature} ({error}); it is called with two "
+                f"arguments: def {own}(prompts, pictures)"
             ) from error
     return function
 
