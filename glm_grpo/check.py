@@ -256,7 +256,7 @@ def check_tied(config: Config, prompts: Prompts) -> None:
     missing = dict.fromkeys(need for each in needs.values() for need in each if not has[need])
     raise ConfigError(
         f"reward.terms: none of the {len(training)} training prompts has what the terms "
-        f"{', '.join(needs)} need, so only {others} would be trained on: one picture that scores "
+        f"{', '.join(needs)} need, so only {others} would be trained on: one image that scores "
         f"well would do for every prompt. Remedies: {'; '.join(remedies[need] for need in missing)}"
         "; add a term that applies to every prompt (+reward.terms.clip_score.weight=0.5); or set "
         "reward.allow_untied=true"

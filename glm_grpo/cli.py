@@ -378,7 +378,7 @@ def _add_eval(commands: _Commands) -> None:
         "--output",
         type=types.output_folder,
         metavar="DIR",
-        help="new or empty folder for pictures, scores and gallery (a new one in RUN/evals)",
+        help="new or empty folder for images, scores and gallery (a new one in RUN/evals)",
     )
     command.set_defaults(command=_evaluate)
 

@@ -170,7 +170,7 @@ def score_with_notes(
     if len(scores.notes) not in (0, len(prompts)):
         raise InvalidScoresError(
             f"{_images(len(prompts))}: returned {len(scores.notes)} notes; there must be one per "
-            "picture, or none"
+            "image, or none"
         )
     return Scores(values.detach().cpu(), scores.notes)
 
@@ -211,7 +211,7 @@ def stack_compared(
             )
         if picture.shape != pixels.shape[1:]:
             raise ValueError(
-                f"{against} of prompt {prompt.prompt_id} is {_size(picture)}, the picture "
+                f"{against} of prompt {prompt.prompt_id} is {_size(picture)}, the image "
                 f"{_size(pixels)}: both must have the same size; resize {against}s when loading "
                 "them"
             )
@@ -227,8 +227,8 @@ def check_side(pixels: UInt8[Tensor, "N 3 H W"], smallest: int) -> None:
     """
     if min(pixels.shape[-2:]) < smallest:
         raise ValueError(
-            f"pictures of {_size(pixels)} pixels are too small: each side must have at least "
-            f"{smallest}; give larger pictures or leave the term out"
+            f"images of {_size(pixels)} pixels are too small: each side must have at least "
+            f"{smallest}; give larger images or leave the term out"
         )
 
 
@@ -248,12 +248,12 @@ def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
     if not isinstance(values, Tensor):
         raise InvalidScoresError(
             f"{_images(count)}: returned a {type(values).__name__}; a term must return a "
-            "torch.float32 tensor with one number per picture, such as torch.tensor(scores)"
+            "torch.float32 tensor with one number per image, such as torch.tensor(scores)"
         )
     if (values.shape, values.dtype) != ((count,), torch.float32):
         raise InvalidScoresError(
             f"{_images(count)}: returned {values.dtype} of shape {tuple(values.shape)}; a term "
-            f"must return torch.float32 of shape ({count},), one number per picture"
+            f"must return torch.float32 of shape ({count},), one number per image"
         )
     for index in (~torch.isfinite(values)).nonzero().flatten().tolist():
         raise InvalidScoresError(

@@ -234,7 +234,7 @@ class RewardConfig(Options):
             weighted = ", ".join(name for name, weight in weights.items() if weight)
             rule = (
                 f"no term with a weight uses the prompt or its target ({weighted} use only the "
-                "picture): one picture that scores well would do for every prompt"
+                "image): one image that scores well would do for every prompt"
             )
             remedy = (
                 "add a tied term (ocr, clip_score, lpips, ...), or set reward.allow_untied=true"

@@ -195,7 +195,7 @@ class Scorer:
         """
         if len(prompts) != pixels.shape[0]:
             raise ValueError(
-                f"{len(prompts)} prompts for {pixels.shape[0]} groups of pictures; "
+                f"{len(prompts)} prompts for {pixels.shape[0]} groups of images; "
                 "there must be one prompt for each group"
             )
         scoring = self.begin(prompts)
@@ -268,7 +268,7 @@ class Scoring:
         """
         if not 0 < len(self._groups) == len(self._prompts):
             raise ValueError(
-                f"{len(self._prompts)} prompts, {len(self._groups)} groups of pictures; add one "
+                f"{len(self._prompts)} prompts, {len(self._groups)} groups of images; add one "
                 "group for each prompt, in their order"
             )
         for row in range(len(self._groups)):
@@ -398,7 +398,7 @@ def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 
         return f"remove the cause, or the term {term.name} from reward.terms"
     size, _, height, width = pixels.shape
     return (
-        f"memory ran out over a group of {size} pictures of {height} x {width} pixels: set "
+        f"memory ran out over a group of {size} images of {height} x {width} pixels: set "
         "reward.overlap=false, then offload=modules, which give the term more room (a run can "
         "continue with them), or in a new run lower rollout.group_size"
     )

@@ -29,7 +29,7 @@ _ABSENT: dict[Need, str] = {
     "prompt": "its `only` matches no prompt_id",
     "text": "no prompt asks for a text; put it in quotation marks, or pass Prompt(..., texts=...)",
     "target": "there are no target images; pass targets=[...]",
-    "source": "no prompt has a picture to edit; pass Prompt(..., sources=...)",
+    "source": "no prompt has an image to edit; pass Prompt(..., sources=...)",
 }
 """Why a term with this need applied to no picture, and the remedy."""
 
@@ -83,7 +83,7 @@ def score_images(
     for given in (prompts, images, targets):
         if isinstance(given, (str, Path, Prompt, Image.Image)):
             raise ValueError(
-                f"{given!r:.100} is not a list; give one of each for every picture: "
+                f"{given!r:.100} is not a list; give one of each for every image: "
                 "score_images([prompt], [image], config)"
             )
     if targets is None:
@@ -91,7 +91,7 @@ def score_images(
     if not len(prompts) == len(images) == len(targets):
         raise ValueError(
             f"{len(prompts)} prompts, {len(images)} images, {len(targets)} targets: there must be "
-            "one of each for every picture; pass None for a missing target"
+            "one of each for every image; pass None for a missing target"
         )
     if rewards:
         values = config.model_dump() if isinstance(config, RewardConfig) else config
@@ -125,7 +125,7 @@ def _warn_of_idle_terms(config: RewardConfig, found: pandas.DataFrame) -> None:
             why = "; ".join(why for need, why in _ABSENT.items() if need in needs)
             reasons.append(f"{name} ({why})")
     if reasons:
-        said = f"terms that apply to none of the pictures: {', '.join(reasons)}"
+        said = f"terms that apply to none of the images: {', '.join(reasons)}"
         # At the caller of `score_images`.
         warnings.warn(said, stacklevel=3)
 

@@ -230,7 +230,7 @@ UNKNOWN = [
     for of in ("training", "held-out")
 ]
 SMALL = (
-    "rollout.height=64 rollout.width=64: the model was trained on pictures of 128 x 128 and larger"
+    "rollout.height=64 rollout.width=64: the model was trained on images of 128 x 128 and larger"
 )
 ASKED = [f"texts asked for in 1 of 3 {of} prompts: 00001 'GO'" for of in ("training", "held-out")]
 SHARED = "3 of 3 held-out prompts are also trained on: 00000, 00001, 00002"
@@ -318,7 +318,7 @@ def test_a_run_names_terms_that_apply_to_few(
     ("name", "height", "width", "expected"),
     [
         ("glm_image_80gb", 1024, 1024, None),
-        ("glm_image_80gb", 512, 512, "trained on pictures of 1024 x 1024 and larger"),
+        ("glm_image_80gb", 512, 512, "trained on images of 1024 x 1024 and larger"),
         ("glm_image_80gb", 992, 2048, "Use at least 1024 pixels per side"),
         ("glm_image_80gb", 2048, 2048, None),
         ("glm_image_80gb", 2048, 2080, r"more than 4,194,304 pixels, .* \(2048 x 2048\)"),

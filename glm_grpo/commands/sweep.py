@@ -37,4 +37,4 @@ class CompareRuns(Callback):
             return
         for table in comparison_tables(comparison):
             Console().print(table)
-        sys.stdout.write(f"to see their pictures:  {again}\n")
+        sys.stdout.write(f"to see their images:  {again}\n")

@@ -94,11 +94,11 @@ def _open(source: PictureSource, origin: str) -> Image.Image:
         return open_rgb(source)
     except FileNotFoundError as error:
         raise DataError(
-            f"{origin}: picture {source!s} does not exist; paths are relative to the folder of the "
+            f"{origin}: image {source!s} does not exist; paths are relative to the folder of the "
             "file that names them"
         ) from error
     except PictureError as error:
-        name = "the embedded picture" if isinstance(source, bytes) else f"picture {source}"
+        name = "the embedded image" if isinstance(source, bytes) else f"image {source}"
         raise DataError(f"{origin}: {name} {error}") from error
 
 
@@ -253,7 +253,7 @@ def _read_target(row: Row) -> PictureSource | None:
     if not given:
         return None
     if len(given) > 1:
-        raise DataError(f"{row.origin}: {' and '.join(given)} both name a picture; keep one")
+        raise DataError(f"{row.origin}: {' and '.join(given)} both name an image; keep one")
     (field,) = given
     return _read_picture(row, field, named[field])
 
@@ -263,7 +263,7 @@ def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
         return ()
     given = [name for name in SOURCE_FIELDS if row.fields.get(name) not in (None, "", [])]
     if len(given) > 1:
-        raise DataError(f"{row.origin}: {' and '.join(given)} both name pictures; keep one")
+        raise DataError(f"{row.origin}: {' and '.join(given)} both name images; keep one")
     found: tuple[PictureSource, ...] = ()
     for field in given:
         value = row.fields[field]
@@ -273,7 +273,7 @@ def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
         found = tuple(_read_picture(row, field, each) for each in values)
     if len(found) != count:
         raise DataError(
-            f"{row.origin}: {len(found)} source pictures, but data.sources is {count}, the number "
+            f"{row.origin}: {len(found)} source images, but data.sources is {count}, the number "
             "for every prompt of both files; correct 'source' or 'sources' of this row, or "
             "data.sources"
         )
@@ -301,6 +301,6 @@ def _read_picture(row: Row, field: str, value: object) -> PictureSource:
         return value
     if not isinstance(value, str):
         raise DataError(
-            f"{row.origin}: {field!r} is {shorten(value)}; it must be the path of a picture"
+            f"{row.origin}: {field!r} is {shorten(value)}; it must be the path of an image"
         )
     return Path(value) if row.folder is None else row.folder.absolute() / value

@@ -263,20 +263,20 @@ def _pair_with_pictures(prompts: Path, pictures: Path) -> Iterator[Row]:
     """Pair line i, counted from 0, with picture i; refuse anything that would shift the pairs."""
     if not pictures.is_dir():
         raise DataError(
-            f"{pictures}: no such folder; prompts without pictures are read from {prompts}"
+            f"{pictures}: no such folder; prompts without images are read from {prompts}"
         )
     by_number = _number_pictures(pictures)
     count = 0
     for row in read_text(prompts):
         if row.origin != f"{prompts}, line {count + 1}":
             raise DataError(
-                f"{prompts}, line {count + 1}: blank, but pictures are counted by line; "
+                f"{prompts}, line {count + 1}: blank, but images are counted by line; "
                 "remove the line"
             )
         picture = by_number.pop(count, None)
         if picture is None:
             raise DataError(
-                f"{row.origin}: no picture {pictures / str(count)}.png; pictures are counted from "
+                f"{row.origin}: no image {pictures / str(count)}.png; images are counted from "
                 "0, one per line"
             )
         row.fields["target"] = f"{pictures.name}/{picture.name}"
@@ -284,7 +284,7 @@ def _pair_with_pictures(prompts: Path, pictures: Path) -> Iterator[Row]:
         yield row
     for picture in by_number.values():
         raise DataError(
-            f"{picture}: has no line in {prompts.name}, which has {count}; pictures are counted "
+            f"{picture}: has no line in {prompts.name}, which has {count}; images are counted "
             "from 0, one per line"
         )
 
@@ -297,7 +297,7 @@ def _number_pictures(folder: Path) -> dict[int, Path]:
         other = by_number.setdefault(int(picture.stem), picture)
         if other is not picture:
             raise DataError(
-                f"{picture}: has the same number as {other.name}; keep one picture per line"
+                f"{picture}: has the same number as {other.name}; keep one image per line"
             )
     return by_number
 

@@ -67,7 +67,7 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
     sizes = {picture.shape for row in pictures for picture in row}
     if len(sizes) > 1:
         raise StorageError(
-            f"{folder.images_dir} contains pictures of different sizes for one sheet; restore the "
+            f"{folder.images_dir} contains images of different sizes for one sheet; restore the "
             "originals from a copy"
         )
     labels = _draw_labels(names, height=pictures[0][0].shape[0])

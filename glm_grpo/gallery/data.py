@@ -265,7 +265,7 @@ def _decimals(values: Float32[np.ndarray, " rows"]) -> list[float]:
         ValueError: A number is not finite.
     """
     if not np.isfinite(values).all():
-        raise ValueError("numbers are missing or not finite for some pictures of a prompt")
+        raise ValueError("numbers are missing or not finite for some images of a prompt")
     return [float(text) for text in values.astype(str)]
 
 

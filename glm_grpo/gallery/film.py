@@ -95,7 +95,7 @@ def _explain(prompt_id: str | None, held_out: list[str]) -> str:
         )
     names = ", ".join(held_out[:_NAMED]) + (", ..." if len(held_out) > _NAMED else "")
     return (
-        f"the run has no picture of the prompt {prompt_id!r}; set --prompt to the id of a training "
+        f"the run has no image of the prompt {prompt_id!r}; set --prompt to the id of a training "
         f"prompt or of a held-out one ({names or 'none yet'})"
     )
 

@@ -63,9 +63,7 @@ def change_mark(folder: RunFolder, change: MarkChange) -> None:
     """
     picture = (folder.images_dir / change.image).resolve()
     if not picture.is_relative_to(folder.images_dir.resolve()) or not picture.is_file():
-        raise StorageError(
-            f"picture {change.image!r} does not belong to the run; mark one that does"
-        )
+        raise StorageError(f"image {change.image!r} does not belong to the run; mark one that does")
     marks = read_marks(folder)
     marks.pop(change.image, None)
     if not change.says_nothing:

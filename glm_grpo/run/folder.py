@@ -246,7 +246,7 @@ def read_picture(path: Path) -> Image.Image:
         try:
             return open_rgb(path, formats=_PICTURE_FORMATS)
         except PictureError as error:
-            raise StorageError(f"picture {path} {error}") from error
+            raise StorageError(f"image {path} {error}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -111,12 +111,12 @@ def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> Wor
     is_edit = name.startswith("edit-")
     if sources != int(is_edit):
         raise DataError(
-            f"prompts of tiny:{name} have {int(is_edit)} source pictures, but data.sources is "
+            f"prompts of tiny:{name} have {int(is_edit)} source images, but data.sources is "
             f"{sources}; set data.sources={int(is_edit)}"
         )
     if (height, width) != (world.SIZE, world.SIZE):
         raise DataError(
-            f"the prompts of the embedded world have pictures of {world.SIZE} x {world.SIZE} "
+            f"the prompts of the embedded world have images of {world.SIZE} x {world.SIZE} "
             f"pixels, not {height} x {width}; set rollout.height and rollout.width to {world.SIZE}"
         )
     words, seed = _SETS[name]

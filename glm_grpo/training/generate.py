@@ -27,7 +27,7 @@ def encode_sources(
     """
     if batch.num_sources == 0:
         return batch
-    size = f"one source picture of {batch.height} x {batch.width} pixels at a time"
+    size = f"one source image of {batch.height} x {batch.width} pixels at a time"
     with models.phase("sources", size, clock, is_evaluation=is_evaluation):
         return models.policy.encode_sources(batch)
 

@@ -149,7 +149,7 @@ class CheckpointSaver:
             if isinstance(error, RewardError) and error.pictures is not None:
                 place = store_failure(self._folder, error.pictures, step)
                 error.pictures = None
-                error.add_note(f"The pictures are in {place}")
+                error.add_note(f"The images are in {place}")
             raise
 
     def _save_after(self, error: Exception) -> str:

@@ -189,7 +189,7 @@ def measure(pixels: UInt8[Tensor, "G 3 H W"]) -> PictureMeasures:
     count, _, height, width = pixels.shape
     if count < 1 or min(height, width) < 3:
         raise ValueError(
-            f"{count} pictures of {width} x {height} pixels: a group needs at least one, and a "
+            f"{count} images of {width} x {height} pixels: a group needs at least one, and a "
             "gradient at least 3 x 3 pixels; check rollout.height and rollout.width"
         )
     values = pixels.float() / 255

@@ -175,7 +175,7 @@ def decode_request(body: bytes) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]
                 "it must be the index of one, counted from 0"
             )
     if len({each.png.shape for each in request.pictures}) > 1:
-        raise MessageError("pictures have different sizes; send one size per request")
+        raise MessageError("images have different sizes; send one size per request")
     pixels = torch.stack([each.png for each in request.pictures])
     return [prompts[each.prompt] for each in request.pictures], pixels
 
@@ -197,13 +197,13 @@ def decode_scores(body: bytes, *, count: int) -> Scores:
     answer = _parse(_Scores, body)
     if len(answer.scores) != count:
         raise MessageError(
-            f"{len(answer.scores)} scores for {count} pictures; there must be one number per "
-            "picture, in the order of the pictures"
+            f"{len(answer.scores)} scores for {count} images; there must be one number per "
+            "image, in the order of the images"
         )
     if len(answer.notes) not in (0, count):
         raise MessageError(
-            f"{len(answer.notes)} notes for {count} pictures; there must be one text per picture, "
-            "in the order of the pictures, or no notes at all"
+            f"{len(answer.notes)} notes for {count} images; there must be one text per image, "
+            "in the order of the images, or no notes at all"
         )
     return Scores(torch.tensor(answer.scores, dtype=torch.float32), answer.notes)
 

@@ -146,4 +146,4 @@ class RemoteReward:
 
 
 def _list(needs: Iterable[Need]) -> str:
-    return " and ".join(sorted(needs)) or "only the picture"
+    return " and ".join(sorted(needs)) or "only the image"

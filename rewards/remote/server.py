@@ -132,7 +132,7 @@ class _Service:
             return HTTPException(
                 413,
                 f"the request has {length} bytes; at most {LARGEST_REQUEST} are read: send fewer "
-                "pictures",
+                "images",
             )
         if self._waiting >= MOST_WAITING:
             return HTTPException(503, "too many requests are waiting to be scored", _RETRY_AFTER)
@@ -145,8 +145,8 @@ class _Service:
                 if not self._reward.applies_to(prompt):
                     raise MessageError(
                         f"has prompt {prompt.prompt_id}, which lacks what {self._info.name} "
-                        f"compares a picture with ({', '.join(self._info.needs)}); leave its "
-                        "pictures out"
+                        f"compares an image with ({', '.join(self._info.needs)}); leave its "
+                        "images out"
                     )
             return _json(200, encode_scores(score_with_notes(self._reward, prompts, pixels)))
         except MessageError as error:

@@ -151,7 +151,7 @@ def load_function(name: str) -> ScoringFunction:
     if not callable(function):
         raise RewardError(
             f"custom function {name!r} is a {type(function).__name__}; it must be a function of "
-            "prompts and pictures"
+            "prompts and images"
         )
     return function
 
@@ -172,7 +172,7 @@ def _load_scoring_function(name: str) -> ScoringFunction:
             own = name.partition(":")[2]
             raise RewardError(
                 f"custom function {name!r} is {own}{signature} ({error}); it is called with two "
-                f"arguments: def {own}(prompts, pictures)"
+                f"arguments: def {own}(prompts, images)"
             ) from error
     return function
 

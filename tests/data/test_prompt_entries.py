@@ -94,7 +94,7 @@ def test_an_image_column_of_addresses_is_no_target(folder: Path) -> None:
     assert entry_of(folder, {"image": "https://example.org/a.png"}).target is None
 
 
-PICTURE = "must be the path of a picture"
+PICTURE = "must be the path of an image"
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def test_a_folder_with_numbered_pictures_pairs_them_with_lines(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("prompts", "pictures", "named"),
     [
-        ("a\nb\n", ["0.png"], r"prompts\.txt, line 2: no picture .*1\.png"),
-        ("a\nb\n", ["1.png", "2.png"], r"line 1: no picture .*0\.png; .*counted from 0"),
+        ("a\nb\n", ["0.png"], r"prompts\.txt, line 2: no image .*1\.png"),
+        ("a\nb\n", ["1.png", "2.png"], r"line 1: no image .*0\.png; .*counted from 0"),
         ("a\n", ["0.png", "1.png"], r"1\.png: has no line in prompts\.txt, which has 1"),
         ("a\n\nb\n", ["0.png", "1.png"], r"prompts\.txt, line 2: blank"),
         ("a\n", ["0.png", "0.jpg"], r"0\.png: has the same number as 0\.jpg; keep one"),
@@ -177,8 +177,8 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_line_and_a_remedy(
     [
         ({"caption": ["x"]}, r"\['caption'\] has no column 'prompt'"),
         ({"prompt": ["x", None]}, "row 2: 'prompt' is missing or blank"),
-        ({"prompt": ["x"], "image": [{"bytes": b"PNG"}]}, "row 1: the embedded picture cannot"),
-        ({"prompt": ["x"], "image": [b"PNG"]}, "row 1: the embedded picture cannot"),
+        ({"prompt": ["x"], "image": [{"bytes": b"PNG"}]}, "row 1: the embedded image cannot"),
+        ({"prompt": ["x"], "image": [b"PNG"]}, "row 1: the embedded image cannot"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_its_row(

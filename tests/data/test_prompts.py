@@ -168,7 +168,7 @@ def test_a_picture_that_vanishes_after_loading_is_an_error_of_its_prompt(folder:
         write_rows(folder, {"prompt": "x", "file_name": "red.png"}), height=32, width=32
     )
     (folder / "red.png").unlink()
-    with pytest.raises(DataError, match=r"line 1: picture .*red\.png does not exist"):
+    with pytest.raises(DataError, match=r"line 1: image .*red\.png does not exist"):
         prompt_set[0]
 
 

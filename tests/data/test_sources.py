@@ -128,13 +128,13 @@ def test_a_field_of_that_name_is_left_alone_where_no_sources_are_asked_for(folde
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"source": ""}, "0 source pictures, but data.sources is 1, the number for every prompt"),
-        ({"sources": ["red.png", "blue.png"]}, "2 source pictures, but data.sources is 1"),
-        ({"source": "red.png", "sources": ["red.png"]}, "source and sources both name pictures"),
+        ({"source": ""}, "0 source images, but data.sources is 1, the number for every prompt"),
+        ({"sources": ["red.png", "blue.png"]}, "2 source images, but data.sources is 1"),
+        ({"source": "red.png", "sources": ["red.png"]}, "source and sources both name images"),
         ({"source": "nowhere.png"}, "nowhere.png does not exist; paths are relative to"),
         ({"source": "torn.png"}, "torn.png cannot be used"),
         ({"source": "long.png"}, "long.png is 650 x 130; the longer side must be at most 4 times"),
-        ({"source": 7}, "'source' is 7; it must be the path of a picture"),
+        ({"source": 7}, "'source' is 7; it must be the path of an image"),
         ({"sources": "[red.png]"}, "'sources' is .*, not a list .*; write"),
     ],
     ids=ascii,

@@ -107,7 +107,7 @@ def test_a_term_that_fails_leaves_a_checkpoint_and_its_pictures(make_run):
         f"RewardError: term brightness, prompt {prompt_id}, image 1: scoring failed with"
     )
     assert "ConnectionError: the scorer is gone" in message
-    assert message.endswith(f". The pictures are in {place}")
+    assert message.endswith(f". The images are in {place}")
     assert pictures_in(place) == as_stored(pixels)
     assert load_checkpoint(newest_checkpoint(folder)).step == 1
     assert [row["step"] for row in read_metrics(folder)] == [0, 1]
@@ -125,9 +125,7 @@ def test_a_term_that_hangs_stops_the_run_at_its_time_limit(make_run):
     let_go.set()
 
     place = run_dir / "failures" / "step-000001"
-    pattern = (
-        r"\w+: term brightness, prompt \w+: not scored within 2 seconds; .*The pictures are in "
-    )
+    pattern = r"\w+: term brightness, prompt \w+: not scored within 2 seconds; .*The images are in "
     assert re.match(pattern + re.escape(str(place)), explain(caught.value))
     assert len(pictures_in(place)) == 2
     # Nothing was learned yet, so nothing is saved.

@@ -116,7 +116,7 @@ def test_a_score_that_is_not_finite_ends_a_run_and_names_the_picture(make_run):
     )
     assert message.endswith(
         f"Step 1 is saved; continue with glm-grpo train train.resume={folder.path}. "
-        f"The pictures are in {place}"
+        f"The images are in {place}"
     )
     assert len(list(place.glob("*.png"))) == 2
     assert [row["step"] for row in read_metrics(folder)] == [0, 1]

@@ -71,5 +71,5 @@ def test_film_of_an_unknown_prompt_is_refused(
     with pytest.raises(SystemExit) as ended:
         cli.main([*arguments, "--prompt", "boat"])
     assert ended.value.code == 2
-    assert "no picture of the prompt 'boat'" in capsys.readouterr().err
+    assert "no image of the prompt 'boat'" in capsys.readouterr().err
     assert not (tmp_path / "x.gif").exists()

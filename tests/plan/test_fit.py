@@ -255,7 +255,7 @@ def test_plan_command_prints_phases_and_floors_of_a_step(
     main([*arguments, "train.method=sft", "rollout.width=96"])
     printed = capsys.readouterr().out
     assert re.search("its phases one after the other: update [^,]*$", printed, re.MULTILINE)
-    assert "the model was trained on pictures of 128 x 128 and larger" in printed
+    assert "the model was trained on images of 128 x 128 and larger" in printed
     # A run of 8 images instead of the 64 of the config at hand.
     sizes = ["rollout.prompts_per_step=2", "rollout.group_size=4"]
     config = compose_config(CONFIGS, "tiny", sizes)

@@ -124,9 +124,9 @@ def test_custom_module_in_the_current_folder_comes_before_an_installed_one(
         (
             "def score(images): ...",
             "{}:score",
-            r"is score\(images\) .*def score\(prompts, pictures",
+            r"is score\(images\) .*def score\(prompts, images",
         ),
-        ("score = 0.5", "{}:score", "is a float; it must be a function of prompts and pictures"),
+        ("score = 0.5", "{}:score", "is a float; it must be a function of prompts and images"),
     ],
 )
 def test_custom_function_that_cannot_be_found_is_refused_with_the_reason(

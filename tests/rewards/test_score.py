@@ -258,7 +258,7 @@ def test_a_term_that_runs_out_of_memory_says_which_keys_give_it_room() -> None:
         scorer.score([Prompt("p", "a prompt")], pixels)
     message = str(caught.value)
     assert "term hungry, prompt p, images 0 to 1 together (each can be scored by itself)" in message
-    assert "memory ran out over a group of 2 pictures of 8 x 6 pixels" in message
+    assert "memory ran out over a group of 2 images of 8 x 6 pixels" in message
     assert "reward.overlap=false" in message
     assert "rollout.group_size" in message
 

@@ -212,7 +212,7 @@ def test_scoring_refuses_to_finish_without_a_group_for_each_prompt() -> None:
     scoring = begin(gate_of())
     scoring.add(group(1))
     scoring.add(group(1))
-    with pytest.raises(ValueError, match="3 prompts, 2 groups of pictures; add one group"):
+    with pytest.raises(ValueError, match="3 prompts, 2 groups of images; add one group"):
         scoring.finish()
 
 

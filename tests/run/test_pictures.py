@@ -50,14 +50,14 @@ def test_verify_picture_refuses_a_torn_file_by_place_and_name(tmp_path: Path) ->
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     path = saved(Image.fromarray(noise), tmp_path / "torn.png")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match=r"list, line 3: picture .*torn\.png.* cannot be used"):
+    with pytest.raises(DataError, match=r"list, line 3: image .*torn\.png.* cannot be used"):
         verify_picture(path, "list, line 3")
 
 
 def test_verify_picture_refuses_a_missing_file_and_an_embedded_one_that_is_empty(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(DataError, match=r"here: picture .*gone\.png does not exist"):
+    with pytest.raises(DataError, match=r"here: image .*gone\.png does not exist"):
         verify_picture(tmp_path / "gone.png", "here")
-    with pytest.raises(DataError, match="the embedded picture cannot be used"):
+    with pytest.raises(DataError, match="the embedded image cannot be used"):
         verify_picture(b"", "here")

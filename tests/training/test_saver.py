@@ -150,14 +150,14 @@ def test_memory_that_runs_out_while_saving_says_so(run):
 def test_pictures_a_term_refused_are_kept(run):
     pictures = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     with (
-        pytest.raises(RewardError, match="The pictures are in") as caught,
+        pytest.raises(RewardError, match="The images are in") as caught,
         run.saver.saved_on_failure(8),
     ):
         raise RewardError("unreadable", pictures=pictures)
     place = run.folder.path / "failures" / "step-000008"
     assert explain(caught.value) == (
         "RewardError: unreadable. Step 7 is saved; continue with glm-grpo train "
-        f"train.resume={run.folder.path}. The pictures are in {place}"
+        f"train.resume={run.folder.path}. The images are in {place}"
     )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 

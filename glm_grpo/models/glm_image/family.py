@@ -69,7 +69,7 @@ def hint_at_size(path: str, config: Config) -> list[str]:
         return []
     if min(height, width) < side:
         return [
-            f"{size}: the model was trained on pictures of {side} x {side} and larger. Smaller "
+            f"{size}: the model was trained on images of {side} x {side} and larger. Smaller "
             "ones come out broken and their rewards mean nothing; use them only to test the setup. "
             f"Use at least {side} pixels per side"
         ]

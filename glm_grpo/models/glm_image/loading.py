@@ -95,7 +95,7 @@ def check_source_size(path: str, *, height: int, width: int) -> None:
     wanted = token_layout(height, width, has_preview=False).num_target
     if found != str(wanted):
         raise ConfigError(
-            f"data.sources needs a picture size that the model's processor does not change; for "
+            f"data.sources needs an image size that the model's processor does not change; for "
             f"rollout.height={height}, rollout.width={width} it makes {found} tokens instead of "
             f"{wanted}. Use sides within its bounds (preprocessor settings in {folder}/processor), "
             "for the published model 512 to 2048 pixels, the longer at most 4 times the shorter"

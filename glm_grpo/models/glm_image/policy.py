@@ -170,7 +170,7 @@ class GlmImagePolicy:
             ValueError: Its source pictures have no tokens yet.
         """
         if batch.num_sources > 0 and batch.source_token_ids is None:
-            raise ValueError("the source pictures have no tokens; call encode_sources first")
+            raise ValueError("the source images have no tokens; call encode_sources first")
         if self._encoded is None or self._encoded[0] is not batch:
             inputs = encode_prompts(
                 self.model,

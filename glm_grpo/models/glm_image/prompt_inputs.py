@@ -88,7 +88,7 @@ def encode_prompts(
         if int(is_source.sum()) != source_token_ids.numel():
             raise ModelError(
                 f"the processor makes {int(is_source.sum())} tokens from {num_sources} source "
-                f"pictures of {width} x {height} for {len(prompts)} prompts, but there are "
+                f"images of {width} x {height} for {len(prompts)} prompts, but there are "
                 f"{source_token_ids.numel()}; use sides within the bounds of the model's processor"
             )
         input_ids = input_ids.masked_scatter(is_source, source_token_ids)

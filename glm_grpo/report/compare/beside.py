@@ -117,7 +117,7 @@ def _match(own: _Newest, other: _Newest, name: str) -> OtherRun:
     if not pairs:
         raise ConfigError(
             f"{other.path} has none of the {len(own.groups)} held-out prompts of {own.path}: only "
-            "prompts with the same id, prompt, texts, noise seed and pictures are shown side by "
+            "prompts with the same id, prompt, texts, noise seed and images are shown side by "
             "side; leave it out, or show runs with the same data.eval_path"
         )
     matched = tuple(
@@ -147,7 +147,7 @@ def _describe_missing(matched: int, prompts: int) -> str | None:
         return None
     return (
         f"{matched} of {prompts} held-out prompts are the same there (id, prompt, texts, noise "
-        "seed and pictures), so the others have no picture there; to see all, show a run with the "
+        "seed and images), so the others have no image there; to see all, show a run with the "
         "same data.eval_path."
     )
 

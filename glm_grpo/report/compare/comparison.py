@@ -100,7 +100,7 @@ def check_same_evaluation(
                 f"{value} in {name}" for value, name in zip(values, names, strict=True)
             )
             raise ConfigError(
-                f"{key} is {listed}: only runs whose held-out pictures were made in the same way "
+                f"{key} is {listed}: only runs whose held-out images were made in the same way "
                 "can be compared; leave some out, or train them again with one value"
             )
 

@@ -237,7 +237,7 @@ def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iter
             f"{render(term.reconstruction)}, the samples {render(audit.mean)}"
         )
         remedy = (
-            "use larger pictures, or targets with larger text; do not learn from these targets "
+            "use larger images, or targets with larger text; do not learn from these targets "
             "(train.method=sft, anchor.weight)"
         )
         yield Finding(name, what, remedy)

@@ -85,7 +85,7 @@ def list_figures(report: ProbeReport) -> list[Table]:
             ),
             (*map(_gain_row, report.terms), ("total", render(report.audit.headroom), *_NO_VALUES)),
             f"headroom: best of {report.group_size} minus mean; targets: score of the target "
-            "pictures; own tokens: score of their decoded tokens; room: that minus mean; decoder's "
+            "images; own tokens: score of their decoded tokens; room: that minus mean; decoder's "
             "part: variance under other noises, relative to that inside groups, above "
             f"{NOISY_DECODER:g} a term prefers images largely by chance",
         ),

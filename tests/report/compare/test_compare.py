@@ -363,7 +363,7 @@ def test_the_end_of_a_sweep_prints_what_the_command_prints(
     main(["compare", str(sweep), "--html", "--output", str(tmp_path / "page")])
 
     tables = capsys.readouterr().out.removesuffix(f"{tmp_path / 'page' / 'index.html'}\n")
-    again = f"to see their pictures:  glm-grpo compare '{sweep}' --html\n"
+    again = f"to see their images:  glm-grpo compare '{sweep}' --html\n"
     assert printed == tables + again
     # Of two prompts with two samples: a target and three columns.
     assert (tmp_path / "page" / "index.html").read_text().count("Image missing") == 16

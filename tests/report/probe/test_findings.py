@@ -83,7 +83,7 @@ from tests.report.probe.reports import (
             {"is_of_text": True, "mean": 0.61, "reconstruction": 0.06, "room": -0.55},
             {"is_of_text": True, "mean": 0.61, "reconstruction": 0.9, "room": 0.29},
             "text lost in the tokens: the targets score 1.00, their own tokens 0.0600, the samples",
-            "use larger pictures",
+            "use larger images",
         ),
         (
             {**UNDEFINED, "advantage_share": 0.0},

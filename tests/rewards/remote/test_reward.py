@@ -225,10 +225,10 @@ def test_send_waits_longer_each_time_or_as_asked(
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (Reply(body=b'{"scores": [1, 2]}'), "2 scores for 3 pictures"),
+        (Reply(body=b'{"scores": [1, 2]}'), "2 scores for 3 images"),
         (Reply(body=b'{"scores": [1, 2, NaN]}'), "scores.2 is 'nan'"),
         (Reply(body=b'{"scores": [1, 2, null]}'), "scores.2 is 'None'"),
-        (Reply(body=b'{"scores": [1, 2, 3], "notes": ["a"]}'), "1 notes for 3 pictures"),
+        (Reply(body=b'{"scores": [1, 2, 3], "notes": ["a"]}'), "1 notes for 3 images"),
         (
             Reply(body=b"<html>login</html>"),
             "did not answer with scores: the message is '<html>login",

@@ -65,7 +65,7 @@ class CompiledDecoder:
         self.is_used = not reason
         if reason:
             _logger.warning(
-                "the decoder is not compiled (%s): pictures are drawn eagerly, which is slower; "
+                "the decoder is not compiled (%s): images are drawn eagerly, which is slower; "
                 "decode.compile=false skips the attempt",
                 reason,
             )
@@ -88,7 +88,7 @@ class CompiledDecoder:
         if difference <= allowed:
             return ""
         return (
-            f"its pictures differ by {255 * difference:.2g} of 255 levels on average, more than "
+            f"its images differ by {255 * difference:.2g} of 255 levels on average, more than "
             f"the {255 * allowed:.2g} that rounding explains"
         )
 
