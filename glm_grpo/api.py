@@ -167,7 +167,7 @@ def load_config(
     """
     if isinstance(name, str) and "=" in name:
         raise ConfigError(
-            f"{name!r} is an override, and the first argument names a config or is None, for the "
+            f"{name!r} is an override; the first argument is the name of a config, or None for the "
             f"default; write load_config(None, {name!r})"
         )
     _refuse_other_forms([name or "", *overrides])
@@ -198,7 +198,7 @@ def train(config: Config, rewards: Mapping[str, ScoringFunction | None] | None =
             `{"sharp": sharpness}`; each gets prompts and pictures UInt8 [N, 3, H, W], and returns N
             scores, Float32 [N]. They join the terms of the config with weight 1, so totals can
             exceed 1; a function replaces a term of the same name and keeps its weight. None leaves
-            a term out: `{"sharp": sharpness, **dict.fromkeys(config.reward.terms)}` trains on the
+            a term out: `{**dict.fromkeys(config.reward.terms), "sharp": sharpness}` trains on the
             function alone. Other processes (`glm-grpo eval`, a resumed run) must be able to import
             the function, so a lambda is known in this process only.
 
@@ -232,7 +232,7 @@ class _PrintedLog(logging.Handler):
 def _log_printed() -> Iterator[None]:
     """Print our log as the command does, unless the caller has configured it."""
     loggers = [logging.getLogger(name) for name in ("glm_grpo", "rewards")]
-    if loggers[0].level != logging.NOTSET or loggers[0].isEnabledFor(logging.INFO):
+    if any(each.level != logging.NOTSET or each.isEnabledFor(logging.INFO) for each in loggers):
         yield
         return
     handler = _PrintedLog()
@@ -349,7 +349,7 @@ def _refuse_other_forms(overrides: Sequence[object]) -> None:
     for override in overrides:
         if not isinstance(override, str):
             raise ConfigError(
-                f"{override!r:.100}: each override is one text, as on the command line; write "
+                f"{override!r:.100}: each override must be a string, as on the command line; write "
                 '"train.steps=2", "ocr=0.5", or *overrides for a list of them'
             )
 

@@ -125,6 +125,7 @@ def _check_parts(config: Config) -> Prompts:
     with errors.kept():
         prompts = build_prompts(config, reserved)
         check_tied(config, prompts)
+        check_targets(config, prompts)
     for term in config.reward.terms.values():
         with errors.kept():
             try:
@@ -227,9 +228,9 @@ def list_texts(config: Config, prompts: Prompts) -> list[str]:
 
 
 def check_tied(config: Config, prompts: Prompts) -> None:
-    """Refuse a reward that, on these training prompts, uses only the picture.
+    """Refuse a reward that, on these training prompts, uses only the image.
 
-    `only` is not regarded here: which terms match no id is a hint of `check_prompt_sets`.
+    `only` is ignored here: which terms match no id is a hint of `check_prompt_sets`.
 
     Raises:
         ConfigError: No training prompt has what a tied term needs.
@@ -254,12 +255,12 @@ def check_tied(config: Config, prompts: Prompts) -> None:
         "source": "set data.sources and give the prompts sources",
     }
     missing = dict.fromkeys(need for each in needs.values() for need in each if not has[need])
+    clip = "clip_score" if "clip_score" in reward.terms else "+reward.terms.clip_score.weight"
     raise ConfigError(
-        f"reward.terms: none of the {len(training)} training prompts has what the terms "
-        f"{', '.join(needs)} need, so only {others} would be trained on: one image that scores "
-        f"well would do for every prompt. Remedies: {'; '.join(remedies[need] for need in missing)}"
-        "; add a term that applies to every prompt (+reward.terms.clip_score.weight=0.5); or set "
-        "reward.allow_untied=true"
+        f"reward.terms: no training prompt has what {' and '.join(needs)} need, so only {others} "
+        "would be trained on: one image that scores well would do for every prompt. Remedies: "
+        f"{'; '.join(remedies[need] for need in missing)}; add a term that applies to every prompt "
+        f"({clip}=0.5); or set reward.allow_untied=true"
     )
 
 
@@ -268,7 +269,6 @@ def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[
 
     Raises:
         RewardError: See `Scorer.check_prompts`.
-        ConfigError: The run learns from target images, but no training prompt has one.
     """
     lines = []
     for of, prompt_set in prompts.named():
@@ -283,8 +283,6 @@ def check_prompt_sets(config: Config, models: Models, prompts: Prompts) -> list[
             f"rollout.refill_rounds: every step samples all {len(prompts.training)} training "
             "prompts, so none is left to replace one; add prompts or lower rollout.prompts_per_step"
         )
-    if config.reads_targets and all(each.target is None for each in _each(prompts.training)):
-        raise _missing_targets_error(config, len(prompts.training))
     return lines
 
 
@@ -292,7 +290,14 @@ def _each(prompt_set: PromptSource) -> Iterator[Prompt]:
     return (prompt_set[index] for index in range(len(prompt_set)))
 
 
-def _missing_targets_error(config: Config, count: int) -> ConfigError:
+def check_targets(config: Config, prompts: Prompts) -> None:
+    """Refuse to learn from target images where no training prompt has one.
+
+    Raises:
+        ConfigError: No training prompt has one.
+    """
+    if not config.reads_targets or prompts.training.has_targets():
+        return
     key, value, remedy = (
         ("train.method", "sft", "set train.method=grpo")
         if config.train.method == "sft"
@@ -302,9 +307,9 @@ def _missing_targets_error(config: Config, count: int) -> ConfigError:
             "set anchor.weight=0 and leave anchor.final_weight out",
         )
     )
-    rule = f"none of the {count} training prompts has a target image to learn from"
+    rule = f"none of the {len(prompts.training)} training prompts has a target image to learn from"
     problem = Problem(key, value, rule, f"give the prompts targets, or {remedy}")
-    return ConfigError(describe_problems([problem]))
+    raise ConfigError(describe_problems([problem]))
 
 
 def _name_some(prompt_set: PromptSource, rows: Iterable[int] | Mapping[int, str]) -> str:

@@ -48,7 +48,7 @@ def _read_terms(value: object) -> object:
     terms = {}
     for name, options in value.items():
         if options is None:
-            _refuse_misspelt(str(name))
+            _refuse_misspelt(str(name), value)
             continue
         if not isinstance(options, Mapping):
             is_number = isinstance(options, int | float) and not isinstance(options, bool)
@@ -67,10 +67,10 @@ def _read_terms(value: object) -> object:
     return dict(sorted(terms.items(), key=lambda item: (places[str(item[1]["kind"])], item[0])))
 
 
-def _refuse_misspelt(name: str) -> None:
-    """Refuse `lipps: null`, which would remove nothing; a name that contains a kind is a user's."""
+def _refuse_misspelt(name: str, terms: Mapping[object, object]) -> None:
+    """Refuse `lipps: null` beside `lpips`, which would remove nothing."""
     for kind in difflib.get_close_matches(name, KINDS, n=1, cutoff=0.75):
-        if name not in kind and kind not in name:
+        if name != kind and terms.get(kind) is not None:
             rule = "null removes a term, and there is no kind of term of this name"
             raise problem_at((name,), None, rule, f"did you mean {kind}: null?")
 
@@ -173,7 +173,8 @@ def with_functions(
                 f"rewards = {{{name!r}: None}}: there is no such term to leave out "
                 f"({', '.join(found)})"
             )
-    return {**reward, "terms": {**found, **dict.fromkeys(functions), **added}}
+    kept = {name: options for name, options in found.items() if name not in functions}
+    return {**reward, "terms": {**kept, **added}}
 
 
 def _options_of_custom(options: object) -> dict[str, object]:

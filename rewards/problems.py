@@ -276,8 +276,8 @@ def _type_remedy(key: str, kind: str, value: object, fields: Mapping[str, FieldI
 
 def _example_number(value: object, field: FieldInfo | None, *, is_whole: bool) -> str:
     """A number to show: that with which the value begins, else the field's own, else any."""
-    begun = re.match(r"-?\d+(\.\d+)?(e[+-]?\d{1,2})?(?![\d.])", str(value))
-    if begun is not None:
+    begun = re.match(r"\d+(\.\d+)?(e[+-]?\d{1,2})?(?![\d.])", str(value))
+    if begun is not None and float(begun[0]) > 0:
         return str(round(float(begun[0]))) if is_whole else begun[0]
     for own in [] if field is None else [*(field.examples or ()), field.default]:
         if isinstance(own, int | float):

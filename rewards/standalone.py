@@ -144,7 +144,7 @@ def _read_config(config: object) -> RewardConfig:
 
 
 def _refuse_absent(name: str, pictures: Sequence[object]) -> None:
-    """Refuse what is no picture, before weights are loaded.
+    """Refuse anything that is not an image, before weights are loaded.
 
     Raises:
         ValueError: It is neither in memory nor a path.

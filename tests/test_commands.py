@@ -164,7 +164,7 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
         f"run folder: {tmp_path / 'run'} (from the first evaluation on, gallery/index.html in it "
         "can be opened at any time)"
     )
-    going_on = f"going on with {tmp_path / 'run'} from its start"
+    going_on = f"continuing {tmp_path / 'run'} from its start"
     assert caplog.messages == [unplanned, folder, unplanned, going_on, folder]
 
 
@@ -287,7 +287,7 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
         list(check_config(compose_config(configs_dir, "tiny", [*LEAST, *overrides])))
     for said in (
         "there is no such folder",
-        "1 training prompts has what the terms lpips, ssim, ocr need, so only aesthetic would be",
+        "no training prompt has what lpips and ssim and ocr need, so only aesthetic would be",
         "quote the text to be rendered in the prompt, or give it in the field `text`",
         "head none.pth: no such file; download https://github.com/christophschuhmann/",
         "the module no_such_module cannot be imported",

@@ -131,7 +131,7 @@ def refuse_config_option(words: Sequence[str]) -> None:
         name = f" --config-name {shlex.quote(given.stem)}" if is_file else ""
         raise ConfigError(
             f"{word}: there is no such option; name the folder of a config: --config-dir "
-            f"{folder}{name}. One of the package is --config-name NAME"
+            f"{folder}{name}. For a packaged config, use --config-name NAME"
         )
 
 

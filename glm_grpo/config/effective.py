@@ -139,7 +139,7 @@ def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adju
     )
     is_asynchronous = config.train.mode == "async"
     limits = [
-        ("train.micro_batch_size", images, "a step has no more images", True),
+        ("train.micro_batch_size", images, f"a step has only {images} images", True),
         ("decode.recheck_groups", prompts, "a step has no more prompts", is_cheap),
         (
             "async.collectors",

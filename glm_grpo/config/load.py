@@ -405,7 +405,9 @@ def _absent_key_problem(key: str, value: str) -> Problem:
         return _absent_term_problem(key)
     if key in KINDS:
         rule = "is the weight of a reward term, which must be a number"
-        return Problem(key, value, rule, f"write {key}=0.5, short for {_TERMS}{key}.weight=0.5")
+        whole = f"{_TERMS}{key}.weight=0.5"
+        remedy = f"write {key}=0.5, short for {whole}, or +{whole} if the config has no such term"
+        return Problem(key, value, rule, remedy)
     keys = known_keys(Config)
     if key in keys or _names_a_term(key):
         rule = "is not in this config; put + in front to add a term, or an option that is left out"

@@ -36,7 +36,9 @@ def refuse_no_run(folder: RunFolder) -> None:
         # A run's own config is resolved, and builds on no other one.
         if not isinstance(values, dict) or "defaults" not in values:
             return
-    run_dir = str((values or {}).get("run_dir", _DATED))
+    run_dir = (values or {}).get("run_dir")
+    if not isinstance(run_dir, str) or "$" in run_dir:
+        run_dir = _DATED
     newest = _newest_run(folder.path, Path("outputs" if run_dir == _DATED else run_dir))
     what = "no run" if values is None else "no run, only a config to start from"
     meant = f", such as {run_dir}" if newest is None else f"; the newest is {newest}"

@@ -49,9 +49,6 @@ _OF_HYDRA = frozenset({".hydra", "train.log"})
 _DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d.*")
 """Folder names made by `configs/run/dated.yaml`, with any suffix for runs in the same second."""
 
-_SCRIPTS = frozenset({"train.py", "train"})
-"""Last word of a command before its overrides: the script, or `train` after `-m glm_grpo`."""
-
 _MOST_NAMED = 8
 """Largest number of files and folders that an error lists."""
 
@@ -68,21 +65,10 @@ def resume_command(path: Path, *more: str) -> str:
     program = f"python {shlex.quote(script)}" if is_clone else "glm-grpo train"
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
-        program = _launcher() or (
-            f"accelerate launch --num_processes {processes} "
-            f"{shlex.quote(script) if is_clone else '-m glm_grpo train'}"
-        )
+        # Other options of the launcher are known to nobody here.
+        target = shlex.quote(script) if is_clone else "-m glm_grpo train"
+        program = f"accelerate launch --num_processes {processes} {target}"
     return " ".join([program, shell_override("train.resume", str(path)), *more])
-
-
-def _launcher() -> str | None:
-    """Command line that started several processes, up to the script; None where it is unknown."""
-    # The launcher is the parent; its options, such as a config file, are nowhere else.
-    with suppress(OSError, StopIteration):
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
-        ends = (place for place, word in enumerate(words, 1) if Path(word).name in _SCRIPTS)
-        return shlex.join(words[: next(ends)])
-    return None
 
 
 @dataclass(frozen=True)
@@ -319,9 +305,9 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     stored = read_config(folder)
     differences = config_differences(stored, config)
     if differences:
-        is_longer = "train.steps" in differences
+        is_longer = config.train.steps > stored.train.steps
         raise CheckpointError(
-            f"the run in {folder.path} was made with other settings, by its config.yaml "
+            f"the run in {folder.path} has other settings in its config.yaml "
             f"({', '.join(differences)}); start a new run without train.resume, or continue with "
             f"the run's own: {resume_command(path)}"
             f"{f'. To train longer, {_train_longer(folder, stored)}' if is_longer else ''}"
@@ -349,7 +335,7 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
             _train_longer(folder, config),
         )
     else:
-        logger.info("going on with %s from %s", folder.path, begin)
+        logger.info("continuing %s from %s", folder.path, begin)
     return _Found(folder, checkpoint_path)
 
 

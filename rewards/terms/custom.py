@@ -46,7 +46,7 @@ class CustomConfig(TermConfig):
 
     def check(self) -> None:
         """See `TermConfig`."""
-        # What shall run in a process of its own is not imported here.
+        # Functions that run in their own process are not imported here.
         if self.run_in == "thread":
             _load_scoring_function(self.function)
 

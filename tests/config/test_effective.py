@@ -79,7 +79,7 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
     small("decode.rollout_steps", 1)
     note = effective_config(validate_config(small("decode.recheck_groups", 100))).note
     assert note == (
-        "train.micro_batch_size: 24 is used instead of 100 (a step has no more images); "
+        "train.micro_batch_size: 24 is used instead of 100 (a step has only 24 images); "
         "decode.recheck_groups: 4 is used instead of 100 (a step has no more prompts)"
     )
 

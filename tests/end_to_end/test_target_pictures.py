@@ -11,7 +11,7 @@ from PIL import Image
 
 from glm_grpo.builders.models import find_start
 from glm_grpo.builders.prompts import build_prompts
-from glm_grpo.check import check_prompt_sets
+from glm_grpo.check import check_targets
 from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.gallery.contact_sheet import write_contact_sheet
@@ -56,18 +56,23 @@ def test_examples_are_learned(make_trainer):
     assert losses[20.0][-1] < 0.8 * losses[0.01][-1]
 
 
-def test_training_prompts_without_any_target_are_refused(make_trainer, configs_dir, tmp_path):
-    _, models, _ = make_trainer(*RUN, term=Brightness())
+def test_training_prompts_without_any_target_are_refused(configs_dir, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "the word \\"OPEN\\""}\n{"prompt": "the word \\"SHUT\\""}\n')
-    few = [f"data.path={path}", *RUN, "rollout.height=64", "rollout.width=64"]
+    few = [
+        f"data.path={path}",
+        f"data.eval_path={path}",
+        *RUN,
+        "rollout.height=64",
+        "rollout.width=64",
+    ]
     for learning, key in (
         ("anchor.final_weight=0.1", "anchor.weight = 0"),
         ("train.method=sft", "train.method = 'sft'"),
     ):
         config = compose_config(configs_dir, "tiny", [learning, *few])
         with pytest.raises(ConfigError, match=rf"{key}.*\n.*none of the 2 training"):
-            check_prompt_sets(config, models, build_prompts(config))
+            check_targets(config, build_prompts(config))
 
 
 SFT = ("train.method=sft", *RUN, "train.eval_every=3", "train.checkpoint_every=1")

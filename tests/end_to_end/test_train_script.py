@@ -60,7 +60,7 @@ def test_train_script_says_which_sizes_it_brought_to_the_run(run):
     folder, ended = run
 
     note = (
-        "settings: train.micro_batch_size: 4 is used instead of 16 (a step has no more images); "
+        "settings: train.micro_batch_size: 4 is used instead of 16 (a step has only 4 images); "
         "optim.warmup_steps 2: the run ends after train.steps 1, before optim.learning_rate is "
         "reached"
     )
@@ -159,6 +159,6 @@ def test_check_command_passes_on_the_tiny_config(capsys, monkeypatch):
     cli.main(["check", *small])
 
     out = capsys.readouterr().out
-    assert "train.micro_batch_size: 4 is used instead of 16 (a step has no more images)" in out
+    assert "train.micro_batch_size: 4 is used instead of 16 (a step has only 4 images)" in out
     assert all(line.startswith(("ok  ", "    ")) for line in out.splitlines())
     assert "ok  self-check: full grids" in out

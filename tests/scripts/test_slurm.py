@@ -87,7 +87,7 @@ def stop_and_go_on(slurm: Slurm, job: str, folder: RunFolder) -> None:
     # Slurm puts it off for two minutes, so that no node takes it for the one that was ended.
     slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now+5")
     slurm.wait_for(job, "COMPLETED")
-    begun = re.findall(r"going on with \S+ from step-(\d+)", log.read_text())
+    begun = re.findall(r"continuing \S+ from step-(\d+)", log.read_text())
     assert [int(step) for step in begun] == [steps[-1]]
 
 

@@ -167,7 +167,7 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
     if report.has_few_prompts:
         what = (
             f"too few prompts for findings: {report.prompts}, so shares, correlations and proposed "
-            "weights may be chance"
+            "weights may be due to chance"
         )
         remedy = f"probe at least {FEWEST_PROMPTS}: --prompts {FEWEST_PROMPTS}"
         return (Finding("", what, remedy), *examined)

@@ -31,9 +31,7 @@ def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -
     images = [image for _, some in _moved(rescoring) for image in some]
     if images:
         # Whole, however narrow the terminal: a path is there to be copied.
-        line = (
-            f"the page shows these {len(images)} images; the first: {folder.path / images[0].image}"
-        )
+        line = f"images on the page: {len(images)}; the first: {folder.path / images[0].image}"
         console.print(Text(printable(line)), soft_wrap=True)
 
 

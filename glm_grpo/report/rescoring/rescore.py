@@ -241,7 +241,8 @@ def list_changes(
 def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
     whole = write_out_weights(overrides, {*config.reward.terms, *KINDS})
     # Without a weight, a term counts as little as without being there.
-    return [re.sub(r"^(reward\.terms\.\w+)=null$", r"\1.weight=0", word) for word in whole]
+    nulls = {f"reward.terms.{name}=null": name for name in config.reward.terms}
+    return [f"reward.terms.{nulls[word]}.weight=0" if word in nulls else word for word in whole]
 
 
 def _find_problem(key: str, value: object, config: Config) -> Problem | None:

@@ -120,7 +120,7 @@ def test_paths_are_whole_on_a_line_of_a_narrow_terminal(folder: RunFolder) -> No
         moved(4, 0.0, 1.0), prompt=9 * "word " + "OPEN", image=f"images/{30 * 'a '}p-[red].png"
     )
     lines = printed(replace(RESCORING, gaining=(long,)), folder, width=80).splitlines()
-    assert f"the page shows these 2 images; the first: {folder.path / long.image}" in lines
+    assert f"images on the page: 2; the first: {folder.path / long.image}" in lines
     # Figures stay beside their prompt, whose middle is left out.
     (row,) = [line for line in lines if "+1.00" in line]
     assert row.startswith("│ 1  word word word word wor…ord ")
