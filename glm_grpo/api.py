@@ -174,6 +174,8 @@ def load_config(
     try:
         return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
     except ConfigError as error:
+        if config_dir is None and name is not None and Path(name).is_dir():
+            error.add_note(f"{name} is a folder: load_config(config_dir={name!r})")
         # Dozens of Hydra's and pydantic's frames would hide the message in a notebook.
         raise error.with_traceback(None) from None
 

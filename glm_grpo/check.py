@@ -169,8 +169,12 @@ def load_checked(
 
 
 def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
-    """Hints on prompts that are valid but probably not as intended; needs no model."""
-    lines = []
+    """Hints on prompts and weights that are valid but probably not as intended; needs no model."""
+    lines = [
+        f"reward.terms.{name}.weight = {weight:g}: low scores of {name} are rewarded"
+        for name, weight in config.reward.weights().items()
+        if weight < 0
+    ]
     if config.model.path == TINY:
         is_edit = config.data.sources > 0
         for of, prompt_set in prompts.named():

@@ -131,6 +131,8 @@ def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem
 
 def nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
     """Known keys that `key` probably means, at most `_MOST_NAMED`; empty if none is near."""
+    if key in keys:
+        return [key]
     parent, _, name = key.rpartition(".")
     sections = {known.rpartition(".")[0] for known in keys}
     siblings, named = {}, defaultdict(list)

@@ -41,8 +41,9 @@ def refuse_no_run(folder: RunFolder) -> None:
         run_dir = _DATED
     newest = _newest_run(folder.path, Path("outputs" if run_dir == _DATED else run_dir))
     what = "no run" if values is None else "no run, only a config to start from"
+    found = f"contains {what}" if folder.path.exists() else "does not exist"
     meant = f", such as {run_dir}" if newest is None else f"; the newest is {newest}"
-    raise CheckpointError(f"{folder.path} contains {what}; give the folder of a run{meant}")
+    raise CheckpointError(f"{folder.path} {found}; give the folder of a run{meant}")
 
 
 def _newest_run(*places: Path) -> Path | None:

@@ -201,7 +201,7 @@ def _find_folder(path: str, fetch: Callable[[], str]) -> Path:
         raise ConfigError(
             f"model.path is {path!r}: no such folder, and nothing can be fetched from the hub "
             f"({reason}); a hub id needs a network and, once, about 36 GB of download "
-            "(`hf download zai-org/GLM-Image --local-dir FOLDER`, then model.path=FOLDER)"
+            "(`hf download zai-org/GLM-Image`)"
         ) from error
 
 

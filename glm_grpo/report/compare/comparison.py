@@ -165,17 +165,19 @@ def check_weights(
         ConfigError: It has no term, or one that a run did not score or scored in another way.
     """
     if not weights:
-        raise ConfigError(
-            "all weights are 0, so every run has total 0; set one, such as --weights ocr=1"
-        )
+        raise ConfigError("all weights are 0, so every run has total 0; set one, such as ocr=1")
     for name in weights:
         for run in runs:
             if name not in run.config.reward.terms:
+                others = (
+                    f"judge by terms that all runs scored ({', '.join(comparable)}), such as "
+                    f"{comparable[0]}=1, or "
+                    if comparable
+                    else "no term was scored by all runs; "
+                )
                 raise ConfigError(
                     f"term {name!r}: {run.name} did not score it (it scored "
-                    f"{', '.join(run.config.reward.terms)}); judge by terms that all runs scored "
-                    f"({', '.join(comparable) or 'none'}), such as --weights "
-                    f"{comparable[0] if comparable else 'ocr'}=1, or score it with weight 0 when "
+                    f"{', '.join(run.config.reward.terms)}); {others}score it with weight 0 when "
                     "training"
                 )
         if name not in comparable:

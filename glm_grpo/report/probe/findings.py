@@ -29,7 +29,7 @@ LITTLE_HEADROOM = 0.05
 """Headroom, relative to the room to the targets' own tokens (without it, to the std), below which
 there is said to be nothing to reinforce."""
 NOTHING_TO_GAIN = 0.01
-"""Headroom, relative to the size of the mean score, below which a term that has next to no say is
+"""Headroom, relative to the size of the mean score, below which a term with almost no influence is
 said to have nothing to gain: more weight would teach nothing."""
 LITTLE_ROOM = 0.1
 """Room to the targets' own tokens, in std of the term, below which the samples are said to be
@@ -213,7 +213,7 @@ def _examine_pairs(report: ProbeReport) -> Iterator[Finding]:
                 f"{first.audit.name}, {second.audit.name}",
                 f"measure the same thing: their scores correlate by {correlation:.2f} inside "
                 "groups",
-                "one of them, with the weights of both, would train alike and cost less to score",
+                "one of them, with the weights of both, would train the same and cost less",
             )
 
 
@@ -277,13 +277,13 @@ def _examine_share(term: ProbedTerm, weight_share: float, report: ProbeReport) -
         yield Finding(name, f"is outvoted, {said}: training would make it worse", remedy)
     elif _has_nothing_to_gain(term, weight_share):
         what = (
-            f"has next to no say and nothing to gain: {said}; the best of {report.group_size} is "
-            f"{render(term.audit.headroom)} above the mean of {render(term.audit.mean)}"
+            f"has almost no influence and nothing to gain: {said}; the best of {report.group_size} "
+            f"is {render(term.audit.headroom)} above the mean of {render(term.audit.mean)}"
         )
         remedy = f"leave it out, or only watch it: weight 0 and reward.watch=[{name}]"
         yield Finding(name, what, remedy)
     elif share < FAINT * weight_share:
-        yield Finding(name, f"has next to no say: {said}", remedy)
+        yield Finding(name, f"has almost no influence: {said}", remedy)
     has_rivals = any(
         other is not term and other.weight != 0 and not _has_nothing_to_gain(other, other_share)
         for other, other_share in zip(report.terms, report.weight_shares(), strict=True)
@@ -293,7 +293,7 @@ def _examine_share(term: ProbedTerm, weight_share: float, report: ProbeReport) -
 
 
 def _has_nothing_to_gain(term: ProbedTerm, weight_share: float) -> bool:
-    """Whether a term that is to rise has next to no say because it cannot rise."""
+    """Whether a term that is to rise has almost no influence because it cannot rise."""
     audit = term.audit
     is_faint = abs(audit.advantage_share) < FAINT * weight_share
     # A term at its floor has a small mean, which its headroom is large beside, or is flat.

@@ -25,7 +25,7 @@ def rescore_run(run: Path, overrides: Sequence[str]) -> Path:
     if not rescoring.changes:
         weights = " ".join(f"{term.name}={term.weight_before:g}" for term in rescoring.terms)
         raise ConfigError(
-            f"{' '.join(overrides) or 'no key=value'}: the run was weighted like that, so "
+            f"{' '.join(overrides) or 'no key=value'}: these are the weights of the run, so "
             f"nothing would change; write other values ({weights} is what it had, "
             f"reward.combine and advantage.* can be changed too)"
         )

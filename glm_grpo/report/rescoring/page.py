@@ -15,7 +15,7 @@ from glm_grpo.report.rescoring.rescore import SHOWN_DECIMALS, MovedImage, Rescor
 from glm_grpo.run.folder import RunFolder, is_read_only
 
 _ELSEWHERE = Path("outputs/rescore")
-_LONGEST_PROMPT = 46
+_LONGEST_PROMPT = 36
 """Characters of a prompt that fit beside its figures into 80 columns."""
 
 
@@ -146,11 +146,12 @@ def _image_tables(rescoring: Rescoring) -> list[Table]:
     return [
         Table(
             f"images that {change} most advantage",
-            ("image", "step", "before", "after"),
+            ("image", "step", "sample", "before", "after"),
             tuple(
                 (
                     f"{number}  {_without_middle(image.prompt)}",
                     str(image.step),
+                    str(image.sample),
                     _signed(image.advantage_before),
                     _signed(image.advantage_after),
                 )

@@ -29,7 +29,7 @@ from tests.report.probe.reports import (
             # A tenth of half the weights.
             {"advantage_share": 0.0499},
             {"advantage_share": 0.05},
-            "has next to no say: 0.050 of the advantage for 0.500 of the weights",
+            "has almost no influence: 0.050 of the advantage for 0.500 of the weights",
             "--share lpips=...",
         ),
         (
@@ -155,8 +155,8 @@ def test_findings_leave_out_a_term_that_has_nothing_to_gain(proposed: float | No
     # Nor is the other term said to drive the training alone: it is to.
     (finding,) = list_findings(make_report(make_term(**top), ocr))
     assert finding.what == (
-        "has next to no say and nothing to gain: 0.002 of the advantage for 0.500 of the weights; "
-        "the best of 8 is 0.00500 above the mean of 0.994"
+        "has almost no influence and nothing to gain: 0.002 of the advantage for 0.500 of the "
+        "weights; the best of 8 is 0.00500 above the mean of 0.994"
     )
     assert finding.remedy == (
         "leave it out, or only watch it: weight 0 and reward.watch=[aesthetic]"
@@ -166,7 +166,7 @@ def test_findings_leave_out_a_term_that_has_nothing_to_gain(proposed: float | No
         each.what[:12]
         for each in list_findings(make_report(make_term(**top | {"headroom": 0.01}), ocr))
     ]
-    assert whats == ["has next to ", "drives the t"]
+    assert whats == ["has almost n", "drives the t"]
 
 
 def test_findings_say_that_a_run_would_fall_back_to_the_full_decode() -> None:

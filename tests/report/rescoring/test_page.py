@@ -123,6 +123,6 @@ def test_paths_are_whole_on_a_line_of_a_narrow_terminal(folder: RunFolder) -> No
     assert f"images on the page: 2; the first: {folder.path / long.image}" in lines
     # Figures stay beside their prompt, whose middle is left out.
     (row,) = [line for line in lines if "+1.00" in line]
-    assert row.startswith("│ 1  word word word word wor…ord ")
-    assert row.endswith("word OPEN │    3 │  +0.00 │ +1.00 │")
+    assert row.startswith("│ 1  word word word wor…ord ")
+    assert row.endswith("word OPEN │    3 │      4 │  +0.00 │ +1.00 │")
     assert len(row) <= 80

@@ -281,6 +281,6 @@ def test_rescore_command_says_that_nothing_was_changed_and_what_can_be(
         main(["rescore", str(small_run.path), "reward.terms.ocr.weight=0.3"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("ConfigError: reward.terms.ocr.weight=0.3: the run was")
+    assert said.startswith("ConfigError: reward.terms.ocr.weight=0.3: these are")
     assert "ocr=0.3 aesthetic=0.1 is what it had" in said
     assert not small_run.rescore_dir.exists()
