@@ -135,7 +135,8 @@ class DecodeSection(Options):
     the images."""
     vae_batch_size: int | None = Field(default=None, ge=1)
     """How many of those images to pass through the VAE at once, rounded to a divisor of their
-    number; absent: one, or two of 128 x 128. Changes memory and speed, not the images."""
+    number; absent: one image at a time, or two if they are 128 x 128. Changes memory and speed, not
+    the images."""
     compile: bool = True
     """Compile the networks with Inductor on a CUDA device, unless `quantization` is set. The first
     images of a run are also decoded eagerly; if they differ by more than rounding, or compilation
@@ -283,9 +284,10 @@ class AnchorSection(Options):
     final_weight: float | None = Field(default=None, ge=0.0)
     """Weight at the last step, approached linearly; absent: `weight` throughout."""
     preview: Literal["encode", "repeat"] = "encode"
-    """How to get the preview tokens, which a target image lacks: encode the image scaled down to
-    the preview's size (published model), or repeat the nearest target tokens (models trained that
-    way, such as the embedded one). Also read with `train.method` sft."""
+    """How to make the preview tokens of a target image, which does not come with any. Either encode
+    the image scaled down to the preview's size (published model), or repeat the nearest target
+    tokens (models trained that way, such as the embedded one). Also read with `train.method`
+    sft."""
 
     @property
     def is_used(self) -> bool:

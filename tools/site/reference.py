@@ -35,6 +35,9 @@ _SHOWN_CONFIGS = {
 }
 """Configs whose values are shown with each key, and the overrides that they need."""
 
+_DATED = "outputs/DATE/TIME"
+"""Shown for the folder of a run, which configs name by the start time."""
+
 _TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _BOUNDS: dict[type, str] = {
     annotated_types.Ge: "ge",
@@ -65,7 +68,7 @@ def config_page() -> str:
     """Write the page of all config keys."""
     shown = {
         name: flatten(
-            compose_config(ROOT / "configs", name, [*overrides, "run_dir=run"]).model_dump(
+            compose_config(ROOT / "configs", name, [*overrides, f"run_dir={_DATED}"]).model_dump(
                 mode="json"
             )
         )
