@@ -1,7 +1,4 @@
-"""A term that fails or hangs stops the run, and nothing else is lost.
-
-That a resumed run equals an uninterrupted one is shown in `test_continuation.py`.
-"""
+"""A term that fails or hangs stops the run, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.tables import evaluation_steps, read_metrics
 from glm_grpo.terminal import explain
 from rewards.types import RewardError
-from tests.end_to_end.runs import Brightness, pay_for
+from tests.end_to_end.runs import Brightness, comparable_metrics, pay_for
 
 RUN = (
     "train.steps=4",
@@ -178,7 +175,10 @@ def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evalu
     resumed, _, _ = make_run(Failing(), "train.resume=auto", *often)
     assert resumed.run() is not None
     assert evaluation_steps(folder) == [0, 1, 2]
-    assert [row["step"] for row in read_metrics(folder) if "eval/total" in row] == [0, 1, 2]
+    whole, _, whole_dir = make_run(Failing(), *often, folder="whole")
+    whole.run()
+    assert comparable_metrics(run_dir) == comparable_metrics(whole_dir)
+    assert ["eval/total" in row for row in read_metrics(folder)] == [True] * 3
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import untrained_means
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.resume import find_checkpoint
-from tests.end_to_end.runs import Brightness, signal_at
+from tests.end_to_end.runs import Brightness, comparable_metrics, signal_at
 
 RUN = (
     "rollout.prompts_per_step=2",
@@ -136,16 +136,7 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
     after = read_metrics(RunFolder(first_dir))[-1]
     more = (*RUN, held, "train.steps=2", "train.eval_every=1", "train.checkpoint_every=1")
     start = f"model.start_from={first_dir}"
-    stopped, _, second_dir = make_trainer(
-        *(*more, start),
-        folder="second",
-        term=Brightness(),
-        change_batch=signal_at(0, signal.SIGINT),
-    )
-    assert stopped.run() is None
-    second, models, _ = make_trainer(
-        *more, start, "train.resume=auto", folder="second", term=Brightness()
-    )
+    second, models, second_dir = make_trainer(*more, start, folder="second", term=Brightness())
     second.run()
     untrained, one, two = read_metrics(RunFolder(second_dir))
     first_of_all = read_metrics(RunFolder(first_dir))[0]["eval/brightness"]
@@ -155,7 +146,7 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
     # Target, untrained, before and after, each of 64 pixels with a gap of 4.
     assert Image.open(second_dir / "sheet.png").height == 4 * (64 + 4)
     assert untrained["eval/brightness"] == pytest.approx(after["eval/brightness"], abs=1e-5)
-    # The reference is what the run began with, also after it was stopped.
+    # The reference is what the run began with.
     assert one["kl/reference"] == pytest.approx(0, abs=1e-6)
     assert two["kl/reference"] > 1e-6
     checkpoint = load_checkpoint(newest_checkpoint(RunFolder(second_dir)))
@@ -165,6 +156,25 @@ def test_a_run_begins_with_the_weights_of_another_one(make_trainer):
     reference = models.policy.reference_tensors()
     for name, tensor in reference.items():
         assert torch.equal(tensor, found.evaluated[name].cpu()), name
+
+
+def test_a_run_that_begins_with_another_one_goes_on_as_if_it_had_not_stopped(make_trainer):
+    # Of all weights, whose reference no checkpoint keeps: it is read from the other run again.
+    first, _, first_dir = make_trainer(*SFT, "train.steps=1", folder="first", term=Brightness())
+    first.run()
+    more = (*RUN, "train.steps=2", "train.eval_every=2", "train.checkpoint_every=1")
+    more = (*more, f"model.start_from={first_dir}")
+    whole, _, whole_dir = make_trainer(*more, folder="whole", term=Brightness())
+    whole.run()
+    stopped, _, run_dir = make_trainer(
+        *more, folder="parts", term=Brightness(), change_batch=signal_at(0, signal.SIGINT)
+    )
+    assert stopped.run() is None
+    assert "reference" not in load_checkpoint(newest_checkpoint(RunFolder(run_dir))).tensors
+    going_on, _, _ = make_trainer(*more, "train.resume=auto", folder="parts", term=Brightness())
+    assert going_on.run() is not None
+    assert comparable_metrics(run_dir) == comparable_metrics(whole_dir)
+    assert read_metrics(RunFolder(run_dir))[-1]["kl/reference"] > 1e-6
 
 
 def test_sizes_at_which_no_target_can_be_read_are_refused(configs_dir, tmp_path):

@@ -24,14 +24,17 @@ def has_changed(models, before):
     [
         # KL terms to the policy itself have gradients of rounding errors, which Adam blows up:
         # prompts of other lengths share blocks in minibatches, and so are padded otherwise.
-        ["loss.kl_coef=0.1", "train.minibatches_per_rollout=2", "train.micro_batch_size=12"],
         [
             *("loss.kl_coef=0.1", "loss.kl_placement=reward", "advantage.std_floor=1e-9"),
-            *("loss.kl_behaviour_coef=0.1", "train.updates_per_rollout=2"),
+            *("loss.kl_behaviour_coef=0.1", "train.minibatches_per_rollout=2"),
+            "train.micro_batch_size=12",
+        ],
+        [
+            *("loss.kl_coef=0.1", "loss.kl_behaviour_coef=0.1", "train.updates_per_rollout=2"),
             "+model.adapter={rank: 4, alpha: 8.0}",
         ],
     ],
-    ids=["minibatches", "adapters"],
+    ids=["kl_in_the_reward", "kl_in_the_loss_of_adapters"],
 )
 def test_loop_changes_no_weight_where_all_rewards_are_equal(make_trainer, overrides):
     trainer, models, run_dir = make_trainer(

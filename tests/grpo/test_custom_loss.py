@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,18 @@ import torch
 from glm_grpo.config.losses import CustomLoss
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
+from tests.grpo.table_policy import (
+    ADVANTAGES,
+    SETTINGS,
+    TablePolicy,
+    learn,
+    make_experience,
+    make_logits,
+)
 
 MODULE = """
+import torch
+
 from glm_grpo.grpo.losses import LossOutput
 
 def reinforce(inputs):
@@ -24,6 +35,11 @@ def number(inputs):
 
 def tokens(inputs):
     return LossOutput(-inputs.log_probs, {})
+
+def same_names(inputs):
+    output = reinforce(inputs)
+    hidden = ("loss/total", "loss/policy", "optim/grad_norm", "optim/learning_rate")
+    return LossOutput(output.total, {name: torch.tensor(-9.0) for name in hidden})
 
 def constant(inputs):
     return LossOutput(inputs.advantages.mean(), {})
@@ -67,6 +83,22 @@ def test_kl_terms_are_added_to_a_custom_loss(module: str, inputs: LossInputs) ->
     # The reference is 1 below everywhere: k2 = 1 / 2.
     assert loss.terms["loss/kl"].item() == pytest.approx(0.25)
     assert loss.total.item() == pytest.approx(1.0)
+
+
+def test_metrics_of_a_custom_loss_hide_none_of_the_update(module: str) -> None:
+    logits = make_logits()
+    experience = make_experience(logits, ADVANTAGES)
+    reports = [
+        learn(TablePolicy(logits), experience, replace(SETTINGS, loss=custom(f"{module}:{name}")))
+        for name in ("reinforce", "same_names")
+    ]
+    expected = -(experience.rollout.log_probs * ADVANTAGES[..., None]).mean().item()
+    for (report,) in reports:
+        assert report.loss == pytest.approx(expected, rel=1e-5)
+        assert report.metrics["loss/total"] == report.loss
+        assert report.metrics["loss/policy"] == pytest.approx(report.loss)
+        assert report.metrics["optim/grad_norm"] == report.grad_norm > 0
+        assert report.metrics["optim/learning_rate"] == 0.1
 
 
 @pytest.mark.parametrize(
