@@ -318,7 +318,7 @@
     const attributes = { "aria-haspopup": "dialog" };
     return html`<li class="panel">
       <a href=${link(view, place)} class="start-prompt" dir="auto" title=${clip(group.prompt, 400)}>${clip(group.prompt, 160) || name}</a>
-      <p class="soft">${figures}</p>
+      <p class="soft">sample ${place.sample}: ${figures}</p>
       <div class=${target || pictures.length > 1 ? "start-pair" : ""}>
         ${target && html`<figure>
           <${Picture} image=${target} alt=${`Target of ${name}`} onOpen=${open(place.step, "target")} attributes=${attributes} />
