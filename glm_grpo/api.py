@@ -143,9 +143,7 @@ class Run:
 
 
 def load_config(
-    name: str | None = None,
-    *overrides: str,
-    config_dir: str | Path | None = None,
+    name: str | None = None, *overrides: str, config_dir: str | Path | None = None
 ) -> Config:
     """Compose and check a config, as `glm-grpo train --config-name NAME key=value ...` does.
 
@@ -309,9 +307,7 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
 
 
 def evaluate(
-    run: Run | str | Path,
-    *overrides: str,
-    directory: str | Path | None = None,
+    run: Run | str | Path, *overrides: str, directory: str | Path | None = None
 ) -> pandas.DataFrame:
     """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
 

@@ -20,7 +20,7 @@
   const WIDE = "(min-width: 48rem)";
 
   const ABOUT = html`
-    <p>Every image that the run sampled. Filter the images by typing, or by dragging over a histogram. Click on a
+    <p>Every image that the run sampled. Filter the images by typing, or by dragging over a histogram. Click on an
       image to enlarge it.</p>
     <dl>
       <dt>Best of its group</dt><dd>The image has the highest total among the samples of its prompt. Ties count.</dd>
