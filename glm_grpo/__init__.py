@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "evaluate", "load_config", "load_run", "rescore", "train"]
 
+# It warns about kernels that only CPUs would use.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
 
 def __getattr__(name: str) -> object:
     """Import the API on first use, because it takes seconds, which help texts need not wait for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # It warns about kernels that only CPUs would use.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     return getattr(import_module("glm_grpo.api"), name)
 
 

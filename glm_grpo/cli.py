@@ -44,8 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
-    # It warns about kernels that only CPUs would use.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     parser = _parser()
     commands = parser.get_default(_CHOICES)
     chosen = commands.get(words[0]) if words else None
