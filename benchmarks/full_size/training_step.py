@@ -63,7 +63,7 @@ def whole_steps(bench: Bench) -> Rows:
 
 
 def large_steps(bench: Bench) -> Rows:
-    """Run one step with the shipped settings, and one on edits."""
+    """Run two steps with the shipped settings, and two on edits."""
     yield "shipped settings", partial(_shipped_step, bench)
     yield "edits", partial(_edit_step, bench)
 
@@ -173,23 +173,27 @@ def _edit_step(bench: Bench) -> dict[str, Any]:
 
 
 def _one_step(bench: Bench, config: Config) -> dict[str, Any]:
-    """Collect and learn once, without records."""
+    """Collect and learn from one prompt, which compiles and selects kernels, then from all."""
     models = _place(bench, config)
     stepper = _Stepper(models, config)
     rollout = config.rollout
-    batch = make_batch(
-        rollout.height,
-        prompts=rollout.prompts_per_step,
-        group_size=rollout.group_size,
-        num_sources=config.data.sources,
-    )
-    clock = PhaseClock()
-    stepper.step(batch, clock)
+    clocks = []
+    for prompts in (1, rollout.prompts_per_step):
+        batch = make_batch(
+            rollout.height,
+            prompts=prompts,
+            group_size=rollout.group_size,
+            num_sources=config.data.sources,
+        )
+        clocks.append(PhaseClock())
+        stepper.step(batch, clocks[-1])
+    first, clock = clocks
     return {
         "images": rollout.prompts_per_step * rollout.group_size,
         "side": rollout.height,
         "denoising_steps": collect_settings(config).decode_steps,
         "terms": [*config.reward.terms],
+        **{f"first_{name}_seconds": seconds for name, seconds in first.seconds().items()},
         **{f"{name}_seconds": seconds for name, seconds in clock.seconds().items()},
         "floors": _floors(bench, config),
         **bench.peak_bytes(),

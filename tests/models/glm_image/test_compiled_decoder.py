@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.fast.compiled_decoder import CompiledDecoder
 from rewards.types import Prompt
 
 TORCH_COMPILE = torch.compile
@@ -91,6 +92,20 @@ def test_networks_that_cannot_be_compiled_or_draw_otherwise_stay_eager(
     (message,) = warnings_of(caplog)
     assert message.startswith("the decoder is not compiled (")
     assert re.search(reason, message)
+
+
+@pytest.mark.parametrize(("difference", "is_used"), [(0.015, True), (0.025, False)])
+def test_twice_the_rounding_is_accepted(random_pipeline, caplog, difference, is_used):
+    compiled = CompiledDecoder(random_pipeline.transformer, random_pipeline.vae)
+
+    def draw(count):
+        rounding = 0.01 if count == 1 else 0.0
+        return torch.full((count, 3, 8, 8), difference if compiled.is_used else rounding)
+
+    compiled.check(draw, 4)
+
+    assert compiled.is_used == is_used
+    assert bool(warnings_of(caplog)) != is_used
 
 
 @pytest.mark.long

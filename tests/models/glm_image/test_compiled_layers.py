@@ -75,6 +75,7 @@ def layers_of(policy):
 
 
 @pytest.mark.parametrize("adapter_rank", [4, pytest.param(None, marks=pytest.mark.long)])
+@torch._dynamo.config.patch(recompile_limit=2)
 def test_compiled_layers_score_what_eager_ones_do(build, batch, adapter_rank, caplog):
     eager = build(adapter_rank=adapter_rank)
     rollout = eager.sample(batch)
@@ -97,7 +98,7 @@ def test_compiled_layers_score_what_eager_ones_do(build, batch, adapter_rank, ca
     targets = {str(node.target) for graph in graphs for node in graph.graph.nodes}
     assert any("checkpoint" in target for target in targets)
     # All layers, rows and lengths share graphs: with and without gradient, adapters and mask.
-    assert len(graphs) <= 8
+    assert 2 < len(graphs) <= 8
     made = len(graphs)
     assert torch.equal(policy.sample(batch).token_ids, rollout.token_ids)
     assert len(graphs) == made

@@ -20,6 +20,10 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest mean difference of log-probs, nats per token, by the type of the head: those of the check
 of replay against sampling."""
 
+_MOST_GRAPHS = 32
+"""With and without gradient, adapters and mask makes 8, torch's own limit, beyond which layers run
+eagerly. A mask takes some more, by the divisors of a row's length (seen on an H200)."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -54,6 +58,8 @@ class CompiledLayers:
     def __init__(self, *language_models: GlmImageTextModel) -> None:
         self._layers = [layer for model in language_models for layer in model.layers]
         self._is_recomputing = self._layers[0].gradient_checkpointing
+        limit = torch._dynamo.config.recompile_limit
+        torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
         # One for all layers: they are alike. Rows of any number and length.
         compiled = torch.compile(_read, dynamic=True, options=COMPILING)
         for layer in self._layers:
