@@ -12,8 +12,8 @@ begins after the seconds are over, or after its section and those before it have
 Sections: `ceilings`, `large_steps` (1024 x 1024 with the shipped settings, and edits), `decoder`,
     `tests` (those marked `gpu`), `update`, `token_step`, `whole_steps`, `flat_rewards` (a constant
     reward must not change any weight). Compiling takes about a minute a section, so in ten minutes
-    not all get their turn: --only chooses. --dry-run uses the embedded model's sizes, the CPU, and a
-    compiler that only traces, and runs every section in about a minute.
+    not all get their turn: --only chooses. --dry-run uses the embedded model's sizes, the CPU, and
+    a compiler that only traces, and runs all sections in two minutes.
 
 On a machine without a network, missing packages can be installed from wheels:
 
