@@ -102,7 +102,7 @@ def check_before_loading(
     if config.train.resume is None:
         find_start(config)
     with processes.together():
-        prompts = _check_parts(config)
+        prompts = check_parts(config)
         sources = (prompts.training, prompts.held_out)
         planner = find_planner(config.model.path)
         memory = check_fit(config, planner, sources, device, parallelism)
@@ -117,8 +117,12 @@ def check_before_loading(
     )
 
 
-def _check_parts(config: Config) -> Prompts:
-    """Check model, prompts and terms, none of which needs another."""
+def check_parts(config: Config) -> Prompts:
+    """Check model, prompts and terms, none of which needs another.
+
+    Raises:
+        GlmGrpoError: Checks failed; several are reported together.
+    """
     errors, reserved = Errors(), ReservedTokens()
     with errors.kept():
         reserved = check_model(config)

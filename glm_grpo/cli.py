@@ -50,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     nearest = difflib.get_close_matches(words[0], commands, n=1) if words else []
     if chosen is None and nearest:
         parser.error(f"there is no command {words[0]!r}: did you mean {nearest[0]}?")
+    if chosen is not None and "--config-dir" in chosen.format_usage():
+        refused = types.find_config_option(words)
+        if refused:
+            chosen.error(refused)
     # Intermixed, because key=value may stand before or after options.
     if chosen is None:
         options = parser.parse_args(words)
@@ -331,10 +335,12 @@ def _add_probe(commands: _Commands) -> None:
 def _probe(options: argparse.Namespace) -> None:
     shares = types.parse_weights(options.share, option="--share")
     config = _compose_with_prompts(options)
+    from glm_grpo.check import check_parts
     from glm_grpo.report.probe.command import probe_config
 
     probe = probe_config(
         config,
+        check_parts(config).training,
         num_prompts=options.prompts,
         noises=options.noises,
         shares=shares,

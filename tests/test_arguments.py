@@ -68,6 +68,7 @@ def test_the_package_is_a_command(
     [
         (["trian", "--config-dir", "my-run"], "no command 'trian': did you mean train?"),
         (["plan", "--cup"], "unrecognized arguments: --cup$"),
+        (["check", "--config", "a/b.yaml"], "name the folder .*--config-dir a --config-name b"),
         (["check", "--steps", "5"], "--steps; .* did you mean train.steps=5 or decode.steps=5"),
         (["check", "--eval-path=a"], r"--eval-path=a; .* did you mean data\.eval_path=a\?"),
         (["plan", "--memory", "24"], "--memory: '24' must be a number and a unit"),
@@ -175,7 +176,7 @@ def test_probe_prints_the_command_that_uses_the_proposed_weights(
 ) -> None:
     given: dict[str, object] = {}
 
-    def probe(_: object, **options: object) -> WrittenProbe:
+    def probe(_: object, __: object, **options: object) -> WrittenProbe:
         given.update(options)
         return WrittenProbe([], ("ocr=0.057", "aesthetic=0.943"), tmp_path / "index.html")
 

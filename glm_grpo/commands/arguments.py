@@ -115,12 +115,8 @@ def describe_unknown(words: Sequence[str], unknown: Sequence[str]) -> str:
     return f"{said}; a key has no dashes in front: did you mean {meant}?" if meant else said
 
 
-def refuse_config_option(words: Sequence[str]) -> None:
-    """Refuse `--config`, which begins the names of several options.
-
-    Raises:
-        ConfigError: It is among the words.
-    """
+def find_config_option(words: Sequence[str]) -> str:
+    """Error for `--config`, which begins the names of several options; empty if it is absent."""
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option != "--config":
@@ -129,10 +125,11 @@ def refuse_config_option(words: Sequence[str]) -> None:
         is_file = given.suffix == ".yaml"
         folder = shlex.quote(str(given.parent if is_file else given))
         name = f" --config-name {shlex.quote(given.stem)}" if is_file else ""
-        raise ConfigError(
+        return (
             f"{word}: there is no such option; name the folder of a config: --config-dir "
             f"{folder}{name}. For a packaged config, use --config-name NAME"
         )
+    return ""
 
 
 def is_weight(text: str) -> bool:

@@ -12,7 +12,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
-from glm_grpo.commands.arguments import describe_unknown, refuse_config_option
+from glm_grpo.commands.arguments import describe_unknown, find_config_option
 from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import (
     choose_config,
@@ -63,7 +63,9 @@ def train_by_words(words: Sequence[str]) -> None:
 
     @wraps(train)
     def application() -> None:
-        refuse_config_option(words)
+        refused = find_config_option(words)
+        if refused:
+            raise ConfigError(refused)
         parsed, unknown = get_args_parser().parse_known_intermixed_args(words)
         if unknown:
             raise ConfigError(describe_unknown(words, unknown))

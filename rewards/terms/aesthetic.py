@@ -18,6 +18,7 @@ from rewards.base import Reward, TermConfig
 from rewards.options import PathText
 from rewards.terms.clip_loading import (
     PictureEmbedder,
+    check_clip,
     clip_bytes,
     embedding_width,
     find_architecture,
@@ -53,7 +54,7 @@ class AestheticConfig(TermConfig):
 
     def check(self) -> None:
         """See `TermConfig`."""
-        architecture = find_architecture(self.clip_model, key="aesthetic.clip_model")
+        architecture = check_clip(self.clip_model, self.clip_weights, kind="aesthetic")
         load_head(resolve_path(self.head), width=embedding_width(architecture))
 
     def build(self, device: torch.device) -> Reward:

@@ -21,6 +21,7 @@ from rewards.options import PathText
 from rewards.terms.clip_loading import (
     PictureEmbedder,
     PromptEmbedder,
+    check_clip,
     clip_bytes,
     find_architecture,
     load_clip,
@@ -39,6 +40,10 @@ class ClipScoreConfig(TermConfig):
     """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
     clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
+
+    def check(self) -> None:
+        """See `TermConfig`."""
+        check_clip(self.clip_model, self.clip_weights, kind=self.kind)
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
@@ -60,6 +65,10 @@ class ClipImageConfig(ComparingConfig):
     """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
     clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
+
+    def check(self) -> None:
+        """See `TermConfig`."""
+        check_clip(self.clip_model, self.clip_weights, kind=self.kind)
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""

@@ -166,6 +166,31 @@ def find_architecture(clip_model: str, *, key: str) -> str:
     return architecture
 
 
+def check_clip(clip_model: str, clip_weights: str, *, kind: str) -> str:
+    """Find an architecture, and its weights where they are a local file, without loading them.
+
+    Args:
+        clip_model: As in `find_architecture`.
+        clip_weights: As in `load_clip`; a tag is not looked for, which needs a network.
+        kind: Term, for errors.
+
+    Returns:
+        Name under which open_clip knows the architecture.
+
+    Raises:
+        RewardError: One of them does not exist.
+    """
+    from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
+
+    architecture = find_architecture(clip_model, key=f"{kind}.clip_model")
+    if not get_pretrained_cfg(architecture, clip_weights):
+        path = resolve_path(clip_weights)
+        if not path.is_file():
+            error = FileNotFoundError(f"{path}: no such file")
+            raise _unusable_weights(architecture, clip_weights, f"{kind}.clip_weights", error)
+    return architecture
+
+
 def embedding_width(architecture: str) -> int:
     """Size of the embeddings of an architecture from `find_architecture`."""
     import open_clip  # noqa: PLC0415

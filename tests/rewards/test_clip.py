@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rewards.terms.clip import ClipImageReward, ClipScoreReward
+from rewards.terms.clip import ClipImageConfig, ClipImageReward, ClipScoreConfig, ClipScoreReward
 from rewards.types import Prompt, RewardError
 from tests.rewards.tiny_clip import NAME, embed_captions, embed_pictures, noise
 
@@ -69,3 +69,14 @@ def test_clip_terms_name_their_own_keys_in_errors(name: str, clip_folder: Path) 
         make(name, clip_folder, clip_model="ViT-XXL")
     with pytest.raises(RewardError, match=rf"^{name}\.clip_weights .*none\.pt"):
         make(name, clip_folder, clip_weights=str(clip_folder / "none.pt"))
+
+
+@pytest.mark.parametrize("kind", [ClipScoreConfig, ClipImageConfig])
+def test_clip_terms_miss_a_file_before_it_is_loaded(
+    kind: type[ClipScoreConfig | ClipImageConfig], clip_folder: Path
+) -> None:
+    options = {"weight": 1.0, "clip_model": str(clip_folder / f"{NAME}.json")}
+    name = {ClipScoreConfig: "clip_score", ClipImageConfig: "clip_image"}[kind]
+    kind(kind=name, clip_weights=str(clip_folder / "weights.safetensors"), **options).check()
+    with pytest.raises(RewardError, match=rf"^{name}\.clip_weights .*none\.pt: no such file"):
+        kind(kind=name, clip_weights="none.pt", **options).check()

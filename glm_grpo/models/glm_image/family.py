@@ -13,6 +13,7 @@ from glm_grpo.models.export import StockSettings
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 from glm_grpo.models.glm_image.loading import (
+    check_index,
     check_model,
     check_source_size,
     check_target_size,
@@ -88,6 +89,9 @@ def knows_sizes(path: str) -> bool:
 
 def build_planner(path: str) -> GlmImagePlanner:
     """Build the planner from the configs of the parts."""
+    # Configs alone, without an index, are enough.
+    if path != PUBLISHED_ID and knows_sizes(path):
+        check_index(Path(path))
     return GlmImagePlanner(read_part_configs(path), Path(path))
 
 

@@ -206,7 +206,7 @@ def _find_folder(path: str, fetch: Callable[[], str]) -> Path:
 
 
 def _check_folder(folder: Path) -> ReservedTokens:
-    _check_index(folder)
+    check_index(folder)
     check_files(folder)
     configs = read_part_configs(str(folder))
     parts = {part: build_part(configs, part).config for part in _PARTS}
@@ -218,7 +218,13 @@ def _check_folder(folder: Path) -> ReservedTokens:
     )
 
 
-def _check_index(folder: Path) -> None:
+def check_index(folder: Path) -> None:
+    """Check that a folder's pipeline is of the class that is loaded, with the expected parts.
+
+    Raises:
+        ConfigError: It is no pipeline.
+        ModelError: It is another one.
+    """
     path = folder / "model_index.json"
     if not path.is_file():
         raise ConfigError(

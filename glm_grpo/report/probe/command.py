@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm_grpo.builders.models import begin_with, find_start, load_models
-from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.prompts import build_batch
 from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import Config, effective_config
 from glm_grpo.data.prompts import PromptSource, part_of_batch
@@ -42,6 +42,7 @@ class WrittenProbe:
 
 def probe_config(
     config: Config,
+    prompts: PromptSource,
     *,
     num_prompts: int,
     noises: int,
@@ -51,7 +52,8 @@ def probe_config(
     """Samples the untrained model and says what each reward term measures there.
 
     Args:
-        config: Config of the planned run; its training prompts are used, a step's worth at a time.
+        config: Config of the planned run.
+        prompts: Its training prompts, checked; they are used a step's worth at a time.
         num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
         shares: Wanted shares of the advantage, by term; empty: no weights are proposed.
@@ -63,12 +65,11 @@ def probe_config(
     _check_shares(shares, config.reward)
     quiet_libraries()
     config = effective_config(config).config
-    prompts = build_prompts(config)
-    batches = _probed_batches(config, prompts.training, num_prompts)
+    batches = _probed_batches(config, prompts, num_prompts)
     start = find_start(config)
     models = load_models(config, make_accelerator().device, needs_reference=False)
     begin_with(models, start)
-    training = (prompts.training[index] for index in range(len(prompts.training)))
+    training = (prompts[index] for index in range(len(prompts)))
     for line in models.scorer.check_prompts(training, of="training prompts", is_training=True):
         logger.warning("%s", line)
     settings = collect_settings(config)

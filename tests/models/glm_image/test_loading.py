@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from glm_grpo.errors import ConfigError, ModelError
+from glm_grpo.models.glm_image.family import build_planner
 from glm_grpo.models.glm_image.loading import check_model, load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import picture_tokens
 
@@ -39,6 +40,8 @@ def test_load_pipeline_refuses_another_pipeline(tmp_path):
 
     with pytest.raises(ModelError, match="FluxPipeline"):
         load_pipeline(str(tmp_path), dtype=torch.float32)
+    with pytest.raises(ModelError, match="FluxPipeline"):
+        build_planner(str(tmp_path))
 
 
 def test_load_pipeline_explains_a_hub_id_that_cannot_be_fetched(monkeypatch):
