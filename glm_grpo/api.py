@@ -172,10 +172,18 @@ def load_config(
     try:
         return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
     except ConfigError as error:
-        if config_dir is None and name is not None and Path(name).is_dir():
-            error.add_note(f"{name} is a folder: load_config(config_dir={name!r})")
+        if config_dir is None and name is not None and (folder := _own_folder(Path(name))):
+            raise ConfigError(
+                f"{name!r} is no packaged config; write load_config(config_dir={folder!r})"
+            ) from None
         # Dozens of Hydra's and pydantic's frames would hide the message in a notebook.
         raise error.with_traceback(None) from None
+
+
+def _own_folder(path: Path) -> str:
+    """The config folder that a path names, itself or by its file; empty if there is none."""
+    folder = path.parent if path.suffix == ".yaml" and path.is_file() else path
+    return str(folder) if folder != Path() and folder.is_dir() else ""
 
 
 def train(config: Config, rewards: Mapping[str, ScoringFunction | None] | None = None) -> Run:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
 class GlmGrpoError(Exception):
-    """Base of every error raised on purpose. Exit code 1 unless a subclass sets another one."""
+    """Base of every error raised on purpose. Exit code 1 unless a subclass sets another one.
+
+    Attributes:
+        parts: Errors of independent checks that it combines; usually none.
+    """
 
     exit_code = 1
+    parts: Sequence[GlmGrpoError] = ()
 
 
 class ConfigError(GlmGrpoError, ValueError):
@@ -18,19 +23,28 @@ class ConfigError(GlmGrpoError, ValueError):
     exit_code = 2
 
 
+class DataError(GlmGrpoError, ValueError):
+    """A prompts file or a picture cannot be used. Exit code 2."""
+
+    exit_code = 2
+
+
 class Errors:
     """Errors of checks that do not depend on each other, to be raised together."""
 
     def __init__(self) -> None:
-        self._kept: list[GlmGrpoError] = []
+        self._kept: dict[str, GlmGrpoError] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep an error of the block."""
+        """Keep an error of the block, once."""
         try:
             yield
         except GlmGrpoError as error:
-            self._kept.append(error)
+            self._kept |= {str(part): part for part in error.parts or (error,)}
 
     def raise_all(self) -> None:
         """Raise a single error as it is, several as one.
@@ -39,16 +53,13 @@ class Errors:
             GlmGrpoError: There are errors.
         """
         if len(self._kept) == 1:
-            raise self._kept[0]
+            raise next(iter(self._kept.values()))
         if self._kept:
-            lines = [f"{len(self._kept)} checks failed:", *map(str, self._kept)]
-            raise ConfigError("\n- ".join(lines))
-
-
-class DataError(GlmGrpoError, ValueError):
-    """A prompts file or a picture cannot be used. Exit code 2."""
-
-    exit_code = 2
+            is_of_data = all(isinstance(error, DataError) for error in self._kept.values())
+            combine = DataError if is_of_data else ConfigError
+            combined = combine("\n- ".join([f"{len(self._kept)} checks failed:", *self._kept]))
+            combined.parts = [*self._kept.values()]
+            raise combined
 
 
 class ModelError(GlmGrpoError, RuntimeError):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool, UInt8
@@ -28,6 +30,8 @@ _MOST_NAMED = 3
 """Largest number of prompts that a line names."""
 _LONGEST_SHOWN = 60
 """Characters shown of a prompt in a line."""
+_PACKAGE = str(Path(__file__).parent)
+
 _GRACE_SECONDS = 2.0
 """Added to a term's time limit, because terms that keep the limit themselves can explain more."""
 
@@ -387,10 +391,20 @@ def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -
     except BaseException as error:
         image = _find_failing_image(term, prompt, pixels)
         raise RewardError(
-            f"{where}, {image}: scoring failed with {describe_error(error)}. A failure is "
-            f"never counted as a score; {_describe_remedy(term, error, pixels)}",
+            f"{where}, {image}: scoring failed with {describe_error(error)}{_place(error)}. A "
+            f"failure is never counted as a score; {_describe_remedy(term, error, pixels)}",
             pictures=pixels,
         ) from error
+
+
+def _place(error: BaseException) -> str:
+    """File and line of a user's program in which an error was raised; empty for libraries."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(_PACKAGE)
+    ]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 3 H W"]) -> str:

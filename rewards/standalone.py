@@ -27,9 +27,10 @@ Picture = Image.Image | Path | str
 
 _ABSENT: dict[Need, str] = {
     "prompt": "its `only` matches no prompt_id",
-    "text": "no prompt asks for a text; put it in quotation marks, or pass Prompt(..., texts=...)",
+    "text": "no prompt asks for a text; put it in quotation marks, or pass "
+    "rewards.Prompt('0', 'a sign', texts=('OPEN',))",
     "target": "there are no target images; pass targets=[...]",
-    "source": "no prompt has an image to edit; pass Prompt(..., sources=...)",
+    "source": "no prompt has an image to edit; pass rewards.Prompt(..., sources=...)",
 }
 """Why a term with this need applied to no picture, and the remedy."""
 
@@ -57,7 +58,7 @@ def score_images(
 
     Args:
         prompts: One per picture. For a text, whatever it quotes should be readable in the picture;
-            a `rewards.types.Prompt` can specify more.
+            a `rewards.Prompt` can specify more.
         images: Pictures of any sizes.
         config: `load_config(...).reward`, or a mapping such as the `reward` section of a YAML file;
             not needed beside `rewards`.
@@ -85,6 +86,12 @@ def score_images(
             raise ValueError(
                 f"{given!r:.100} is not a list; give one of each for every image: "
                 "score_images([prompt], [image], config)"
+            )
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, (str, Prompt)):
+            raise ValueError(
+                f"prompts[{number}] is a {type(prompt).__name__}; give a string, or "
+                "rewards.Prompt('0', 'a sign', texts=('OPEN',))"
             )
     if targets is None:
         targets = [None] * len(images)
@@ -131,6 +138,8 @@ def _warn_of_idle_terms(config: RewardConfig, found: pandas.DataFrame) -> None:
 
 
 def _read_config(config: object) -> RewardConfig:
+    if hasattr(config, "reward"):
+        raise ValueError("config is that of a run; give its reward: config.reward")
     if not isinstance(config, Mapping) or "terms" not in config:
         raise ValueError(
             f"config = {config!r:.200} is not a reward; give load_config(...).reward, or "

@@ -18,6 +18,7 @@ from glm_grpo.data.prompts import (
     load_prompts,
     spares_for_step,
 )
+from glm_grpo.errors import Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.tiny.prompts import tiny_prompts
 from glm_grpo.training.distributed.processes import ALONE, Processes
@@ -60,12 +61,14 @@ def build_prompts(config: Config, reserved: ReservedTokens | None = None) -> Pro
     """
     if reserved is None:
         reserved = check_model(config)
-    training = build_prompt_set(config.data.path, config, reserved)
-    check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
-    return Prompts(
-        training=training,
-        held_out=build_prompt_set(config.data.eval_path, config, reserved),
-    )
+    errors = Errors()
+    with errors.kept():
+        training = build_prompt_set(config.data.path, config, reserved)
+        check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
+    with errors.kept():
+        held_out = build_prompt_set(config.data.eval_path, config, reserved)
+    errors.raise_all()
+    return Prompts(training=training, held_out=held_out)
 
 
 def build_held_out(config: Config) -> PromptSource:

@@ -28,11 +28,12 @@ from glm_grpo.data.files import (
     READ_FIELDS,
     SOURCE_FIELDS,
     TARGET_FIELDS,
+    TARGET_SUFFIXES,
     Row,
     read_rows,
     shorten,
 )
-from glm_grpo.errors import DataError
+from glm_grpo.errors import DataError, Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import PromptBatch
@@ -40,6 +41,9 @@ from rewards.pictures import PictureSource
 from rewards.types import Prompt
 
 logger = logging.getLogger(__name__)
+
+_MOST_ERRORS = 10
+"""Rows of a file that are refused before its reading ends."""
 
 
 @runtime_checkable
@@ -162,36 +166,77 @@ def load_prompts(
         sources: Number of source pictures per prompt; 0 for text-to-image.
 
     Raises:
-        DataError: A row cannot be used; the message names file, line, rule and remedy.
+        DataError: Rows cannot be used; the message names file, line, rule and remedy of ten of
+            them at most.
     """
     entries: list[PromptEntry] = []
-    origins: dict[str, str] = {}
-    verified: set[Path] = set()
     misspelt: dict[str, str] = {}
-    refused = ReservedTexts(reserved or ReservedTokens())
-    for position, row in enumerate(read_rows(path)):
-        entry = make_entry(row, position, sources=sources)
-        refused.check(entry)
-        misspelt |= _misspelt_fields(row, sources=sources)
-        if entry.prompt_id in origins:
-            raise DataError(
-                f"{row.origin}: id {entry.prompt_id!r} is already used by "
-                f"{origins[entry.prompt_id]}; ids must be unique, and rows without one are named "
-                "by their position"
-            )
-        origins[entry.prompt_id] = row.origin
-        if isinstance(entry.target, bytes):
-            verify_picture(entry.target, row.origin)
-        elif entry.target is not None and entry.target not in verified:
-            verify_picture(entry.target, row.origin)
-            verified.add(entry.target)
-        for source in entry.sources:
-            verify_source(source, row.origin)
-        entries.append(entry)
+    checked = _CheckedRows(reserved or ReservedTokens(), sources)
+    errors, unread = Errors(), 0
+    with errors.kept():
+        for position, row in enumerate(read_rows(path)):
+            misspelt |= _misspelt_fields(row, sources=sources)
+            unread += sources == 0 and _names_source(row)
+            with errors.kept():
+                entries.append(checked.entry(row, position))
+            if len(errors) == _MOST_ERRORS:
+                break
+    errors.raise_all()
+    if unread:
+        logger.warning(
+            "%s: %d of %d rows %s an image to edit, which is not read, because data.sources is 0; "
+            "data.sources=1 trains on edits",
+            path,
+            unread,
+            len(entries),
+            "names" if unread == 1 else "name",
+        )
     for meant, name in misspelt.items():
         shown = shorten(name)
         logger.warning("%s: field %s is not read; did you mean '%s'?", path, shown, meant)
     return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
+
+
+class _CheckedRows:
+    """Checks rows one by one; remembers their ids and the targets that it has decoded."""
+
+    def __init__(self, reserved: ReservedTokens, sources: int) -> None:
+        self._reserved = ReservedTexts(reserved)
+        self._sources = sources
+        self._origins: dict[str, str] = {}
+        self._verified: set[Path] = set()
+
+    def entry(self, row: Row, position: int) -> PromptEntry:
+        """Read one row.
+
+        Raises:
+            DataError: It cannot be used.
+        """
+        entry = make_entry(row, position, sources=self._sources)
+        self._reserved.check(entry)
+        if entry.prompt_id in self._origins:
+            raise DataError(
+                f"{row.origin}: id {entry.prompt_id!r} is already used by "
+                f"{self._origins[entry.prompt_id]}; ids must be unique, and rows without one are "
+                "named by their position"
+            )
+        self._origins[entry.prompt_id] = row.origin
+        if isinstance(entry.target, bytes):
+            verify_picture(entry.target, row.origin)
+        elif entry.target is not None and entry.target not in self._verified:
+            verify_picture(entry.target, row.origin)
+            self._verified.add(entry.target)
+        for source in entry.sources:
+            verify_source(source, row.origin)
+        return entry
+
+
+def _names_source(row: Row) -> bool:
+    """Whether a source field holds the path of an image; such a column may hold anything."""
+    values = (row.fields.get(field) for field in SOURCE_FIELDS)
+    return any(
+        isinstance(value, str) and value.lower().endswith(TARGET_SUFFIXES) for value in values
+    )
 
 
 def _misspelt_fields(row: Row, *, sources: int) -> dict[str, str]:

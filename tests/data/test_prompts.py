@@ -112,6 +112,26 @@ def test_a_field_that_is_misspelt_is_warned_of_once_a_file(
     ]
 
 
+def test_sources_that_a_run_does_not_read_are_warned_of(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"prompt": "a", "source": "red.png"}, {"prompt": "b", "source": "a newspaper"}]
+    path = write_rows(folder, *rows)
+    load_prompts(path, height=32, width=32)
+    (said,) = caplog.messages
+    assert said.startswith(f"{path}: 1 of 2 rows names an image to edit, which is not read")
+
+
+def test_the_first_ten_errors_of_a_file_are_reported_together(folder: Path) -> None:
+    rows = [{"prompt": ""}, {"prompt": "a"}, *[{"prompt": "a", "target": "none.png"}] * 12]
+    with pytest.raises(DataError) as refused:
+        load_prompts(write_rows(folder, *rows), height=32, width=32)
+    first, *lines = str(refused.value).split("\n- ")
+    assert first == "10 checks failed:"
+    assert re.search(r"line 1: 'prompt' is missing", lines[0])
+    assert all(re.search(rf"line {n + 2}: image .*none\.png", lines[n]) for n in range(1, 10))
+
+
 @pytest.mark.parametrize(
     ("prompt", "token"),
     [

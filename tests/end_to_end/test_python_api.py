@@ -243,6 +243,7 @@ def test_a_function_replaces_a_term_and_none_leaves_one_out() -> None:
     [
         (lambda: glm_grpo.train("tiny"), r"'tiny' is not a config; write train\(load_config"),
         (lambda: glm_grpo.load_config("train.steps=2"), "'train.steps=2' is an override"),
+        (lambda: glm_grpo.load_config("configs/tiny.yaml"), r"load_config\(config_dir='configs'\)"),
         (lambda: glm_grpo.load_config("tiny", ["ocr=0"]), r"\['ocr=0'\]: each override must be"),
     ],
 )

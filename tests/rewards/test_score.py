@@ -141,7 +141,10 @@ def test_scorer_does_not_ask_a_term_again_that_says_itself_what_failed() -> None
         (torch.zeros(3), "images 0 to 1: returned torch.float32 of shape"),
         (None, "images 0 to 1: returned a NoneType"),
         (ZeroDivisionError("broken"), "image 0: scoring failed with ZeroDivisionError: broken"),
-        (NotImplementedError(), r"image 0: scoring failed with NotImplementedError\. A failure"),
+        (
+            NotImplementedError(),
+            r"image 0: scoring failed with NotImplementedError \(test_score\.py, line \d+\)\. A failure",
+        ),
         (KeyboardInterrupt("of a library"), "image 0: .*KeyboardInterrupt: of a library"),
         (SystemExit("no licence"), "image 0: .*SystemExit: no licence"),
     ],
