@@ -16,10 +16,10 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from rich.console import Console, RenderableType
 
@@ -29,11 +29,24 @@ from glm_grpo.plan.devices import DEVICES
 if TYPE_CHECKING:
     from glm_grpo.config import Config
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 _CHOICES = "commands"
 """Where the parser stores the parsers of the commands, by name."""
 
 _PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any free port")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that does not require what may be left out."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with a message.
+
+        Raises:
+            SystemExit: Always.
+        """
+        # argparse counts `nargs="*"` among them where positionals and options are intermixed.
+        super().error(message.removesuffix(", key=value"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -88,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"glm-grpo {version('glm-grpo')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
+    commands = parser.add_subparsers(
+        required=True, metavar="COMMAND", dest="subcommand", parser_class=_Parser
+    )
     parser.set_defaults(**{_CHOICES: commands.choices})
     for add in _COMMANDS:
         add(commands)
@@ -127,10 +142,10 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _compose(options: argparse.Namespace) -> Config:
+def _compose(options: argparse.Namespace, *, filled: Mapping[str, str] | None = None) -> Config:
     from glm_grpo.config import compose_config
 
-    return compose_config(options.config_dir, options.config_name, options.overrides)
+    return compose_config(options.config_dir, options.config_name, options.overrides, filled=filled)
 
 
 def _compose_with_prompts(options: argparse.Namespace) -> Config:
@@ -202,6 +217,7 @@ def _check(options: argparse.Namespace) -> None:
 
     for line in check_config(config):
         _print(f"ok  {line}")
+    _print(f"next: {shlex.join(['glm-grpo', 'train', *_config_words(options)])}")
 
 
 def _add_plan(commands: _Commands) -> None:
@@ -209,7 +225,7 @@ def _add_plan(commands: _Commands) -> None:
         commands,
         "plan",
         "estimate memory and minimum time by phase, without loading a model",
-        "glm-grpo plan --config-name glm_image_80gb --memory 80GB data.path=a data.eval_path=b",
+        "glm-grpo plan --config-name glm_image_80gb --memory 80GB",
         "glm-grpo plan --config-dir my-run --processes 4",
         "glm-grpo plan --measured outputs/DATE/TIME --device h200",
     )
@@ -267,7 +283,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     measured = None if options.measured is None else RunFolder(options.measured)
     if measured is None:
-        config = _compose(options)
+        config = _compose(options, filled=dict.fromkeys(("data.path", "data.eval_path"), "none"))
     elif options.cpu or options.config_name or options.config_dir or options.overrides:
         raise ConfigError(
             "--measured uses the run's own config, and compares its times with those of a device; "

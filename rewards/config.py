@@ -234,12 +234,10 @@ class RewardConfig(Options):
         if not tied and not self.allow_untied:
             weighted = ", ".join(name for name, weight in weights.items() if weight)
             rule = (
-                f"no term with a weight uses the prompt or its target ({weighted} use only the "
-                "image): one image that scores well would do for every prompt"
+                "no term with a weight uses the prompt or its target, only the image "
+                f"({weighted}): a single good image would then suit every prompt"
             )
-            remedy = (
-                "add a tied term (ocr, clip_score, lpips, ...), or set reward.allow_untied=true"
-            )
+            remedy = "add such a term (ocr, clip_score, lpips), or set reward.allow_untied=true"
             raise problem_at(("terms",), weights, rule, remedy)
         for name in self.watch:
             self._check_watched(name)

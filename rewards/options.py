@@ -30,6 +30,7 @@ LARGEST_INT = 2**63 - 1
 LONGEST_WAIT = 1e6
 """Seconds, eleven days; sockets can wait for at most 24 days."""
 
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
 
 # Neither a shell nor YAML expands a tilde after a dotted key.
@@ -88,6 +89,17 @@ def _check_url(url: str) -> str:
         raise problem_at((), HIDDEN, rule, "name the environment variable that holds the key")
     return url
 
+
+def _check_function(name: str) -> str:
+    if not _FUNCTION.fullmatch(name):
+        module, _, function = name.removesuffix(".py").replace(":", ".").rpartition(".")
+        remedy = f"write {module or 'my_module'}:{function or 'my_function'}"
+        raise problem_at((), name, "must be of the form module:function", remedy)
+    return name
+
+
+FunctionName = Annotated[str, Field(min_length=3, max_length=500), AfterValidator(_check_function)]
+"""Name of a function to import, `module:function`."""
 
 Variable = Annotated[str, AfterValidator(_check_variable)]
 """Name of an environment variable that holds a secret."""

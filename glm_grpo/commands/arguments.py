@@ -80,6 +80,8 @@ def output_folder(text: str) -> Path:
     """Parse a folder that can be written or created."""
     found = Path(text)
     _check_writable(text, found.absolute())
+    if (found / "evaluations").is_dir():
+        raise _refusal(text, "is the folder of a run; choose another path")
     return found
 
 
@@ -109,6 +111,8 @@ def describe_unknown(words: Sequence[str], unknown: Sequence[str]) -> str:
 
     said = f"unrecognized arguments: {' '.join(unknown)}"
     name, equals, value = unknown[0].lstrip("-").partition("=")
+    if name == "checkpoint":
+        return f"{said}; name the checkpoint instead of the run: RUN/checkpoints/step-000010"
     if not equals:
         value = next(iter(words[words.index(unknown[0]) + 1 :]), "...")
     meant = " or ".join(f"{key}={value}" for key in keys_meant(name.replace("-", "_")))

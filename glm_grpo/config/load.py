@@ -83,11 +83,12 @@ _MAY_CHANGE_ON_RESUME = frozenset(
 )
 
 
-def resolve_config(composed: DictConfig) -> Config:
+def resolve_config(composed: DictConfig, filled: Mapping[str, str] | None = None) -> Config:
     """Resolve and validate what Hydra composed.
 
     Args:
         composed: The task's config with unresolved interpolations.
+        filled: Values of required keys that may be missing.
 
     Returns:
         A config in which every key is known, typed and in range.
@@ -96,14 +97,18 @@ def resolve_config(composed: DictConfig) -> Config:
         ConfigError: Names every refused key with its value, the rule and the remedy.
     """
     try:
-        missing = sorted(OmegaConf.missing_keys(composed))
+        missing = OmegaConf.missing_keys(composed)
+        for key, value in (filled or {}).items():
+            if key in missing:
+                OmegaConf.update(composed, key, value)
+        missing -= (filled or {}).keys()
         values = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"The config cannot be resolved: {error}") from error
     if missing:
         problems = [
             Problem(key, NOT_GIVEN, "is required and has no default", f"write {key}=...")
-            for key in missing
+            for key in sorted(missing)
         ]
         raise ConfigError(describe_problems(problems))
     _refuse_added_nulls()
@@ -194,7 +199,11 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
 
 
 def compose_config(
-    config_dir: Path | None, name: str | None, overrides: Sequence[str] = ()
+    config_dir: Path | None,
+    name: str | None,
+    overrides: Sequence[str] = (),
+    *,
+    filled: Mapping[str, str] | None = None,
 ) -> Config:
     """Compose a config as `train.py --config-name NAME key=value ...` does, from any folder.
 
@@ -204,6 +213,7 @@ def compose_config(
         name: Config name without `.yaml`; None: `config` if `config_dir` has one, else `tiny`; with
             neither, `train.resume=RUN` takes the run's own config.
         overrides: As on the command line; `ocr=0.5` means `reward.terms.ocr.weight=0.5`.
+        filled: Values of required keys that may be missing.
 
     Raises:
         ConfigError: The name or an override is unknown, or a value is refused.
@@ -217,7 +227,7 @@ def compose_config(
     except COMPOSITION_ERRORS as error:
         raise composition_error(error) from error
     with _hydra_settings(composed):
-        return resolve_config(composed)
+        return resolve_config(composed, filled)
 
 
 def with_whole_weights(

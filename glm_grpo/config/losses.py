@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from glm_grpo.errors import ConfigError
-from rewards.options import Options, problem_at
+from rewards.options import FunctionName, Options, problem_at
 from rewards.terms.custom import load_function
 from rewards.types import RewardError
 
@@ -141,7 +141,7 @@ class CustomLoss(LossSettings):
 
     kind: Literal["custom"]
     """Kind of loss."""
-    function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    function: FunctionName
     """`module:function`, importable from the folder in which the run starts."""
 
     @property

@@ -278,6 +278,9 @@ def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
 def _read_manifest(path: Path) -> _Manifest:
     file = path / MANIFEST
     if not file.is_file():
+        there = sorted(each.name for each in path.parent.glob("step-*"))
+        if not path.exists() and there:
+            raise CheckpointError(f"{path}: no such checkpoint; there are {', '.join(there)}")
         raise CheckpointError(f"{file} is missing: it marks a complete checkpoint. {_REMEDY}")
     with storage_errors("read", file):
         content = file.read_bytes()

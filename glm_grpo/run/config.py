@@ -39,6 +39,10 @@ def refuse_no_run(folder: RunFolder) -> None:
     run_dir = (values or {}).get("run_dir")
     if not isinstance(run_dir, str) or "$" in run_dir:
         run_dir = _DATED
+    if RunFolder(folder.path.parent.parent).metrics_path.is_file():
+        raise CheckpointError(
+            f"{folder.path} is in a run, not one itself; give {folder.path.parent.parent}"
+        )
     newest = _newest_run(folder.path, Path("outputs" if run_dir == _DATED else run_dir))
     what = "no run" if values is None else "no run, only a config to start from"
     found = f"contains {what}" if folder.path.exists() else "does not exist"

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.base import Need, Reward, TermConfig, has_needs
+from rewards.options import FunctionName
 from rewards.types import Prompt, RewardError, describe_error
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
@@ -32,7 +33,7 @@ class CustomConfig(TermConfig):
 
     kind: Literal["custom"]
     """Class that scores."""
-    function: str = Field(min_length=3, max_length=500, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    function: FunctionName
     """`module:function`, importable from the folder in which the run starts. It gets a list of N
     prompts and images UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor
     [N]."""

@@ -132,14 +132,14 @@ EVALUATED = {"weight": 0.0, "when": "evaluation"}
             r"\(lpips, ssim\) are 0.* set one of them, for example reward.terms.lpips.weight=1",
         ),
         # One picture that pleases would answer every prompt.
-        ({"aesthetic": AESTHETIC}, {}, "terms", r"\(aesthetic use only the image\)"),
+        ({"aesthetic": AESTHETIC}, {}, "terms", r"only the image \(aesthetic\)"),
         (
             {"aesthetic": AESTHETIC, "ssim": {"weight": 0.0}},
             {},
             "terms",
-            r"\(aesthetic use .*; add a tied term .* reward.allow_untied=true",
+            r"\(aesthetic\).*; add such a term .* reward.allow_untied=true",
         ),
-        ({"mine": {**CUSTOM, "needs_of_prompt": []}}, {}, "terms", "use only the image"),
+        ({"mine": {**CUSTOM, "needs_of_prompt": []}}, {}, "terms", "only the image"),
         (
             {"psnr": {"weight": 0.0}},
             {"watch": ["hps"]},

@@ -375,12 +375,14 @@ class Comparison:
         prompts: Number of held-out prompts.
         samples_per_prompt: Images of each.
         runs: In the order they were named.
-        untrained: Mean raw score of each term at the first evaluation of the first run.
+        untrained: Mean raw score of each term at the first evaluation of the first run that did not
+            start from another run's weights; of the first run if all did.
         trade_offs: Pairs of terms; empty with a single term.
         left_out: Terms that not every run scored in the same way.
         side_by_side: Every held-out prompt with the pictures of all runs.
         combine: Whether totals are weighted sums of raw scores, or of scores in units of the
             spread of the first evaluation of the first run.
+        untrained_label: Other words for `untrained` if all runs started from weights.
     """
 
     weights: Mapping[str, float]
@@ -392,6 +394,7 @@ class Comparison:
     left_out: tuple[str, ...]
     side_by_side: tuple[ComparedPrompt, ...]
     combine: Mode = "weighted_sum"
+    untrained_label: str = "untrained"
 
     def labels(self) -> tuple[str, ...]:
         """A short name for each run.
@@ -444,7 +447,9 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
     # Those weighted first; one that applies to no held-out prompt has no mean.
     names = [name for name in (*chosen, *comparable) if first.applies(name).any()]
     terms = tuple(dict.fromkeys(names))
-    untrained = first.term_means(terms)
+    unstarted = [run for run in runs if run.config.model.start_from is None]
+    origin = [*unstarted, *runs][0]
+    untrained = origin.evaluations[0].term_means(terms)
     common = CommonReward(
         chosen,
         {name: reward.terms[name].std_floor for name in chosen},
@@ -465,8 +470,9 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
         untrained=untrained,
         trade_offs=find_trade_offs(compared, untrained, chosen),
         left_out=left_out,
-        side_by_side=place_side_by_side(runs, common, terms),
+        side_by_side=place_side_by_side(runs, origin, common, terms),
         combine=common.combine,
+        untrained_label="untrained" if unstarted else "run 1, step 0",
     )
 
 
@@ -570,22 +576,25 @@ class CommonReward:
 
 
 def place_side_by_side(
-    runs: Sequence[EvaluatedRun], reward: CommonReward, terms: Sequence[str]
+    runs: Sequence[EvaluatedRun],
+    origin: EvaluatedRun,
+    reward: CommonReward,
+    terms: Sequence[str],
 ) -> tuple[ComparedPrompt, ...]:
     """Each held-out prompt with the pictures of the untrained model and of every run.
 
     Args:
-        runs: Runs on the same prompts in the same order, sampled with the same seeds; the untrained
-            model's pictures are those of the first.
+        runs: Runs on the same prompts in the same order, sampled with the same seeds.
+        origin: Run whose first evaluation has the untrained model's pictures.
         reward: Makes the totals.
         terms: Whose scores are given.
 
     Returns:
         In stored order.
     """
-    first = runs[0].evaluations[0]
+    first = origin.evaluations[0]
     ends = [run.evaluations[-1] for run in runs]
-    folders = [runs[0].folder, *(run.folder for run in runs)]
+    folders = [origin.folder, *(run.folder for run in runs)]
     columns = [
         _pictures(evaluation, folder, reward, terms)
         for evaluation, folder in zip((first, *ends), folders, strict=True)
@@ -598,8 +607,8 @@ def place_side_by_side(
             texts=first.texts[row],
             target=None
             if (target := first.targets[row]) is None
-            else runs[0].folder.picture(target),
-            sources=tuple(map(runs[0].folder.picture, first.sources[row])),
+            else origin.folder.picture(target),
+            sources=tuple(map(origin.folder.picture, first.sources[row])),
             samples=tuple(
                 tuple(column[row * samples + sample] for column in columns)
                 for sample in range(samples)

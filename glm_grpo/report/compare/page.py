@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -58,7 +59,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         )
         for number, run in runs
     )
-    scores = [("untrained", comparison.untrained)]
+    scores = [(comparison.untrained_label, comparison.untrained)]
     scores += [(str(number), run.terms) for number, run in runs]
     left_out = ", ".join(comparison.left_out)
     return [
@@ -73,7 +74,8 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
             + (
                 interval_note(run.gain.low for run in comparison.runs)
                 or "95 % intervals, paired bootstrap over prompts"
-            ),
+            )
+            + _note_on_starts(comparison),
         ),
         Table(
             "each term, at the last evaluation",
@@ -85,6 +87,15 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
             f"left out, because not every run scored them alike: {left_out}" if left_out else "",
         ),
     ]
+
+
+def _note_on_starts(comparison: Comparison) -> str:
+    first, *others = (run.totals[0] for run in comparison.runs)
+    if all(math.isclose(first, other, abs_tol=1e-6) for other in others):
+        return ""
+    return (
+        "; the runs started from different weights, so compare them by `over run 1`, not by gains"
+    )
 
 
 def write_comparison(comparison: Comparison, directory: Path, *, has_samples: bool) -> Path:
@@ -104,7 +115,7 @@ def write_comparison(comparison: Comparison, directory: Path, *, has_samples: bo
         StorageError: A file cannot be written.
     """
     prompts = sorted(comparison.side_by_side, key=spread, reverse=True) if has_samples else ()
-    labels = ("untrained", *comparison.labels())
+    labels = (comparison.untrained_label, *comparison.labels())
     report = Report(
         title=f"Comparison of {len(comparison.runs)} runs",
         summary=(
@@ -160,7 +171,10 @@ def _draw_trade_off(comparison: Comparison, trade_off: TradeOff) -> Plot:
         f"{y} against {x}",
         "; ".join(
             f"{label} at {point[0]:z.3f}, {point[1]:z.3f}{', Pareto-optimal' if is_optimal else ''}"
-            for label, point, is_optimal in (("untrained", untrained, False), *named)
+            for label, point, is_optimal in (
+                (comparison.untrained_label, untrained, False),
+                *named,
+            )
         ),
         _axis_label(comparison, x),
         _axis_label(comparison, y),

@@ -63,6 +63,8 @@ def probe_config(
         GlmGrpoError, RewardError: As in a run.
     """
     _check_shares(shares, config.reward)
+    if (directory / "index.html").exists():
+        logger.warning("%s holds a probe, which is replaced; --output names another", directory)
     quiet_libraries()
     config = effective_config(config).config
     batches = _probed_batches(config, prompts, num_prompts)

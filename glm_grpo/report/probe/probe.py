@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +31,8 @@ from rewards.audit.audit import audit_table, decoder_fractions, find_conflicts
 from rewards.audit.shares import weights_for_shares
 from rewards.reweigh import Mode, combine
 from rewards.types import Prompt, RewardTable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -153,12 +156,12 @@ class ProbeSamples:
 
 def sample_probe(
     models: Models,
-    batches: Iterable[PromptBatch],
+    batches: Sequence[PromptBatch],
     settings: CollectSettings,
     *,
     noises: int,
 ) -> ProbeSamples:
-    """Samples, decodes and scores; nothing is trained.
+    """Samples, decodes and scores; nothing is trained. Ctrl-C ends it with the batches done.
 
     Args:
         models: Models.
@@ -170,7 +173,16 @@ def sample_probe(
         RewardError: A term failed.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
-    parts = [_probe_batch(models, batch, settings, noises) for batch in batches]
+    parts: list[ProbeSamples] = []
+    try:
+        for batch in batches:
+            parts.append(_probe_batch(models, batch, settings, noises))
+            done = sum(len(part.prompts) for part in parts)
+            logger.info("probed %d of %d prompts", done, sum(len(each.prompts) for each in batches))
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+        logger.warning("interrupted: the report is on the prompts probed so far")
     table = join_tables([part.rewards for part in parts])
     decodes = [part.full for part in parts if part.full is not None]
     return ProbeSamples(
