@@ -114,7 +114,7 @@ class Run:
         return read_evaluation(self._folder, step).to_pandas()
 
     def picture(self, image: str) -> Image.Image:
-        """Load a stored picture.
+        """Load a stored image.
 
         Args:
             image: Value of the columns `image` or `target` in the tables.
@@ -203,12 +203,12 @@ def train(config: Config, rewards: Mapping[str, ScoringFunction | None] | None =
     Args:
         config: Config from `load_config`. `config.run_dir` names the folder of the run.
         rewards: Scoring functions of your own by the name of their term, as in
-            `{"sharp": sharpness}`; each gets prompts and pictures UInt8 [N, 3, H, W], and returns N
+            `{"sharp": sharpness}`; each gets prompts and images UInt8 [N, 3, H, W], and returns N
             scores, Float32 [N]. They join the terms of the config with weight 1, so totals can
             exceed 1; a function replaces a term of the same name and keeps its weight. None leaves
             a term out: `{**dict.fromkeys(config.reward.terms), "sharp": sharpness}` trains on the
             function alone. Other processes (`glm-grpo eval`, a resumed run) must be able to import
-            the function, so a lambda is known in this process only.
+            the function, so a lambda works only in this process.
 
     Returns:
         The run, as from `load_run`.
@@ -319,7 +319,7 @@ def evaluate(
 ) -> pandas.DataFrame:
     """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
 
-    Pictures and scores are kept in a new folder in `evals/` of the run, or in `directory`;
+    Images and scores are kept in a new folder in `evals/` of the run, or in `directory`;
     `load_run` opens it.
 
     Examples:

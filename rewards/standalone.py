@@ -1,4 +1,4 @@
-"""Score your own pictures by the terms of a reward."""
+"""Score your own images by the terms of a reward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rewards.texts import find_quoted_texts
 from rewards.types import Prompt
 
 Picture = Image.Image | Path | str
-"""A picture in memory, or the path of its file."""
+"""An image in memory, or the path of its file."""
 
 _ABSENT: dict[Need, str] = {
     "prompt": "its `only` matches no prompt_id",
@@ -32,7 +32,7 @@ _ABSENT: dict[Need, str] = {
     "target": "there are no target images; pass targets=[...]",
     "source": "no prompt has an image to edit; pass rewards.Prompt(..., sources=...)",
 }
-"""Why a term with this need applied to no picture, and the remedy."""
+"""Why a term with this need applied to none of the images, and the remedy."""
 
 
 def score_images(
@@ -44,7 +44,7 @@ def score_images(
     targets: Sequence[Picture | None] | None = None,
     device: str = "cpu",
 ) -> pandas.DataFrame:
-    """Score pictures by every term of a reward.
+    """Score images by every term of a reward.
 
     Examples:
         >>> from PIL import Image
@@ -57,28 +57,31 @@ def score_images(
         0   1.0  0.0    0.4
 
     Args:
-        prompts: One per picture. For a text, whatever it quotes should be readable in the picture;
-            a `rewards.Prompt` can specify more.
-        images: Pictures of any sizes.
+        prompts: One per image. For a string, whatever it quotes should be readable in the image; a
+            `rewards.Prompt` can specify more.
+        images: Images of any size.
         config: `load_config(...).reward`, or a mapping such as the `reward` section of a YAML file;
             not needed beside `rewards`.
         rewards: Scoring functions of your own by the name of their term, of weight 1 unless
             `config` has a term of that name; see `rewards.terms.custom.ScoringFunction`. None
             leaves a term of `config` out.
-        targets: Target image of each picture, or None; scaled to cover the picture's size and
-            cropped, as a run does for the rollout's size.
+        targets: Target of each image, or None; scaled to cover the image's size and cropped, as a
+            run does for the rollout's size.
         device: Device for the networks of the terms.
 
     Returns:
-        A row per picture: the score of each term, higher is better, missing if the term does not
-        apply; and `total`, their weighted sum. A `combine` that compares the pictures of a group
-        has no meaning for single pictures, and is not used. Warns of terms that apply to no
-        picture.
+        A row per image: the score of each term, higher is better, missing if the term does not
+        apply; and `total`, their weighted sum. A `combine` that compares the images of a group has
+        no meaning for single images, and is not used. Warns about terms that apply to none of the
+        images.
 
     Raises:
-        RewardError: A term cannot be built, or cannot score a picture.
-        ValueError: The numbers of prompts, pictures and targets differ, or the config is refused;
-            the message lists every refused key with the rule and the remedy.
+        RewardError: `rewards` does not contain functions, or a term cannot be built or cannot score
+            an image.
+        ValueError: The numbers of prompts, images and targets differ, or the config is refused; the
+            message lists every refused key with the rule and the remedy.
+        PictureError: An image cannot be used, for example because its file is damaged; a
+            `ValueError`.
         FileNotFoundError: A file does not exist.
     """
     for given in (prompts, images, targets):
