@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from numbers import Integral
 from pathlib import Path
 
 import pandas
@@ -122,6 +123,11 @@ class Run:
         Raises:
             StorageError: It is outside the run's images, missing or damaged.
         """
+        if not isinstance(image, str):
+            raise StorageError(
+                f"image must be a value of the column 'image' or 'target', not "
+                f'{type(image).__name__}; write run.picture(row["image"])'
+            )
         return read_picture(self._folder.picture(image))
 
     def summary(self) -> pandas.DataFrame:
@@ -365,6 +371,9 @@ def _path_of(run: Run | str | Path) -> Path:
 
 
 def _refuse_absent(step: int, there: Sequence[int], what: str) -> None:
+    # Indices and columns of tables are of numpy's own types.
+    if not isinstance(step, Integral):
+        raise StorageError(f"step must be a whole number, not {step!r:.100}")
     if step in there:
         return
     if not there:

@@ -231,7 +231,8 @@ def list_texts(config: Config, prompts: Prompts) -> list[str]:
     for of, prompt_set in prompts.named():
         asked = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
         named = f": {_name_some(prompt_set, asked)}" if asked else f"; {_ASKING}"
-        lines.append(f"texts asked for in {len(asked)} of {len(prompt_set)} {of} prompts{named}")
+        ask = "asks" if len(asked) == 1 else "ask"
+        lines.append(f"{len(asked)} of {len(prompt_set)} {of} prompts {ask} for a text{named}")
     return lines
 
 
@@ -264,9 +265,11 @@ def check_tied(config: Config, prompts: Prompts) -> None:
     }
     missing = dict.fromkeys(need for each in needs.values() for need in each if not has[need])
     clip = "clip_score" if "clip_score" in reward.terms else "+reward.terms.clip_score.weight"
+    *first, last = needs
+    need = f"{', '.join(first)} and {last} need" if first else f"{last} needs"
     raise ConfigError(
-        f"reward.terms: no training prompt has what {' and '.join(needs)} need, so only {others} "
-        "would be trained on: one image that scores well would do for every prompt. Remedies: "
+        f"reward.terms: no training prompt has what {need}, so only {others} would be trained on: "
+        "a single good image would then suit every prompt. Remedies: "
         f"{'; '.join(remedies[need] for need in missing)}; add a term that applies to every prompt "
         f"({clip}=0.5); or set reward.allow_untied=true"
     )

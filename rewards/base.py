@@ -264,4 +264,4 @@ def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
 
 
 def _images(count: int) -> str:
-    return f"images 0 to {count - 1}"
+    return "image 0" if count == 1 else f"images 0 to {count - 1}"

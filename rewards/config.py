@@ -77,7 +77,7 @@ def _refuse_misspelt(name: str, terms: Mapping[object, object]) -> None:
 
 def _with_kind(name: str, options: Mapping[str, object]) -> dict[str, object]:
     if not _USABLE_NAME.fullmatch(name):
-        rule = "the name of a term is made of small letters, digits and _, at most 40"
+        rule = "a term's name consists of lowercase letters, digits and _, at most 40 characters"
         raise problem_at((name,), options, rule, "rename it")
     if name in _TAKEN_NAMES:
         rule = "is the name of another metric of a run, which the term would replace"
@@ -112,9 +112,8 @@ def _read_term(value: object) -> object:
     if kind is OcrConfig:
         engine = value.get("engine")
         if not isinstance(engine, str) or engine not in OCR_ENGINES:
-            known = {key for form in OCR_ENGINES.values() for key in form.model_fields}
             for name in value:
-                if name not in known:
+                if name not in _options_of(KINDS["ocr"]):
                     raise _foreign_option(str(name), value[name], KINDS["ocr"], label)
             rule = f"must be one of {', '.join(OCR_ENGINES)}"
             remedy = "set engine=rapidocr, which needs no download"
@@ -126,17 +125,23 @@ def _read_term(value: object) -> object:
     return kind.model_validate(value)
 
 
+def _options_of(kind: type[TermConfig]) -> list[str]:
+    """Options of a kind of term; for `ocr` without an engine, those of all engines."""
+    forms = OCR_ENGINES.values() if kind is OcrConfig else [kind]
+    return list(dict.fromkeys(option for form in forms for option in form.model_fields))
+
+
 def _foreign_option(
     name: str, value: object, kind: type[TermConfig], label: str
 ) -> ValidationError:
     others = [other for other, config in OCR_ENGINES.items() if name in config.model_fields]
-    nearest = difflib.get_close_matches(name, kind.model_fields, n=1)
+    nearest = difflib.get_close_matches(name, _options_of(kind), n=1)
     if issubclass(kind, OcrConfig) and others:
         remedy = f"remove it, or set engine={others[0]}"
     elif nearest:
         remedy = f"did you mean {nearest[0]}?"
     else:
-        remedy = f"use some of {', '.join(kind.model_fields)}"
+        remedy = f"use any of {', '.join(_options_of(kind))}"
     return problem_at((name,), value, f"is not an option of {label}", remedy)
 
 
@@ -216,7 +221,7 @@ class RewardConfig(Options):
         weights = self.weights()
         if not weights:
             rule = "no term is used, so there is no reward"
-            raise problem_at(("terms",), {}, rule, f"use some of {', '.join(KINDS)}")
+            raise problem_at(("terms",), {}, rule, f"use any of {', '.join(KINDS)}")
         if not any(weights.values()):
             rule = f"the weights of all terms ({', '.join(weights)}) are 0, so every reward is 0"
             first = next(iter(weights))

@@ -128,13 +128,14 @@ def _refusals(formats: Sequence[str]) -> Iterator[None]:
     # MemoryError, struct.error and a dozen more.
     except Exception as error:
         reason: object = str(error) or type(error).__name__
-        kinds = " or ".join(formats)
+        *others, last = formats
+        kinds = f"{', '.join(others)} or {last}" if others else last
         if isinstance(error, UnidentifiedImageError):
             reason = f"not a {kinds} file, or its header is damaged"
         elif isinstance(error, OSError) and error.strerror:
             reason = error.strerror
         raise PictureError(
-            f"cannot be used ({reason}); give a whole {kinds} file with at most "
+            f"cannot be used ({reason}); give an intact {kinds} file with at most "
             f"{Image.MAX_IMAGE_PIXELS} pixels"
         ) from error
 

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from rewards.base import TermConfig
 from rewards.config import RewardConfig
 from rewards.options import HIDDEN, RELATION
 from rewards.terms import KINDS
@@ -114,6 +115,11 @@ def known_keys(model: type[BaseModel]) -> list[str]:
     return list(dict(_walk_fields(model)))
 
 
+def suggest_value(key: str, model: type[BaseModel]) -> str:
+    """The remedy for a key of `model` that is not given."""
+    return _suggest(key, dict(_walk_fields(model)))
+
+
 def unknown_key_problem(key: str, value: object, keys: Sequence[str]) -> Problem:
     """Refuse a key that is not among `keys`, and name the one that was probably meant."""
     parent = key.rpartition(".")[0]
@@ -200,7 +206,7 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
         return unknown_key_problem(key, value, list(fields))
     purpose = _purpose(key, fields)
     if kind == "missing":
-        return Problem(key, NOT_GIVEN, f"is required.{purpose}", f"write {key}=...")
+        return Problem(key, NOT_GIVEN, f"is required.{purpose}", _suggest(key, fields))
     if kind in _BOUND_RULES:
         name, rule, remedy = _BOUND_RULES[kind]
         limit = context[name]
@@ -272,8 +278,32 @@ def _type_remedy(key: str, kind: str, value: object, fields: Mapping[str, FieldI
         return f"write a list: '{key}=[{item}]'"
     if kind == "string_type" and isinstance(value, int) and not isinstance(value, bool):
         return f"write it as text, on the command line '{key}=\"{value}\"'"
+    if kind == "string_type" and isinstance(value, list) and value and isinstance(value[0], str):
+        return f"give one value, such as {key}={value[0]}"
+    return _suggest(key, fields)
+
+
+def _suggest(key: str, fields: Mapping[str, FieldInfo]) -> str:
     options = [known for known in fields if known.startswith(f"{key}.")]
-    return f"set its keys, such as {options[0]}=..." if options else f"write {key}=..."
+    if options:
+        return f"set its keys, such as {options[0]}={_example(options[0], fields) or '...'}"
+    example = _example(key, fields)
+    return f"write, for example, {key}={example}" if example else f"write {key}=..."
+
+
+def _example(key: str, fields: Mapping[str, FieldInfo]) -> str | None:
+    """A value to show: the field's own example or default, else any of its type."""
+    # A term may have any name; all have these options.
+    field = fields.get(key) or TermConfig.model_fields.get(key.rpartition(".")[2])
+    if field is None:
+        return None
+    if field.annotation in (int, float):
+        return _example_number(None, field, is_whole=field.annotation is int)
+    if field.annotation is bool:
+        return "true"
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    own = (*(field.examples or ()), field.default, *choices)
+    return next((each for each in own if isinstance(each, str)), None)
 
 
 def _example_number(value: object, field: FieldInfo | None, *, is_whole: bool) -> str:

@@ -105,8 +105,8 @@ class ProcessReward:
             ) from error
         except BrokenProcessPool as error:
             raise RewardError(
-                f"the process of {self._name} has ended{self._describe_exit()}; remove the cause, "
-                f"or the term {self._name} from reward.terms. Its output is above"
+                f"the process of {self._name} has ended{self._describe_exit()}; fix the cause, "
+                f"or remove the term {self._name} from reward.terms. Its output is above"
             ) from error
 
     def _describe_exit(self) -> str:

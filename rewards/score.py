@@ -409,7 +409,7 @@ def _place(error: BaseException) -> str:
 
 def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
     if not is_out_of_memory(error):
-        return f"remove the cause, or the term {term.name} from reward.terms"
+        return f"fix the cause, or remove the term {term.name} from reward.terms"
     size, _, height, width = pixels.shape
     return (
         f"memory ran out over a group of {size} images of {height} x {width} pixels: set "
@@ -425,4 +425,6 @@ def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H
             term.reward.score([prompt], pixels[index : index + 1])
         except BaseException:  # as above; only the first failure is reported
             return f"image {index}"
+    if pixels.shape[0] == 1:
+        return "image 0 (a second attempt succeeded)"
     return f"images 0 to {pixels.shape[0] - 1} together (each can be scored by itself)"

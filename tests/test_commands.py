@@ -161,8 +161,8 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
             run_training(each)
     unplanned = "memory: not planned, because the size of the model or of the device is unknown"
     folder = (
-        f"run folder: {tmp_path / 'run'} (from the first evaluation on, gallery/index.html in it "
-        "can be opened at any time)"
+        f"run folder: {tmp_path / 'run'} (open gallery/index.html in it once the first evaluation "
+        "is done)"
     )
     going_on = f"continuing {tmp_path / 'run'} from its start"
     assert caplog.messages == [unplanned, folder, unplanned, going_on, folder]
@@ -232,7 +232,7 @@ UNKNOWN = [
 SMALL = (
     "rollout.height=64 rollout.width=64: the model was trained on images of 128 x 128 and larger"
 )
-ASKED = [f"texts asked for in 1 of 3 {of} prompts: 00001 'GO'" for of in ("training", "held-out")]
+ASKED = [f"1 of 3 {of} prompts asks for a text: 00001 'GO'" for of in ("training", "held-out")]
 SHARED = "3 of 3 held-out prompts are also trained on: 00000, 00001, 00002"
 RARE = [
     line.format(f"of the 3 {of} prompts")
@@ -287,7 +287,7 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
         list(check_config(compose_config(configs_dir, "tiny", [*LEAST, *overrides])))
     for said in (
         "there is no such folder",
-        "no training prompt has what lpips and ssim and ocr need, so only aesthetic would be",
+        "no training prompt has what lpips, ssim and ocr need, so only aesthetic would be",
         "quote the text to be rendered in the prompt, or give it in the field `text`",
         "head none.pth: no such file; download https://github.com/christophschuhmann/",
         "the module no_such_module cannot be imported",
@@ -364,7 +364,7 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     )
     assert list_texts(config, prompts)[:1] == (
         [
-            "texts asked for in 5 of 6 training prompts: 00000 'REX', 00001 'GO' and 'AWAY', "
+            "5 of 6 training prompts ask for a text: 00000 'REX', 00001 'GO' and 'AWAY', "
             "00002 'SIGN', ..."
         ]
         if reward == "ocr"

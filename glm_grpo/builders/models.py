@@ -14,6 +14,7 @@ import torch
 from glm_grpo.builders.family import family_of
 from glm_grpo.config import TINY, Config
 from glm_grpo.config.losses import CustomLoss
+from glm_grpo.data.places import nearest_beside
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.models.base import DTYPES, Quantization
 from glm_grpo.models.offload import ModulePart, Movable, Offload
@@ -68,9 +69,11 @@ def find_start(config: Config) -> FoundCheckpoint | None:
     if path is None:
         return None
     if not Path(path).exists():
+        nearest = nearest_beside(path)
+        meant = "." if nearest is None else f"; did you mean {nearest}?"
         raise CheckpointError(
-            f"model.start_from = {path!r} does not exist; a run starts from its weights, and its "
-            "KL refers to them when it is resumed: restore it, or name another"
+            f"model.start_from = {path!r} does not exist{meant} A run starts from its weights, "
+            "and its KL refers to them when it is resumed: restore it, or name another"
         )
     found = find_checkpoint(Path(path))
     own, theirs = config.model.adapter, found.config.model.adapter

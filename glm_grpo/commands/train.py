@@ -38,8 +38,6 @@ from rewards.types import RewardError
 
 logger = logging.getLogger(__name__)
 
-_SUMMARY = "held-out prompts, before and after; total: by this run's own weights"
-"""Totals of runs with other weights are not comparable, even for the same pictures."""
 _MOST_TRIED = 20
 """Number of other runs that are read, at most, to find one to compare with."""
 
@@ -91,7 +89,9 @@ def run_training(config: Config) -> RunFolder:
         console.print(Text(f"stopped and saved; continue with {again}"), soft_wrap=True)
     else:
         untrained = untrained_means(folder)
-        results.print(summary_table(summary, title=_SUMMARY, untrained=untrained))
+        results.print(
+            summary_table(summary, title="held-out prompts, before and after", untrained=untrained)
+        )
     results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)
     if summary is not None and not is_sweep():
         for line in _next_commands(folder):
@@ -144,8 +144,7 @@ def _prepare(
     opened = open_run(given, processes)
     ending.callback(opened.lock.release)
     logger.info(
-        "run folder: %s (from the first evaluation on, gallery/index.html in it can be opened at "
-        "any time)",
+        "run folder: %s (open gallery/index.html in it once the first evaluation is done)",
         opened.folder.path,
     )
     config = pin_start(checked.config, opened.checkpoint, processes)

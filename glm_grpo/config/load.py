@@ -40,6 +40,7 @@ from rewards.problems import (
     find_problems,
     known_keys,
     nearest_keys,
+    suggest_value,
     unknown_key_problem,
 )
 from rewards.terms import KINDS
@@ -107,7 +108,7 @@ def resolve_config(composed: DictConfig, filled: Mapping[str, str] | None = None
         raise ConfigError(f"The config cannot be resolved: {error}") from error
     if missing:
         problems = [
-            Problem(key, NOT_GIVEN, "is required and has no default", f"write {key}=...")
+            Problem(key, NOT_GIVEN, "is required and has no default", suggest_value(key, Config))
             for key in sorted(missing)
         ]
         raise ConfigError(describe_problems(problems))
@@ -382,19 +383,26 @@ def _describe_unread(override: str, message: str) -> str:
             "and quote a word that contains spaces, as in 'data.path=my prompts.txt'"
         )
     written = shell_override(key, value)
-    refused, _, _ = message.partition("\n")
-    # This message only repeats the override.
-    why = "" if refused.startswith("LexerNoViableAltException") else f": {refused}"
+    refused, _, marked = message.partition("\n")
     is_text = _read_override(*shlex.split(written)) == value
-    remedy = (
-        f". To pass it as text, quote it for Hydra and for the shell: {written}" if is_text else ""
+    why = f": {refused}"
+    if refused.startswith("LexerNoViableAltException"):
+        # This message only repeats the override, with a mark below the refused character.
+        character = refused[marked.index("^")]
+        why = f": Hydra reads {character} only inside quotation marks" if is_text else ""
+    if not is_text:
+        return f"{override!r} is not of the form key=value{why}"
+    return (
+        f"the value of {override!r} cannot be read{why}. To pass it as text, quote it for Hydra "
+        f"and for the shell: {written}"
     )
-    return f"{override!r} is not of the form key=value{why}{remedy}"
 
 
 def _choose_config(error: MissingConfigException, folders: Sequence[Path]) -> str:
+    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    folders = [folder / group for folder in folders if (folder / group).is_dir()] or folders
     names = {file.stem for folder in folders for file in folder.glob("*.yaml")}
-    return f"{_choose(error.missing_cfg_file or '', names)} (of {' and '.join(map(str, folders))})."
+    return f"{_choose(choice, names)} (of {' and '.join(map(str, folders))})."
 
 
 def _describe_missing_folder(folder: Path) -> str:

@@ -85,7 +85,7 @@ class Config(Options):
     """Name, notes and tags that describe the run to people."""
     trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)]
     """Where to send metrics and evaluation prompts in addition to the run folder; may be empty."""
-    run_dir: PathText
+    run_dir: PathText = Field(examples=["my-run"])
     """Folder of the run, shared by all its processes."""
 
     @property

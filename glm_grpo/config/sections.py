@@ -52,13 +52,13 @@ class AdapterSection(Options):
 class ModelSection(Options):
     """Which model is trained, and how it is loaded."""
 
-    path: PathText
+    path: PathText = Field(examples=["tiny"])
     """`tiny` (shipped with the package), a folder in the diffusers layout, or a hub id."""
     dtype: Literal["float32", "bfloat16"]
     """Dtype of weights and activations; log-probabilities are always float32."""
     adapter: AdapterSection | None = None
     """Low-rank adapters; absent: train the whole language model and its head."""
-    start_from: PathText | None = None
+    start_from: PathText | None = Field(default=None, examples=["my-run"])
     """Run folder, or a checkpoint in one, whose trained weights initialise the policy and the
     reference; needs the same model and adapter. Absent: start from the original model."""
     gradient_checkpointing: bool
@@ -75,10 +75,10 @@ class ModelSection(Options):
 class DataSection(Options):
     """Where prompts and target images come from."""
 
-    path: PathText
+    path: PathText = Field(examples=["prompts.txt"])
     """Training prompts: a .txt, .jsonl, .csv or .parquet file, a folder, a hub id, or
     `tiny:train`."""
-    eval_path: PathText
+    eval_path: PathText = Field(examples=["held_out.txt"])
     """Held-out prompts, in any of the same forms, or `tiny:heldout`."""
     sources: int = Field(default=0, ge=0, le=8)
     """Number of source images per prompt, in both files (`source`, `sources`); 0: text-to-image."""
@@ -212,7 +212,7 @@ class TrainSection(Options):
     eval_every: int = Field(ge=1)
     """Training steps between evaluations; one more runs before the first step and one after the
     last."""
-    resume: PathText | None = None
+    resume: PathText | None = Field(default=None, examples=["auto"])
     """`auto` (the run in run_dir, or in dated folders the newest unfinished run with these
     settings), a run folder, or a checkpoint in one; absent: start a new run."""
 

@@ -191,7 +191,7 @@ def _near_prompt(row: Row) -> str:
     """Name a field that may be the prompt of a row without one."""
     others = [str(name) for name in row.fields if name != "prompt"]
     nearest = difflib.get_close_matches("prompt", others, n=1)
-    return f" (did you mean 'prompt' by {shorten(nearest[0])}?)" if nearest else ""
+    return f" (found {shorten(nearest[0])}; did you mean 'prompt'?)" if nearest else ""
 
 
 def _read_string(row: Row, field: str) -> str | None:
@@ -273,9 +273,9 @@ def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
         found = tuple(_read_picture(row, field, each) for each in values)
     if len(found) != count:
         raise DataError(
-            f"{row.origin}: {len(found)} source images, but data.sources is {count}, the number "
-            "for every prompt of both files; correct 'source' or 'sources' of this row, or "
-            "data.sources"
+            f"{row.origin}: {len(found)} source image{'' if len(found) == 1 else 's'}, but "
+            f"data.sources is {count}, the number for every prompt of both files; correct 'source' "
+            "or 'sources' of this row, or data.sources"
         )
     return found
 
@@ -302,5 +302,10 @@ def _read_picture(row: Row, field: str, value: object) -> PictureSource:
     if not isinstance(value, str):
         raise DataError(
             f"{row.origin}: {field!r} is {shorten(value)}; it must be the path of an image"
+        )
+    if "://" in value:
+        raise DataError(
+            f"{row.origin}: {field!r} is {shorten(value)}; URLs are not read: download the image "
+            "and give its path"
         )
     return Path(value) if row.folder is None else row.folder.absolute() / value

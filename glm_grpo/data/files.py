@@ -150,8 +150,8 @@ def _check_header(header: list[str], origin: str) -> list[str]:
                 "file with commas between the cells"
             )
         raise DataError(
-            f"{origin}: the header {shorten(header)} has no column 'prompt'; give the column of "
-            "prompts this name"
+            f"{origin}: the header {shorten(header)} has no column 'prompt'; rename the column "
+            "that holds the prompts to 'prompt'"
         )
     if len(set(header)) != len(header):
         raise DataError(f"{origin}: the header {shorten(header)} names a column twice; rename one")

@@ -46,19 +46,25 @@ def may_be_hub_id(path: str) -> bool:
 
 def describe_missing(path: str) -> str:
     """Describe a missing path: the folder that was searched, and what was probably meant."""
+    nearest = nearest_beside(path)
+    remedy = (
+        f"did you mean {nearest}?"
+        if nearest is not None
+        else f"give a prompts file ({', '.join(FILE_SUFFIXES)}), a folder, or a hub data set as "
+        "owner/name"
+    )
+    return f"{path}: no such file or folder in {Path(path).absolute().parent}; {remedy}"
+
+
+def nearest_beside(path: str) -> Path | None:
+    """The file or folder, in the folder of a missing one, whose name is similar; None if none."""
     place = Path(path).absolute()
     try:
         names = os.listdir(place.parent)
     except (OSError, ValueError):
-        names = []
+        return None
     nearest = difflib.get_close_matches(place.name, names, n=1)
-    remedy = (
-        f"did you mean {Path(path).with_name(nearest[0])}?"
-        if nearest
-        else f"give a prompts file ({', '.join(FILE_SUFFIXES)}), a folder, or a hub data set as "
-        "owner/name"
-    )
-    return f"{path}: no such file or folder in {place.parent}; {remedy}"
+    return Path(path).with_name(nearest[0]) if nearest else None
 
 
 def _exists(path: str) -> bool:

@@ -265,7 +265,8 @@ def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) ->
     if prompts_per_step > len(prompt_set):
         raise DataError(
             f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} contains only "
-            f"{len(prompt_set)} prompts, and those of a step must differ; lower it or add prompts"
+            f"{len(prompt_set)} prompt{'' if len(prompt_set) == 1 else 's'}, and those of a step "
+            "must differ; lower it or add prompts"
         )
 
 

@@ -226,7 +226,7 @@ def refuse_taken(path: Path) -> None:
     with storage_errors("read", path):
         if not is_free(path):
             raise ConfigError(
-                f"{path} is not an empty folder; nothing is overwritten; name another"
+                f"{path} is not an empty folder; nothing is overwritten; choose another folder"
             )
 
 

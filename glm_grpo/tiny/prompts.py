@@ -111,8 +111,8 @@ def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> Wor
     is_edit = name.startswith("edit-")
     if sources != int(is_edit):
         raise DataError(
-            f"prompts of tiny:{name} have {int(is_edit)} source images, but data.sources is "
-            f"{sources}; set data.sources={int(is_edit)}"
+            f"prompts of tiny:{name} have {'1 source image' if is_edit else 'no source images'}, "
+            f"but data.sources is {sources}; set data.sources={int(is_edit)}"
         )
     if (height, width) != (world.SIZE, world.SIZE):
         raise DataError(

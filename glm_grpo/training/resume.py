@@ -259,7 +259,7 @@ def _refuse_what_is_there(folder: RunFolder) -> None:
     is_what = "holds a run already" if has_run else "is not empty"
     raise ConfigError(
         f"run_dir = {str(folder.path)!r} {is_what} ({', '.join(others[:_MOST_NAMED])}{more}): a "
-        "run begins in a new or empty folder, and nothing is overwritten; choose another folder, "
+        "run starts in a new or empty folder, and nothing is overwritten; choose another folder, "
         "or continue the run in it with train.resume=auto"
     )
 
@@ -348,7 +348,8 @@ def _train_longer(folder: RunFolder, config: Config) -> str:
     return (
         f"begin a new run with {shell_override('model.start_from', str(folder.path))}: train.steps "
         "can change only in a run that began with optim.schedule=constant and without "
-        "anchor.final_weight, because a cosine and that weight end at the last step"
+        "anchor.final_weight, because the cosine schedule and the anchor weight both end at "
+        "the last step"
     )
 
 

@@ -102,7 +102,7 @@ def _check_shares(names: tuple[str, ...], shares: Mapping[str, float]) -> None:
     for name, share in shares.items():
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=1)
-            remedy = f"did you mean {nearest[0]}?" if nearest else f"use some of {', '.join(names)}"
+            remedy = f"did you mean {nearest[0]}?" if nearest else f"use any of {', '.join(names)}"
             raise ValueError(f"share of {name}: no such term in the table; {remedy}")
         if not (math.isfinite(share) and share >= 0):
             raise ValueError(

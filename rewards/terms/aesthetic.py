@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Float32, UInt8
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class AestheticConfig(TermConfig):
     """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
     clip_weights: PathText = "openai"
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
-    head: PathText
+    head: PathText = Field(examples=["sac+logos+ava1-l14-linearMSE.pth"])
     """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
     `weight` [1, D] and `bias` [1]. Paths may have the form pkg://package/relative/path."""
 

@@ -20,7 +20,7 @@ class RemoteConfig(TermConfig):
 
     kind: Literal["remote"]
     """Class that scores."""
-    url: Url
+    url: Url = Field(examples=["http://127.0.0.1:8700"])
     """Address of `glm-grpo serve-reward`, such as http://scores.example:8700."""
     token_variable: Variable | None = TOKEN_VARIABLE
     """Environment variable with the scorer's token; null, or an unset variable: send none."""

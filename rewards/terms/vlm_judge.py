@@ -23,9 +23,9 @@ class VlmJudgeConfig(TermConfig):
 
     kind: Literal["vlm_judge"]
     """Class that scores."""
-    url: Url
+    url: Url = Field(examples=["http://127.0.0.1:8000/v1"])
     """Base URL of the endpoint, such as http://127.0.0.1:8000/v1; /chat/completions is appended."""
-    model: str = Field(min_length=1)
+    model: str = Field(min_length=1, examples=["Qwen/Qwen2.5-VL-7B-Instruct"])
     """Name of the model at the endpoint."""
     question: str = Field(
         default=(

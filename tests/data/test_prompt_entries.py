@@ -100,7 +100,7 @@ PICTURE = "must be the path of an image"
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"promt": "x"}, r"'prompt' is missing .*\(did you mean 'prompt' by 'promt'\?\)$"),
+        ({"promt": "x"}, r"'prompt' is missing .*\(found 'promt'; did you mean 'prompt'\?\)$"),
         ({"prompt": " \t"}, "'prompt' is missing or blank; every row needs one"),
         ({"prompt": 5}, "'prompt' is 5; it must be text"),
         ({"prompt": "x", "text": 5}, "'text' is 5; it must be text"),
@@ -118,6 +118,7 @@ PICTURE = "must be the path of an image"
         ({"prompt": "x", "target": 3}, f"'target' is 3; it {PICTURE}"),
         ({"prompt": "x", "image": {"bytes": None, "path": None}}, PICTURE),
         ({"prompt": "x", "target": "no.png"}, "no.png does not exist; paths are relative to"),
+        ({"prompt": "x", "target": "https://x.org/a.png"}, "URLs are not read: download the image"),
         ({"prompt": "x", "target": "."}, "Is a directory"),
         ({"prompt": "x", "target": "torn.png"}, "torn.png cannot be used"),
     ],

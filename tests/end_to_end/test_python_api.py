@@ -97,6 +97,10 @@ def test_a_run_gives_its_tables(folder):
         run.rollout(9)
     with pytest.raises(StorageError, match="step 1 has no evaluation; this run has steps 0, 2$"):
         run.evaluation(1)
+    with pytest.raises(StorageError, match="^step must be a whole number, not '1'$"):
+        run.rollout("1")
+    with pytest.raises(StorageError, match=r'not Series; write run\.picture\(row\["image"\]\)$'):
+        run.picture(run.rollout(1).iloc[0])
 
 
 def test_evaluate_draws_as_a_run_with_these_settings_does(folder, capsys):

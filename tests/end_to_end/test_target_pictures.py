@@ -196,6 +196,6 @@ def test_weights_of_another_adapter_are_refused_before_anything_is_loaded(
     given = [f"model.start_from={first_dir}", "model.adapter={rank: 4, alpha: 8.0}"]
     with pytest.raises(ConfigError, match=r"model.start_from = (.|\n)*model.adapter = None"):
         find_start(compose_config(configs_dir, "tiny", given))
-    nowhere = [f"model.start_from={first_dir.parent / 'nowhere'}"]
-    with pytest.raises(CheckpointError, match="nowhere"):
-        find_start(compose_config(configs_dir, "tiny", nowhere))
+    misspelt = [f"model.start_from={first_dir.parent / 'frist'}"]
+    with pytest.raises(CheckpointError, match=f"frist' does not exist; did you mean {first_dir}"):
+        find_start(compose_config(configs_dir, "tiny", misspelt))

@@ -81,9 +81,10 @@ def test_config_takes_two_terms_of_one_kind_under_names_of_their_own() -> None:
         ("zebra", {}, "zebra", "not a reward term", "+reward.terms.zebra.kind=custom"),
         ("a", {"kind": "lpip"}, "a.kind", "must be one of lpips", "did you mean lpips?"),
         ("a", {"kind": None}, "a.kind", "must be one of", "set reward.terms.a.kind=custom"),
-        ("my-term", {"kind": "ssim"}, "my-term", "small letters, digits and _", "rename it"),
+        ("my-term", {"kind": "ssim"}, "my-term", "lowercase letters, digits and _", "rename it"),
         ("x" * 41, {"kind": "ssim"}, "x" * 41, "at most 40", "rename it"),
         ("ocr", {"engine": "tesseract"}, "ocr.engine", "one of easyocr, rapidocr", "=rapidocr"),
+        ("ocr", {"engin": "rapidocr"}, "ocr.engin", "is not an option", "did you mean engine?"),
         ("ocr", {}, "ocr.engine", "one of easyocr, rapidocr", "set engine=rapidocr"),
         (
             "ocr",
@@ -104,7 +105,7 @@ def test_config_takes_two_terms_of_one_kind_under_names_of_their_own() -> None:
             {"kind": "ssim", "zebra": 1},
             "a.zebra",
             "is not an option of kind ssim",
-            "use some of weight, std_floor, timeout_seconds, only, when",
+            "use any of weight, std_floor, timeout_seconds, only, when",
         ),
     ],
 )

@@ -163,7 +163,7 @@ def test_weights_refuse_a_share_that_a_rarely_applicable_term_cannot_have() -> N
     ("shares", "message"),
     [
         ({"lpisp": 1.0}, "share of lpisp: no such term in the table; did you mean lpips?"),
-        ({"zzz": 1.0}, "use some of lpips, ssim, ocr, aesthetic"),
+        ({"zzz": 1.0}, "use any of lpips, ssim, ocr, aesthetic"),
         ({"lpips": 1.5, "ocr": -0.5}, "share -0.5 of ocr: must be a finite number of 0 or more"),
         ({"lpips": 40.0, "ocr": 60.0}, "add up to 100, not to 1; divide each by 100"),
         ({}, "add up to 0, not to 1; name at least one term"),

@@ -283,7 +283,7 @@ def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
 def _remedy_for_other_term(name: str, config: Config) -> str:
     if name in KINDS:
         return (
-            f"use one of those, or train a run that scores {name} too, with weight 0 to only show "
+            f"use one of those, or start a run that also scores {name}, with weight 0 to only show "
             f"it: glm-grpo train +reward.terms.{name}.weight=0"
         )
     nearest = difflib.get_close_matches(name, config.reward.terms, n=1)
