@@ -242,15 +242,17 @@ def with_whole_weights(
         name: As in `compose_config`.
 
     Raises:
-        ConfigError: A group of configs is null.
+        ConfigError: A group of configs is null or a number.
     """
     keys = {key.partition(".")[0] for key in known_keys(Config)}
     groups = {path.name for path in PACKAGED_CONFIGS.iterdir() if path.is_dir()}
     terms = set(KINDS)
-    nulls = (word.removesuffix("=null") for word in words if word.endswith("=null"))
-    for group in sorted(groups.intersection(nulls)):
-        names = sorted(path.stem for path in (PACKAGED_CONFIGS / group).glob("*.yaml"))
-        raise ConfigError(f"{group}=null: name one of its files, such as {group}={names[0]}")
+    for word in words:
+        group, _, value = word.partition("=")
+        # Hydra takes neither null nor a number there.
+        if group in groups and re.fullmatch(r"null|[-+.\d]+", value):
+            names = sorted(path.stem for path in (PACKAGED_CONFIGS / group).glob("*.yaml"))
+            raise ConfigError(f"{word}: name one of its files, such as {group}={names[0]}")
     if short_keys(words) - keys - groups - terms:
         terms |= _terms_of(config_dir, name, [word for word in words if word.startswith("reward=")])
     return write_out_weights(words, terms)

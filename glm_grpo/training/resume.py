@@ -306,6 +306,11 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     differences = config_differences(stored, config)
     if differences:
         is_longer = config.train.steps > stored.train.steps
+        if is_longer and differences == ["train.steps"]:
+            raise CheckpointError(
+                f"train.steps = {config.train.steps}: the run in {folder.path} was started with "
+                f"{stored.train.steps}. To train longer, {_train_longer(folder, stored)}"
+            )
         raise CheckpointError(
             f"the run in {folder.path} has other settings in its config.yaml "
             f"({', '.join(differences)}); start a new run without train.resume, or continue with "
@@ -346,8 +351,8 @@ def _train_longer(folder: RunFolder, config: Config) -> str:
     if not config_differences(config, config.model_copy(update={"train": train})):
         return f"raise train.steps: {resume_command(folder.path, f'train.steps={steps}')}"
     return (
-        f"begin a new run with {shell_override('model.start_from', str(folder.path))}: train.steps "
-        "can change only in a run that began with optim.schedule=constant and without "
+        f"start a new run with {shell_override('model.start_from', str(folder.path))}: train.steps "
+        "can change only in a run that was started with optim.schedule=constant and without "
         "anchor.final_weight, because the cosine schedule and the anchor weight both end at "
         "the last step"
     )

@@ -140,7 +140,7 @@ def test_a_run_that_has_done_more_steps_is_refused(last_step_saved: RunFolder) -
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ((), r"To train longer, begin a new run with model\.start_from=.*schedule=constant"),
+        ((), r"To train longer, start a new run with model\.start_from=.*schedule=constant"),
         (
             ("optim.schedule=constant", "optim.warmup_steps=0"),
             "To train longer, raise train.steps: .* train.steps=6$",

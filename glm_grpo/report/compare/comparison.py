@@ -99,9 +99,15 @@ def check_same_evaluation(
             listed = ", ".join(
                 f"{value} in {name}" for value, name in zip(values, names, strict=True)
             )
+            remedy = (
+                f"evaluate one again (`glm-grpo eval RUN {key}=...`), and compare the folder it "
+                "prints"
+                if key.startswith("eval.")
+                else "leave some out, or train them again with one value"
+            )
             raise ConfigError(
                 f"{key} is {listed}: only runs whose held-out images were made in the same way "
-                "can be compared; leave some out, or train them again with one value"
+                f"can be compared; {remedy}"
             )
 
 
