@@ -93,7 +93,9 @@ def accept_glm_grpo(words: list[str]) -> None:
     options = vars(_parser().parse_args(words))
     if "overrides" in options and "config_name" in options:
         name = options["config_name"] or "tiny"
-        composed(name, tuple(options["overrides"]))
+        # `plan` reads no prompts.
+        paths = ("data.path=a", "data.eval_path=b") if words[0] == "plan" else ()
+        composed(name, (*paths, *options["overrides"]))
 
 
 def accept_make(words: list[str]) -> None:

@@ -220,7 +220,7 @@ def test_the_printed_command_continues_a_run_with_its_own_settings(
         assert config.rollout.temperature == 0.5
         open_run(config).lock.release()
         # Keys beside it still count.
-        refused = r"\(optim\.schedule, train\.steps\); .* own: .*begin a new run with .*start_from="
+        refused = r"\(optim\.schedule, train\.steps\); .* own: .*start a new run with .*start_from="
         with pytest.raises(CheckpointError, match=refused):
             open_run(compose_config(None, None, overrides))
 
