@@ -21,6 +21,7 @@ from glm_grpo.commands.train import _next_commands
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.report.compare.comparison import compare, pareto_optimal
+from glm_grpo.report.compare.page import comparison_tables
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import Weighing, weighing_metadata
 
@@ -118,6 +119,20 @@ def test_compare_judges_every_evaluation_by_the_weights(make_run: MakeRun) -> No
     assert comparison.untrained == {"lpips": 0.375, "ocr": 0.25, "ssim": 0.5, "aesthetic": 0.5}
     assert (comparison.prompts, comparison.samples_per_prompt) == (2, 2)
     assert comparison.left_out == ()
+    assert "different weights" not in comparison_tables(comparison)[1].note
+
+
+def test_only_a_run_that_started_from_no_weights_shows_the_untrained_model(
+    make_run: MakeRun,
+) -> None:
+    later = {0: FIRST[20], 5: lpips_and_ocr((1.0, 1.0), (1.0, 1.0))}
+    started = [make_run(name, later, "model.start_from=a") for name in ("b", "c")]
+    comparison = compare([started[0], make_run("a", FIRST)], WEIGHTS)
+    assert comparison.untrained["lpips"] == 0.375
+    tables = comparison_tables(comparison)
+    assert tables[2].rows[0][0] == "untrained"
+    assert "started from different weights" in tables[1].note
+    assert comparison_tables(compare(started, WEIGHTS))[2].rows[0][:2] == ("run 1, step 0", "0.750")
 
 
 NORMALISED = (

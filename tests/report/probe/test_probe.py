@@ -67,6 +67,21 @@ def test_draw_probe_scores_samples_noises_and_reconstruction(samples):
     assert samples.reconstructed_pixels.shape == (PROMPTS, 3, 128, 128)
 
 
+def test_an_interrupted_probe_reports_on_the_prompts_done(probed, samples, monkeypatch):
+    models, batch, settings = probed
+    done = iter([samples])
+
+    def interrupted(*_):
+        if (part := next(done, None)) is None:
+            raise KeyboardInterrupt
+        return part
+
+    monkeypatch.setattr("glm_grpo.report.probe.probe._probe_batch", interrupted)
+    assert sample_probe(models, [batch] * 2, settings, noises=NOISES).prompts == samples.prompts
+    with pytest.raises(KeyboardInterrupt):
+        sample_probe(models, [batch], settings, noises=NOISES)
+
+
 @pytest.mark.parametrize(
     ("asked", "sizes"), [(1, [1]), (6, [3, 3]), (7, [3, 3, 1]), (10**9, [3, 3, 1])]
 )
