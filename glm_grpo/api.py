@@ -225,8 +225,7 @@ def train(config: Config, rewards: Mapping[str, ScoringFunction | None] | None =
     """
     if not isinstance(config, Config):
         raise ConfigError(
-            f"{config!r:.100} is not a config; write "
-            'train(load_config("tiny", "train.steps=2")), or the name of another config'
+            f'{config!r:.100} is not a config; write train(load_config("tiny", "train.steps=2"))'
         )
     if rewards:
         config = _with_rewards(config, rewards)

@@ -164,7 +164,8 @@ def with_functions(
     is_mapping = isinstance(functions, Mapping)
     if not is_mapping or not all(each is None or callable(each) for each in functions.values()):
         raise RewardError(
-            f'rewards = {functions!r:.200}: must name functions, as in {{"sharp": sharpness}}'
+            f"rewards = {functions!r:.200}: must be a dict of functions, such as "
+            '{"sharp": sharpness}'
         )
     terms = reward.get("terms")
     found = dict(terms) if isinstance(terms, Mapping) else {}

@@ -100,8 +100,8 @@ def score_images(
         targets = [None] * len(images)
     if not len(prompts) == len(images) == len(targets):
         raise ValueError(
-            f"{len(prompts)} prompts, {len(images)} images, {len(targets)} targets: there must be "
-            "one of each for every image; pass None for a missing target"
+            f"{len(prompts)} prompts, {len(images)} images, {len(targets)} targets: the lists must "
+            "have the same length; pass None for a missing target"
         )
     if rewards:
         values = config.model_dump() if isinstance(config, RewardConfig) else config
@@ -110,7 +110,11 @@ def score_images(
         config = _read_config(config)
     _refuse_absent("images", images)
     _refuse_absent("targets", targets)
-    scorer = build_scorer(config, torch.device(device))
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device = {device!r}: write cpu, cuda or cuda:0") from None
+    scorer = build_scorer(config, place)
     rows = []
     triples = zip(prompts, images, targets, strict=True)
     for number, (prompt, image, target) in enumerate(triples):

@@ -53,6 +53,20 @@ class Prompt:
     target: UInt8[Tensor, "3 H W"] | None = None
     sources: tuple[UInt8[Tensor, "3 H W"], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse a text and a path, which would be taken for other things.
+
+        Raises:
+            ValueError: `texts` is a string, or `target` is not a tensor.
+        """
+        if isinstance(self.texts, str):
+            raise ValueError(f"texts must be a tuple; write texts=({self.texts!r},)")
+        if not isinstance(self.target, Tensor | None):
+            raise ValueError(
+                f"target is a {type(self.target).__name__}; it must be a tensor UInt8 [3, H, W]. "
+                "score_images(..., targets=[...]) takes files"
+            )
+
 
 @dataclass(frozen=True)
 class Scores:

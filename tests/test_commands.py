@@ -238,8 +238,8 @@ RARE = [
     line.format(f"of the 3 {of} prompts")
     for of in ("training", "held-out")
     for line in (
-        "lpips and ssim, 0.60 of the weight, apply to none {}",
-        "ocr, 0.30 of the weight, applies to 1 {}; not to 00000 ('a red sign'), "
+        "lpips and ssim (60% of the weight) apply to none {}",
+        "ocr (30% of the weight) applies to 1 {}; not to 00000 ('a red sign'), "
         "00002 ('a blue sign')",
     )
 ]

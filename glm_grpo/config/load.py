@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from glm_grpo.config.removed import removed_problem, without_removed
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import (
+    OWN_CONFIG,
     PACKAGED_CONFIGS,
     choose_config,
     find_packaged_configs,
@@ -45,6 +47,8 @@ from rewards.problems import (
 )
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES
+
+logger = logging.getLogger(__name__)
 
 _TERMS = "reward.terms."
 """Keys below this prefix need not appear in a file: users choose the names of their terms."""
@@ -112,6 +116,11 @@ def resolve_config(composed: DictConfig, filled: Mapping[str, str] | None = None
             for key in sorted(missing)
         ]
         raise ConfigError(describe_problems(problems))
+    if isinstance(values, dict) and not values.keys() & {"model", "rollout", "reward"}:
+        raise ConfigError(
+            "The config builds on no other: begin its file with `defaults: [tiny, _self_]`, or "
+            "with the name of another packaged config"
+        )
     _refuse_added_nulls()
     _leave_out_other_engines(values)
     config = validate_config(values)
@@ -219,7 +228,10 @@ def compose_config(
     Raises:
         ConfigError: The name or an override is unknown, or a value is refused.
     """
-    folder, name = choose_config(config_dir, name, overrides)
+    given = name
+    folder, name = choose_config(config_dir, given, overrides)
+    if config_dir is not None and given is not None:
+        _warn_of_unused(folder, given)
     overrides = with_whole_weights(overrides, folder, name)
     find_packaged_configs()
     try:
@@ -229,6 +241,12 @@ def compose_config(
         raise composition_error(error) from error
     with _hydra_settings(composed):
         return resolve_config(composed, filled)
+
+
+def _warn_of_unused(folder: Path, name: str) -> None:
+    own = folder / f"{OWN_CONFIG}.yaml"
+    if own.is_file() and not (folder / f"{name}.yaml").is_file():
+        logger.warning("%s is not used, because another config is named: %s", own, name)
 
 
 def with_whole_weights(

@@ -274,8 +274,8 @@ def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
     if len(found) != count:
         raise DataError(
             f"{row.origin}: {len(found)} source image{'' if len(found) == 1 else 's'}, but "
-            f"data.sources is {count}, the number for every prompt of both files; correct 'source' "
-            "or 'sources' of this row, or data.sources"
+            f"every prompt of both files needs data.sources = {count}; correct 'source' or "
+            "'sources' of this row, or data.sources"
         )
     return found
 

@@ -146,8 +146,8 @@ def _check_header(header: list[str], origin: str) -> list[str]:
         separator = next((each for each in OTHER_SEPARATORS if each in header[0]), None)
         if separator is not None and len(header) == 1:
             raise DataError(
-                f"{origin}: the header {shorten(header)} is separated by {separator!r}; save the "
-                "file with commas between the cells"
+                f"{origin}: the header {shorten(header)} uses {separator!r} as its separator; save "
+                "the file with commas between the cells"
             )
         raise DataError(
             f"{origin}: the header {shorten(header)} has no column 'prompt'; rename the column "
@@ -253,9 +253,10 @@ def _read_folder(folder: Path) -> Iterator[Row]:
             f"{folder}: a data set with several splits; name the folder of one, such as "
             f"{folder / first}"
         )
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FILE_SUFFIXES)
+    remedy = f"name one of its files, such as {files[0]}" if files else "name a prompts file"
     raise DataError(
-        f"{folder}: contains neither metadata.jsonl nor prompts.txt with target_images/; add one, "
-        "or name a prompts file"
+        f"{folder}: contains neither metadata.jsonl nor prompts.txt with target_images/; {remedy}"
     )
 
 

@@ -41,7 +41,8 @@ def check_prompt_places(config: Config, config_dir: Path | None) -> None:
 
 def may_be_hub_id(path: str) -> bool:
     """Whether a path that does not exist can be the id of a hub data set."""
-    return Path(path).suffix.lower() not in FILE_SUFFIXES and HUB_ID.fullmatch(path) is not None
+    is_path = path.startswith(".") or Path(path).suffix.lower() in FILE_SUFFIXES
+    return not is_path and HUB_ID.fullmatch(path) is not None
 
 
 def describe_missing(path: str) -> str:

@@ -184,7 +184,7 @@ def load_prompts(
     errors.raise_all()
     if unread:
         logger.warning(
-            "%s: %d of %d rows %s an image to edit, which is not read, because data.sources is 0; "
+            "%s: %d of %d rows %s an image to edit, which is ignored, because data.sources is 0; "
             "data.sources=1 trains on edits",
             path,
             unread,

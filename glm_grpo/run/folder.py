@@ -208,7 +208,7 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
     except OSError as error:
         code = error.errno or 0
         reason = os.strerror(code) if code else str(error)
-        remedy = _REMEDIES.get(code, "Check the path and the state of the disk.")
+        remedy = _REMEDIES.get(code, "Check the path and the disk.")
         raise StorageError(f"Cannot {action} {path}: {reason}. {remedy}") from error
 
 

@@ -121,7 +121,7 @@ def describe_rare_terms(
         others: For terms that apply to some prompts, a few of those to which they do not.
 
     Returns:
-        A line for each number of prompts, such as `lpips and ssim, 0.60 of the weight, apply to
+        A line for each number of prompts, such as `lpips and ssim (60% of the weight) apply to
         none of the 12 training prompts`; the rarest terms first.
     """
     sizes = {name: abs(weight) for name, weight in weights.items() if weight != 0}
@@ -132,7 +132,7 @@ def describe_rare_terms(
         share = sum(sizes[name] for name in names) / sum(sizes.values())
         verb = "apply" if len(names) > 1 else "applies"
         number = str(count) if count else "none"
-        line = f"{listed}, {share:.2f} of the weight, {verb} to {number} of the {total} {of}"
+        line = f"{listed} ({share:.0%} of the weight) {verb} to {number} of the {total} {of}"
         # Terms in one line may be missing for different prompts; name those missing for all of
         # them.
         named = {others[name] for name in names} if others and count else set()

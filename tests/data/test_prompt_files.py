@@ -153,7 +153,7 @@ def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
         (
             "a.csv",
             b"prompt;id\nx;1\n",
-            r"line 1: the header \['prompt;id'\] is separated by ';'; save the file with commas",
+            r"line 1: the header \['prompt;id'\] uses ';' as its separator; save the file with",
         ),
         ("a.csv", b"prompt,id,id\nx,1,2\n", "line 1: .*names a column twice; rename one"),
         ("a.csv", b"prompt,id\nx,1\na sign, red,2\n", "line 3: 3 cells under a header of 2"),

@@ -119,7 +119,7 @@ def test_sources_that_a_run_does_not_read_are_warned_of(
     path = write_rows(folder, *rows)
     load_prompts(path, height=32, width=32)
     (said,) = caplog.messages
-    assert said.startswith(f"{path}: 1 of 2 rows names an image to edit, which is not read")
+    assert said.startswith(f"{path}: 1 of 2 rows names an image to edit, which is ignored")
 
 
 def test_the_first_ten_errors_of_a_file_are_reported_together(folder: Path) -> None:

@@ -186,8 +186,8 @@ def test_describe_rare_terms_adds_up_terms_that_apply_to_as_many_prompts() -> No
     weights = {"lpips": 0.4, "ssim": 0.2, "ocr": -0.3, "aesthetic": 0.1, "shown": 0.0}
     counts = {"lpips": 0, "ssim": 0, "ocr": 2, "aesthetic": 12, "shown": 0}
     assert describe_rare_terms(weights, counts, 12, of="training prompts") == [
-        "lpips and ssim, 0.60 of the weight, apply to none of the 12 training prompts",
-        "ocr, 0.30 of the weight, applies to 2 of the 12 training prompts",
+        "lpips and ssim (60% of the weight) apply to none of the 12 training prompts",
+        "ocr (30% of the weight) applies to 2 of the 12 training prompts",
     ]
 
 
@@ -195,5 +195,5 @@ def test_describe_rare_terms_adds_up_terms_that_apply_to_as_many_prompts() -> No
 def test_describe_rare_terms_calls_less_than_half_few(count: int, is_rare: bool) -> None:
     weights = {"a": 1.0, "b": 1.0, "c": 1.0, "every": 1.0}
     counts = {"a": count, "b": count, "c": count, "every": 12}
-    expected = [f"a, b and c, 0.75 of the weight, apply to {count} of the 12 prompts"]
+    expected = [f"a, b and c (75% of the weight) apply to {count} of the 12 prompts"]
     assert describe_rare_terms(weights, counts, 12, of="prompts") == expected * is_rare

@@ -196,7 +196,7 @@ def test_check_prompts_names_terms_that_apply_to_few_and_takes_each_prompt_once(
     scorer = make_scorer([picky, any_prompt], [-0.6, 0.2])
     prompts = iter([WITH_TEXT, WITHOUT_TEXT, WITHOUT_TEXT])
     assert scorer.check_prompts(prompts, of="held-out prompts") == [
-        "picky, 0.75 of the weight, applies to 1 of the 3 held-out prompts; not to dog ('a dog'), "
+        "picky (75% of the weight) applies to 1 of the 3 held-out prompts; not to dog ('a dog'), "
         "dog ('a dog')"
     ]
 
@@ -227,7 +227,7 @@ def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
     assert (WITHOUT_TEXT.prompt_id, WITH_TEXT.prompt_id) == ("dog", "sign")
     assert table.is_applicable.tolist() == [[True, True], [True, False]]
     assert scorer.check_prompts([WITH_TEXT], of="prompts") == [
-        "dogs, 0.50 of the weight, applies to none of the 1 prompts",
+        "dogs (50% of the weight) applies to none of the 1 prompts",
         "reward.terms.dogs.only is 'd?g': none of the prompts that it could apply to has such an "
         "id",
     ]

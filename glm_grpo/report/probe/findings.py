@@ -213,7 +213,7 @@ def _examine_pairs(report: ProbeReport) -> Iterator[Finding]:
                 f"{first.audit.name}, {second.audit.name}",
                 f"measure the same thing: their scores correlate by {correlation:.2f} inside "
                 "groups",
-                "one of them, with the weights of both, would train the same and cost less",
+                "keep one, with their combined weight: it trains the same and costs less",
             )
 
 

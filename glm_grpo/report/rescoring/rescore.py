@@ -251,7 +251,7 @@ def _find_problem(key: str, value: object, config: Config) -> Problem | None:
     match = _CHANGEABLE.fullmatch(key)
     if match is None:
         rule = (
-            "is not a key that rescore can change: images and raw scores are what the run stored. "
+            "is not a key that rescore can change: images and raw scores are fixed. "
             f"It can change {_CHANGEABLE_IN_WORDS}"
         )
         return Problem(key, value, rule, _remedy_for_other_key(key, value, config))

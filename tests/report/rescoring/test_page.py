@@ -82,7 +82,7 @@ def test_page_shows_what_changed_and_the_images_that_gain_and_lose(
 
 
 def test_print_rescoring_says_what_was_found(folder: RunFolder) -> None:
-    rare = "lpips, 0.40 of the weight, applies to none of the 12 prompts that the run sampled"
+    rare = "lpips (40% of the weight) applies to none of the 12 prompts that the run sampled"
     text = printed(replace(RESCORING, rare_terms=(rare,)), folder)
     for words in (
         "images 32, groups 8, steps 1",

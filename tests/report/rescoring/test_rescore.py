@@ -269,8 +269,8 @@ def test_rescore_names_terms_that_apply_to_few_prompts(tmp_path: Path, configs_d
     folder = store_run(tmp_path / "run", config, step, step)
     changed = rescore(folder, ["reward.terms.ocr.weight=0.7", "reward.terms.aesthetic.weight=0.7"])
     assert changed.rare_terms == (
-        "lpips and ssim, 0.30 of the weight, apply to none of the 3 prompts that the run sampled",
-        "ocr, 0.35 of the weight, applies to 1 of the 3 prompts that the run sampled",
+        "lpips and ssim (30% of the weight) apply to none of the 3 prompts that the run sampled",
+        "ocr (35% of the weight) applies to 1 of the 3 prompts that the run sampled",
     )
 
 
