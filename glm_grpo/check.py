@@ -189,7 +189,8 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
             ]
             if rows:
                 lines.append(
-                    f"{len(rows)} of {len(prompt_set)} {of} prompts are not of the form "
+                    f"{len(rows)} of {len(prompt_set)} {of} prompts "
+                    f"{'is' if len(rows) == 1 else 'are'} not of the form "
                     f"{known_form(is_edit=is_edit)} that the embedded model knows: "
                     f"{_name_some(prompt_set, rows)}"
                 )

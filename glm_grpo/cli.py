@@ -59,8 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
     parser = _parser()
     commands = parser.get_default(_CHOICES)
-    chosen = commands.get(words[0]) if words else None
-    nearest = difflib.get_close_matches(words[0], commands, n=1) if words else []
+    if not words:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    chosen = commands.get(words[0])
+    nearest = difflib.get_close_matches(words[0], commands, n=1)
     if chosen is None and nearest:
         parser.error(f"there is no command {words[0]!r}: did you mean {nearest[0]}?")
     if chosen is not None and "--config-dir" in chosen.format_usage():
@@ -349,11 +352,17 @@ def _add_probe(commands: _Commands) -> None:
 
 
 def _probe(options: argparse.Namespace) -> None:
-    shares = types.parse_weights(options.share, option="--share")
+    # The option takes all words that follow it, keys of the config too.
+    keys = [word for word in options.share if types.is_key(word)]
+    options.overrides += keys
+    given = [word for word in options.share if word not in keys]
+    shares = types.parse_weights(given, option="--share")
     config = _compose_with_prompts(options)
     from glm_grpo.check import check_parts
     from glm_grpo.report.probe.command import probe_config
 
+    # Both end it with the prompts done.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     probe = probe_config(
         config,
         check_parts(config).training,
@@ -519,7 +528,7 @@ def _add_compare(commands: _Commands) -> None:
     command.add_argument(
         "runs",
         type=Path,
-        nargs="+",
+        nargs="*",
         metavar="RUN",
         help="run folders, or a folder of runs; also weights, such as ocr=0.5",
     )
@@ -545,7 +554,10 @@ def _compare(options: argparse.Namespace) -> None:
     # A path takes precedence: a run's folder may be named after its override.
     short = [str(run) for run in options.runs if types.is_weight(str(run)) and not run.exists()]
     runs = [run for run in options.runs if str(run) not in short]
-    words = [*(options.weights or ()), *short]
+    # The option takes all words that follow it, runs too.
+    given = options.weights or ()
+    runs += [Path(word) for word in given if "=" not in word]
+    words = [*(word for word in given if "=" in word), *short]
     weights = types.parse_weights(words, option="--weights") if words else None
     from glm_grpo.report.compare.comparison import compare
     from glm_grpo.report.compare.page import comparison_tables, write_comparison

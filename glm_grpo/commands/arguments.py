@@ -136,6 +136,12 @@ def find_config_option(words: Sequence[str]) -> str:
     return ""
 
 
+def is_key(text: str) -> bool:
+    """Whether a word sets a key of the config other than a term's weight."""
+    key = text.partition("=")[0]
+    return "." in _term_of(key)
+
+
 def is_weight(text: str) -> bool:
     """Whether a word sets a term's weight, as in `ocr=0.5` or `reward.terms.ocr.weight=0.5`."""
     key, equals, _ = text.partition("=")

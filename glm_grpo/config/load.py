@@ -379,6 +379,12 @@ def override_error(error: Exception) -> ConfigError:
     message = message.strip()
     if isinstance(error, OverrideParseException):
         message = _describe_unread(error.override, message)
+    elif decimal := re.match(r"Ambiguous value for argument '(.*\.weight)=(-?\d+),(\d+)'", message):
+        key, whole, digits = decimal.groups()
+        message = (
+            f"{key}={whole},{digits} is a list; for one number, write {key}={whole}.{digits}. "
+            "`glm-grpo train -m` trains with each value of a list"
+        )
     elif several := re.match("Ambiguous value for argument '(.*)'", message):
         written = shell_override(*several[1].split("=", 1))
         message = re.sub("(quote the value: ).*", lambda found: found[1] + written, message)

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Never
 from torch import Tensor
 
 from glm_grpo.composition import is_dated
-from glm_grpo.config import Config, config_differences, shell_override, to_yaml
+from glm_grpo.config import Config, config_differences, flatten, shell_override, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
 from glm_grpo.run.checkpoints import (
     Checkpoint,
@@ -39,6 +39,9 @@ from glm_grpo.run.tables import read_bands, read_metrics
 from glm_grpo.training.distributed.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
+
+_MOST_SHOWN = 3
+"""Changed keys, at most, whose values an error shows."""
 
 AUTO = "auto"
 """Value of `train.resume` that finds the run automatically."""
@@ -313,8 +316,8 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
             )
         raise CheckpointError(
             f"the run in {folder.path} has other settings in its config.yaml "
-            f"({', '.join(differences)}); start a new run without train.resume, or continue with "
-            f"the run's own: {resume_command(path)}"
+            f"({_list_changes(stored, config, differences)}); start a new run without "
+            f"train.resume, or continue with the run's own: {resume_command(path)}"
             f"{f'. To train longer, {_train_longer(folder, stored)}' if is_longer else ''}"
         )
     lock.acquire(folder.path)
@@ -342,6 +345,17 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     else:
         logger.info("continuing %s from %s", folder.path, begin)
     return _Found(folder, checkpoint_path)
+
+
+def _list_changes(stored: Config, given: Config, keys: Sequence[str]) -> str:
+    """Keys, with their values unless there are many."""
+    before, after = flatten(stored.model_dump()), flatten(given.model_dump())
+    return ", ".join(
+        f"{key}: {before.get(key)} in the run, {after.get(key)} here"
+        if len(keys) <= _MOST_SHOWN
+        else key
+        for key in keys
+    )
 
 
 def _train_longer(folder: RunFolder, config: Config) -> str:

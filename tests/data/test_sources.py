@@ -129,7 +129,10 @@ def test_a_field_of_that_name_is_left_alone_where_no_sources_are_asked_for(folde
     ("row", "named"),
     [
         ({"source": ""}, "0 source images, but every prompt of both files needs data.sources = 1"),
-        ({"sources": ["red.png", "blue.png"]}, "2 source images, but data.sources is 1"),
+        (
+            {"sources": ["red.png", "blue.png"]},
+            "2 source images, but every prompt of both files needs data.sources = 1",
+        ),
         ({"source": "red.png", "sources": ["red.png"]}, "source and sources both name images"),
         ({"source": "nowhere.png"}, "nowhere.png does not exist; paths are relative to"),
         ({"source": "torn.png"}, "torn.png cannot be used"),

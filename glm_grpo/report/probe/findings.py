@@ -258,7 +258,7 @@ def _examine(term: ProbedTerm, weight_share: float, report: ProbeReport) -> Iter
         )
         yield Finding(name, what, remedy)
     # A term that is to be pushed down has neither headroom nor ceiling upwards.
-    if term.weight > 0:
+    if term.weight > 0 and not _has_nothing_to_gain(term, weight_share):
         yield from _examine_ceiling(term)
         yield from _examine_headroom(term, report.group_size)
     if audit.flat_fraction < 1:

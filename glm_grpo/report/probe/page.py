@@ -191,7 +191,9 @@ def _share_cell(value: float) -> Cell:
 
 
 def proposed_overrides(report: ProbeReport) -> tuple[str, ...]:
-    """`NAME=WEIGHT` for each term, for a command line; none where no weights are proposed."""
+    """`NAME=WEIGHT` for each term, for a command line; none without proposals or enough prompts."""
+    if report.has_few_prompts:
+        return ()
     return tuple(
         f"{name}={weight}"
         for name, weight in zip(report.names(), _proposed_weights(report), strict=True)

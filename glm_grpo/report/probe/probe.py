@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import torch
 from jaxtyping import Float32, Int64, UInt8
@@ -174,11 +176,15 @@ def sample_probe(
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
     parts: list[ProbeSamples] = []
+    total, started = sum(len(batch.prompts) for batch in batches), time.monotonic()
     try:
         for batch in batches:
             parts.append(_probe_batch(models, batch, settings, noises))
             done = sum(len(part.prompts) for part in parts)
-            logger.info("probed %d of %d prompts", done, sum(len(each.prompts) for each in batches))
+            left = (time.monotonic() - started) * (total - done) / done
+            logger.info(
+                "probed %d of %d prompts, left %s", done, total, timedelta(seconds=round(left))
+            )
     except KeyboardInterrupt:
         if not parts:
             raise
