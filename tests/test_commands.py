@@ -265,7 +265,9 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
         SHARED,
     ]
     first, *rare = found["reward"].split("\n    ")
-    assert first == "lpips, ssim, ocr, aesthetic; every prompt has a term that applies"
+    assert (
+        first == "lpips 0.4, ssim 0.2, ocr 0.3, aesthetic 0.1; every prompt has a term that applies"
+    )
     assert rare == RARE
     for part in ("one rollout", "one held-out prompt"):
         assert found[part].startswith("lpips does not apply, ssim does not apply, ocr ")

@@ -41,7 +41,8 @@ def check_config(config: Config) -> Iterator[str]:
     yield f"memory: {checked.memory}"
     models, rare = load_checked(config, prompts, device)
     yield f"model: loaded {config.model.path} in {config.model.dtype}"
-    found = f"reward: {', '.join(models.scorer.names)}; every prompt has a term that applies"
+    weights = ", ".join(f"{name} {weight:g}" for name, weight in config.reward.weights().items())
+    found = f"reward: {weights}; every prompt has a term that applies"
     yield "\n    ".join([found, *rare])
     experience = collect(
         models,

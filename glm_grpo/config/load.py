@@ -408,6 +408,11 @@ def _describe_unread(override: str, message: str) -> str:
             f"{override!r} is not of the form key=value. Leave no space around =, as in ocr=0.5, "
             "and quote a word that contains spaces, as in 'data.path=my prompts.txt'"
         )
+    if any(value.count(first) > value.count(last) for first, last in ("{}", "[]")):
+        return (
+            f"{override!r} lacks a closing bracket; the shell may have cut it at a space: quote "
+            "the whole word, as in 'model.adapter={rank: 16}'"
+        )
     written = shell_override(key, value)
     refused, _, marked = message.partition("\n")
     is_text = _read_override(*shlex.split(written)) == value

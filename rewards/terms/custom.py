@@ -144,6 +144,8 @@ def load_function(name: str) -> ScoringFunction:
         nearest = difflib.get_close_matches(function_name, functions, n=1)
         names = ", ".join(functions) or "nothing callable"
         remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {names}"
+        if module_name == "__main__":
+            remedy = "put it in a module of its own, which every process can import"
         # The module of a notebook has no file.
         place = getattr(module, "__file__", module_name)
         raise RewardError(

@@ -84,7 +84,7 @@ def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Pa
         ("reward=null", "reward=null: name one of its files, such as reward=aesthetic"),
         ("trackers=wandb", r"must be a list(.|\n)*write a list: 'trackers=\[wandb\]'"),
         ("train=[1]", r"train=\[1\](.|\n)*Cannot merge DictConfig with ListConfig"),
-        ("train.steps=[", r"the value of 'train.steps=\[' cannot be read"),
+        ("train.steps=[", r"'train.steps=\[' lacks a closing bracket; the shell may have cut it"),
         (
             "data.path=~/a.txt",
             r"Hydra reads ~ only inside .* for the shell: 'data.path=\"~/a.txt\"'",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from glm_grpo.config import Config, flatten
 from glm_grpo.errors import CheckpointError, ConfigError
-from glm_grpo.run.config import read_config
+from glm_grpo.run.config import read_config, refuse_no_run
 from glm_grpo.run.folder import RunFolder, read_picture
 from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
 from glm_grpo.run.summaries import Interval, gain_over_prompts
@@ -485,6 +485,8 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
 def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
     paths = [path.resolve() for each in run_dirs for path in _runs_at(each)]
     if len(paths) < 2 or len(set(paths)) < len(paths):
+        for path in paths:
+            refuse_no_run(RunFolder(path))
         raise ConfigError(
             f"runs {', '.join(map(str, run_dirs)) or '(none)'}: a comparison needs at least two, "
             "each named once"

@@ -110,14 +110,17 @@ class HackingMonitor:
             for name, column in values.items()
             if (~column.isnan()).sum() >= _FEWEST_VALUES
         }
-        for name in values.keys() - measured.keys():
-            compares = name == "pixel_diversity" and evaluation.images.pixels.shape[1] == 1
+        has_one_image = evaluation.images.pixels.shape[1] == 1
+        reasons: dict[str, list[str]] = {}
+        for name in sorted(values.keys() - measured.keys()):
             needs = (
-                "compares the images of one prompt, so eval.samples_per_prompt must be 2 or more"
-                if compares
-                else "needs at least two held-out prompts to which it applies"
+                "it compares the images of one prompt, so eval.samples_per_prompt must be 2 or more"
+                if name == "pixel_diversity" and has_one_image
+                else "each needs at least two held-out prompts to which it applies"
             )
-            logger.warning("canary %s is not watched in this run: it %s", name, needs)
+            reasons.setdefault(needs, []).append(name)
+        for needs, names in reasons.items():
+            logger.warning("canaries not watched in this run: %s (%s)", ", ".join(names), needs)
         self._bands = {
             name: replace(band, is_of_evaluations=name in self._evaluated)
             for name, band in make_bands(measured, varieties=VARIETIES | {_ENTROPY}).items()
