@@ -246,7 +246,7 @@ def test_a_weight_among_the_runs_of_compare_is_no_run(
     (tmp_path / "seed=1").mkdir()
     # The folder of a run stays one, whatever its name looks like.
     said = refusal_of(["compare", "seed=1", "ocr=0.5"], capsys)
-    assert "runs seed=1: a comparison needs at least two" in said
+    assert "seed=1 contains no run" in said
     assert "'ocr=much': must be TERM=NUMBER" in refusal_of(
         ["compare", "seed=1", "ocr=much"], capsys
     )

@@ -408,7 +408,8 @@ def _describe_unread(override: str, message: str) -> str:
             f"{override!r} is not of the form key=value. Leave no space around =, as in ocr=0.5, "
             "and quote a word that contains spaces, as in 'data.path=my prompts.txt'"
         )
-    if any(value.count(first) > value.count(last) for first, last in ("{}", "[]")):
+    closing = {"{": "}", "[": "]"}.get(value[:1])
+    if closing is not None and value.count(value[0]) > value.count(closing):
         return (
             f"{override!r} lacks a closing bracket; the shell may have cut it at a space: quote "
             "the whole word, as in 'model.adapter={rank: 16}'"

@@ -186,7 +186,8 @@ def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_p
 
     watched = measure(hacking_monitor, experience(UNTRAINED, table([9.0] * 4)))
 
-    assert {message.split()[1] for message in caplog.messages} == {"pixel_diversity", "seen"}
+    named = [message.partition(" (")[0].partition(": ")[2] for message in caplog.messages]
+    assert sorted(named) == ["pixel_diversity", "seen"]
     assert watched.departures == ()
     assert watched.metrics["canary/seen"] == 9.0
     assert math.isfinite(watched.metrics["canary/pixel_diversity"])
