@@ -11,7 +11,7 @@ begins after the seconds are over, or after its section and those before it have
 
 Sections: `ceilings`, `large_steps` (1024 x 1024 with the shipped settings, and edits), `decoder`,
     `tests` (those marked `gpu`), `update`, `token_step`, `whole_steps`, `flat_rewards` (a constant
-    reward must not change any weight). Compiling takes about a minute a section, so in ten minutes
+    reward must not change any weight). Compiling takes one to two minutes a section, so in ten
     not all get their turn: --only chooses. --dry-run uses the embedded model's sizes, the CPU, and
     a compiler that only traces, and runs all sections in two minutes.
 

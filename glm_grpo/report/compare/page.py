@@ -94,7 +94,7 @@ def _note_on_starts(comparison: Comparison) -> str:
     if all(math.isclose(first, other, abs_tol=1e-6) for other in others):
         return ""
     return (
-        "; the runs started from different weights, so compare them by `over run 1`, not by gains"
+        "; the runs differ before training already, so compare them by `over run 1`, not by gains"
     )
 
 

@@ -119,7 +119,7 @@ def test_compare_judges_every_evaluation_by_the_weights(make_run: MakeRun) -> No
     assert comparison.untrained == {"lpips": 0.375, "ocr": 0.25, "ssim": 0.5, "aesthetic": 0.5}
     assert (comparison.prompts, comparison.samples_per_prompt) == (2, 2)
     assert comparison.left_out == ()
-    assert "different weights" not in comparison_tables(comparison)[1].note
+    assert "differ before" not in comparison_tables(comparison)[1].note
 
 
 def test_only_a_run_that_started_from_no_weights_shows_the_untrained_model(
@@ -131,7 +131,7 @@ def test_only_a_run_that_started_from_no_weights_shows_the_untrained_model(
     assert comparison.untrained["lpips"] == 0.375
     tables = comparison_tables(comparison)
     assert tables[2].rows[0][0] == "untrained"
-    assert "started from different weights" in tables[1].note
+    assert "differ before training already" in tables[1].note
     assert comparison_tables(compare(started, WEIGHTS))[2].rows[0][:2] == ("run 1, step 0", "0.750")
 
 
