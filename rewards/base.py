@@ -69,6 +69,10 @@ class TermConfig(Options):
 
     is_users_program: ClassVar[bool] = False
     """Whether building it runs a user's program, which may load anything."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """Options that may name a local file; other values are names that a library knows."""
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Options that may name a local folder; other values are hub ids."""
     is_on_cpu: ClassVar[bool] = False
     """Whether it always runs on the CPU, wherever the other terms run."""
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from glm_grpo.builders.models import begin_with, find_start, load_models
+from glm_grpo.builders.origin import describe_origin
 from glm_grpo.builders.prompts import build_evaluation_batches, build_held_out
-from glm_grpo.config import Config, parse_override, set_key, to_yaml, validate_config
+from glm_grpo.config import (
+    Config,
+    flatten,
+    parse_override,
+    set_key,
+    to_yaml,
+    validate_config,
+    with_absolute_paths,
+)
 from glm_grpo.errors import ConfigError
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.report import Table, change_row, interval_note
@@ -20,6 +30,14 @@ from glm_grpo.run.folder import (
     refuse_taken,
     storage_errors,
     write_atomically,
+)
+from glm_grpo.run.origin import (
+    Origin,
+    changed_prompts,
+    changed_versions,
+    describe_changes,
+    read_origin,
+    write_origin,
 )
 from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.summaries import summarise
@@ -65,8 +83,11 @@ def evaluate_run(
     """
     quiet_libraries()
     found = find_checkpoint(run)
-    config = _override(found.config, overrides)
+    config = with_absolute_paths(_override(found.config, overrides))
     held_out = build_held_out(config)
+    origin = describe_origin(config, held_out=held_out, training=None)
+    for line in _changes_since(found, config, origin):
+        logger.warning("%s", line)
     folder = _make_folder(found, directory)
     start = find_start(pin_start(config, found.checkpoint))
     models = load_models(config, make_accelerator().device, needs_reference=False)
@@ -81,8 +102,24 @@ def evaluate_run(
     models.policy.load_state_tensors(found.evaluated)
     part = evaluate(models, batches, step=found.checkpoint.step)
     after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
+    write_origin(folder, origin)
     _record(folder, config, (before, after))
     return folder
+
+
+def _changes_since(found: FoundCheckpoint, config: Config, origin: Origin) -> list[str]:
+    """Lines on what is no longer as it was when the run began, so that scores may differ."""
+    stored = read_origin(found.folder)
+    if stored is None:
+        return []
+    # The training prompts are not read.
+    stored = replace(stored, training={})
+    changes = describe_changes(stored, origin, flatten(config.model_dump(mode="json")))
+    changes += changed_versions(stored.versions, origin.versions)
+    if config.data.eval_path == found.config.data.eval_path:
+        held_out = changed_prompts(stored.held_out, origin.held_out)
+        changes += [f"data.eval_path = {config.data.eval_path}: {held_out}"] if held_out else []
+    return [f"not as in {found.folder.path}: {change}" for change in changes]
 
 
 def _make_folder(found: FoundCheckpoint, directory: Path | None) -> RunFolder:

@@ -49,6 +49,8 @@ def _describe_settings(config: Config, *, step: int) -> str:
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
         "program": f"glm-grpo {version('glm-grpo')}",
     }
+    if config.run.notes is not None:
+        rows["notes"] = re.sub(r"\s*\n\s*", "; ", config.run.notes).replace("|", r"\|")
     lines = (f"| {name} | {value} |\n" for name, value in rows.items())
     return f"## How it was trained\n\n| | |\n|---|---|\n{''.join(lines)}"
 

@@ -7,6 +7,7 @@ import os
 import shlex
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from accelerate.utils import get_int_from_env
@@ -15,6 +16,8 @@ from rich.text import Text
 
 from glm_grpo.builders.asynchronous import collector_needs
 from glm_grpo.builders.launch import Launch
+from glm_grpo.builders.origin import describe_origin
+from glm_grpo.builders.prompts import Prompts
 from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.check import Checked, check_before_loading, load_checked
 from glm_grpo.collectors.ray_cluster import RayCluster
@@ -28,12 +31,19 @@ from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.floors import work_of_run
 from glm_grpo.report.compare.comparison import compare
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.summaries import untrained_means
+from glm_grpo.run.summaries import summarise, untrained_means
+from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
-from glm_grpo.training.resume import OpenedRun, open_run, pin_start, resume_command
+from glm_grpo.training.resume import (
+    OpenedRun,
+    keep_origin,
+    open_run,
+    pin_start,
+    resume_command,
+)
 from rewards.types import RewardError
 
 logger = logging.getLogger(__name__)
@@ -76,9 +86,7 @@ def run_training(config: Config) -> RunFolder:
             cluster = RayCluster(config.asynchronous.address, collector_needs(config))
             ending.callback(cluster.close)
             launch = replace(launch, cluster=cluster)
-        # Keep no reference to the checkpoint: its files are mapped, and are removed during the run.
-        trainer, folder = _prepare(given, checked, launch, console, ending)
-        summary = trainer.run()
+        folder, summary = _train(given, checked, launch, console, ending)
     if processes.count > 1:
         launch.accelerator.end_training()
     if not processes.is_main:
@@ -129,24 +137,44 @@ def _run_before(run: Path) -> Path | None:
     return None
 
 
-def _prepare(
+def _train(
     given: Config,
     checked: Checked,
     launch: Launch,
     console: Console,
     ending: ExitStack,
-) -> tuple[Trainer, RunFolder]:
-    """Open the run folder, which keeps the config as given, and load the models.
+) -> tuple[RunFolder, list[SummaryRow] | None]:
+    """Open the run folder, which keeps the config as given, and train what is left to do.
 
     The folder's lock is released at the end.
+
+    Returns:
+        The run folder, and the summary; None if the run was stopped.
     """
-    processes = launch.processes
-    opened = open_run(given, processes)
+    opened = open_run(given, launch.processes)
     ending.callback(opened.lock.release)
+    if opened.is_finished:
+        return opened.folder, summarise(opened.folder)
+    launch.processes.on_main(partial(_keep_origin, opened, given, checked.prompts))
     logger.info(
         "run folder: %s (open gallery/index.html in it once the first evaluation is done)",
         opened.folder.path,
     )
+    folder = opened.folder
+    trainer = _build(checked, opened, launch, console)
+    # Keep no reference to the checkpoint: its files are mapped, and are removed during the run.
+    del opened
+    return folder, trainer.run()
+
+
+def _keep_origin(opened: OpenedRun, config: Config, prompts: Prompts) -> None:
+    origin = describe_origin(config, held_out=prompts.held_out, training=prompts.training)
+    keep_origin(opened, origin, config)
+
+
+def _build(checked: Checked, opened: OpenedRun, launch: Launch, console: Console) -> Trainer:
+    """Load the models, and build the trainer."""
+    processes = launch.processes
     config = pin_start(checked.config, opened.checkpoint, processes)
     with processes.together():
         models, rare = load_checked(
@@ -160,8 +188,7 @@ def _prepare(
         logger.info("%s", line)
     for line in rare if processes.is_main else ():
         logger.warning("%s", line)
-    trainer = build_trainer(config, models, checked.prompts, opened, launch, console)
-    return trainer, opened.folder
+    return build_trainer(config, models, checked.prompts, opened, launch, console)
 
 
 def _has_start(config: Config, opened: OpenedRun) -> bool:

@@ -18,9 +18,11 @@ from glm_grpo.config.load import (
     validate_config,
     with_whole_weights,
 )
+from glm_grpo.config.paths import local_paths, with_absolute_paths
 from glm_grpo.config.removed import removed_problem
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import (
+    LONGEST_NOTES,
     TINY,
     AdapterSection,
     AsyncSection,
@@ -35,6 +37,7 @@ from glm_grpo.config.sections import (
 )
 
 __all__ = [
+    "LONGEST_NOTES",
     "TINY",
     "AdapterSection",
     "AsyncSection",
@@ -55,6 +58,7 @@ __all__ = [
     "flatten",
     "from_yaml",
     "keys_meant",
+    "local_paths",
     "parse_override",
     "removed_problem",
     "resolve_config",
@@ -62,5 +66,6 @@ __all__ = [
     "shell_override",
     "to_yaml",
     "validate_config",
+    "with_absolute_paths",
     "with_whole_weights",
 ]

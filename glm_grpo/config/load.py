@@ -59,6 +59,7 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         "run_dir",
         "trackers",
         "train.resume",
+        "train.resume_with_changes",
         "train.checkpoint_every",
         "train.keep_checkpoints",
         # Where the work is done and in what portions: the keys to change when memory runs out.

@@ -36,7 +36,7 @@ _MOST_TAGS = 32
 _LONGEST_TAG = 64
 """Characters; the limit of W&B."""
 
-_LONGEST_NOTES = 5_000
+LONGEST_NOTES = 5_000
 """Characters; MLflow shows no more than that among the settings."""
 
 
@@ -215,6 +215,10 @@ class TrainSection(Options):
     resume: PathText | None = Field(default=None, examples=["auto"])
     """`auto` (the run in run_dir, or in dated folders the newest unfinished run with these
     settings), a run folder, or a checkpoint in one; absent: start a new run."""
+    resume_with_changes: bool = False
+    """Resume even if the training prompts, the model or what a reward or loss reads is no longer
+    what the run began with; the log and `run.notes` then say what changed. Other held-out prompts
+    are always refused."""
 
     @property
     def updates_per_step(self) -> int:
@@ -321,7 +325,7 @@ def _check_line(text: str) -> str:
 
 
 _Line = Annotated[str, Field(max_length=120), AfterValidator(_check_line)]
-_Notes = Annotated[str, Field(max_length=_LONGEST_NOTES), AfterValidator(_check_text)]
+_Notes = Annotated[str, Field(max_length=LONGEST_NOTES), AfterValidator(_check_text)]
 _Tag = Annotated[str, Field(max_length=_LONGEST_TAG), AfterValidator(_check_line)]
 
 

@@ -33,6 +33,7 @@ from glm_grpo.data.files import (
     read_rows,
     shorten,
 )
+from glm_grpo.digests import digest
 from glm_grpo.errors import DataError, Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.seeds import derive_seed
@@ -77,6 +78,10 @@ class PromptSource(Protocol):
         """Keys that are equal for prompts that ask for the same, without loading a picture."""
         ...
 
+    def digests(self) -> dict[str, str]:
+        """Digest of each prompt with its texts and images, by id, in order."""
+        ...
+
     def has_targets(self) -> bool:
         """Whether any prompt has a target image."""
         ...
@@ -113,6 +118,20 @@ class PromptSet:
     def identities(self) -> list[Hashable]:
         """Text and sources of each prompt; one source under two paths counts as two."""
         return [(entry.prompt, entry.sources) for entry in self.entries]
+
+    def digests(self) -> dict[str, str]:
+        """Digest of each prompt with its texts and the files of its images, by id."""
+        return {
+            entry.prompt_id: digest(
+                repr((entry.prompt, entry.texts)).encode(),
+                *(
+                    each if isinstance(each, bytes) else each.read_bytes()
+                    for each in (entry.target, *entry.sources)
+                    if each is not None
+                ),
+            )
+            for entry in self.entries
+        }
 
     def has_targets(self) -> bool:
         """Whether any prompt has a target image."""

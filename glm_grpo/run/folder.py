@@ -64,6 +64,11 @@ class RunFolder:
         return self.path / "config.yaml"
 
     @property
+    def origin_path(self) -> Path:
+        """Digests of prompts, files and code that the run began with, and versions."""
+        return self.path / "origin.json"
+
+    @property
     def metrics_path(self) -> Path:
         """Metrics: one JSON object per line, one line per step."""
         return self.path / "metrics.jsonl"

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from glm_grpo.digests import digest
 from glm_grpo.errors import DataError
 from glm_grpo.tiny import edits, world
 from rewards.types import Prompt
@@ -68,6 +69,12 @@ class WorldPrompts:
             return [(edits.instruction(edit), edit.before) for edit in self.changes]
         return [*self.captions()]
 
+    def digests(self) -> dict[str, str]:
+        """Digest of what each prompt asks to draw, by its id."""
+        asked = zip(self.signs, self.changes or (None,) * len(self), strict=True)
+        digests = [digest(repr(each).encode()) for each in asked]
+        return dict(zip(self._ids(), digests, strict=True))
+
     def has_targets(self) -> bool:
         """True: every sign can be drawn."""
         return True
@@ -80,14 +87,21 @@ class WorldPrompts:
         describe: Callable[..., Prompt] = partial(
             Prompt, texts=self.texts()[index], target=world.draw_sign(sign)
         )
+        prompt_id = self._ids()[index]
         if not self.changes:
-            return describe(prompt_id=sign.word.lower(), prompt=world.caption(sign))
+            return describe(prompt_id=prompt_id, prompt=world.caption(sign))
         edit = self.changes[index]
         return describe(
-            prompt_id=f"{edit.kind}-{sign.word.lower()}",
+            prompt_id=prompt_id,
             prompt=edits.instruction(edit),
             sources=(world.draw_sign(edit.before),),
         )
+
+    def _ids(self) -> list[str]:
+        words = [sign.word.lower() for sign in self.signs]
+        if not self.changes:
+            return words
+        return [f"{edit.kind}-{word}" for edit, word in zip(self.changes, words, strict=True)]
 
 
 def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> WorldPrompts:

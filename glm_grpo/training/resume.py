@@ -10,15 +10,25 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Never
 
 from torch import Tensor
 
 from glm_grpo.composition import is_dated
-from glm_grpo.config import Config, config_differences, flatten, shell_override, to_yaml
+from glm_grpo.config import (
+    LONGEST_NOTES,
+    Config,
+    config_differences,
+    flatten,
+    shell_override,
+    to_yaml,
+    with_absolute_paths,
+)
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
+from glm_grpo.output import printable
 from glm_grpo.run.checkpoints import (
     Checkpoint,
     load_checkpoint,
@@ -35,6 +45,14 @@ from glm_grpo.run.folder import (
     write_atomically,
 )
 from glm_grpo.run.lock import LOCK_NAME, RunLock
+from glm_grpo.run.origin import (
+    Origin,
+    changed_prompts,
+    changed_versions,
+    describe_changes,
+    read_origin,
+    write_origin,
+)
 from glm_grpo.run.tables import read_bands, read_metrics
 from glm_grpo.training.distributed.processes import ALONE, Processes
 
@@ -82,17 +100,20 @@ class OpenedRun:
         folder: Run folder with its config.yaml.
         checkpoint: Checkpoint to resume from; None for a new run.
         lock: Keeps other runs out of the folder; only the main process holds it.
+        is_finished: Whether all steps are done, and the last evaluation is stored.
     """
 
     folder: RunFolder
     checkpoint: Checkpoint | None
     lock: RunLock
+    is_finished: bool = False
 
 
 @dataclass(frozen=True)
 class _Found:
     folder: RunFolder
     checkpoint: Path | None
+    is_finished: bool = False
 
 
 def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
@@ -120,7 +141,7 @@ def open_run(config: Config, processes: Processes = ALONE) -> OpenedRun:
         checkpoint = load_checkpoint(found.checkpoint)
         # Reports a misfit before a model is loaded.
         checkpoint.run_state()
-    return OpenedRun(found.folder, checkpoint, lock)
+    return OpenedRun(found.folder, checkpoint, lock, found.is_finished)
 
 
 def _find_run(config: Config, lock: RunLock) -> _Found:
@@ -239,8 +260,64 @@ def _new_run(config: Config, lock: RunLock) -> _Found:
     _refuse_what_is_there(folder)
     lock.acquire(folder.path)
     _refuse_what_is_there(folder)
-    write_atomically(folder.config_path, to_yaml(config).encode())
+    # Of a start that failed.
+    folder.origin_path.unlink(missing_ok=True)
+    write_atomically(folder.config_path, to_yaml(with_absolute_paths(config)).encode())
     return _Found(folder, None)
+
+
+def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
+    """Store what a run begins with; refuse to resume it with something else.
+
+    Only the process that writes the run folder may call this.
+
+    Args:
+        opened: The run.
+        origin: What it would be trained with now.
+        config: Its settings.
+
+    Raises:
+        CheckpointError: Other held-out prompts; or other training prompts, model, files or code,
+            without `train.resume_with_changes`.
+        StorageError: The origin cannot be read or written.
+    """
+    folder = opened.folder
+    stored = read_origin(folder)
+    if stored is None or opened.checkpoint is None:
+        # Without a checkpoint, everything recorded is replaced.
+        write_origin(folder, origin)
+        return
+    new_run = f"start a new run with {shell_override('model.start_from', str(folder.path))}"
+    held_out = changed_prompts(stored.held_out, origin.held_out)
+    if held_out:
+        raise CheckpointError(
+            f"data.eval_path = {config.data.eval_path}: these are not the held-out prompts that "
+            f"the run in {folder.path} was evaluated on ({held_out}), so its scores before and "
+            "after could not be compared. Restore them, evaluate a checkpoint on the new ones "
+            f"(glm-grpo eval {shlex.quote(str(folder.path))}), or {new_run}"
+        )
+    settings = flatten(with_absolute_paths(config).model_dump(mode="json"))
+    changes = describe_changes(stored, origin, settings)
+    if changes and not config.train.resume_with_changes:
+        raise CheckpointError(
+            f"the run in {folder.path} began with something else: {'; '.join(changes)}. Restore "
+            f"what it began with, {new_run}, or continue with the changes, which the log and "
+            "run.notes then state: "
+            f"{resume_command(folder.path, 'train.resume_with_changes=true')}"
+        )
+    changes += changed_versions(stored.versions, origin.versions)
+    if changes:
+        note = f"changed after step {opened.checkpoint.step}: {'; '.join(changes)}"
+        logger.warning("%s", note)
+        _add_to_notes(folder, printable(note))
+        write_origin(folder, replace(origin, began=stored.began))
+
+
+def _add_to_notes(folder: RunFolder, line: str) -> None:
+    config = read_config(folder)
+    notes = "\n".join(filter(None, [config.run.notes, line]))[:LONGEST_NOTES]
+    run = config.run.model_copy(update={"notes": notes})
+    write_atomically(folder.config_path, to_yaml(config.model_copy(update={"run": run})).encode())
 
 
 def _refuse_what_is_there(folder: RunFolder) -> None:
@@ -252,6 +329,7 @@ def _refuse_what_is_there(folder: RunFolder) -> None:
     names = {path.name for path in folder.path.iterdir() if not _is_empty_folder(path)}
     own = {*_OF_HYDRA, LOCK_NAME}
     if LOCK_NAME in names:
+        own.add(folder.origin_path.name)
         own |= {name for name in names if leftover_of(Path(name)) == folder.config_path.name}
         own |= {folder.config_path.name} if _is_config(folder) else set()
     others = sorted(names - own)
@@ -306,7 +384,7 @@ def _make_dated(path: Path) -> Path:
 def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     folder, checkpoint_path = _split(path)
     stored = read_config(folder)
-    differences = config_differences(stored, config)
+    differences = config_differences(*map(with_absolute_paths, (stored, config)))
     if differences:
         is_longer = config.train.steps > stored.train.steps
         if is_longer and differences == ["train.steps"]:
@@ -335,7 +413,8 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
         )
     _refuse_lost_records(folder, config, checkpoint_path)
     begin = "its start" if checkpoint_path is None else checkpoint_path.name
-    if done == config.train.steps and folder.evaluation_path(done).exists():
+    is_finished = done == config.train.steps and folder.evaluation_path(done).exists()
+    if is_finished:
         logger.info(
             "%s is finished, with all %d steps done. To train longer, %s",
             folder.path,
@@ -344,18 +423,15 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
         )
     else:
         logger.info("continuing %s from %s", folder.path, begin)
-    return _Found(folder, checkpoint_path)
+    return _Found(folder, checkpoint_path, is_finished)
 
 
 def _list_changes(stored: Config, given: Config, keys: Sequence[str]) -> str:
-    """Keys, with their values unless there are many."""
+    """Keys with their values; of many, the first keys and the number of the others."""
+    if len(keys) > _MOST_SHOWN:
+        return f"{', '.join(keys[:_MOST_SHOWN])} and {len(keys) - _MOST_SHOWN} more"
     before, after = flatten(stored.model_dump()), flatten(given.model_dump())
-    return ", ".join(
-        f"{key}: {before.get(key)} in the run, {after.get(key)} here"
-        if len(keys) <= _MOST_SHOWN
-        else key
-        for key in keys
-    )
+    return ", ".join(f"{key}: {before.get(key)} in the run, {after.get(key)} here" for key in keys)
 
 
 def _train_longer(folder: RunFolder, config: Config) -> str:
@@ -449,12 +525,13 @@ def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
     if not _has_dated_name(run_dir):
         return None
     steps = config.train.steps
-    for path in sorted(run_dir.parent.parent.glob("*/*/config.yaml"), reverse=True):
-        if not _has_dated_name(path.parent):
-            continue
-        folder = RunFolder(path.parent)
+    given = with_absolute_paths(config)
+    configs = run_dir.parent.parent.glob("*/*/config.yaml")
+    runs = [RunFolder(path.parent) for path in configs if _has_dated_name(path.parent)]
+    for folder in sorted(runs, key=_began, reverse=True):
         try:
-            is_same = not config_differences(read_config(folder), config)
+            stored = with_absolute_paths(read_config(folder))
+            is_same = not config_differences(stored, given)
             last = (folder.checkpoint_dir(steps), folder.evaluation_path(steps))
         except GlmGrpoError:
             # A folder of another project or version cannot be resumed.
@@ -462,6 +539,16 @@ def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
         if is_same and not all(each.exists() for each in last):
             return folder.path
     return None
+
+
+def _began(folder: RunFolder) -> tuple[str, str]:
+    """When a run began, by the clock that is never put back; its name is of local time."""
+    with suppress(StorageError):
+        origin = read_origin(folder)
+        if origin is not None:
+            return origin.began, str(folder.path)
+    written = datetime.fromtimestamp(folder.config_path.stat().st_mtime, UTC)
+    return written.isoformat(timespec="seconds"), str(folder.path)
 
 
 def _has_dated_name(run_dir: Path) -> bool:

@@ -43,6 +43,7 @@ class AestheticConfig(TermConfig):
     """Predicted aesthetic rating: a CLIP image embedding and a small head."""
 
     compares_with = ()
+    files = ("clip_model", "clip_weights", "head")
     kind: Literal["aesthetic"]
     """Class that scores."""
     clip_model: PathText = "ViT-L-14-quickgelu"

@@ -34,6 +34,7 @@ class ClipScoreConfig(TermConfig):
     """Cosine of the CLIP embeddings of prompt and image."""
 
     compares_with = ("prompt",)
+    files = ("clip_model", "clip_weights")
     kind: Literal["clip_score"]
     """Class that scores."""
     clip_model: PathText = "ViT-L-14-quickgelu"
@@ -58,6 +59,8 @@ class ClipScoreConfig(TermConfig):
 
 class ClipImageConfig(ComparingConfig):
     """Cosine of the CLIP embeddings of the target image and the sample."""
+
+    files = ("clip_model", "clip_weights")
 
     kind: Literal["clip_image"]
     """Class that scores."""

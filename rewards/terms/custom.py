@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from modulefinder import ModuleFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -21,6 +23,9 @@ from torch import Tensor, nn
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.options import FunctionName
 from rewards.types import Prompt, RewardError, describe_error
+
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages, whose imports are not followed."""
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
 """Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""
@@ -157,6 +162,38 @@ def load_function(name: str) -> ScoringFunction:
             "prompts and images"
         )
     return function
+
+
+def find_source(name: str) -> bytes | None:
+    """Source of a custom function: its module, and the modules beside it which that one imports.
+
+    Nothing is run.
+
+    Args:
+        name: `module:function`, or a name from `name_function`.
+
+    Returns:
+        None if there is no source, as for a function of a compiled module.
+    """
+    module_name = name.partition(":")[0]
+    if module_name == "__main__":
+        # A script also holds the settings of the run; a notebook has no file.
+        with contextlib.suppress(OSError, TypeError):
+            return inspect.getsource(load_function(name)).encode()
+        return None
+    spec = None
+    with _importable(str(Path.cwd())), contextlib.suppress(ImportError):
+        spec = importlib.util.find_spec(module_name)
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+        return None
+    own = Path(str(spec.origin))
+    paths = {own}
+    if Path.cwd() in own.parents and not _INSTALLED & set(own.parts):
+        finder = ModuleFinder(path=[str(Path.cwd())], excludes=["glm_grpo", "rewards"])
+        finder.run_script(str(own))
+        files = (getattr(module, "__file__", None) for module in finder.modules.values())
+        paths |= {Path(file) for file in files if file}
+    return b"".join(path.read_bytes() for path in sorted(paths))
 
 
 def _load_scoring_function(name: str) -> ScoringFunction:

@@ -29,6 +29,7 @@ class HpsConfig(TermConfig):
     """Human preference for the image given the prompt, as predicted by HPS v2."""
 
     compares_with = ("prompt",)
+    files = ("clip_model", "checkpoint")
     kind: Literal["hps"]
     """Class that scores."""
     clip_model: PathText = "ViT-H-14"

@@ -32,6 +32,7 @@ class PickScoreConfig(TermConfig):
     """Human preference for the image given the prompt, as predicted by PickScore."""
 
     compares_with = ("prompt",)
+    folders = ("model", "processor")
     kind: Literal["pick_score"]
     """Class that scores."""
     model: PathText = "yuvalkirstain/PickScore_v1"

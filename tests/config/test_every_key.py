@@ -63,7 +63,7 @@ optim: {learning_rate: 10.0, schedule: constant, warmup_steps: 0, weight_decay: 
         betas: [0.0, 0.999], epsilon: 1.0e-15, max_grad_norm: 0.1}
 train: {mode: async, method: sft, steps: 500, seed: 9223372036854775807, updates_per_rollout: 2,
         minibatches_per_rollout: 8, skip_flat: true, micro_batch_size: 1, checkpoint_every: 1,
-        keep_checkpoints: 1, eval_every: 1, resume: auto}
+        keep_checkpoints: 1, eval_every: 1, resume: auto, resume_with_changes: true}
 async: {collectors: 1, max_policy_age: 0, push_every: 2, on_stale: mask,
         max_importance_ratio: 1.0, min_importance_ratio: 0.5, address: 'head:6379',
         cpus_per_collector: 4, gpus_per_collector: 0.25}
@@ -78,7 +78,12 @@ run_dir: elsewhere
 
 MAY_CHANGE_ON_RESUME = {
     *("run_dir", "trackers", "run.name", "run.notes", "run.tags"),
-    *("train.resume", "train.checkpoint_every", "train.keep_checkpoints"),
+    *(
+        "train.resume",
+        "train.resume_with_changes",
+        "train.checkpoint_every",
+        "train.keep_checkpoints",
+    ),
     *("offload", "reward.overlap", "decode.batch_size", "decode.vae_batch_size"),
     *("decode.compile", "model.compile"),
     *("model.gradient_checkpointing", "train.micro_batch_size"),

@@ -72,6 +72,18 @@ def test_train_script_says_which_sizes_it_brought_to_the_run(run):
     assert rate == stored.optim.learning_rate / 2
 
 
+def test_a_finished_run_prints_its_table_without_loading_a_model(run, programs):
+    folder, ended = run
+
+    again = programs.run(folder.parent, str(ROOT / "train.py"), f"train.resume={folder}")
+
+    assert again.returncode == 0, again.stderr
+    assert "is finished, with all 1 steps done" in again.stdout + again.stderr
+    assert "loaded policy" not in again.stdout + again.stderr
+    table = ended.stdout[ended.stdout.rindex("held-out prompts") :]
+    assert again.stdout.endswith(table)
+
+
 def test_train_script_fills_the_run_folder(run):
     folder = RunFolder(run[0])
 

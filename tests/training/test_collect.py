@@ -255,6 +255,9 @@ class Listed(list[Prompt]):
     def identities(self) -> list[Hashable]:
         return [*self.captions()]
 
+    def digests(self) -> dict[str, str]:
+        return {}
+
     def has_targets(self) -> bool:
         return any(prompt.target is not None for prompt in self)
 

@@ -24,6 +24,7 @@ from glm_grpo.report.compare.comparison import (
 )
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, read_picture
+from glm_grpo.run.origin import read_origin
 from glm_grpo.run.tables import Weighing, evaluation_steps, read_untrained, read_weighing
 from rewards.reweigh import combine
 from rewards.types import RewardError, RewardTable
@@ -124,7 +125,8 @@ def _match(own: _Newest, other: _Newest, name: str) -> OtherRun:
         theirs | {key: ours[key] for key in ("target", "sources") if key in ours}
         for ours, theirs in pairs
     )
-    alike, _ = sort_terms([own.config, other.config])
+    origins = [read_origin(run.folder) for run in (own, other)]
+    alike, _ = sort_terms([own.config, other.config], origins)
     weighing = read_weighing(own.path)
     is_weighed_alike = _is_weighed_alike(pairs, weighing, alike)
     if is_weighed_alike:

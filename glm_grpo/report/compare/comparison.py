@@ -20,23 +20,28 @@ from glm_grpo.config import Config, flatten
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config, refuse_no_run
 from glm_grpo.run.folder import RunFolder, read_picture
+from glm_grpo.run.origin import Origin, read_origin
 from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
 from glm_grpo.run.summaries import Interval, gain_over_prompts
 from rewards.problems import NOT_GIVEN
 from rewards.reweigh import Mode, combine
 
-_NO_DIFFERENCE = frozenset({"run_dir", "train.resume", "run.name", "run.notes", "run.tags"})
+_NO_DIFFERENCE = frozenset(
+    {"run_dir", "train.resume", "train.resume_with_changes", "run.name", "run.notes", "run.tags"}
+)
 """Keys that say where a run lies and what is said about it, not what it is."""
 
 SAME_PICTURES = ("eval.seed", "rollout.height", "rollout.width")
 """Keys that must agree: with others, noise or sizes of the pictures differ."""
 _SAME_EVALUATION = (
     *SAME_PICTURES,
-    "model.path",
     "eval.samples_per_prompt",
     "data.sources",
 )
 """Keys that must agree where figures are compared."""
+_MODEL = "model.path"
+_VERSIONS = "versions."
+"""Prefix of packages among the settings that differ."""
 _NOT_OF_THE_SCORE = frozenset(
     {
         *("weight", "when", "std_floor"),
@@ -64,12 +69,20 @@ def list_settings(config: Config) -> dict[str, str]:
     return {key: json.dumps(value, ensure_ascii=False) for key, value in flat.items()}
 
 
-def differing_settings(configs: Sequence[Config]) -> list[dict[str, str]]:
+def differing_settings(
+    configs: Sequence[Config], origins: Sequence[Origin | None] = ()
+) -> list[dict[str, str]]:
     """For each config the keys, with values as JSON, in which not all of them agree.
 
     A config without a key of another has "(not given)" there. Where a run lies is no difference.
+
+    Args:
+        origins: Of the same runs; if all are known, versions of packages are keys, too, such as
+            `versions.torch`.
     """
     flat = [list_settings(config) for config in configs]
+    for settings, origin in zip(flat, _all_known(origins), strict=False):
+        settings |= {f"{_VERSIONS}{name}": each for name, each in origin.versions.items()}
     keys = dict.fromkeys(key for settings in flat for key in settings)
     differing = [
         key
@@ -80,6 +93,33 @@ def differing_settings(configs: Sequence[Config]) -> list[dict[str, str]]:
     return [{key: settings.get(key, NOT_GIVEN) for key in differing} for settings in flat]
 
 
+def _all_known(origins: Sequence[Origin | None]) -> list[Origin]:
+    """The origins, if all are known; else none, because contents cannot be compared."""
+    known = [origin for origin in origins if origin is not None]
+    return known if len(known) == len(origins) else []
+
+
+def check_same_model(
+    names: Sequence[str], configs: Sequence[Config], origins: Sequence[Origin | None]
+) -> None:
+    """Refuse runs of different models: by their files if these are known, else by their paths.
+
+    Raises:
+        ConfigError: The models differ.
+    """
+    paths = [config.model.path for config in configs]
+    contents = [origin.files.get(_MODEL) for origin in _all_known(origins)]
+    shown = paths
+    if contents and None not in contents:
+        shown = [f"{path} ({content})" for path, content in zip(paths, contents, strict=True)]
+    if len(set(contents if shown is not paths else paths)) > 1:
+        listed = ", ".join(f"{each} in {name}" for each, name in zip(shown, names, strict=True))
+        raise ConfigError(
+            f"{_MODEL} is {listed}: only runs of one model can be compared; leave some out, or "
+            "train them again with one model"
+        )
+
+
 def check_same_evaluation(
     names: Sequence[str], configs: Sequence[Config], keys: Sequence[str] = _SAME_EVALUATION
 ) -> None:
@@ -87,8 +127,8 @@ def check_same_evaluation(
 
     Args:
         names: Names of the runs, for the error.
-        keys: Config keys in which all must agree: model, seed, number and size of the
-            pictures, unless given.
+        keys: Config keys in which all must agree: seed, number and size of the pictures, unless
+            given.
 
     Raises:
         ConfigError: They differ in one.
@@ -143,11 +183,31 @@ def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Seque
     _check_same_pictures(first, run, "source")
 
 
-def sort_terms(configs: Sequence[Config]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Terms that every run scored in the same way, and all others."""
-    scorings = [
-        {name: _scoring(config, name) for name in config.reward.terms} for config in configs
+def list_scorings(
+    configs: Sequence[Config], origins: Sequence[Origin | None]
+) -> list[dict[str, dict[str, Any]]]:
+    """For each run, what its raw scores depend on: options by name of the term.
+
+    Arguments as in `sort_terms`.
+    """
+    known = _all_known(origins)
+    contents = [{**origin.files, **origin.code} for origin in known] or [{} for _ in configs]
+    return [
+        {name: _scoring(config, name, content) for name in config.reward.terms}
+        for config, content in zip(configs, contents, strict=True)
     ]
+
+
+def sort_terms(
+    configs: Sequence[Config], origins: Sequence[Origin | None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Terms that every run scored in the same way, and all others.
+
+    Args:
+        configs: Of the runs.
+        origins: Of the same runs; if all are known, files and code are compared by content.
+    """
+    scorings = list_scorings(configs, origins)
     names = dict.fromkeys(name for scoring in scorings for name in scoring)
     comparable = tuple(
         name
@@ -240,14 +300,20 @@ def _identities(evaluation: StoredEvaluation) -> list[tuple[str, str, tuple[str,
     return list(zip(groups.prompt_ids, groups.prompts, evaluation.texts, strict=True))
 
 
-def _scoring(config: Config, name: str) -> dict[str, Any]:
+def _scoring(config: Config, name: str, contents: Mapping[str, str]) -> dict[str, Any]:
+    """Options of a term; names of files and functions with a digest, if `contents` has it."""
     options = config.reward.terms[name].model_dump()
+    for key in options:
+        content = contents.get(f"reward.terms.{name}.{key}")
+        if content is not None:
+            options[key] = f"{Path(options[key]).name} ({content})"
     return {key: value for key, value in options.items() if key not in _NOT_OF_THE_SCORE}
 
 
 def _list_options(runs: Sequence[EvaluatedRun], name: str) -> str:
     """The options of a term in which runs differ, with the value of each run."""
-    scorings = [_scoring(run.config, name) for run in runs]
+    every = list_scorings([run.config for run in runs], [run.origin for run in runs])
+    scorings = [scoring[name] for scoring in every]
     keys = dict.fromkeys(key for scoring in scorings for key in scoring)
     differing = [key for key in keys if any(s.get(key) != scorings[0].get(key) for s in scorings)]
     return "; ".join(
@@ -420,7 +486,11 @@ class Comparison:
 
 def _short_settings(settings: Mapping[str, str]) -> str:
     """`ocr.weight=0.3` for reward.terms.ocr.weight."""
-    return ", ".join(f"{'.'.join(key.split('.')[-2:])}={value}" for key, value in settings.items())
+    return ", ".join(
+        f"{'.'.join(key.split('.')[-2:])}={value}"
+        for key, value in settings.items()
+        if not key.startswith(_VERSIONS)
+    )
 
 
 def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Comparison:
@@ -444,7 +514,8 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
     reward = runs[0].config.reward
     given = reward.weights() if weights is None else weights
     chosen = {name: weight for name, weight in given.items() if weight != 0}
-    comparable, left_out = sort_terms([run.config for run in runs])
+    configs, origins = [run.config for run in runs], [run.origin for run in runs]
+    comparable, left_out = sort_terms(configs, origins)
     check_weights(runs, chosen, comparable)
     first = runs[0].evaluations[0]
     for run in runs:
@@ -462,7 +533,7 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
         reward.combine if weights is None else "weighted_sum",
         first,
     )
-    differing = differing_settings([run.config for run in runs])
+    differing = differing_settings(configs, origins)
     reference = _prompt_totals(runs[0].evaluations[-1], common)
     compared = tuple(
         _compare_run(run, settings, common, terms, None if run is runs[0] else reference)
@@ -495,6 +566,7 @@ def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
     names = short_names(paths)
     configs = [read_config(folder) for folder in folders]
     check_same_evaluation(names, configs)
+    check_same_model(names, configs, [read_origin(folder) for folder in folders])
     return [
         read_evaluated_run(folder, config, name=name)
         for folder, name, config in zip(folders, names, configs, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.report.compare.comparison import compare, pareto_optimal
 from glm_grpo.report.compare.page import comparison_tables
 from glm_grpo.run.folder import RunFolder, write_atomically
+from glm_grpo.run.origin import Origin, write_origin
 from glm_grpo.run.tables import Weighing, weighing_metadata
 
 TERMS = ("lpips", "ssim", "ocr", "aesthetic")
@@ -252,6 +254,67 @@ def test_compare_lists_only_what_differs(make_run: MakeRun) -> None:
     assert second.settings == {
         **{"reward.terms.ocr.weight": "0.6", "advantage.clip": "null", "train.steps": "80"}
     }
+
+
+ORIGIN = Origin(
+    began="2026-01-01T00:00:00+00:00",
+    held_out={},
+    training={},
+    files={"model.path": "11", "reward.terms.aesthetic.head": "22"},
+    # Stands for the function of a custom term.
+    code={"reward.terms.lpips.network": "33"},
+    versions={"torch": "2.10.0"},
+)
+
+
+def test_compare_lists_versions_of_packages(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    write_origin(RunFolder(runs[0]), ORIGIN)
+    assert compare(runs, WEIGHTS).runs[0].settings == {}
+    versions = {"torch": "2.11.0", "peft": "0.20"}
+    write_origin(RunFolder(runs[1]), dataclasses.replace(ORIGIN, versions=versions))
+    comparison = compare(runs, WEIGHTS)
+    assert comparison.runs[1].settings == {"versions.torch": "2.11.0", "versions.peft": "0.20"}
+    assert comparison.labels() == ("1: a", "2: b")
+
+
+def test_compare_knows_models_by_their_files(make_run: MakeRun) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND, "model.path=copy")]
+    with pytest.raises(ConfigError, match="model.path is tiny in a, copy in b"):
+        compare(runs, WEIGHTS)
+    for run in runs:
+        write_origin(RunFolder(run), ORIGIN)
+    compare(runs, WEIGHTS)
+    others = {**ORIGIN.files, "model.path": "12"}
+    write_origin(RunFolder(runs[1]), dataclasses.replace(ORIGIN, files=others))
+    with pytest.raises(ConfigError, match=r"model.path is tiny \(11\) in a, copy \(12\) in b"):
+        compare(runs, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("contents", "name", "message"),
+    [
+        ({"code": {"reward.terms.lpips.network": "34"}}, "lpips", r"'alex \(33\)' in a"),
+        (
+            {"files": {**ORIGIN.files, "reward.terms.aesthetic.head": "23"}},
+            "aesthetic",
+            r"head '\S+ \(22\)' in a; head '\S+ \(23\)' in b",
+        ),
+    ],
+)
+def test_compare_refuses_scores_of_other_code_and_files(
+    contents: Mapping[str, Any], name: str, message: str, make_run: MakeRun
+) -> None:
+    runs = [make_run("a", FIRST), make_run("b", SECOND)]
+    for run, origin in zip(runs, (ORIGIN, dataclasses.replace(ORIGIN, **contents)), strict=True):
+        write_origin(RunFolder(run), origin)
+    with pytest.raises(ConfigError, match=f"{name}' was scored in different ways: .*{message}"):
+        compare(runs, {name: 1.0})
+    # The same file in another folder is the same.
+    key = "reward.terms.aesthetic.head"
+    moved = make_run("c", SECOND, f"{key}=elsewhere/head.safetensors")
+    write_origin(RunFolder(moved), ORIGIN)
+    assert compare([runs[0], moved], WEIGHTS).left_out == ()
 
 
 def test_compare_names_runs_by_the_shortest_end_of_their_paths(make_run: MakeRun) -> None:

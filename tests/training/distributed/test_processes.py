@@ -29,6 +29,9 @@ class Captions:
     def texts(self):
         return [()] * self.count
 
+    def digests(self):
+        return {}
+
     def has_targets(self):
         return False
 

@@ -1,0 +1,97 @@
+"""Describe what a run begins with, see `Origin`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+
+from glm_grpo.builders.models import model_path
+from glm_grpo.config import Config, local_paths
+from glm_grpo.config.losses import CustomLoss
+from glm_grpo.data.prompts import PromptSource
+from glm_grpo.digests import digest, digest_files
+from glm_grpo.run.folder import storage_errors
+from glm_grpo.run.origin import Origin
+from rewards.terms.custom import CustomConfig, find_source
+
+_PACKAGES = (
+    *("glm-grpo", "torch", "torchvision", "transformers", "diffusers", "peft", "accelerate"),
+    *("bitsandbytes", "numpy", "pillow", "lpips", "torchmetrics", "open-clip-torch"),
+    *("easyocr", "rapidocr", "onnxruntime", "opencv-python", "opencv-python-headless"),
+    "rapidfuzz",
+)
+"""Packages that make images or scores."""
+
+_MODEL = "model.path"
+_MODEL_INDEX = "model_index.json"
+
+
+def describe_origin(
+    config: Config, *, held_out: PromptSource, training: PromptSource | None
+) -> Origin:
+    """Read and digest what a run is made from, beside its settings.
+
+    Args:
+        config: Settings of the run.
+        held_out: Its held-out prompts.
+        training: Its training prompts; None for an evaluation.
+
+    Raises:
+        StorageError: A file cannot be read.
+    """
+    return Origin(
+        began=datetime.now(UTC).isoformat(timespec="seconds"),
+        held_out=_digest_prompts(held_out),
+        training={} if training is None else _digest_prompts(training),
+        files=_digest_files(config),
+        code=_digest_code(config),
+        versions=_find_versions(),
+    )
+
+
+def _digest_prompts(prompts: PromptSource) -> dict[str, str]:
+    with storage_errors("read", Path(prompts.path)):
+        return prompts.digests()
+
+
+def _digest_files(config: Config) -> dict[str, str]:
+    model = model_path(config.model.path)
+    paths = {_MODEL: Path(model)} if Path(model).exists() else {}
+    paths |= {
+        key: path for key, path in local_paths(config).items() if key.startswith("reward.terms.")
+    }
+    digests = {}
+    for key, path in paths.items():
+        with storage_errors("read", path):
+            digests[key] = digest_files(path)
+    if _MODEL not in paths:
+        index = try_to_load_from_cache(model, _MODEL_INDEX)
+        if isinstance(index, str):
+            # Files of a hub id lie in a folder with the name of their revision.
+            digests[_MODEL] = Path(index).parent.name
+    return digests
+
+
+def _digest_code(config: Config) -> dict[str, str]:
+    functions = {
+        f"reward.terms.{name}.function": term.function
+        for name, term in config.reward.terms.items()
+        if isinstance(term, CustomConfig)
+    }
+    if isinstance(config.loss, CustomLoss):
+        functions["loss.function"] = config.loss.function
+    sources = {key: find_source(function) for key, function in functions.items()}
+    return {key: digest(source) for key, source in sources.items() if source is not None}
+
+
+def _find_versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,48 @@
+"""Local files and folders that a config names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from glm_grpo.config.load import flatten, set_key
+from glm_grpo.config.root import Config
+from glm_grpo.config.sections import TINY
+from rewards.terms.clip_loading import resolve_path
+
+
+def local_paths(config: Config) -> dict[str, Path]:
+    """Find the existing files and folders that a config names, other than those it writes.
+
+    Names that a library or a hub knows are none.
+
+    Returns:
+        Absolute path by dotted key, such as `data.path` or `reward.terms.aesthetic.head`.
+
+    Raises:
+        RewardError: A `pkg://` path names a package that is not installed.
+    """
+    named = {
+        "model.path": None if config.model.path == TINY else config.model.path,
+        "model.start_from": config.model.start_from,
+        "data.path": config.data.path,
+        "data.eval_path": config.data.eval_path,
+    }
+    found = {key: Path(text) for key, text in named.items() if text and Path(text).exists()}
+    for name, term in config.reward.terms.items():
+        files = {option: resolve_path(getattr(term, option)) for option in term.files}
+        folders = {option: Path(getattr(term, option)) for option in term.folders}
+        usable = [each for each in files.items() if each[1].is_file()]
+        usable += [each for each in folders.items() if each[1].is_dir()]
+        found |= {f"reward.terms.{name}.{option}": path for option, path in usable}
+    return {key: path.absolute() for key, path in found.items()}
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Make the paths of `local_paths` absolute, so that they name the same files in any folder."""
+    values = config.model_dump(mode="json")
+    given = flatten(values)
+    for key, path in local_paths(config).items():
+        # Files in packages keep their names, which mean the same on other machines.
+        if "://" not in given[key]:
+            set_key(values, key, str(path))
+    return Config.model_validate(values)

@@ -1,0 +1,112 @@
+"""What a run began with: digests of its prompts, files and code, and versions of libraries.
+
+Settings alone do not say this: a file may change under its name. A resumed run and `compare` read
+it to see whether images and scores are still made in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from glm_grpo.run.folder import RunFolder, storage_errors, write_atomically
+from glm_grpo.run.tables import check_stored
+
+_MOST_NAMED = 3
+"""Prompts named for each kind of change, at most."""
+
+Digests = Mapping[str, str]
+"""Digest by name, as hexadecimal digits."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What images and scores of a run are made from, beside its settings.
+
+    Attributes:
+        began: Time at which the run began, ISO 8601 in UTC.
+        held_out: Digest of each held-out prompt, with its texts and images, by id.
+        training: Likewise for the training prompts, in their order.
+        files: Digest of the model, and of each file that a term reads, by config key.
+        code: Digest of the source of each custom function, by config key.
+        versions: Version by name of the installed package.
+    """
+
+    began: str
+    held_out: Digests
+    training: Digests
+    files: Digests
+    code: Digests
+    versions: Mapping[str, str]
+
+
+def write_origin(folder: RunFolder, origin: Origin) -> None:
+    """Store the origin of a run.
+
+    Raises:
+        StorageError: Writing failed.
+    """
+    write_atomically(folder.origin_path, (json.dumps(asdict(origin), indent=1) + "\n").encode())
+
+
+def read_origin(folder: RunFolder) -> Origin | None:
+    """Read the origin of a run; None for a run of a version that did not store it.
+
+    Raises:
+        StorageError: The file is damaged or cannot be read.
+    """
+    path = folder.origin_path
+    if not path.exists():
+        return None
+    with storage_errors("read", path):
+        content = path.read_bytes()
+    return check_stored(Origin, content, str(path))
+
+
+def changed_prompts(before: Digests, after: Digests) -> str:
+    """Describe how prompts differ: how many were added, removed and changed; "" if they do not."""
+    kinds = {
+        "added": [name for name in after if name not in before],
+        "removed": [name for name in before if name not in after],
+        "changed": [name for name in after if before.get(name, after[name]) != after[name]],
+    }
+    parts = [_count(names, kind) for kind, names in kinds.items() if names]
+    if not parts and list(before) != list(after):
+        return "another order"
+    return ", ".join(parts)
+
+
+def changed_keys(before: Digests, after: Digests) -> list[str]:
+    """Keys whose contents are known to differ; keys of one side alone are not."""
+    return [key for key in after if before.get(key, after[key]) != after[key]]
+
+
+def describe_changes(before: Origin, after: Origin, settings: Mapping[str, object]) -> list[str]:
+    """Describe what a run is trained with now, instead of what it began with.
+
+    Args:
+        settings: Values by dotted key, to name files and functions.
+    """
+    training = changed_prompts(before.training, after.training)
+    changes = [f"data.path = {settings['data.path']}: {training}"] if training else []
+    kinds = (("other files", before.files, after.files), ("other code", before.code, after.code))
+    return changes + [
+        f"{key} = {settings[key]}: {what}"
+        for what, old, new in kinds
+        for key in changed_keys(old, new)
+    ]
+
+
+def changed_versions(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Packages with another version, such as `torch 2.10.0 instead of 2.11.0`."""
+    return [
+        f"{name} {after.get(name, 'not installed')} instead of {before.get(name, 'not installed')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _count(names: list[str], kind: str) -> str:
+    more = ", ..." if len(names) > _MOST_NAMED else ""
+    return f"{len(names)} {kind} ({', '.join(names[:_MOST_NAMED])}{more})"

@@ -1,0 +1,251 @@
+"""A run is resumed with what it began with, or says what is different."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from glm_grpo.builders.origin import describe_origin
+from glm_grpo.commands.evaluate import _changes_since
+from glm_grpo.config import Config, compose_config, with_absolute_paths
+from glm_grpo.data.prompts import load_prompts
+from glm_grpo.errors import CheckpointError
+from glm_grpo.run.checkpoints import save_checkpoint
+from glm_grpo.run.config import read_config
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.origin import Origin, read_origin
+from glm_grpo.training.resume import OpenedRun, find_checkpoint, keep_origin, open_run
+from tests.training.test_resume import CONFIGS, STATE, TENSORS
+
+Change = Callable[[Path], object]
+"""Changes files in the folder of `project`."""
+
+SCORER = """
+import helper
+
+def score(prompts, images):
+    return images.float().mean(dim=(1, 2, 3))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Working directory with prompts, pictures and the functions of a reward and a loss."""
+    for name, colour in (("train", "red"), ("held", "blue")):
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
+        rows = [f'{{"prompt": "a {n} \\"A\\"", "target": "{name}.png"}}' for n in range(2)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    (tmp_path / "scorer.py").write_text(SCORER)
+    (tmp_path / "helper.py").write_text("SCALE = 1\n")
+    (tmp_path / "objective.py").write_text("def loss(inputs): ...\n")
+    (tmp_path / "weights.safetensors").write_bytes(b"weights")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@functools.cache
+def compose(*overrides: str) -> Config:
+    return compose_config(
+        CONFIGS,
+        "tiny",
+        [
+            *("train.steps=3", "run_dir=run", "data.path=train.jsonl", "data.eval_path=held.jsonl"),
+            "+reward.terms.mine={kind: custom, weight: 0.1, function: 'scorer:score'}",
+            "+reward.terms.clip_score={weight: 0.1, clip_weights: weights.safetensors}",
+            *("loss=custom", "loss.function=objective:loss"),
+            *overrides,
+        ],
+    )
+
+
+def describe(config: Config) -> Origin:
+    paths = (config.data.eval_path, config.data.path)
+    held_out, training = (load_prompts(path, height=32, width=32) for path in paths)
+    return describe_origin(config, held_out=held_out, training=training)
+
+
+def begin(*overrides: str) -> None:
+    """A run that saved step 2."""
+    config = compose(*overrides)
+    opened = open_run(config)
+    keep_origin(opened, describe(config), config)
+    opened.folder.metrics_path.write_text('{"step": 2}\n')
+    save_checkpoint(opened.folder, step=2, tensors=TENSORS, metadata=STATE)
+    opened.lock.release()
+
+
+def resume(*overrides: str, origin: Callable[[Origin], Origin] = lambda each: each) -> OpenedRun:
+    config = compose("train.resume=run", *overrides)
+    opened = open_run(config)
+    try:
+        keep_origin(opened, origin(describe(config)), config)
+    finally:
+        opened.lock.release()
+    return opened
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def append_prompt(folder: Path) -> None:
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('\n{"prompt": "another \\"B\\""}')
+
+
+CHANGES: list[tuple[Change, str]] = [
+    (append_prompt, r"data\.path = \S+train\.jsonl: 1 added \(00002\)"),
+    (
+        lambda folder: (folder / "train.png").write_bytes((folder / "held.png").read_bytes()),
+        r"data\.path = \S+: 2 changed \(00000, 00001\)",
+    ),
+    (
+        lambda folder: (folder / "scorer.py").write_text(f"{SCORER}\n# sharper"),
+        r"reward\.terms\.mine\.function = scorer:score: other code",
+    ),
+    (
+        lambda folder: (folder / "helper.py").write_text("SCALE = 2\n"),
+        r"reward\.terms\.mine\.function = scorer:score: other code",
+    ),
+    (
+        lambda folder: (folder / "objective.py").write_text("def loss(inputs): return 0\n"),
+        r"loss\.function = objective:loss: other code",
+    ),
+    (
+        lambda folder: (folder / "weights.safetensors").write_bytes(b"others!"),
+        r"reward\.terms\.clip_score\.clip_weights = \S+weights\.safetensors: other files",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+def test_a_change_is_refused_or_noted(
+    change: Change, said: str, project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin("run.notes=mine")
+    change(project)
+
+    with pytest.raises(CheckpointError, match=f"{said}.*train.resume_with_changes=true"):
+        resume()
+
+    folder = resume("train.resume_with_changes=true").folder
+    (warning,) = warnings(caplog)
+    assert warning.startswith("changed after step 2: ")
+    notes = read_config(folder).run.notes
+    assert notes == f"mine\n{warning}"
+    # Said once: this is now what the run is trained with.
+    resume()
+    assert read_config(folder).run.notes == notes
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda folder: (folder / "held.jsonl").write_text('{"prompt": "a 0 \\"A\\""}'),
+            r"1 removed \(00001\), 1 changed \(00000\)",
+        ),
+        (
+            lambda folder: (folder / "held.png").write_bytes((folder / "train.png").read_bytes()),
+            r"2 changed \(00000, 00001\)",
+        ),
+    ],
+)
+def test_other_held_out_prompts_are_always_refused(
+    change: Change, said: str, project: Path
+) -> None:
+    begin()
+    change(project)
+    with pytest.raises(CheckpointError, match=rf"held-out prompts .*{said}.*glm-grpo eval "):
+        resume("train.resume_with_changes=true")
+
+
+def test_the_same_files_in_another_folder_are_not_those_of_the_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin()
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("train.jsonl", "held.jsonl", "train.png", "held.png", "weights.safetensors"):
+        (elsewhere / name).write_bytes((project / name).read_bytes())
+    monkeypatch.chdir(elsewhere)
+    stored = read_config(RunFolder(project / "run"))
+    assert stored.data.path == str(project / "train.jsonl")
+    clip: Any = stored.reward.terms["clip_score"]
+    assert clip.clip_weights == str(project / "weights.safetensors")
+    # The default, a tag that open_clip knows.
+    assert clip.clip_model == "ViT-L-14-quickgelu"
+    with pytest.raises(CheckpointError, match=r"data\.eval_path: /\S+ in the run, held\.jsonl"):
+        open_run(compose(f"train.resume={project / 'run'}"))
+
+
+def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
+    begin()
+    append_prompt(project)
+    (project / "objective.py").write_text("def loss(inputs): return 0\n")
+    (project / "held.png").write_bytes((project / "train.png").read_bytes())
+    found = find_checkpoint(project / "run")
+    place = f"not as in {project / 'run'}: "
+
+    def changes(config: Config) -> list[str]:
+        held_out = load_prompts(config.data.eval_path, height=32, width=32)
+        return _changes_since(
+            found, config, describe_origin(config, held_out=held_out, training=None)
+        )
+
+    assert changes(found.config) == [
+        f"{place}loss.function = objective:loss: other code",
+        f"{place}data.eval_path = {project / 'held.jsonl'}: 2 changed (00000, 00001)",
+    ]
+    # Other prompts were asked for.
+    assert changes(with_absolute_paths(compose("data.eval_path=train.jsonl"))) == [
+        f"{place}loss.function = objective:loss: other code"
+    ]
+
+
+def test_other_versions_are_noted(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    begin()
+
+    def upgrade(origin: Origin) -> Origin:
+        versions = {**origin.versions, "torch": "9.0", "pillow": "8.0"}
+        return dataclasses.replace(origin, versions=versions)
+
+    now = describe(compose()).versions
+    resume(origin=upgrade)
+    assert warnings(caplog) == [
+        f"changed after step 2: pillow 8.0 instead of {now['pillow']}; "
+        f"torch 9.0 instead of {now['torch']}"
+    ]
+
+
+def test_a_run_without_a_checkpoint_begins_anew_with_what_is_there(project: Path) -> None:
+    config = compose()
+    opened = open_run(config)
+    keep_origin(opened, describe(config), config)
+    opened.lock.release()
+    append_prompt(project)
+    resume()
+    stored = read_origin(RunFolder(project / "run"))
+    assert stored is not None
+    assert [*stored.training] == ["00000", "00001", "00002"]
+
+
+def test_auto_resumes_the_run_that_began_last(project: Path) -> None:
+    """The clock was put back by an hour between two runs."""
+    for time, began in (("01-50-00", "00:50:00"), ("01-10-00", "01:10:00")):
+        config = compose(f"run_dir=outputs/2026-10-25/{time}")
+        opened = open_run(config)
+        origin = dataclasses.replace(describe(config), began=f"2026-10-25T{began}+00:00")
+        keep_origin(opened, origin, config)
+        opened.lock.release()
+        # Written in the other order, as by a copy.
+        os.utime(opened.folder.config_path, (1e9, 1e9 if time < "01-30" else 2e9))
+    opened = open_run(compose("run_dir=outputs/2026-10-25/02-00-00", "train.resume=auto"))
+    assert opened.folder.path.name == "01-10-00"
