@@ -25,7 +25,7 @@ _PACKAGES = (
 )
 """Packages that make images or scores."""
 
-_MODEL = "model.path"
+_MODEL, _START = "model.path", "model.start_from"
 _MODEL_INDEX = "model_index.json"
 
 
@@ -35,7 +35,7 @@ def describe_origin(
     """Read and digest what a run is made from, beside its settings.
 
     Args:
-        config: Settings of the run.
+        config: Settings of the run, from `pin_start`.
         held_out: Its held-out prompts.
         training: Its training prompts; None for an evaluation.
 
@@ -61,7 +61,9 @@ def _digest_files(config: Config) -> dict[str, str]:
     model = model_path(config.model.path)
     paths = {_MODEL: Path(model)} if Path(model).exists() else {}
     paths |= {
-        key: path for key, path in local_paths(config).items() if key.startswith("reward.terms.")
+        key: path
+        for key, path in local_paths(config).items()
+        if key.startswith("reward.terms.") or key == _START
     }
     digests = {}
     for key, path in paths.items():

@@ -85,11 +85,12 @@ def evaluate_run(
     found = find_checkpoint(run)
     config = with_absolute_paths(_override(found.config, overrides))
     held_out = build_held_out(config)
-    origin = describe_origin(config, held_out=held_out, training=None)
+    pinned = pin_start(config, found.checkpoint)
+    origin = describe_origin(pinned, held_out=held_out, training=None)
     for line in _changes_since(found, config, origin):
         logger.warning("%s", line)
     folder = _make_folder(found, directory)
-    start = find_start(pin_start(config, found.checkpoint))
+    start = find_start(pinned)
     models = load_models(config, make_accelerator().device, needs_reference=False)
     prompts = (held_out[index] for index in range(len(held_out)))
     for line in models.scorer.check_prompts(prompts, of="held-out prompts"):

@@ -155,13 +155,14 @@ def _train(
     ending.callback(opened.lock.release)
     if opened.is_finished:
         return opened.folder, summarise(opened.folder)
-    launch.processes.on_main(partial(_keep_origin, opened, given, checked.prompts))
+    config = pin_start(checked.config, opened.checkpoint, launch.processes)
+    launch.processes.on_main(partial(_keep_origin, opened, config, checked.prompts))
     logger.info(
         "run folder: %s (open gallery/index.html in it once the first evaluation is done)",
         opened.folder.path,
     )
     folder = opened.folder
-    trainer = _build(checked, opened, launch, console)
+    trainer = _build(config, checked, opened, launch, console)
     # Keep no reference to the checkpoint: its files are mapped, and are removed during the run.
     del opened
     return folder, trainer.run()
@@ -172,10 +173,11 @@ def _keep_origin(opened: OpenedRun, config: Config, prompts: Prompts) -> None:
     keep_origin(opened, origin, config)
 
 
-def _build(checked: Checked, opened: OpenedRun, launch: Launch, console: Console) -> Trainer:
+def _build(
+    config: Config, checked: Checked, opened: OpenedRun, launch: Launch, console: Console
+) -> Trainer:
     """Load the models, and build the trainer."""
     processes = launch.processes
-    config = pin_start(checked.config, opened.checkpoint, processes)
     with processes.together():
         models, rare = load_checked(
             config,

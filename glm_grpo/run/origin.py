@@ -28,7 +28,8 @@ class Origin:
         began: Time at which the run began, ISO 8601 in UTC.
         held_out: Digest of each held-out prompt, with its texts and images, by id.
         training: Likewise for the training prompts, in their order.
-        files: Digest of the model, and of each file that a term reads, by config key.
+        files: Digest of the model, of the checkpoint that the run starts from, and of each file
+            that a term reads, by config key.
         code: Digest of the source of each custom function, by config key.
         versions: Version by name of the installed package.
     """

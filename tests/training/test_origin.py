@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from glm_grpo.builders.origin import describe_origin
@@ -46,6 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "helper.py").write_text("SCALE = 1\n")
     (tmp_path / "objective.py").write_text("def loss(inputs): ...\n")
     (tmp_path / "weights.safetensors").write_bytes(b"weights")
+    save_checkpoint(RunFolder(tmp_path / "start"), step=1, tensors=TENSORS, metadata=STATE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -60,6 +62,7 @@ def compose(*overrides: str) -> Config:
             "+reward.terms.mine={kind: custom, weight: 0.1, function: 'scorer:score'}",
             "+reward.terms.clip_score={weight: 0.1, clip_weights: weights.safetensors}",
             *("loss=custom", "loss.function=objective:loss"),
+            "model.start_from=start/checkpoints/step-000001",
             *overrides,
         ],
     )
@@ -100,6 +103,11 @@ def append_prompt(folder: Path) -> None:
         file.write('\n{"prompt": "another \\"B\\""}')
 
 
+def train_the_start_again(folder: Path) -> None:
+    tensors = {"policy": {"a": torch.zeros(2)}}
+    save_checkpoint(RunFolder(folder / "start"), step=1, tensors=tensors, metadata=STATE)
+
+
 CHANGES: list[tuple[Change, str]] = [
     (append_prompt, r"data\.path = \S+train\.jsonl: 1 added \(00002\)"),
     (
@@ -122,6 +130,7 @@ CHANGES: list[tuple[Change, str]] = [
         lambda folder: (folder / "weights.safetensors").write_bytes(b"others!"),
         r"reward\.terms\.clip_score\.clip_weights = \S+weights\.safetensors: other files",
     ),
+    (train_the_start_again, r"model\.start_from = \S+/start/checkpoints/step-000001: other files"),
 ]
 
 
@@ -182,7 +191,9 @@ def test_the_same_files_in_another_folder_are_not_those_of_the_run(
     assert clip.clip_weights == str(project / "weights.safetensors")
     # The default, a tag that open_clip knows.
     assert clip.clip_model == "ViT-L-14-quickgelu"
-    with pytest.raises(CheckpointError, match=r"data\.eval_path: /\S+ in the run, held\.jsonl"):
+    with pytest.raises(
+        CheckpointError, match=r"\(data\.eval_path, data\.path, model\.start_from and 1 more\)"
+    ):
         open_run(compose(f"train.resume={project / 'run'}"))
 
 
