@@ -156,7 +156,7 @@ def _train(
     if opened.is_finished:
         return opened.folder, summarise(opened.folder)
     config = pin_start(checked.config, opened.checkpoint, launch.processes)
-    launch.processes.on_main(partial(_keep_origin, opened, config, checked.prompts))
+    launch.processes.on_main(partial(_keep_origin, opened, given, config, checked.prompts))
     logger.info(
         "run folder: %s (open gallery/index.html in it once the first evaluation is done)",
         opened.folder.path,
@@ -168,9 +168,9 @@ def _train(
     return folder, trainer.run()
 
 
-def _keep_origin(opened: OpenedRun, config: Config, prompts: Prompts) -> None:
-    origin = describe_origin(config, held_out=prompts.held_out, training=prompts.training)
-    keep_origin(opened, origin, config)
+def _keep_origin(opened: OpenedRun, given: Config, pinned: Config, prompts: Prompts) -> None:
+    origin = describe_origin(pinned, held_out=prompts.held_out, training=prompts.training)
+    keep_origin(opened, origin, given)
 
 
 def _build(

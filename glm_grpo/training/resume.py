@@ -23,6 +23,8 @@ from glm_grpo.config import (
     Config,
     config_differences,
     flatten,
+    local_paths,
+    set_key,
     shell_override,
     to_yaml,
     with_absolute_paths,
@@ -282,11 +284,28 @@ def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
         StorageError: The origin cannot be read or written.
     """
     folder = opened.folder
-    stored = read_origin(folder)
+    stored, notes = read_origin(folder), read_config(folder).run.notes
     if stored is None or opened.checkpoint is None:
         # Without a checkpoint, everything recorded is replaced.
         write_origin(folder, origin)
-        return
+    elif changes := _accepted_changes(folder, stored, origin, config):
+        note = printable(f"changed after step {opened.checkpoint.step}: {'; '.join(changes)}")
+        logger.warning("%s", note)
+        notes = "\n".join(filter(None, [notes, note]))[:LONGEST_NOTES]
+        write_origin(folder, replace(origin, began=stored.began))
+    settings = _settings(config)
+    moved = {key: settings[key] for key in _compared_by_content(folder, config)}
+    _update_config(folder, {**moved, "run.notes": notes})
+
+
+def _settings(config: Config) -> dict[str, object]:
+    return flatten(with_absolute_paths(config).model_dump(mode="json"))
+
+
+def _accepted_changes(
+    folder: RunFolder, stored: Origin, origin: Origin, config: Config
+) -> list[str]:
+    """Describe what changed, unless it is refused; see `keep_origin`."""
     new_run = f"start a new run with {shell_override('model.start_from', str(folder.path))}"
     held_out = changed_prompts(stored.held_out, origin.held_out)
     if held_out:
@@ -296,8 +315,7 @@ def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
             "after could not be compared. Restore them, evaluate a checkpoint on the new ones "
             f"(glm-grpo eval {shlex.quote(str(folder.path))}), or {new_run}"
         )
-    settings = flatten(with_absolute_paths(config).model_dump(mode="json"))
-    changes = describe_changes(stored, origin, settings)
+    changes = describe_changes(stored, origin, _settings(config))
     if changes and not config.train.resume_with_changes:
         raise CheckpointError(
             f"the run in {folder.path} began with something else: {'; '.join(changes)}. Restore "
@@ -305,19 +323,17 @@ def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
             "run.notes then state: "
             f"{resume_command(folder.path, 'train.resume_with_changes=true')}"
         )
-    changes += changed_versions(stored.versions, origin.versions)
-    if changes:
-        note = f"changed after step {opened.checkpoint.step}: {'; '.join(changes)}"
-        logger.warning("%s", note)
-        _add_to_notes(folder, printable(note))
-        write_origin(folder, replace(origin, began=stored.began))
+    return changes + changed_versions(stored.versions, origin.versions)
 
 
-def _add_to_notes(folder: RunFolder, line: str) -> None:
-    config = read_config(folder)
-    notes = "\n".join(filter(None, [config.run.notes, line]))[:LONGEST_NOTES]
-    run = config.run.model_copy(update={"notes": notes})
-    write_atomically(folder.config_path, to_yaml(config.model_copy(update={"run": run})).encode())
+def _update_config(folder: RunFolder, changes: Mapping[str, object]) -> None:
+    before = read_config(folder)
+    values = before.model_dump(mode="json")
+    for key, value in changes.items():
+        set_key(values, key, value)
+    after = Config.model_validate(values)
+    if after != before:
+        write_atomically(folder.config_path, to_yaml(after).encode())
 
 
 def _refuse_what_is_there(folder: RunFolder) -> None:
@@ -384,7 +400,9 @@ def _make_dated(path: Path) -> Path:
 def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     folder, checkpoint_path = _split(path)
     stored = read_config(folder)
+    by_content = _compared_by_content(folder, config)
     differences = config_differences(*map(with_absolute_paths, (stored, config)))
+    differences = [key for key in differences if key not in by_content]
     if differences:
         is_longer = config.train.steps > stored.train.steps
         if is_longer and differences == ["train.steps"]:
@@ -424,6 +442,14 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     else:
         logger.info("continuing %s from %s", folder.path, begin)
     return _Found(folder, checkpoint_path, is_finished)
+
+
+def _compared_by_content(folder: RunFolder, config: Config) -> set[str]:
+    """Keys of files that `keep_origin` compares by content, because files may have been moved."""
+    origin = read_origin(folder)
+    if origin is None:
+        return set()
+    return {"data.path", "data.eval_path", *origin.files} & local_paths(config).keys()
 
 
 def _list_changes(stored: Config, given: Config, keys: Sequence[str]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from PIL import Image
 
 from glm_grpo.builders.origin import describe_origin
 from glm_grpo.commands.evaluate import _changes_since
-from glm_grpo.config import Config, compose_config, with_absolute_paths
+from glm_grpo.config import Config, compose_config, flatten, with_absolute_paths
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import CheckpointError
 from glm_grpo.run.checkpoints import save_checkpoint
@@ -176,25 +176,45 @@ def test_other_held_out_prompts_are_always_refused(
         resume("train.resume_with_changes=true")
 
 
-def test_the_same_files_in_another_folder_are_not_those_of_the_run(
+FILES = {
+    "data.path": "train.jsonl",
+    "data.eval_path": "held.jsonl",
+    "model.start_from": "start/checkpoints/step-000001",
+    "reward.terms.clip_score.clip_weights": "weights.safetensors",
+}
+
+
+def test_a_run_keeps_where_its_files_are(project: Path) -> None:
+    begin()
+    stored = flatten(read_config(RunFolder(project / "run")).model_dump())
+    for key, path in FILES.items():
+        assert stored[key] == str(project / path)
+    # A tag that open_clip knows.
+    assert stored["reward.terms.clip_score.clip_model"] == "ViT-L-14-quickgelu"
+
+
+def test_files_may_be_moved_but_not_exchanged(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin()
-    elsewhere = project / "elsewhere"
-    elsewhere.mkdir()
-    for name in ("train.jsonl", "held.jsonl", "train.png", "held.png", "weights.safetensors"):
-        (elsewhere / name).write_bytes((project / name).read_bytes())
+    moved = project.with_name("moved")
+    project.rename(moved)
+    monkeypatch.chdir(moved)
+    resume()
+    stored = flatten(read_config(RunFolder(moved / "run")).model_dump())
+    assert {key: stored[key] for key in FILES} == {
+        key: str(moved / path) for key, path in FILES.items()
+    }
+    # A folder in which files of the same names have other contents.
+    elsewhere = moved / "elsewhere"
+    shutil.copytree(moved, elsewhere, ignore=shutil.ignore_patterns("run", "elsewhere"))
+    append_prompt(elsewhere)
     monkeypatch.chdir(elsewhere)
-    stored = read_config(RunFolder(project / "run"))
-    assert stored.data.path == str(project / "train.jsonl")
-    clip: Any = stored.reward.terms["clip_score"]
-    assert clip.clip_weights == str(project / "weights.safetensors")
-    # The default, a tag that open_clip knows.
-    assert clip.clip_model == "ViT-L-14-quickgelu"
-    with pytest.raises(
-        CheckpointError, match=r"\(data\.eval_path, data\.path, model\.start_from and 1 more\)"
-    ):
-        open_run(compose(f"train.resume={project / 'run'}"))
+    config = compose(f"train.resume={moved / 'run'}")
+    opened = open_run(config)
+    with pytest.raises(CheckpointError, match=rf"data\.path = {elsewhere}/train\.jsonl: 1 added"):
+        keep_origin(opened, describe(config), config)
+    opened.lock.release()
 
 
 def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
