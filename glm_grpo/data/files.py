@@ -69,7 +69,15 @@ def shorten(value: object) -> str:
 def read_text(path: Path) -> Iterator[Row]:
     """Read one prompt per line; blank lines are skipped."""
     for number, line in _read_lines(path):
-        if line.strip():
+        first, *others = line.strip().splitlines() or [""]
+        if others:
+            # Some programs show a new line there, others do not.
+            separator = line.strip()[len(first)]
+            raise DataError(
+                f"{path}, line {number}: U+{ord(separator):04X} after {shorten(first)} may be the "
+                "end of a line or a part of the prompt; write a line break or a space instead"
+            )
+        if first:
             yield Row(f"{path}, line {number}", {"prompt": line}, path.parent)
 
 
@@ -175,17 +183,21 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield lines with their numbers, from 1, so that an invalid byte is reported on its line."""
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
+    """Yield lines with their numbers, from 1, so that an invalid byte is reported on its line.
+
+    Lines end as on Unix, Windows or the first Macs.
+    """
+    # Each byte is a character at first: reading UTF-8 would fail in blocks, not by line.
+    with path.open(encoding="latin-1") as stream:
+        for number, characters in enumerate(stream, start=1):
+            line = characters.removesuffix("\n").encode("latin-1")
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{path}, line {number}: byte 0x{line[error.start]:02x} at column "
                     f"{error.start + 1} is not UTF-8; save the file as UTF-8"
                 ) from error
-            yield number, text.rstrip("\r\n")
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = dict(

@@ -15,10 +15,28 @@ from tests.data.prompt_files import load, written
 
 
 def test_text_gives_one_prompt_a_line_and_skips_blank_ones(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.TXT", "\ufeffa red sign\r\n\n  \nein Schild \u2028 für 猫")
+    path = written(tmp_path / "a.TXT", "\ufeffa red sign\r\n\n  \nein Schild für 猫\f")
     prompts = load(path)
-    assert prompts.captions() == ["a red sign", "ein Schild \u2028 für 猫"]
+    assert prompts.captions() == ["a red sign", "ein Schild für 猫"]
     assert [entry.origin for entry in prompts.entries] == [f"{path}, line 1", f"{path}, line 4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "captions", "lines"),
+    [
+        ("a.txt", 'a "A"\r\rb "B"\rc', ['a "A"', 'b "B"', "c"], [1, 3, 4]),
+        ("a.txt", "a\nb\r\nc\rd", ["a", "b", "c", "d"], [1, 2, 3, 4]),
+        ("a.jsonl", '{"prompt": "a"}\r{"prompt": "b\u2028c"}\r', ["a", "b\u2028c"], [1, 2]),
+        ("a.csv", 'prompt,id\r"a\rb",x\rc,y\r', ["a\nb", "c"], [2, 4]),
+    ],
+)
+def test_lines_may_end_as_on_any_machine(
+    tmp_path: Path, name: str, content: str, captions: list[str], lines: list[int]
+) -> None:
+    path = written(tmp_path / name, content)
+    prompts = load(path)
+    assert prompts.captions() == captions
+    assert [entry.origin for entry in prompts.entries] == [f"{path}, line {n}" for n in lines]
 
 
 def test_jsonl_gives_one_prompt_an_object(tmp_path: Path) -> None:
@@ -144,6 +162,11 @@ def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
             "gut\nein Schild für\n".encode("latin-1"),
             "line 2: byte 0xfc .*save .* as UTF-8",
         ),
+        ("a.txt", b"a\rgut\xfc\r", r"line 2: byte 0xfc at column 4"),
+        # Ends of lines to some programs only.
+        ("a.txt", "a\n b\u2028c".encode(), r"line 2: U\+2028 after 'b' may be the end of a line"),
+        ("a.txt", b"a\x0bb\n", r"line 1: U\+000B after 'a'"),
+        ("a.txt", "a sign\x85a cat\x85".encode(), r"line 1: U\+0085 after 'a sign' .*a space"),
         ("a.txt", "a sign\n".encode("utf-16"), "line 1: byte 0xff at column 1 is not UTF-8"),
         ("a.txt", "a sign\n".encode("utf-16-le"), "line 1: .*null character .* as UTF-8"),
         ("a.jsonl", b'{"prompt": "a sign "OPEN""}\n', r'write \\" for a quotation mark inside'),
