@@ -211,8 +211,9 @@ def _hint_at_glyphs(family: ModelFamily, of: str, prompt_set: PromptSource) -> l
     differing = {}
     for row, caption in enumerate(prompt_set.captions()):
         quoted = sorted(find_quoted_texts(caption))
+        # The encoder reads a repeated text again.
         read = sorted(
-            text.strip() for text in family.find_glyph_texts(caption) if not is_blank(text)
+            {text.strip() for text in family.find_glyph_texts(caption) if not is_blank(text)}
         )
         if read != quoted:
             differing[row] = f"{_list_some(read)} for {_list_some(quoted)}"

@@ -15,9 +15,15 @@ Armenian. Other letters may be adjacent to a quotation."""
 
 _APOSTROPHE = rf"(?<={_IN_WORD})['\u2019](?={_IN_WORD})"
 
+_UNIT = "(?<=[\\d\u00bc-\u00be\u2150-\u215e])(?:''|['\"\u201d])"
+"""A mark after a digit or a fraction: feet, inches or minutes. Word processors write inches as a
+closing curly mark, with which Swedish quotations open. Marks that open quotations in Chinese and
+Japanese, which put no space before them, are not among these."""
+
 _QUOTATION = re.compile(
     "|".join(
         (
+            _UNIT,
             rf"(?<!{_IN_WORD})'((?:[^']|{_APOSTROPHE})*)'(?!{_IN_WORD})",
             rf"(?<!{_IN_WORD})\u2018((?:[^\u2018\u2019]|{_APOSTROPHE})*)\u2019(?!{_IN_WORD})",
             rf"\u201a((?:[^\u201a\u2018\u2019]|{_APOSTROPHE})*)[\u2018\u2019](?!{_IN_WORD})",
@@ -35,7 +41,9 @@ _QUOTATION = re.compile(
         )
     )
 )
-"""Pairs of marks, each with a group for the text in between."""
+"""Pairs of marks, each with a group for the text in between; and marks of units, without one.
+
+The search goes from left to right, so a mark after a digit still closes a quotation."""
 
 _MARK = re.compile(
     '["\uff02\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f]'
@@ -43,18 +51,23 @@ _MARK = re.compile(
 )
 """A quotation mark; an apostrophe only if it can open a quotation, unlike that of the '90s."""
 
+_ESCAPED = re.compile(rf"""\\"[^"]*\\"|\\'[^']*\\'|(?<={_IN_WORD})\\'(?={_IN_WORD})""")
+"""Two escaped marks with a text in between, or an escaped apostrophe. A single escaped mark may be
+meant, as in "C:\\"."""
+
 
 def find_quoted_texts(prompt: str) -> tuple[str, ...]:
-    """Find the texts that a prompt asks for: those it quotes, from left to right.
+    """Find the texts that a prompt asks for: those it quotes, from left to right, each once.
 
     Quotations are '', "", full-width "", curly ones, those of other languages (low or reversed
     curly ones, guillemets either way) and corner brackets. An apostrophe after a letter or digit
-    opens none, and one before a letter or digit closes none. Nested quotations are part of the
-    outer one. Blank quotations ask for nothing.
+    opens none, and one before a letter or digit closes none. A straight mark after a digit (12",
+    5'10") opens none. Nested quotations are part of the outer one. Blank quotations ask for
+    nothing. A text that is repeated word for word is mentioned again, not asked for again.
 
     GLM-Image's glyph encoder uses a different rule.
     """
-    return tuple(text for text in _quotations(prompt) if text)
+    return tuple(dict.fromkeys(text for text in _quotations(prompt) if text))
 
 
 def has_idle_marks(prompt: str) -> bool:
@@ -66,8 +79,18 @@ def has_idle_marks(prompt: str) -> bool:
 def _quotations(prompt: str) -> Iterator[str]:
     """Yield each quotation, "" if it is blank."""
     for match in _QUOTATION.finditer(prompt):
-        text = next(group for group in match.groups() if group is not None).strip()
-        yield "" if is_blank(text) else text
+        for text in match.groups():
+            if text is not None:
+                yield "" if is_blank(text) else text.strip()
+
+
+def find_escaped_mark(prompt: str) -> str:
+    """Find quotation marks that were escaped as in JSON or source code; "" if there are none.
+
+    The backslash would become part of the text that the prompt asks for.
+    """
+    found = _ESCAPED.search(prompt)
+    return found[0] if found else ""
 
 
 def is_blank(text: str) -> bool:

@@ -346,10 +346,10 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     rows: list[dict[str, object]] = [
         {"prompt": "a dog's collar with 'REX' on it"},
         {"prompt": "a sign \u201eHALT\u201c", "text": ["GO", "AWAY"]},
-        {"prompt": 'a "SIGN"'},
+        {"prompt": 'a "SIGN" whose "SIGN" glows'},
         {"prompt": "a cat"},
         {"prompt": "two", "text": "x" * 500},
-        {"prompt": 'more "WORDS"'},
+        {"prompt": 'a 12" record "JAZZ"'},
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     data = [f"data.path={path}", f"data.eval_path={path}", "reward.allow_untied=true"]
@@ -360,9 +360,9 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     # Whatever is rewarded, the decoder reads the prompt.
     said, _ = [line for line in hint_at_prompts(config, prompts) if "glyph" in line]
     assert said.startswith(
-        "in 2 of 6 training prompts the model's glyph encoder reads other texts than the quoted "
+        "in 3 of 6 training prompts the model's glyph encoder reads other texts than the quoted "
         "ones: "
-        "00000 's collar with' for 'REX', 00001 nothing for 'HALT'; "
+        "00000 's collar with' for 'REX', 00001 nothing for 'HALT', 00005 'record' for 'JAZZ'; "
     )
     assert list_texts(config, prompts)[:1] == (
         [

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from glm_grpo.data.files import (
+    LONGEST_SHOWN,
     SOURCE_FIELDS,
     TARGET_FIELDS,
     Row,
@@ -21,7 +22,7 @@ from glm_grpo.data.files import (
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
 from rewards.pictures import PictureError, PictureSource, fit_pixels, open_rgb
-from rewards.texts import find_quoted_texts, is_blank
+from rewards.texts import find_escaped_mark, find_quoted_texts, is_blank
 
 LARGEST_ASPECT = 4
 """Largest aspect ratio of a source picture. Source: `smart_resize` in GLM-Image's image processor
@@ -177,6 +178,7 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
         raise DataError(
             f"{row.origin}: 'prompt' is missing or blank; every row needs one{_near_prompt(row)}"
         )
+    _refuse_escaped(row, "prompt", prompt)
     return PromptEntry(
         origin=row.origin,
         prompt_id=_read_id(row, position),
@@ -208,6 +210,14 @@ def _read_string(row: Row, field: str) -> str | None:
     return value
 
 
+def _refuse_escaped(row: Row, field: str, value: str) -> None:
+    if found := find_escaped_mark(value):
+        raise DataError(
+            f"{row.origin}: {field!r} contains {found:.{LONGEST_SHOWN}}; only JSON escapes "
+            "quotation marks, and only once: remove the backslashes"
+        )
+
+
 def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
     value = row.fields.get("text")
     if row.has_cells and isinstance(value, str) and _LIST_OF_TEXTS.match(value):
@@ -216,6 +226,7 @@ def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
         text = _read_string(row, "text")
         if text is None:
             return find_quoted_texts(prompt)
+        _refuse_escaped(row, "text", text)
         return () if is_blank(text) else (text.strip(),)
     for text in value:
         if not isinstance(text, str) or is_blank(text) or UNUSABLE_CHARACTERS.search(text):
@@ -224,6 +235,7 @@ def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
                 "text that is not blank, without null characters or halves of surrogate pairs; "
                 "remove it"
             )
+        _refuse_escaped(row, "text", text)
     return tuple(text.strip() for text in value)
 
 

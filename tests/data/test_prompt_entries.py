@@ -40,6 +40,8 @@ def test_a_row_is_filled_where_it_leaves_out(folder: Path) -> None:
     [
         (" TWO\nLINES ", ("TWO\nLINES",)),
         (["DOWN", " IN "], ("DOWN", "IN")),
+        # Of a list, both are wanted.
+        (["IN", "IN"], ("IN", "IN")),
         # Nothing is said about the text: the quotation stands.
         (None, ("UP",)),
         # Said, and there is none.
@@ -106,6 +108,9 @@ PICTURE = "must be the path of an image"
         ({"prompt": "x", "text": 5}, "'text' is 5; it must be text"),
         ({"prompt": "x", "text": ["UP", " "]}, "'text' contains ' '; .*not blank"),
         ({"prompt": "a\ud800b"}, "half a surrogate pair; remove it"),
+        ({"prompt": r'a "\"UP\""'}, r"'prompt' contains \\\"UP\\\"; .*remove the backslashes"),
+        ({"prompt": "x", "text": r"\"UP\""}, r"'text' contains \\\"UP\\\"; only JSON escapes"),
+        ({"prompt": "x", "text": ["A", r"DON\'T"]}, r"'text' contains \\'; only JSON escapes"),
         ({"prompt": "x", "id": 1.5}, "'id' is 1.5; it must be text"),
         ({"prompt": "x", "id": "../x"}, "id '../x' is used in file names; use at most 100"),
         ({"prompt": "x", "id": ".hidden"}, "is used in file names"),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.texts import find_quoted_texts, has_idle_marks
+from rewards.texts import find_escaped_mark, find_quoted_texts, has_idle_marks
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,10 @@ from rewards.texts import find_quoted_texts, has_idle_marks
     [
         ("a sign", ()),
         ("a sign that says 'STOP'", ("STOP",)),
-        ("\u201cSTOP\u201d over \u300cSTOP\u300d", ("STOP", "STOP")),
+        # Word for word the same, however it is quoted.
+        ("\u201cSTOP\u201d over \u300cSTOP\u300d", ("STOP",)),
+        ('it reads "OPEN". The letters of " OPEN" are red', ("OPEN",)),
+        ('"OPEN" above "Open" and "OPEN 24 H"', ("OPEN", "Open", "OPEN 24 H")),
         ("\"C\" \u201cB\u201d 'A' \u300cD\u300d", ("C", "B", "A", "D")),
         ('empty "" and blank " "', ()),
         ('unclosed "STOP', ()),
@@ -38,6 +41,24 @@ from rewards.texts import find_quoted_texts, has_idle_marks
             "\u724c\u5b50'\u4f60\u597d'\u7684, \uc548'\ub155'\uc774\ub77c",
             ("\u4f60\u597d", "\ub155"),
         ),
+        # Marks of units open no quotation; after a digit, a mark can only close one.
+        ('a 12" vinyl record with the label "JAZZ"', ("JAZZ",)),
+        ('a 12" x 24" poster, "A" on it', ("A",)),
+        ('3\u00bd" nails in a box "NAILS"', ("NAILS",)),
+        ("12'' and 7'' records, 'JAZZ' on both", ("JAZZ",)),
+        ("5'10\" tall, a cap 'UP', 6'2\" tall", ("UP",)),
+        ("at 40\u00b026'46\"N a sign 'N'", ("N",)),
+        ("a 12\u201d record and a 7\u201d one, \u201cJAZZ\u201d", ("JAZZ",)),
+        ('a 12\u2033 record, 5\u2032 away, "JAZZ"', ("JAZZ",)),
+        ("\"Route 66\" and '2024' and \u201c7\u201d", ("Route 66", "2024", "7")),
+        ('"24""OPEN"', ("24", "OPEN")),
+        ("'24''OPEN'", ("24", "OPEN")),
+        ("a sign '90s NIGHT'", ("90s NIGHT",)),
+        # Chinese and Japanese need no space between a digit and a quotation.
+        (
+            "2024\u201c\u65b0\u5e74\u201d 7\u300c\u516b\u300d 8\uff02\u4e5d\uff02",
+            ("\u65b0\u5e74", "\u516b", "\u4e5d"),
+        ),
         # One inside another.
         ("\"the 'BIG' one\"", ("the 'BIG' one",)),
         ("'the \"BIG\" one'", ('the "BIG" one',)),
@@ -53,6 +74,8 @@ def test_find_quoted_texts(prompt: str, texts: tuple[str, ...]) -> None:
     [
         ("a dog's bowl in the '90s, the cats' \"OPEN\"", False),
         ('"the \'BIG one"', False),
+        ('a 12" record', False),
+        ('the "12" record"', True),
         ('a sign "OPEN', True),
         ('a sign "A" above "OPEN', True),
         ("a sign 'OPEN", True),
@@ -62,3 +85,21 @@ def test_find_quoted_texts(prompt: str, texts: tuple[str, ...]) -> None:
 )
 def test_has_idle_marks(prompt: str, is_idle: bool) -> None:
     assert has_idle_marks(prompt) is is_idle
+
+
+@pytest.mark.parametrize(
+    ("prompt", "escaped"),
+    [
+        (r"a sign \"OPEN\" here", r"\"OPEN\""),
+        (r'"the \"BIG\" one"', r"\"BIG\""),
+        (r"a sign \"DON'T\"", r"\"DON'T\""),
+        (r"a sign \'OPEN\'", r"\'OPEN\'"),
+        (r'a sign "DON\'T"', r"\'"),
+        # Backslashes that are meant.
+        (r'drives "C:\" and "D:\"', ""),
+        (r'the keys "/" and "\"', ""),
+        (r"a shrug \_o_/", ""),
+    ],
+)
+def test_find_escaped_mark(prompt: str, escaped: str) -> None:
+    assert find_escaped_mark(prompt) == escaped

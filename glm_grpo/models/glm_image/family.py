@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 QUOTING = (
-    "it knows straight and curly quotation marks and \u300c\u300d, and takes every ' for a "
-    "quotation mark: write apostrophes as \u2019"
+    "it knows straight and curly quotation marks and \u300c\u300d, and takes every ' and \" for "
+    "one: write apostrophes as \u2019, and inches as \u2033"
 )
 
 _LARGEST_AREA = 4
