@@ -139,6 +139,16 @@ SHOWN = {
     "colour profile of grey": (stored(plain("L", 128), "PNG", icc_profile=ADOBE), GREY),
     "profile": (stored(plain("RGB", RED), "PNG", icc_profile=SRGB), RED),
     "a phone's film behind it": (PHOTO + b"\xff\xda\0\x08" * 300, RED),
+    "bytes behind a png": (stored(plain("RGB", RED), "PNG") + b"IDAT", RED),
+    "two views": (
+        stored(
+            plain("RGB", RED), "MPO", save_all=True, append_images=[plain("RGB", BLUE)], quality=100
+        ),
+        RED,
+    ),
+    "progressive jpg": (stored(plain("RGB", RED), "JPEG", quality=100, progressive=True), RED),
+    "restart markers": (stored(plain("RGB", RED), "JPEG", restart_marker_blocks=1), RED),
+    "unknown JFIF revision": (PHOTO.replace(b"JFIF\0\x01", b"JFIF\0\x02"), RED),
 }
 
 
@@ -197,6 +207,15 @@ def test_a_torn_picture_is_refused(kind: str) -> None:
     assert open_rgb(content).size == (16, 16)
     with pytest.raises(PictureError, match="cannot be used .*; give an intact PNG, JPEG,"):
         open_rgb(content[: len(content) // 2])
+
+
+def test_a_png_with_one_changed_byte_is_refused() -> None:
+    content = bytearray(stored(Image.linear_gradient("L").convert("RGB"), "PNG"))
+    content[len(content) // 2] ^= 1
+    with Image.open(io.BytesIO(content)) as picture:
+        picture.load()  # Pillow alone takes it
+    with pytest.raises(PictureError, match=r"cannot be used \(broken PNG file .* intact PNG file"):
+        decode_png(bytes(content))
 
 
 @pytest.mark.parametrize(
