@@ -34,6 +34,9 @@ WHITE_IS_ZERO, SEPARATE_PLANES = 0, 2
 PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK"}
 """Pixel mode that a colour profile describes, by the profile's colour space."""
 
+SMALLEST_PART, LARGEST_SCALE = 0.5, 2.0
+"""Part of a picture's area, and scale of its sides, beyond which it hardly fits a size."""
+
 _FAST = 1  # zlib level: pictures are read only once, so time matters more than size
 
 
@@ -85,9 +88,28 @@ def fit_pixels(picture: Image.Image, *, height: int, width: int) -> UInt8[Tensor
     """Pixel values of an RGB picture scaled (Lanczos) to cover a size and cropped evenly.
 
     Nothing is stretched, so that shapes stay comparable; a picture with another aspect ratio loses
-    its margins.
+    its margins (see `describe_misfit`).
     """
     return to_pixels(ImageOps.fit(picture, (width, height), method=Image.Resampling.LANCZOS))
+
+
+def describe_misfit(size: tuple[int, int], *, height: int, width: int) -> str:
+    """Describe what `fit_pixels` does to a picture that hardly fits; "" if it fits.
+
+    It hardly fits if less than half of it is left, or if its sides are enlarged more than twice.
+
+    Args:
+        size: Width and height of the picture, pixels.
+        height: Pixels to fit it to.
+        width: Pixels to fit it to.
+    """
+    sides = size[0] * height, size[1] * width
+    kept = min(sides) / max(sides)
+    enlarged = max(width / size[0], height / size[1])
+    parts = [f"{100 * kept:.2g} % of it is left"] if kept < SMALLEST_PART else []
+    if enlarged > LARGEST_SCALE:
+        parts.append(f"enlarged {enlarged:.3g} times")
+    return f"{size[0]} x {size[1]}: {', '.join(parts)}" if parts else ""
 
 
 def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:

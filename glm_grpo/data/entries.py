@@ -38,27 +38,35 @@ _LIST_OF_TEXTS = re.compile(r'\s*\[\s*["\]]')
 """Start of a JSON list in a cell; `[SALE]` is a text in brackets."""
 
 
-def verify_picture(source: PictureSource, origin: str) -> None:
-    """Decode a picture fully: the header alone does not reveal a truncated file.
+def verify_picture(source: PictureSource, origin: str) -> tuple[int, int]:
+    """Decode a picture fully: the header alone does not reveal a damaged file.
 
     Args:
         source: The picture.
         origin: The file and line that name it, for the error.
 
+    Returns:
+        Width and height as it is shown, pixels.
+
     Raises:
-        DataError: The picture is missing, unreadable, truncated, too large or has an unknown value
+        DataError: The picture is missing, unreadable, damaged, too large or has an unknown value
             range.
     """
-    _open(source, origin)
+    return _open(source, origin).size
 
 
-def verify_source(source: PictureSource, origin: str) -> None:
-    """Like `verify_picture`, but also refuse a picture so elongated that most of it would be cut.
+def refuse_long_source(source: PictureSource, size: tuple[int, int], origin: str) -> None:
+    """Refuse a source picture that is longer than the model reads.
+
+    Args:
+        source: The picture.
+        size: From `verify_picture`.
+        origin: The file and line that name it, for the error.
 
     Raises:
-        DataError: As for `verify_picture`, or the sides differ by more than a factor of 4.
+        DataError: The sides differ by more than a factor of 4.
     """
-    width, height = _open(source, origin).size
+    width, height = size
     if max(width, height) > LARGEST_ASPECT * min(width, height):
         name = "the embedded source" if isinstance(source, bytes) else f"source {source}"
         raise DataError(

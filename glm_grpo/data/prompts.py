@@ -7,7 +7,6 @@ import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -19,8 +18,8 @@ from glm_grpo.data.entries import (
     ReservedTexts,
     load_picture,
     make_entry,
+    refuse_long_source,
     verify_picture,
-    verify_source,
 )
 from glm_grpo.data.files import (
     LONGEST_SHOWN,
@@ -38,13 +37,15 @@ from glm_grpo.errors import DataError, Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import PromptBatch
-from rewards.pictures import PictureSource
+from rewards.pictures import PictureSource, describe_misfit
 from rewards.types import Prompt
 
 logger = logging.getLogger(__name__)
 
 _MOST_ERRORS = 10
 """Rows of a file that are refused before its reading ends."""
+_MOST_NAMED = 3
+"""Pictures that a warning names."""
 
 
 @runtime_checkable
@@ -190,7 +191,7 @@ def load_prompts(
     """
     entries: list[PromptEntry] = []
     misspelt: dict[str, str] = {}
-    checked = _CheckedRows(reserved or ReservedTokens(), sources)
+    checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
     errors, unread = Errors(), 0
     with errors.kept():
         for position, row in enumerate(read_rows(path)):
@@ -213,17 +214,35 @@ def load_prompts(
     for meant, name in misspelt.items():
         shown = shorten(name)
         logger.warning("%s: field %s is not read; did you mean '%s'?", path, shown, meant)
+    for kind, misfits in checked.misfits.items():
+        logger.warning(
+            "%s: %d %s %s rollout.width x rollout.height = %d x %d (less than half is left, or "
+            "enlarged more than twice): %s; crop or replace them",
+            path,
+            len(misfits),
+            kind,
+            "image hardly fits" if len(misfits) == 1 else "images hardly fit",
+            width,
+            height,
+            ", ".join([*misfits[:_MOST_NAMED], *(["..."] if len(misfits) > _MOST_NAMED else [])]),
+        )
     return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
 
 
 class _CheckedRows:
-    """Checks rows one by one; remembers their ids and the targets that it has decoded."""
+    """Checks rows one by one; remembers their ids and the sizes of their pictures.
 
-    def __init__(self, reserved: ReservedTokens, sources: int) -> None:
+    Attributes:
+        misfits: By kind of picture, where and how pictures hardly fit the rollout's size.
+    """
+
+    def __init__(self, reserved: ReservedTokens, sources: int, *, height: int, width: int) -> None:
+        self.misfits: dict[str, list[str]] = {}
         self._reserved = ReservedTexts(reserved)
         self._sources = sources
+        self._height, self._width = height, width
         self._origins: dict[str, str] = {}
-        self._verified: set[Path] = set()
+        self._sizes: dict[PictureSource, tuple[int, int]] = {}
 
     def entry(self, row: Row, position: int) -> PromptEntry:
         """Read one row.
@@ -240,14 +259,20 @@ class _CheckedRows:
                 "named by their position"
             )
         self._origins[entry.prompt_id] = row.origin
-        if isinstance(entry.target, bytes):
-            verify_picture(entry.target, row.origin)
-        elif entry.target is not None and entry.target not in self._verified:
-            verify_picture(entry.target, row.origin)
-            self._verified.add(entry.target)
+        if entry.target is not None:
+            self._measure(entry.target, "target", row.origin)
         for source in entry.sources:
-            verify_source(source, row.origin)
+            refuse_long_source(source, self._measure(source, "source", row.origin), row.origin)
         return entry
+
+    def _measure(self, picture: PictureSource, kind: str, origin: str) -> tuple[int, int]:
+        if picture not in self._sizes:
+            self._sizes[picture] = verify_picture(picture, origin)
+        size = self._sizes[picture]
+        if misfit := describe_misfit(size, height=self._height, width=self._width):
+            place = origin.rpartition(", ")[2]
+            self.misfits.setdefault(kind, []).append(f"{place} ({misfit})")
+        return size
 
 
 def _names_source(row: Row) -> bool:

@@ -122,6 +122,32 @@ def test_sources_that_a_run_does_not_read_are_warned_of(
     assert said.startswith(f"{path}: 1 of 2 rows names an image to edit, which is ignored")
 
 
+def test_pictures_that_hardly_fit_the_rollout_are_warned_of(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Of 64 x 32: half of the last two is left, and the last is enlarged exactly twice.
+    sizes = {"long": (300, 40), "icon": (8, 8), "high": (64, 65), "square": (64, 64), "2": (32, 32)}
+    for name, size in sizes.items():
+        Image.new("RGB", size).save(folder / f"{name}.png")
+    fine = [{"prompt": "a", "target": f"{name}.png"} for name in ("square", "2")]
+    bad = [
+        {"prompt": "b", "target": f"{name}.png"}
+        for name in ("long", "icon", "high", "icon", "icon")
+    ]
+    path = write_rows(folder, *fine, {"prompt": "c"}, *bad)
+    load_prompts(path, height=32, width=64)
+    # 300 x 40 is cut to 80 x 40, 8 x 8 to 8 x 4, 64 x 65 to 64 x 32.
+    assert caplog.messages == [
+        f"{path}: 5 target images hardly fit rollout.width x rollout.height = 64 x 32 (less than "
+        "half is left, or enlarged more than twice): line 4 (300 x 40: 27 % of it is left), line 5 "
+        "(8 x 8: enlarged 8 times), line 6 (64 x 65: 49 % of it is left), ...; crop or replace them"
+    ]
+    caplog.clear()
+    path = write_rows(folder, {"prompt": "a", "target": "square.png", "source": "icon.png"})
+    load_prompts(path, height=32, width=64, sources=1)
+    assert [said.partition(" hardly")[0] for said in caplog.messages] == [f"{path}: 1 source image"]
+
+
 def test_the_first_ten_errors_of_a_file_are_reported_together(folder: Path) -> None:
     rows = [{"prompt": ""}, {"prompt": "a"}, *[{"prompt": "a", "target": "none.png"}] * 12]
     with pytest.raises(DataError) as refused:
