@@ -5,34 +5,45 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import get_args
 
 import pandas
 import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from rewards.base import Need
+from rewards.base import Need, TermConfig, has_needs
 from rewards.build import build_scorer
 from rewards.config import RewardConfig, with_functions
-from rewards.pictures import PictureError, fit_pixels, open_rgb, to_pixels, to_rgb
+from rewards.pictures import (
+    PictureError,
+    describe_misfit,
+    fit_pixels,
+    open_rgb,
+    to_pixels,
+    to_rgb,
+)
 from rewards.problems import describe_problems, find_problems
 from rewards.reweigh import combine
 from rewards.terms.custom import ScoringFunction
-from rewards.texts import find_quoted_texts
+from rewards.texts import find_escaped_mark, find_quoted_texts
 from rewards.types import Prompt
 
 Picture = Image.Image | Path | str
 """An image in memory, or the path of its file."""
 
+_MOST_NAMED = 3
+"""Targets that a warning names."""
+
 _ABSENT: dict[Need, str] = {
-    "prompt": "its `only` matches no prompt_id",
-    "text": "no prompt asks for a text; put it in quotation marks, or pass "
+    "text": "asks for a text; put it in quotation marks, or pass "
     "rewards.Prompt('0', 'a sign', texts=('OPEN',))",
-    "target": "there are no target images; pass targets=[...]",
-    "source": "no prompt has an image to edit; pass rewards.Prompt(..., sources=...)",
+    "target": "has a target image; pass targets=[...]",
+    "source": "has an image to edit; pass rewards.Prompt(..., sources=...)",
 }
-"""Why a term with this need applied to none of the images, and the remedy."""
+"""What no prompt has if a term with this need applies to none, and the remedy."""
 
 
 def score_images(
@@ -73,7 +84,8 @@ def score_images(
         A row per image: the score of each term, higher is better, missing if the term does not
         apply; and `total`, their weighted sum. A `combine` that compares the images of a group has
         no meaning for single images, and is not used. Warns about terms that apply to none of the
-        images.
+        images, and about targets of which less than half is left, or that are enlarged more than
+        twice.
 
     Raises:
         RewardError: `rewards` does not contain functions, or a term cannot be built or cannot score
@@ -84,18 +96,7 @@ def score_images(
             `ValueError`.
         FileNotFoundError: A file does not exist.
     """
-    for given in (prompts, images, targets):
-        if isinstance(given, (str, Path, Prompt, Image.Image)):
-            raise ValueError(
-                f"{given!r:.100} is not a list; give one of each for every image: "
-                "score_images([prompt], [image], config)"
-            )
-    for number, prompt in enumerate(prompts):
-        if not isinstance(prompt, (str, Prompt)):
-            raise ValueError(
-                f"prompts[{number}] is a {type(prompt).__name__}; give a string, or "
-                "rewards.Prompt('0', 'a sign', texts=('OPEN',))"
-            )
+    _refuse_other_forms(prompts, images, targets)
     if targets is None:
         targets = [None] * len(images)
     if not len(prompts) == len(images) == len(targets):
@@ -115,11 +116,13 @@ def score_images(
     except RuntimeError:
         raise ValueError(f"device = {device!r}: write cpu, cuda or cuda:0") from None
     scorer = build_scorer(config, place)
-    rows = []
+    rows, parts, misfits = [], [], []
     triples = zip(prompts, images, targets, strict=True)
     for number, (prompt, image, target) in enumerate(triples):
         picture = _open(image)
-        described = _describe(prompt, target, picture.size, number)
+        described, misfit = _describe(prompt, target, picture.size, number)
+        misfits += [f"targets[{number}] ({misfit})"] if misfit else []
+        parts.append(_parts_of(described))
         table = scorer.score([described], to_pixels(picture)[None, None])
         scores = table.raw.masked_fill(~table.is_applicable.unsqueeze(1), torch.nan)[0, 0].tolist()
         has_total = bool((table.is_applicable & (table.weights != 0)).any())
@@ -127,21 +130,77 @@ def score_images(
         rows.append([*scores, total])
     found = pandas.DataFrame(rows, columns=[*scorer.names, "total"])
     if rows:
-        _warn_of_idle_terms(config, found)
+        _warn_of_idle_terms(config, found, parts)
+        _warn_of_misfits(misfits)
     return found
 
 
-def _warn_of_idle_terms(config: RewardConfig, found: pandas.DataFrame) -> None:
-    reasons = []
-    for name, term in config.terms.items():
-        if found[name].isna().all():
-            needs = set(term.needs()) - {"prompt"} or {"prompt"}
-            why = "; ".join(why for need, why in _ABSENT.items() if need in needs)
-            reasons.append(f"{name} ({why})")
+def _refuse_other_forms(
+    prompts: Sequence[object], images: Sequence[object], targets: Sequence[object] | None
+) -> None:
+    """Refuse single values instead of lists, and prompts that cannot be meant.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for given in (prompts, images, targets):
+        if isinstance(given, (str, Path, Prompt, Image.Image)):
+            raise ValueError(
+                f"{given!r:.100} is not a list; give one of each for every image: "
+                "score_images([prompt], [image], config)"
+            )
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, (str, Prompt)):
+            raise ValueError(
+                f"prompts[{number}] is a {type(prompt).__name__}; give a string, or "
+                "rewards.Prompt('0', 'a sign', texts=('OPEN',))"
+            )
+        if isinstance(prompt, str) and (found := find_escaped_mark(prompt)):
+            raise ValueError(
+                f"prompts[{number}] contains {found:.100}; remove the backslashes, which would "
+                "become part of the text"
+            )
+
+
+_Parts = tuple[str, frozenset[Need]]
+"""Id of a prompt, and what it has."""
+
+
+def _parts_of(prompt: Prompt) -> _Parts:
+    return prompt.prompt_id, frozenset(need for need in get_args(Need) if has_needs(prompt, [need]))
+
+
+def _warn_of_idle_terms(
+    config: RewardConfig, found: pandas.DataFrame, parts: Sequence[_Parts]
+) -> None:
+    reasons = [
+        f"{name} ({_why_idle(term, parts)})"
+        for name, term in config.terms.items()
+        if found[name].isna().all()
+    ]
     if reasons:
         said = f"terms that apply to none of the images: {', '.join(reasons)}"
         # At the caller of `score_images`.
         warnings.warn(said, stacklevel=3)
+
+
+def _why_idle(term: TermConfig, parts: Sequence[_Parts]) -> str:
+    matched = [has for prompt_id, has in parts if fnmatchcase(prompt_id, term.only)]
+    if not matched:
+        return f"its only={term.only!r} matches no prompt_id; that of a string is its position"
+    who = "no prompt" if term.only == "*" else f"no prompt that its only={term.only!r} matches"
+    absent = [need for need in term.needs() if not any(need in has for has in matched)]
+    if not absent:
+        return f"{who} has {' and '.join(term.needs())} at once"
+    return f"{who} {'; none '.join(_ABSENT[need] for need in absent)}"
+
+
+def _warn_of_misfits(misfits: Sequence[str]) -> None:
+    if misfits:
+        others = ["..."] if len(misfits) > _MOST_NAMED else []
+        named = ", ".join([*misfits[:_MOST_NAMED], *others])
+        fit = "1 target hardly fits" if len(misfits) == 1 else f"{len(misfits)} targets hardly fit"
+        warnings.warn(f"{fit} the image: {named}", stacklevel=3)
 
 
 def _read_config(config: object) -> RewardConfig:
@@ -184,13 +243,16 @@ def _refuse_absent(name: str, pictures: Sequence[object]) -> None:
 
 def _describe(
     prompt: str | Prompt, target: Picture | None, size: tuple[int, int], number: int
-) -> Prompt:
+) -> tuple[Prompt, str]:
+    """The prompt with its target, and what `describe_misfit` says of it."""
     if isinstance(prompt, str):
         prompt = Prompt(prompt_id=str(number), prompt=prompt, texts=find_quoted_texts(prompt))
     if target is None:
-        return prompt
-    width, height = size
-    return dataclasses.replace(prompt, target=fit_pixels(_open(target), height=height, width=width))
+        return prompt, ""
+    opened, (width, height) = _open(target), size
+    fitted = fit_pixels(opened, height=height, width=width)
+    misfit = describe_misfit(opened.size, height=height, width=width)
+    return dataclasses.replace(prompt, target=fitted), misfit
 
 
 def _open(picture: Picture) -> Image.Image:
