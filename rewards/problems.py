@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,8 @@ def find_problems(error: ValidationError, model: type[BaseModel], values: object
         values: Values that were validated.
     """
     fields = dict(_walk_fields(model))
-    return [_find_problem(details, fields, values) for details in error.errors(include_url=False)]
+    errors = error.errors(include_url=False)
+    return [_find_problem(details, errors, fields, values) for details in errors]
 
 
 def known_keys(model: type[BaseModel]) -> list[str]:
@@ -183,16 +185,21 @@ def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def _find_problem(
-    details: ErrorDetails, fields: Mapping[str, FieldInfo], values: object
+    details: ErrorDetails,
+    errors: Sequence[ErrorDetails],
+    fields: Mapping[str, FieldInfo],
+    values: object,
 ) -> Problem:
     is_item = bool(details["loc"]) and isinstance(details["loc"][-1], int)
     if not is_item or details["type"] == "invalid_key":
         return _translate(details, fields)
     items: Any = values
-    for part in details["loc"][:-1]:
+    *place, _ = details["loc"]
+    for part in place:
         items = items[part]
+    refused = {int(each["loc"][-1]): each for each in errors if [*each["loc"][:-1]] == place}
     # A set, which YAML can contain, has no order.
-    return _item_problem(details, fields, [*items])
+    return _item_problem(details, refused, fields, [*items])
 
 
 def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Problem:
@@ -227,25 +234,52 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
 
 
 def _item_problem(
-    details: ErrorDetails, fields: Mapping[str, FieldInfo], items: Sequence[object]
+    details: ErrorDetails,
+    refused: Mapping[int, ErrorDetails],
+    fields: Mapping[str, FieldInfo],
+    items: Sequence[object],
 ) -> Problem:
     """Refuse an item of a list; the remedy gives the whole list, in the form to type."""
     *place, last = details["loc"]
     key, index = ".".join(map(str, place)), int(last)
-    written = [str(item) for item in items]
-    written[index : index + 1] = ["..."]
-    if details["type"] == "literal_error":
-        choices = _choices(details)
-        written[index : index + 1] = _nearest(details["input"], choices)
-        # A word without a near match leaves nothing; no choice is suggested twice.
-        written = list(dict.fromkeys(written)) or choices[:1]
+    whole = _write_list(key, items, refused)
+    is_readable = len(items) <= _MOST_SHOWN and len(whole) <= _LONGEST_SHOWN
     # For a missing item, the input is the list.
     value = NOT_GIVEN if details["type"] == "missing" else details["input"]
     rule = _translate(details, fields).rule
-    whole = f"write {key}=[{','.join(written)}]"
-    is_readable = len(written) <= _MOST_SHOWN and len(whole) <= _LONGEST_SHOWN
-    remedy = whole if is_readable else "correct it"
-    return Problem(f"{key}[{index}]", value, rule, remedy)
+    return Problem(f"{key}[{index}]", value, rule, whole if is_readable else "correct it")
+
+
+def _write_list(key: str, items: Sequence[object], refused: Mapping[int, ErrorDetails]) -> str:
+    """How to write a list of which items were refused."""
+    if any(each["type"] == "string_type" and _is_plain(each["input"]) for each in refused.values()):
+        quoted = ",".join(f'"{_as_text(item)}"' if _is_plain(item) else "..." for item in items)
+        return f"write text in quotation marks: {shlex.quote(f'{key}=[{quoted}]')}"
+    written: list[str] = []
+    choices: list[str] = []
+    for index in range(max(len(items), *(each + 1 for each in refused))):
+        if index not in refused:
+            written.append(str(items[index]))
+        elif refused[index]["type"] == "literal_error":
+            choices = _choices(refused[index])
+            written += _nearest(items[index], choices)
+        else:
+            written.append("...")
+    if choices:
+        # A word without a near match leaves nothing; no choice is suggested twice.
+        written = [*dict.fromkeys(written)] or choices[:1]
+    return f"write {key}=[{','.join(written)}]"
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _as_text(value: object) -> str:
+    """The word that YAML or Hydra probably read as this value, escaped for quotation marks."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "null" if value is None else str(value).replace('"', '\\"')
 
 
 def _choice_problem(key: str, value: object, choices: Sequence[str]) -> Problem:
@@ -276,8 +310,11 @@ def _type_remedy(key: str, kind: str, value: object, fields: Mapping[str, FieldI
     if kind in ("tuple_type", "list_type"):
         item = value if isinstance(value, str) and value.isidentifier() else "..."
         return f"write a list: '{key}=[{item}]'"
-    if kind == "string_type" and isinstance(value, int) and not isinstance(value, bool):
-        return f"write it as text, on the command line '{key}=\"{value}\"'"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "string_type" and (
+        is_number or (isinstance(value, bool) and not _example(key, fields))
+    ):
+        return f"write it as text, on the command line '{key}=\"{_as_text(value)}\"'"
     if kind == "string_type" and isinstance(value, list) and value and isinstance(value[0], str):
         return f"give one value, such as {key}={value[0]}"
     return _suggest(key, fields)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from glm_grpo.config import from_yaml, to_yaml, validate_config
+from glm_grpo.config import compose_config, from_yaml, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.report.rescoring.rescore import override_weighing
 from tests.config.conftest import set_keys
@@ -129,7 +132,13 @@ def test_a_bad_value_is_refused_with_key_value_rule_and_remedy(
     [
         ("trackers", ["aim", "wandbb"], r"trackers\[1\] = 'wandbb'", "write trackers=[aim,wandb]"),
         ("trackers", ["nope"], r"trackers\[0\] = 'nope'", "write trackers=[tensorboard]"),
-        ("reward.watch", [1, "psnr"], r"reward.watch\[0\] = 1", "write reward.watch=[...,psnr]"),
+        ("trackers", ["nope", "wandbb"], r"trackers\[0\] = 'nope'", "write trackers=[wandb]"),
+        (
+            "reward.watch",
+            [[], "psnr"],
+            r"reward.watch\[0\] = \[\]",
+            "write reward.watch=[...,psnr]",
+        ),
         ("reward.watch", ["ssim"], r"reward.watch = \('ssim',\)", "set reward.terms.ssim.weight=0"),
         ("reward.terms.near", {"kind": "lpisp"}, "near.kind = 'lpisp'", "did you mean lpips?"),
         (
@@ -157,6 +166,30 @@ def test_a_bad_part_of_a_value_is_refused_by_its_own_key(
     with pytest.raises(ConfigError, match=problem) as caught:
         validate_config(bend(key, value))
     assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "tags"),
+    [
+        # As Hydra reads [no, 1_000, 1:30], and YAML.
+        ("run.tags", ["no", 1000, "1:30"], ("no", "1000", "1:30")),
+        ("run.tags", [False, True, 1000, 90, None], ("no", "yes", "1000", "90", "null")),
+        ("run.tags", [1.5, "it's", 'a "b"'], ("1.5", "it's", 'a "b"')),
+        ("run.name", 1.5, "1.5"),
+        ("run.notes", False, "no"),
+    ],
+)
+def test_the_remedy_for_words_that_are_no_text_can_be_typed(
+    bend: Bend, configs_dir: Path, key: str, words: object, tags: object
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config(bend(key, words))
+    remedies = re.findall("remedy: (.*)", str(caught.value))
+    overrides = [word for each in remedies for word in shlex.split(each) if word.startswith(key)]
+    assert len(overrides) == len(remedies) > 0
+    for override in overrides:
+        section = compose_config(configs_dir, "tiny", [override]).run
+        assert getattr(section, key.removeprefix("run.")) == tags
 
 
 def test_all_problems_are_listed_at_once(values: dict[str, Any]) -> None:
