@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 import torch
 from jaxtyping import UInt8
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
@@ -52,7 +54,8 @@ def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Imag
     a profile, values are taken for sRGB: gAMA and cHRM of a PNG are ignored, as Pillow and most
     data pipelines do.
 
-    Damage inside of a file is noticed by the checksums of a PNG; the other formats have none.
+    Damage inside of a file is noticed by the checksums of a PNG and by the warnings of the JPEG
+    decoder; the other formats have nothing to compare with.
 
     Args:
         source: The picture.
@@ -173,6 +176,14 @@ def _check_intact(kind: str | None, content: bytes) -> None:
         # `load` does not read the checksums of the pixels.
         with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
             again.verify()
+    if kind in ("JPEG", "MPO"):
+        # Pillow drops the warnings of libjpeg.
+        try:
+            simplejpeg.decode_jpeg(content, "GRAY")
+        except ValueError as error:
+            # Other complaints are of odd headers, and of subsamplings that only Pillow reads.
+            if re.match("Corrupt|Premature", str(error)):
+                raise
 
 
 def _check_depth(picture: Image.Image) -> None:

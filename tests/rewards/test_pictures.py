@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -104,6 +105,15 @@ ADOBE_RED, HALF = (219, 0, 0), (188, 188, 188)
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 PHOTO = stored(plain("RGB", RED), "JPEG", quality=100, subsampling=0)
 
+# By `cjpeg -optimize -quality 100 -sample 3x1`; Pillow writes no such subsampling.
+THREE_TO_ONE = base64.b85decode(
+    "|JeWF01!$>Nk#wx0RR9200961|JwjV009930RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI4"
+    "0RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40sq?oLjeH+0RaI40RaI40RaI40RaI40RaI40RaI40RaI4"
+    "0RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RaI40RjKO01*fP2mlBJ0Wkmq5di}c"
+    "0sq7R6#xMN00000000000000000009|HJ?k5CH%H0000000000000000095Q02KiN0RR910000000000000093jf3a"
+    "6cGUc00000000000000000030+5ij#0RRFK0}%i}0E^%$*YN+@"
+)
+
 SHOWN = {
     "animated gif": (animated("GIF"), RED),
     "animated png": (animated("PNG"), RED),
@@ -148,6 +158,7 @@ SHOWN = {
     ),
     "progressive jpg": (stored(plain("RGB", RED), "JPEG", quality=100, progressive=True), RED),
     "restart markers": (stored(plain("RGB", RED), "JPEG", restart_marker_blocks=1), RED),
+    "rare subsampling": (THREE_TO_ONE, RED),
     "unknown JFIF revision": (PHOTO.replace(b"JFIF\0\x01", b"JFIF\0\x02"), RED),
 }
 
@@ -207,6 +218,19 @@ def test_a_torn_picture_is_refused(kind: str) -> None:
     assert open_rgb(content).size == (16, 16)
     with pytest.raises(PictureError, match="cannot be used .*; give an intact PNG, JPEG,"):
         open_rgb(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"restart_marker_blocks": 8}], ids=str
+)
+def test_a_jpeg_with_a_hole_is_refused(options: dict[str, Any]) -> None:
+    content = stored(Image.fromarray(noise(128, 128, 3).numpy()), "JPEG", **options)
+    middle = len(content) // 2
+    damaged = content[:middle] + bytes(2048) + content[middle + 2048 :]
+    with Image.open(io.BytesIO(damaged)) as picture:
+        picture.load()  # Pillow alone takes it
+    with pytest.raises(PictureError, match=r"cannot be used \(Corrupt JPEG data.* an intact PNG"):
+        open_rgb(damaged)
 
 
 def test_a_png_with_one_changed_byte_is_refused() -> None:
