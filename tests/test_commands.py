@@ -21,7 +21,7 @@ import transformers
 from glm_grpo.builders.models import build_planner, hint_at_size, model_path
 from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.check import hint_at_prompts, list_texts
-from glm_grpo.commands.check import check_config
+from glm_grpo.commands.check import check_config, describe_average
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.data.prompts import PromptSource
@@ -100,6 +100,12 @@ def test_check_config_refuses_what_cannot_fit_before_a_model_is_loaded(
     with pytest.raises(MemoryLimitError):
         found.extend(check_config(config))
     assert [line.partition(":")[0] for line in found] == ["config", "processes"]
+
+
+def test_check_describes_how_far_the_exported_average_is_behind() -> None:
+    said = describe_average(0.999, 20)
+    assert "eval.ema_decay = 0.999 evaluates and exports weights about 2.0 steps behind" in said
+    assert "they hold 90 % of what training changed" in said
 
 
 def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(

@@ -16,6 +16,7 @@ from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
+from glm_grpo.training.moving_average import share_of_change
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.replay_check import check_replay
 from glm_grpo.types import Evaluation
@@ -38,6 +39,8 @@ def check_config(config: Config) -> Iterator[str]:
     yield "\n    ".join([found, *checked.texts, *checked.hints])
     if checked.note:
         yield f"settings: {checked.note}"
+    if config.eval.ema_decay is not None:
+        yield f"average: {describe_average(config.eval.ema_decay, config.train.steps)}"
     yield f"memory: {checked.memory}"
     models, rare = load_checked(config, prompts, device)
     yield f"model: loaded {config.model.path} in {config.model.dtype}"
@@ -58,6 +61,17 @@ def check_config(config: Config) -> Iterator[str]:
     yield (
         f"self-check: full grids, replay gap {report.mean_gap:.1e} nats per token (largest "
         f"{report.max_gap:.1e}), mean ratio {report.mean_ratio:.6f}"
+    )
+
+
+def describe_average(decay: float, steps: int) -> str:
+    """Describe how far the evaluated and exported average is behind the last weights."""
+    share = share_of_change(steps, decay)
+    behind = steps * (1.0 - share)
+    return (
+        f"after train.steps = {steps}, eval.ema_decay = {decay:g} evaluates and exports weights "
+        f"about {behind:.1f} steps behind the last ones; they hold {100 * share:.0f} % of what "
+        "training changed, if it changes the weights evenly"
     )
 
 

@@ -309,7 +309,8 @@ class EvalSection(Options):
     runs."""
     ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Evaluate and export a moving average of the weights, with this decay per training step, such
-    as 0.9; absent: the weights themselves."""
+    as 0.9; in the first steps a smaller one, at most step / (step + 9). Absent: the weights
+    themselves."""
 
 
 def _check_text(text: str) -> str:

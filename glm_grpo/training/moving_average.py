@@ -10,19 +10,51 @@ from torch import Tensor
 
 from glm_grpo.models.base import Policy
 
+_WARM_UP = 9
+"""The average lags about a tenth of the steps done behind until `decay` allows no more."""
+
+
+def decay_at(step: int, decay: float) -> float:
+    """Decay of the update after a step, which grows from 0 to `decay`.
+
+    min(decay, step / (step + 9)), and 0 after the first step, which leaves nothing of the untrained
+    weights. Without this, the average of a short run would consist of them: after 20 steps of
+    decay 0.999, 98 %.
+
+    Source: `EMAModel.get_decay` of diffusers, (1 + n) / (10 + n) at its update n = step - 1.
+
+    Args:
+        step: Step that has just ended, >= 1.
+        decay: Largest decay, in (0, 1).
+    """
+    return 0.0 if step == 1 else min(decay, step / (step + _WARM_UP))
+
+
+def share_of_change(steps: int, decay: float) -> float:
+    """Fraction of the training's change that the average holds, if the weights move evenly.
+
+    Args:
+        steps: Steps done, >= 1.
+        decay: Largest decay, in (0, 1).
+    """
+    share = 0.0
+    for step in range(1, steps + 1):
+        share += (1.0 - decay_at(step, decay)) * (step / steps - share)
+    return share
+
 
 class MovingAverage:
-    """average <- decay * average + (1 - decay) * weights, after each training step.
+    """average <- d * average + (1 - d) * weights, after each training step, d from `decay_at`.
 
-    Kept in fp32 on the CPU. It starts at the untrained weights without bias correction, so an
-    evaluation shows a policy that lags about 1 / (1 - decay) steps behind.
+    Kept in fp32 on the CPU. It lags about 1 / (1 - decay) steps behind the weights, at the start of
+    a run a tenth of the steps done.
 
     Source: Polyak and Juditsky 1992, SIAM J. Control Optim. 30(4); in this form Kingma and Ba 2015
     (arXiv 1412.6980), section 7.2.
 
     Args:
         policy: Policy whose weights initialise the average.
-        decay: Decay per training step, in (0, 1).
+        decay: Largest decay per training step, in (0, 1).
     """
 
     def __init__(self, policy: Policy, decay: float) -> None:
@@ -30,11 +62,12 @@ class MovingAverage:
         self._decay = decay
         self._tensors = self._weights()
 
-    def update(self) -> None:
-        """Include the weights of a finished step."""
+    def update(self, step: int) -> None:
+        """Include the weights of a finished step, counted from 1."""
+        share = 1.0 - decay_at(step, self._decay)
         for name, weight in self._weights().items():
             # Updated in place, so that a fully trained policy needs one copy, not two.
-            self._tensors[name].lerp_(weight, 1.0 - self._decay)
+            self._tensors[name].lerp_(weight, share)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The average, with the names of `Policy.state_tensors`."""

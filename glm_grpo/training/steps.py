@@ -102,7 +102,7 @@ class RewardStep:
             self._check_replay(experience, clock)
         updates = self._update_policy(experience, self._targets(experience, step, clock), clock)
         if self.learner.average is not None:
-            self.learner.average.update()
+            self.learner.average.update(step)
         self._follow_with_reference(step)
         self.source.policy_updated(step)
         clock.announce("records")
@@ -194,5 +194,5 @@ class SupervisedStep:
                 self.learner.trainee(policy), targets, settings, num_prompts=num_prompts
             )
         if self.learner.average is not None:
-            self.learner.average.update()
+            self.learner.average.update(step)
         return updates, self.records.supervised_step(step, len(targets.places), updates, clock)

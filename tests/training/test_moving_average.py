@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from glm_grpo.training.moving_average import MovingAverage
+from glm_grpo.training.moving_average import MovingAverage, share_of_change
 from tests.factories import NoPolicy
 
 
@@ -27,22 +27,41 @@ class OneWeight(NoPolicy):
         self.load_state_tensors({"weight": torch.tensor([value])})
 
 
-def test_average_takes_in_the_rest_of_its_decay_at_every_update() -> None:
-    policy = OneWeight(0.0)
+LATE = 1000
+"""A step at which the decay is as given."""
+
+
+def test_average_forgets_the_untrained_weights_at_once_and_then_ever_less() -> None:
+    policy = OneWeight(100.0)
     average = MovingAverage(policy, decay=0.75)
-    policy.train_to(4.0)
-    # 0.75 * 0 + 0.25 * 4, then 0.75 * 1 + 0.25 * 4, then 0.75 * 1.75 + 0.25 * -4.
-    for weight, expected in ((4.0, 1.0), (4.0, 1.75), (-4.0, 0.3125)):
+    # Decays 0; 2 / 11; 3 / 12; and 0.75, because 30 / 39 is more.
+    for step, weight, expected in ((1, 4.0, 4.0), (2, 15.0, 13.0), (3, -3.0, 1.0), (30, 5.0, 2.0)):
         policy.train_to(weight)
-        average.update()
-        assert average.tensors()["weight"].tolist() == [expected]
+        average.update(step)
+        assert average.tensors()["weight"].tolist() == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "decay", "share"),
+    [
+        # The last weights themselves.
+        (1, 0.9, 1.0),
+        # A tenth of the steps behind, as long as decay grows.
+        (5, 0.999, 0.9),
+        (200, 0.999, 0.9),
+        # decay / (1 - decay) = 9 steps behind.
+        (900, 0.9, 0.99),
+    ],
+)
+def test_share_of_change_is_what_the_lag_leaves(steps: int, decay: float, share: float) -> None:
+    assert share_of_change(steps, decay) == pytest.approx(share, abs=1e-3)
 
 
 def test_average_is_kept_in_fp32_where_the_policy_has_fewer_bits() -> None:
     policy = OneWeight(1.0, torch.bfloat16)
     average = MovingAverage(policy, decay=0.5)
     policy.train_to(1.0078125)
-    average.update()
+    average.update(LATE)
     # Half of the smallest step that bfloat16 has at 1.
     assert average.tensors()["weight"].tolist() == [1.00390625]
 
@@ -51,7 +70,7 @@ def test_policy_has_the_average_inside_and_its_own_weights_afterwards() -> None:
     policy = OneWeight(2.0)
     average = MovingAverage(policy, decay=0.5)
     policy.train_to(4.0)
-    average.update()
+    average.update(LATE)
     with average.in_place():
         assert policy.weight.tolist() == [3.0]
     assert policy.weight.tolist() == [4.0]
@@ -65,6 +84,6 @@ def test_loaded_average_goes_on_from_there_and_leaves_what_it_was_loaded_from() 
     average = MovingAverage(policy, decay=0.5)
     stored = {"weight": torch.tensor([0.0])}
     average.load(stored)
-    average.update()
+    average.update(LATE)
     assert average.tensors()["weight"].tolist() == [2.0]
     assert stored["weight"].tolist() == [0.0]
