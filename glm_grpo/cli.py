@@ -25,6 +25,7 @@ from rich.console import Console, RenderableType
 
 from glm_grpo.commands import arguments as types
 from glm_grpo.plan.devices import DEVICES
+from rewards.streams import outlive_readers
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config
@@ -51,6 +52,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; errors end it with a message and exit code 1 or 2."""
+    outlive_readers()
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["train"] and not {"-h", "--help"}.intersection(words):
         _train(words[1:])
@@ -360,9 +362,11 @@ def _probe(options: argparse.Namespace) -> None:
     config = _compose_with_prompts(options)
     from glm_grpo.check import check_parts
     from glm_grpo.report.probe.command import probe_config
+    from glm_grpo.training.interrupt import stop_signals
 
-    # Both end it with the prompts done.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # All of them end it with the prompts done.
+    for number in stop_signals():
+        signal.signal(number, signal.default_int_handler)
     probe = probe_config(
         config,
         check_parts(config).training,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rewards.base import Reward, TermConfig, has_needs, score_with_notes
 from rewards.build import build_reward
+from rewards.streams import outlive_readers
 from rewards.types import Prompt, RewardError, Scores, describe_error
 
 _POLL_SECONDS = 1.0
@@ -133,10 +134,12 @@ def _pack(
 
 
 def _begin() -> None:
-    # A signal to the whole process group (Ctrl-C, a scheduler's notice) asks the run to stop after
-    # its step, for which it needs this scorer; the run ends the scorer afterwards.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A signal to the whole process group (Ctrl-C, a scheduler's notice, a closed terminal) asks the
+    # run to stop after its step, for which it needs this scorer; the run ends the scorer
+    # afterwards.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    outlive_readers()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
 

@@ -51,8 +51,9 @@ def become_program(request: dict[str, Any]) -> None:
     for name, target in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
     sys.stdout.reconfigure(line_buffering=True)
-    # A shell that starts the tests in the background has them ignore it.
+    # A shell that starts the tests in the background, or `nohup`, has them ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(request["folder"])
     os.environ.update(request["env"])
     if request["prepare"]:

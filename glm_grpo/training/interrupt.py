@@ -1,6 +1,7 @@
-"""Stop on Ctrl-C and SIGTERM: the first finishes the step and saves, a later one stops at once.
+"""Stop on a signal: the first finishes the step and saves, a later one stops at once.
 
-Before the first step, Ctrl-C ends the program as usual, by KeyboardInterrupt.
+The signals are Ctrl-C, SIGTERM and SIGHUP, which a closed terminal sends. Before the first step,
+Ctrl-C ends the program as usual, by KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ from types import FrameType
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 _SAME_REQUEST_SECONDS = 5.0
 """Slurm signals a launcher and its child processes, and the launcher forwards its signal."""
 
 _interrupts: list[int] = []
 """Ctrl-C before the first step; still not empty later only if some code caught the exception."""
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Signals that ask a run to stop; without SIGHUP under `nohup`, which has it ignored."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -50,7 +57,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a later one has its usual effect.
+    """Turn the first of `stop_signals` into a request; a later one has its usual effect.
 
     Signals within `_SAME_REQUEST_SECONDS` after it belong to the same request. Signals reach only
     the main thread; in any other thread, the request is never set.
@@ -64,11 +71,11 @@ def stop_on_signal() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    previous = {number: signal.getsignal(number) for number in stop_signals()}
 
     def restore() -> None:
-        for number in _SIGNALS:
-            signal.signal(number, previous[number])
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
     begun = 0.0
 
@@ -86,7 +93,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
             restore()
             signal.raise_signal(number)
 
-    for number in _SIGNALS:
+    for number in previous:
         signal.signal(number, ask)
     try:
         yield request

@@ -106,7 +106,7 @@ class Trainer:
         return self._stepping.source
 
     def run(self) -> list[SummaryRow] | None:
-        """Train to the last step, or to the end of the current one after Ctrl-C or SIGTERM.
+        """Train to the last step, or to the end of the current one on a signal to stop.
 
         Returns:
             Held-out scores before and after; None if the run was asked to stop before its last

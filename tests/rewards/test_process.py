@@ -93,8 +93,8 @@ def test_process_goes_on_after_an_error_of_the_term(reward: ProcessReward) -> No
 
 def test_process_does_not_end_by_a_signal_that_asks_the_run_to(reward: ProcessReward) -> None:
     for child in multiprocessing.active_children():
-        os.kill(child.pid, signal.SIGINT)
-        os.kill(child.pid, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(child.pid, number)
     time.sleep(0.2)
     assert reward.score([Prompt("a", "a")], PIXELS[:1]).tolist() == [0.0]
 

@@ -23,3 +23,18 @@ def test_signals_within_seconds_are_one_request_and_a_later_one_ends_the_run(mon
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, previous)
+
+
+def test_hangup_asks_the_run_to_stop_unless_nohup_has_it_ignored() -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with interrupt.stop_on_signal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.is_set
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with interrupt.stop_on_signal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.is_set
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)

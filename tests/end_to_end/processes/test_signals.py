@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, once and twice, at every stage of a run."""
+"""SIGTERM, SIGINT and SIGHUP, once and twice, at every stage of a run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
-INTERRUPT, TERMINATE = int(signal.SIGINT), int(signal.SIGTERM)
+INTERRUPT, TERMINATE, HANG_UP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended where nothing was to be saved."""
 
 
 EVALUATION_0 = "rename images/.eval-000000"
 STEP_1 = "open images/.step-000001"
-NAMES = {INTERRUPT: "SIGINT", TERMINATE: "SIGTERM"}
+NAMES = {INTERRUPT: "SIGINT", TERMINATE: "SIGTERM", HANG_UP: "SIGHUP"}
 
 
 def steps_of(run_dir: Path) -> list[Any]:
@@ -36,8 +36,9 @@ def steps_of(run_dir: Path) -> list[Any]:
     [
         pytest.param(EVALUATION_0, [0], TERMINATE, marks=pytest.mark.long),
         (STEP_1, [0, 1], INTERRUPT),
+        (STEP_1, [0, 1], HANG_UP),
     ],
-    ids=["first evaluation", "step 1"],
+    ids=["first evaluation", "step 1", "closed terminal"],
 )
 def test_one_signal_ends_the_run_after_the_step_at_hand_saved(
     train_server: Any,
