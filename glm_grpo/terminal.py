@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from glm_grpo.composition import COMPOSITION_ERRORS, is_sweep
 from glm_grpo.errors import ConfigError, GlmGrpoError
-from glm_grpo.output import printable
+from glm_grpo.output import printable, refuse_undecodable
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def errors_explained(doing: str) -> Iterator[None]:
         Exception: A bug, if the environment asks for tracebacks.
     """
     try:
-        _refuse_folder()
+        _refuse_surroundings()
         yield
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
@@ -118,13 +118,15 @@ def _explain_defect(error: Exception, doing: str) -> str:
     )
 
 
-def _refuse_folder() -> None:
+def _refuse_surroundings() -> None:
+    """Refuse a current folder or a command line with which nothing works."""
     try:
-        os.getcwd()
+        folder = os.getcwd()
     except FileNotFoundError:
         raise ConfigError(
             "the current folder does not exist any more; change to another one"
         ) from None
+    refuse_undecodable(folder, *sys.argv)
 
 
 def announce_loading(composed: DictConfig) -> None:

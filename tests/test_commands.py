@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -90,6 +91,16 @@ def test_run_training_refuses_what_cannot_fit_before_there_is_a_run_folder(
     assert "there is 1.00 MB in CPU memory (rollout" in message
     assert "it fits with offload=modules" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_run_training_refuses_a_folder_that_is_not_utf8(config: Config, tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"\xff")
+    place.mkdir()
+    # By its own name, the config would not be valid.
+    (tmp_path / "run").symlink_to(place)
+    with pytest.raises(ConfigError, match=r"xff' is not UTF-8: .*; rename it"):
+        run_training(config)
+    assert not [*place.iterdir()]
 
 
 def test_check_config_refuses_what_cannot_fit_before_a_model_is_loaded(

@@ -97,6 +97,32 @@ def test_a_current_folder_that_is_gone_is_said(
     assert "the current folder does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", ["folder", "word"])
+def test_bytes_that_are_not_utf8_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    path = tmp_path / os.fsdecode(b"run-\xff")
+    if place == "folder":
+        path.mkdir()
+        monkeypatch.chdir(path)
+    else:
+        monkeypatch.setattr(sys, "argv", ["glm-grpo", "rescore", str(path)])
+    with pytest.raises(SystemExit) as caught, errors_explained("a test"):
+        pass
+    assert caught.value.code == 2
+    assert f"'{tmp_path}/run-\\xff' is not UTF-8" in capsys.readouterr().err
+
+
+def test_names_that_are_not_read_as_utf8_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(SystemExit) as caught, errors_explained("a test"):
+        pass
+    assert caught.value.code == 2
+    assert "are read as ascii here" in capsys.readouterr().err
+
+
 def test_run_hydra_application_explains_what_the_application_raises(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
