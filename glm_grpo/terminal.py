@@ -119,7 +119,9 @@ def _explain_defect(error: Exception, doing: str) -> str:
 
 
 def _refuse_surroundings() -> None:
-    """Refuse a current folder or a command line with which nothing works."""
+    """Refuse a system, a current folder or a command line with which nothing works."""
+    if sys.platform == "win32":
+        raise ConfigError("Windows is not supported; work in its Linux subsystem (WSL)")
     try:
         folder = os.getcwd()
     except FileNotFoundError:

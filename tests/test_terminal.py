@@ -97,6 +97,16 @@ def test_a_current_folder_that_is_gone_is_said(
     assert "the current folder does not exist" in capsys.readouterr().err
 
 
+def test_windows_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as caught, errors_explained("a test"):
+        pass
+    assert caught.value.code == 2
+    assert "Windows is not supported; work in its Linux" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("place", ["folder", "word"])
 def test_bytes_that_are_not_utf8_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str

@@ -57,7 +57,9 @@ def make_accelerator() -> Accelerator:
     # The policy's buffers never change, and DDP would broadcast them at every forward pass, whose
     # number may differ between processes.
     accelerator = Accelerator(
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
+        # Apple's GPU, which accelerate would choose, has no float64: sums and samples need it.
+        cpu=torch.backends.mps.is_available(),
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
     if accelerator.distributed_type not in _SUPPORTED:
         raise ConfigError(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.terminal import exit_code
+from glm_grpo.training.distributed.strategy import make_accelerator
 
 
 @pytest.mark.parametrize("micro_batch_size", ["1", "3"])
@@ -64,3 +66,13 @@ def test_shards_that_compute_in_bf16_keep_log_probs_and_gradients_in_fp32(found)
     for each in found:
         assert each["mixed"]["has shards"]
         assert each["mixed"]["types"] == ["torch.bfloat16", "torch.float32", "None"]
+
+
+def test_a_mac_trains_on_its_cpu_because_apples_gpu_has_no_float64(monkeypatch):
+    for place in ("torch.backends.mps.is_available", "accelerate.state.is_mps_available"):
+        monkeypatch.setattr(place, lambda *_, **__: True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        assert make_accelerator().device.type == "cpu"
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
