@@ -9,6 +9,7 @@ from typing import Literal
 from glm_grpo.builders.export import export_model
 from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.models.export import describe_sampling
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.run.folder import refuse_taken
 from glm_grpo.run.tables import read_metrics
@@ -48,7 +49,8 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     )
     return (
         f"{directory}: step {step}; {readme} is its model card and shows how to generate images "
-        "with it"
+        f"with it; generation_config.json samples as the run did, "
+        f"{describe_sampling(config.rollout)}"
     )
 
 

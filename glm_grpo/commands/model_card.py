@@ -8,6 +8,7 @@ from importlib.metadata import version
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
 from glm_grpo.gallery.report import change_row, interval_note
+from glm_grpo.models.export import describe_sampling
 from glm_grpo.output import without_folders
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import summarise_until
@@ -43,8 +44,7 @@ def _describe_settings(config: Config, *, step: int) -> str:
         f"each; learning rate {config.optim.learning_rate:g}; seed {config.train.seed}",
         "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
         "reward": f"`{config.reward.combine}` of {terms}",
-        "sampling": f"temperature {rollout.temperature:g}, top_p {rollout.top_p}, "
-        f"top_k {rollout.top_k}, min_p {rollout.min_p}",
+        "sampling": describe_sampling(rollout),
         "decoding": f"{config.decode.steps} steps, guidance {config.decode.guidance_scale:g}",
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
         "program": f"glm-grpo {version('glm-grpo')}",

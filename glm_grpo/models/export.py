@@ -9,6 +9,8 @@ from pathlib import Path
 import yaml
 from huggingface_hub import hf_hub_download, metadata_load
 
+from glm_grpo.config.sections import RolloutSection
+
 README = "README.md"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -71,6 +73,13 @@ class StockSettings:
         if self.is_embedded:
             return 'model_path("tiny")'
         return repr(self.base if self.is_on_hub else f"PATH/TO/{self.base_name}")
+
+
+def describe_sampling(of: RolloutSection | StockSettings) -> str:
+    """Describe temperature and truncation, such as `temperature 0.9, top_p 0.75`."""
+    limits = {"top_k": of.top_k, "top_p": of.top_p, "min_p": of.min_p}
+    dropping = [f"{name} {limit:g}" for name, limit in limits.items() if limit is not None]
+    return ", ".join([f"temperature {of.temperature:g}", *(dropping or ["no token dropped"])])
 
 
 def find_license(base: str) -> str | None:

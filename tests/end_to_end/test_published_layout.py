@@ -84,3 +84,6 @@ def test_published_layout_is_checked_trained_and_exported(model, prompts, progra
     call("-m", "glm_grpo", "export", str(run), str(tmp_path / "out"), "--format", "pipeline")
     exported = GlmImagePipeline.from_pretrained(tmp_path / "out")
     assert exported.processor.tokenizer.pad_token_id == 513
+    sampling = exported.vision_language_encoder.generation_config
+    # Of the run; the base has 0.9 and 0.75.
+    assert (sampling.temperature, sampling.top_p) == (1.0, 1.0)

@@ -139,7 +139,9 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(
     folder = tmp_path / "pipeline"
     cli.main(["export", str(run[0]), str(folder)])
 
-    assert str(folder / "README.md") in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert str(folder / "README.md") in said
+    assert "samples as the run did, temperature 1, no token dropped" in said
     share = read_metrics(RunFolder(run[0]))[-1]["policy/outside_codebook"]
     assert 0 < share < 1e-2
     assert f"Outside the codebook: {share:.1e} of a token's" in (folder / "README.md").read_text()

@@ -11,8 +11,9 @@ from pathlib import Path
 from diffusers import GlmImagePipeline
 from huggingface_hub import ModelCardData
 from peft import PeftModel
+from transformers import PreTrainedModel
 
-from glm_grpo.models.export import README, StockSettings
+from glm_grpo.models.export import README, StockSettings, describe_sampling
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 
 _ADAPTER, _PIPELINE = "Adapter of the language model", "Pipeline"
@@ -29,10 +30,14 @@ def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path)
     for config in adapted.peft_config.values():
         config.base_model_name_or_path = settings.base_name
     adapted.save_pretrained(directory)
+    # peft stores none.
+    _sample_as_trained(adapted.get_base_model(), settings)
+    adapted.get_base_model().generation_config.save_pretrained(directory)
     load = f"""\
 pipeline = GlmImagePipeline.from_pretrained({settings.base_code}, dtype=torch.{settings.dtype})
 adapted = PeftModel.from_pretrained(pipeline.vision_language_encoder, ".")
-pipeline.register_modules(vision_language_encoder=adapted.merge_and_unload())"""
+pipeline.register_modules(vision_language_encoder=adapted.merge_and_unload())
+pipeline.vision_language_encoder.generation_config = GenerationConfig.from_pretrained(".")"""
     # peft writes its own README, a template in which every line is to be filled in.
     _write_readme(directory, _ADAPTER, load, settings)
 
@@ -53,21 +58,34 @@ def export_pipeline(
     model = policy.model
     if policy.adapted_model is not None:
         model = policy.adapted_model.merge_and_unload()
+    _sample_as_trained(model, settings)
     pipeline.register_modules(vision_language_encoder=model)
     pipeline.save_pretrained(directory)
     load = f'pipeline = GlmImagePipeline.from_pretrained(".", dtype=torch.{settings.dtype})'
     _write_readme(directory, _PIPELINE, load, settings)
 
 
+def _sample_as_trained(model: PreTrainedModel, settings: StockSettings) -> None:
+    """Give a model's `generate` the sampling of the run, whatever its base had."""
+    config = model.generation_config
+    config.do_sample = True
+    config.temperature = settings.temperature
+    config.top_k = settings.top_k or 0
+    config.top_p = settings.top_p or 1.0
+    config.min_p = settings.min_p
+
+
 def _write_readme(directory: Path, what: str, load: str, settings: StockSettings) -> None:
     notes = [
         "Height and width must be given, as multiples of 32: stock code has no default for them. "
         f"The run was trained at {settings.height} x {settings.width}.",
-        "`generation_config` sets how tokens are sampled; the run was trained with the values "
-        "below, not with those of the published checkpoint.",
+        "`generation_config.json` sets how tokens are sampled: as the run did "
+        f"({describe_sampling(settings)}), whatever the base model has.",
         *([settings.outside_codebook] if settings.outside_codebook else []),
     ]
-    imports = "from peft import PeftModel\n" if what == _ADAPTER else ""
+    imports = ""
+    if what == _ADAPTER:
+        imports = "from peft import PeftModel\nfrom transformers import GenerationConfig\n"
     if what == _ADAPTER and settings.is_embedded:
         imports += "from glm_grpo.builders.models import model_path\n"
     elif what == _ADAPTER and not settings.is_on_hub:
@@ -98,13 +116,6 @@ import torch
 from diffusers import GlmImagePipeline
 {imports}
 {load}
-pipeline.vision_language_encoder.generation_config.update(
-    do_sample=True,
-    temperature={settings.temperature},
-    top_k={settings.top_k or 0},
-    top_p={settings.top_p or 1.0},
-    min_p={settings.min_p},
-)
 torch.manual_seed(0)
 {draw}
 image.save("picture.png")

@@ -98,6 +98,8 @@ def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
     trained, random_pipeline, tmp_path, settings, monkeypatch, kind, num_sources
 ):
     policy, _ = trained(4)
+    # As the published one has, and the run has not.
+    policy.model.generation_config.top_p = 0.75
     settings = replace(settings, num_sources=num_sources)
     for number in range(num_sources):
         Image.new("RGB", (50, 70), (99 * number, 200, 9)).save(
@@ -124,6 +126,7 @@ def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
     assert Image.open("picture.png").size == (settings.width, settings.height)
     sampling = names["pipeline"].vision_language_encoder.generation_config
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
+    assert "as the run did (temperature 0.5, top_k 7)" in (tmp_path / README).read_text()
     assert names["pipeline"].num_timesteps == settings.decode_steps
     assert names["pipeline"].guidance_scale == settings.guidance_scale
     # No base_model: the hub refuses the path of a folder.
