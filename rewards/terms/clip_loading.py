@@ -330,9 +330,11 @@ def _unusable_weights(
             f"HF_HOME here, or set {key} to the weights in it, a .safetensors, .pt or .bin file"
         )
     tags = open_clip.list_pretrained_tags_by_model(architecture)
+    tagged = (
+        f", or one of the tags {tags}, which are downloaded into HF_HOME where there is a network"
+    )
     return RewardError(
-        f"{problem}Use a local .safetensors, .pt or .bin file of that model, or one of the tags "
-        f"{tags}, which are downloaded into HF_HOME where there is a network"
+        f"{problem}Use a local .safetensors, .pt or .bin file of that model{tagged if tags else ''}"
     )
 
 

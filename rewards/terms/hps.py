@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -37,6 +38,11 @@ class HpsConfig(TermConfig):
     checkpoint: PathText = "HPS_v2.1_compressed.pt"
     """The published checkpoint, a file from huggingface.co/xswu/HPSv2."""
 
+    def check(self) -> None:
+        """See `TermConfig`."""
+        _find_checkpoint(self.checkpoint)
+        find_architecture(self.clip_model, key="hps.clip_model")
+
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         return HpsReward(clip_model=self.clip_model, checkpoint=self.checkpoint, device=device)
@@ -44,6 +50,16 @@ class HpsConfig(TermConfig):
     def memory_bytes(self) -> int:
         """Size of both towers."""
         return clip_bytes(self.clip_model, is_image_only=False)
+
+
+def _find_checkpoint(checkpoint: str) -> Path:
+    path = resolve_path(checkpoint)
+    if not path.is_file():
+        raise RewardError(
+            f"hps.checkpoint {path}: no such file; download {_CHECKPOINT_URL} and set "
+            "hps.checkpoint to its path"
+        )
+    return path
 
 
 class HpsReward:
@@ -72,12 +88,7 @@ class HpsReward:
     """
 
     def __init__(self, *, clip_model: str, checkpoint: str, device: torch.device) -> None:
-        path = resolve_path(checkpoint)
-        if not path.is_file():
-            raise RewardError(
-                f"hps.checkpoint {path}: no such file; download {_CHECKPOINT_URL} and set "
-                "hps.checkpoint to its path"
-            )
+        path = _find_checkpoint(checkpoint)
         architecture = find_architecture(clip_model, key="hps.clip_model")
         # Absolute, so that no path is mistaken for a pretrained tag of the same name.
         clip = load_clip(architecture, str(path.absolute()), key="hps.checkpoint")

@@ -40,6 +40,11 @@ class PickScoreConfig(TermConfig):
     processor: PathText = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """A hub id, or a folder with tokenizer and image processor."""
 
+    def check(self) -> None:
+        """See `TermConfig`; hub ids are not looked for."""
+        _refuse_no_source(self.processor, "pick_score.processor")
+        _refuse_no_source(self.model, "pick_score.model")
+
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         return PickScoreReward(model=self.model, processor=self.processor, device=device)
@@ -147,17 +152,21 @@ class PickScoreReward:
                 return
 
 
-def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
-    import huggingface_hub  # noqa: PLC0415
-
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if folder.exists() or not _HUB_ID.fullmatch(source):
+def _refuse_no_source(source: str, key: str) -> None:
+    path = Path(source)
+    if not path.is_dir() and (path.exists() or not _HUB_ID.fullmatch(source)):
         raise RewardError(
             f"{key} {source!r} is neither a folder nor a hub id of the form owner/name; write the "
             f"path of a folder, or leave {key} out for the published one"
         )
+
+
+def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
+    import huggingface_hub  # noqa: PLC0415
+
+    _refuse_no_source(source, key)
+    if Path(source).is_dir():
+        return Path(source)
     try:
         # One request; loading by hub id would request each file, with retries for each.
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=list(patterns)))

@@ -64,6 +64,10 @@ class VlmJudgeConfig(TermConfig):
         question = self.question.replace("{{", "")
         return tuple(need for need in ("prompt", "text") if f"{{{need}}}" in question)
 
+    def check(self) -> None:
+        """See `TermConfig`; the endpoint is asked when the term is built."""
+        Question(self.question, lowest=self.lowest, highest=self.highest)
+
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         del device

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from rewards.base import TermConfig
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES
+from rewards.types import RewardError
 from tests.factories import REQUIRED_OPTIONS
 
 # What is constructed for OCR is one of its engines.
@@ -119,3 +120,24 @@ def test_needs_of_a_users_own_term_are_what_the_user_states(name: str) -> None:
     assert read(name, stated("text", "target")).needs() == ("text", "target")
     assert read(name, stated()).needs() == ()
     assert refused_key(name, stated("prompt", "picture")) == ("needs_of_prompt", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("aesthetic", {"clip_weights": "no.pt"}, r"^aesthetic\.clip_weights 'no\.pt'"),
+        ("aesthetic", {"head": "no.pth"}, r"^aesthetic\.head no\.pth"),
+        ("hps", {"checkpoint": "no.pt"}, r"^hps\.checkpoint no\.pt: no such file; download"),
+        ("hps", {"checkpoint": __file__, "clip_model": "no.json"}, r"^hps\.clip_model no\.json"),
+        ("pick_score", {"model": "no"}, r"^pick_score\.model 'no' is neither a folder nor"),
+        ("pick_score", {"processor": "/no/p"}, r"^pick_score\.processor '/no/p' is neither"),
+        ("vlm_judge", {"question": "{promt}"}, r"^vlm_judge\.question has the placeholder"),
+        ("custom", {"function": "no_module:f"}, "the module no_module cannot be imported"),
+    ],
+)
+def test_terms_miss_what_they_name_before_a_model_is_loaded(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    term = read(name, {**REQUIRED_OPTIONS[name], **options})
+    with pytest.raises(RewardError, match=message):
+        term.check()
