@@ -1,6 +1,6 @@
 """Registrations and errors of Hydra's config composition.
 
-Imports nothing heavy, because a run announces what it loads before loading it.
+Imports nothing heavy, because mistakes on the command line are reported before heavy imports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find configs: first in the user's folder, then in the package.
 
-Imports nothing heavy, because the first line of a run is printed before heavy imports.
+Imports nothing heavy, because mistakes on the command line are reported before heavy imports.
 """
 
 from __future__ import annotations

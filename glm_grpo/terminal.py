@@ -1,7 +1,7 @@
 """End a program with a few lines about its error on stderr.
 
 The traceback of a bug goes to a file; HYDRA_FULL_ERROR=1 prints it instead. Slow imports happen
-only when there is an error, so that the first line of a run does not wait for them.
+only when there is an error, so that errors of Hydra do not wait for them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from hydra.core.utils import env_override
-from omegaconf import DictConfig, OmegaConf
 
 from glm_grpo.composition import COMPOSITION_ERRORS, is_sweep
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.output import printable, refuse_undecodable
+
+if TYPE_CHECKING:
+    from glm_grpo.config import Config
 
 logger = logging.getLogger(__name__)
 
@@ -131,28 +134,19 @@ def _refuse_surroundings() -> None:
     refuse_undecodable(folder, *sys.argv)
 
 
-def announce_loading(composed: DictConfig) -> None:
-    """Announce what a run is about to load, because the libraries alone take seconds.
-
-    Args:
-        composed: Config before validation; missing values are left out.
-    """
+def announce_checks(config: Config) -> None:
+    """Announce what a run is about to check, because the models' libraries alone take seconds."""
     # The process number, set by torchrun.
     if os.environ.get("RANK", "0") != "0":
         return
-    keys = {"run": "run.name", "model": "model.path", "prompts": "data.path"}
     named = {
-        what: OmegaConf.select(
-            composed, key, throw_on_resolution_failure=False, throw_on_missing=False
-        )
-        for what, key in keys.items()
+        "run": config.run.name,
+        "model": config.model.path,
+        "prompts": config.data.path,
+        "terms": " ".join(config.reward.terms),
     }
-    terms = OmegaConf.select(composed, "reward.terms", throw_on_resolution_failure=False)
-    options = OmegaConf.to_container(terms, resolve=False) if OmegaConf.is_dict(terms) else None
-    if isinstance(options, dict):
-        named["terms"] = " ".join(str(name) for name in options if options[name] is not None)
     said = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
-    logger.info("loading: %s", printable(said))
+    logger.info("checking: %s", printable(said))
 
 
 @contextmanager

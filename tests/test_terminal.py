@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from hydra.errors import ConfigCompositionException
-from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
 from glm_grpo import terminal as present
+from glm_grpo.config import compose_config
 from glm_grpo.errors import DataError, ModelError
-from glm_grpo.terminal import announce_loading, errors_explained, run_hydra_application
+from glm_grpo.terminal import announce_checks, errors_explained, run_hydra_application
 from rewards.types import RewardError
 
 
@@ -161,7 +161,7 @@ def test_a_command_whose_reader_is_gone_ends_quietly() -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_nothing_heavy_is_imported_before_the_first_line_of_a_run() -> None:
+def test_nothing_heavy_is_imported_before_hydra_reads_the_command_line() -> None:
     # What train.py imports at its top, and what Hydra makes before it calls it.
     modules = "glm_grpo.terminal", "glm_grpo.training.interrupt", "glm_grpo.commands.sweep"
     program = f"import hydra, sys, {', '.join(modules)}; print(*sys.modules)"
@@ -171,34 +171,19 @@ def test_nothing_heavy_is_imported_before_the_first_line_of_a_run() -> None:
     assert not {"torch", "numpy", "transformers", "pyarrow"} & {*ended.stdout.split()}
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (
-            {
-                "run": {"name": "larger groups"},
-                "model": {"path": "tiny"},
-                "data": {"path": "${oc.env:NOWHERE_SET}"},
-                "reward": {"terms": {"ocr": {"weight": 1.0}, "ssim": None, "near": {"kind": "x"}}},
-            },
-            "loading: run larger groups, model tiny, terms ocr near",
-        ),
-        ({"model": {"path": "a\x1b[31m"}, "reward": 3}, "loading: model a\\x1b[31m"),
-        ({"model": {"path": "???"}}, "loading: "),
-    ],
-)
-def test_announce_loading_says_what_a_config_has(
-    values: dict[str, object], said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    announce_loading(OmegaConf.create(values))
-    assert [record.getMessage() for record in caplog.records] == [said]
-
-
-def test_announce_loading_is_for_one_process(
+def test_announce_checks_says_what_a_config_has(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
+    changes = ["run.name=larger groups", "model.path='a\x1b[31m'", "ssim=null"]
+    config = compose_config(None, None, changes)
+    announce_checks(config)
+    said = (
+        r"checking: run larger groups, model a\x1b[31m, prompts tiny:train, "
+        "terms lpips ocr aesthetic"
+    )
+    assert caplog.messages == [said]
+    # Of several processes, one says it.
     monkeypatch.setenv("RANK", "1")
-    announce_loading(OmegaConf.create({"model": {"path": "tiny"}}))
-    assert not caplog.records
+    announce_checks(config)
+    assert caplog.messages == [said]

@@ -34,6 +34,8 @@ def test_train_refuses_with_exit_code_2_and_no_traceback(
     result = programs.run(tmp_path, str(ROOT / "train.py"), *arguments)
     assert result.returncode == 2
     assert message in result.stderr
+    # No run is announced before.
+    assert "checking:" not in result.stdout
     assert "Traceback" not in result.stderr
     # Which run of a sweep it was, Hydra says.
     assert ("Error executing job" in result.stderr) == ("-m" in arguments)
@@ -49,7 +51,7 @@ def test_the_config_of_a_run_is_as_quiet_as_one_of_the_package(
     (run / "metrics.jsonl").touch()
     words = ("-m", "glm_grpo", "train", "train.steps=2", "--config-dir", str(run))
     refused = programs.run(tmp_path, *words)
-    assert refused.stdout.startswith("loading: model tiny, prompts tiny:train, ")
+    assert refused.stdout.startswith("checking: model tiny, prompts tiny:train, ")
     assert "holds a run already" in refused.stderr
     # No folder of Hydra's.
     assert [path.name for path in tmp_path.iterdir()] == ["a run"]

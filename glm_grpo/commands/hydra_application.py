@@ -22,7 +22,7 @@ from glm_grpo.search_path import (
     primary_folder,
 )
 from glm_grpo.terminal import (
-    announce_loading,
+    announce_checks,
     ended_in_any_case,
     job_errors_explained,
     run_hydra_application,
@@ -33,15 +33,15 @@ from glm_grpo.training.interrupt import interrupt
 def train(composed: DictConfig) -> None:
     """Validate what Hydra composed, and train."""
     with job_errors_explained():
-        announce_loading(composed)
-        # Libraries take seconds to import; the first line is printed before, and config errors are
-        # found before the models' libraries are imported.
+        # Libraries take seconds to import: config errors come before the first line, and that
+        # before the models' libraries.
         from glm_grpo.config import resolve_config  # noqa: PLC0415
 
         config = resolve_config(composed)
         from glm_grpo.data.places import check_prompt_places  # noqa: PLC0415
 
         check_prompt_places(config, Path(primary_folder()))
+        announce_checks(config)
         from glm_grpo.commands.train import run_training  # noqa: PLC0415
 
         # Until now Ctrl-C ended the program at once: an exception in the middle of torch's import
@@ -88,7 +88,7 @@ def train_by_words(words: Sequence[str]) -> None:
 def _with_whole_weights(words: Sequence[str], folder: Path, name: str) -> list[str]:
     if not may_hold_weights(words):
         return [*words]
-    # Takes seconds to import, after the first line is printed.
+    # Takes seconds to import, which other command lines should not wait for.
     from glm_grpo.config import with_whole_weights  # noqa: PLC0415
 
     return with_whole_weights(words, folder, name)

@@ -23,7 +23,7 @@ class CompareRuns(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the tables, or why there are none."""
-        # Libraries take seconds to import; the first line of a run is printed before.
+        # Libraries take seconds to import, which a mistake on the command line should not wait for.
         from glm_grpo.report.compare.comparison import compare  # noqa: PLC0415
         from glm_grpo.report.compare.page import comparison_tables  # noqa: PLC0415
         from rewards.types import RewardError  # noqa: PLC0415

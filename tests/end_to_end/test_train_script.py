@@ -43,7 +43,7 @@ def run(programs, tmp_path_factory):
 def test_train_script_says_what_it_did_in_plain_lines(run):
     folder, ended = run
 
-    first = "loading: model tiny, prompts tiny:train, terms lpips ssim ocr aesthetic"
+    first = "checking: model tiny, prompts tiny:train, terms lpips ssim ocr aesthetic"
     assert ended.stdout.splitlines()[0] == first
     assert "self-check passed" in ended.stdout + ended.stderr
     assert "held-out prompts, before and after" in ended.stdout

@@ -51,14 +51,14 @@ def columns(path):
     return {name: table[name].to_pylist() for name in table.column_names}
 
 
-def assert_same_table(run, expected, name):
+def assert_same_table(run, expected, name, *, within=1e-5):
     ours, theirs = columns(run / name), columns(expected / name)
     assert ours.keys() == theirs.keys()
     for column in ours.keys() & set(EXACT):
         assert ours[column] == theirs[column], column
     for column in ours.keys() & set(CLOSE):
         for own, other in zip(ours[column], theirs[column], strict=True):
-            assert own == pytest.approx(other, abs=1e-5), column
+            assert own == pytest.approx(other, abs=within), column
     for own, other in zip(ours.get("log_probs", []), theirs.get("log_probs", []), strict=True):
         # Of single tokens; the least probable ones differ most, by rounding: 1e-4 after four
         # updates.
@@ -82,7 +82,8 @@ def test_two_processes_give_the_tables_of_one(adapters):
     for step in (1, 2):
         assert_same_table(two, one, f"rollouts/step-{step:06d}.parquet")
     for step in (0, 2):
-        assert_same_table(two, one, f"evaluations/step-{step:06d}.parquet")
+        # After updates, a pixel in many is rounded to the other of two levels.
+        assert_same_table(two, one, f"evaluations/step-{step:06d}.parquet", within=1e-4)
     table = columns(two / "rollouts" / "step-000001.parquet")
     # Three prompts of two images each, in the order of the batch.
     assert len(set(table["prompt_id"])) == 3
