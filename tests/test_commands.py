@@ -32,6 +32,8 @@ from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prom
 from glm_grpo.models.planning import Planner
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
+from glm_grpo.run.config import refuse_no_run
+from glm_grpo.run.folder import RunFolder
 from glm_grpo.tiny.world import CAPTION_FORM
 from glm_grpo.training.loop import Trainer
 
@@ -101,6 +103,9 @@ def test_run_training_refuses_a_folder_that_is_not_utf8(config: Config, tmp_path
     with pytest.raises(ConfigError, match=r"xff' is not UTF-8: .*; rename it"):
         run_training(config)
     assert not [*place.iterdir()]
+    # Whatever reads runs: tables would seem to be damaged.
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        refuse_no_run(RunFolder(tmp_path / "run"))
 
 
 def test_check_config_refuses_what_cannot_fit_before_a_model_is_loaded(
