@@ -126,8 +126,10 @@ def plain_form(text: str) -> str:
 
     Engines return full-width letters for Latin ones, and know few typographic marks.
     """
-    # Marks first: NFKC turns an accent into a space with a combining mark.
-    return unicodedata.normalize("NFKC", text.translate(_PLAIN_MARKS))
+    # Marks first: NFKC turns an accent into a space with a combining mark. And last, because it
+    # turns the full-width forms of marks into others.
+    normal = unicodedata.normalize("NFKC", text.translate(_PLAIN_MARKS))
+    return normal.translate(_PLAIN_MARKS)
 
 
 def _find_span(text: str, words: Sequence[str], is_free: Sequence[bool]) -> Span:

@@ -22,6 +22,7 @@ from rewards.terms.text_matching import fold_text, match_texts
         ("CAFE\u0301", "café", 1.0),  # the accent as a character of its own
         ("DON'T", "DON\u2019T", 1.0),
         ("DON\u00b4T WON`T", "don't won't", 1.0),  # accents in place of apostrophes
+        ("DON'T -5", "DON\uff40T \u207b5", 1.0),  # their full-width form, a raised minus
         ("l\u2019\u00e9t\u00e9", "L'\u00c9T\u00c9", 1.0),
         ("A-B", "A\u2013B", 1.0),
         ("A \u2014 B", "A\u2212B", 1.0),  # a long dash, a minus
