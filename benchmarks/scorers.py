@@ -14,13 +14,8 @@ from benchmarks.embedded import CPU
 from glm_grpo.config import Config
 from rewards.base import Reward, TermConfig
 from rewards.build import build_reward
-from rewards.terms.ocr import (
-    OcrReward,
-    RapidOcrConfig,
-    join_in_reading_order,
-    text_box,
-    to_bgr_arrays,
-)
+from rewards.terms.ocr import OcrReward, RapidOcrConfig, to_bgr_arrays
+from rewards.terms.reading_orders import TextBox, text_box
 from rewards.types import Prompt
 
 Score = Callable[[Sequence[Prompt], UInt8[Tensor, "N 3 H W"]], Float32[Tensor, "N R"]]
@@ -49,8 +44,8 @@ class DefaultRapidOcr:
             }
         )
 
-    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read the text of each picture."""
+    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
+        """Read the pieces of text of each picture."""
         return [self._read_one(picture) for picture in to_bgr_arrays(pixels)]
 
     def alphabet(self) -> frozenset[str]:
@@ -62,13 +57,13 @@ class DefaultRapidOcr:
         """Empty, because the models are not PyTorch networks."""
         return ()
 
-    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> str:
+    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
         # The engine remembers the options of its last call, and `alphabet` disables detection.
         found = self._engine(picture, use_det=True)
         if found.boxes is None or found.txts is None:
-            return ""
+            return []
         corners = np.asarray(found.boxes, dtype=np.float64)
-        return join_in_reading_order([*map(text_box, found.txts, corners)])
+        return [*map(text_box, found.txts, corners)]
 
 
 def plain_rewards(config: Config) -> dict[str, Reward]:

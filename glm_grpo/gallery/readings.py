@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rapidfuzz.distance import Levenshtein
 
-from rewards.terms.text_matching import fold_text, split_words, take_words
+from rewards.terms.text_matching import fold_text, split_page, take_words
 
 Mark = tuple[str, bool]
 """A piece of a reading, and whether its letters are right."""
@@ -70,17 +70,18 @@ def _align(
     read: str, wanted: Sequence[str], *, is_case_sensitive: bool
 ) -> tuple[list[bool], tuple[Error, ...]]:
     """Whether a wanted text has each letter of the folded reading, and the errors."""
-    words = split_words(read, is_case_sensitive=is_case_sensitive)
+    page = split_page(read, is_case_sensitive=is_case_sensitive)
     texts = [fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted]
-    starts = [0, *itertools.accumulate(map(len, words))]
+    starts = [0, *itertools.accumulate(map(len, page.words))]
     is_right = [False] * starts[-1]
     errors: list[Error] = []
-    for span in take_words(words, texts):
-        joined = "".join(words[span.start : span.stop])
+    for span in take_words(page, texts):
+        joined = "".join(page.words[word] for word in span.words)
         for block in Levenshtein.opcodes(joined, span.text):
             if block.tag == "equal":
+                # The words of a span follow each other in a reading.
                 for letter in range(block.src_start, block.src_end):
-                    is_right[starts[span.start] + letter] = True
+                    is_right[starts[span.words[0]] + letter] = True
                 continue
             given = joined[block.src_start : block.src_end]
             asked = span.text[block.dest_start : block.dest_end]

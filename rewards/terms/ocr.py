@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, UInt8
+from jaxtyping import Float32, UInt8
 from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.base import FLOAT32_BYTES, Reward, TermConfig
-from rewards.terms.text_matching import fold_text, match_texts
+from rewards.terms.reading_orders import TextBox
+from rewards.terms.text_matching import fold_text, match_boxes
 from rewards.types import Prompt, RewardError, Scores
 
 OCR, OCR_EXACT = "ocr", "ocr_exact"
@@ -104,8 +104,8 @@ OCR_ENGINES: dict[str, type[EasyOcrConfig] | type[RapidOcrConfig]] = {
 class TextReader(Protocol):
     """An OCR engine."""
 
-    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read N pictures: the words of each in reading order, "" if there are none."""
+    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
+        """Read N pictures: the pieces of text of each, in any order."""
         ...
 
     def alphabet(self) -> frozenset[str]:
@@ -118,7 +118,7 @@ class TextReader(Protocol):
 
 
 class OcrReward:
-    """Fraction of the wanted texts that was read, 0..1; see `match_texts`.
+    """Fraction of the wanted texts that was read, 0..1; see `match_boxes`.
 
     Reading nothing is a result, not a failure, and scores 0. A prompt whose text contains a
     character that the engine cannot return is refused, because no picture could score 1.
@@ -173,24 +173,24 @@ class OcrReward:
     def score_with_notes(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """Like `score`; the notes are what the engine read."""
+        """Like `score`; the notes are what the engine read, see `BoxMatch.reading`."""
         for prompt in prompts:
             if not prompt.texts:
                 raise ValueError(
                     f"prompt {prompt.prompt_id} asks for no text; score only prompts to which the "
                     "term applies"
                 )
-        readings = tuple(self._reader.read(pixels))
-        values = [
-            match_texts(
-                reading,
+        matches = [
+            match_boxes(
+                boxes,
                 prompt.texts,
                 is_case_sensitive=self._is_case_sensitive,
                 extra_text_penalty=self._extra_text_penalty,
             )
-            for reading, prompt in zip(readings, prompts, strict=True)
+            for boxes, prompt in zip(self._reader.read(pixels), prompts, strict=True)
         ]
-        return Scores(torch.tensor(values, dtype=torch.float32), readings)
+        scores = torch.tensor([match.score for match in matches], dtype=torch.float32)
+        return Scores(scores, tuple(match.reading for match in matches))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The engine's networks."""
@@ -200,42 +200,7 @@ class OcrReward:
         return fold_text(text, is_case_sensitive=self._is_case_sensitive)
 
 
-@dataclass(frozen=True)
-class TextBox:
-    """A piece of text with its upright bounding box, in pixels, y pointing down."""
-
-    text: str
-    left: float
-    top: float
-    bottom: float
-
-
-def text_box(text: str, corners: Float64[np.ndarray, "4 2"]) -> TextBox:
-    """Make a text box from the (x, y) corners of the engine's box."""
-    left, top = corners.min(axis=0).tolist()
-    return TextBox(text, left=left, top=top, bottom=corners[:, 1].max().item())
-
-
-def join_in_reading_order(boxes: Sequence[TextBox]) -> str:
-    """Join texts by spaces: lines from top to bottom, each from left to right.
-
-    A box belongs to a line if its middle is above the bottom of the line's first box. Unlike a
-    fixed number of pixels, this works for small and large pictures.
-    """
-    lines: list[list[TextBox]] = []
-    for box in sorted(boxes, key=_middle):
-        if lines and _middle(box) < lines[-1][0].bottom:
-            lines[-1].append(box)
-        else:
-            lines.append([box])
-    return " ".join(box.text for line in lines for box in sorted(line, key=lambda box: box.left))
-
-
 def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H W 3"]]:
     """Convert pictures to the arrays of OpenCV, and both engines: height, width, blue-green-red."""
     arrays = pixels.cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()
     return list(arrays)
-
-
-def _middle(box: TextBox) -> float:
-    return (box.top + box.bottom) / 2

@@ -12,7 +12,8 @@ from easyocr.config import MODULE_PATH
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.terms.ocr import join_in_reading_order, text_box, to_bgr_arrays
+from rewards.terms.ocr import to_bgr_arrays
+from rewards.terms.reading_orders import TextBox, text_box
 from rewards.types import RewardError, describe_error
 
 
@@ -43,8 +44,8 @@ class EasyOcrReader:
         for module in self.modules():
             module.to(device).eval().requires_grad_(False)
 
-    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read N pictures: the text of each in reading order, "" if there is none."""
+    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
+        """See `TextReader`."""
         # EasyOCR sends inputs to the device it was built on; the networks may have moved since.
         self._reader.device = str(next(self._reader.detector.parameters()).device)
         return [self._read_one(picture) for picture in to_bgr_arrays(pixels)]
@@ -57,10 +58,9 @@ class EasyOcrReader:
         """Detector and recogniser."""
         return (self._reader.detector, self._reader.recognizer)
 
-    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> str:
+    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
         found = self._reader.readtext(picture)
-        boxes = [text_box(text, np.asarray(corners, np.float64)) for corners, text, _ in found]
-        return join_in_reading_order(boxes)
+        return [text_box(text, np.asarray(corners, np.float64)) for corners, text, _ in found]
 
 
 def _missing_weights(languages: Sequence[str], error: OSError) -> str:

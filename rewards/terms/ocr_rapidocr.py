@@ -10,7 +10,8 @@ from rapidocr import RapidOCR
 from rapidocr.utils.output import RapidOCROutput
 from torch import Tensor, nn
 
-from rewards.terms.ocr import join_in_reading_order, text_box, to_bgr_arrays
+from rewards.terms.ocr import to_bgr_arrays
+from rewards.terms.reading_orders import TextBox, text_box
 
 _THINNEST, _ROOM = 100, 8
 """Largest aspect ratio of pictures passed on unchanged, and the one to which others are padded."""
@@ -53,8 +54,8 @@ class RapidOcrReader:
             }
         )
 
-    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        """Read N pictures: the text of each in reading order, "" if there is none."""
+    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
+        """See `TextReader`."""
         with ThreadPoolExecutor(self._threads) as executor:
             return list(executor.map(self._read_one, to_bgr_arrays(pixels)))
 
@@ -68,7 +69,7 @@ class RapidOcrReader:
         """Empty, because ONNX models stay on the CPU."""
         return ()
 
-    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> str:
+    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
         found = self._engine(_with_room(picture), use_det=True)
         if not isinstance(found, RapidOCROutput):
             raise TypeError(
@@ -76,9 +77,9 @@ class RapidOcrReader:
                 "check the installation with the command `rapidocr check`"
             )
         if found.boxes is None or found.txts is None:
-            return ""
+            return []
         corners = np.asarray(found.boxes, dtype=np.float64)
-        return join_in_reading_order([*map(text_box, found.txts, corners)])
+        return [*map(text_box, found.txts, corners)]
 
 
 def _with_room(picture: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H2 W2 3"]:

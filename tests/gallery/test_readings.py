@@ -25,6 +25,8 @@ TEXTS = st.text(
         ("OPEN NOW", ["OPEN"], [("OPEN ", True), ("NOW", False)]),
         # Texts in another order, over several words.
         ("24 OP EN", ["OPEN", "24"], [("24 OP EN", True)]),
+        # Words of different paragraphs are no neighbours: only OP is taken.
+        ("OP\n\nEN", ["OPEN"], [("OP\n\n", True), ("EN", False)]),
         # Asked for twice, there once.
         ("BAR BAR BAR", ["BAR", "BAR"], [("BAR BAR ", True), ("BAR", False)]),
         # What does not count as a difference.

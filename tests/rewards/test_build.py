@@ -12,6 +12,7 @@ from rewards.base import Reward
 from rewards.build import build_reward, build_scorer
 from rewards.config import RewardConfig
 from rewards.score import Scorer
+from rewards.terms.reading_orders import TextBox
 from rewards.terms.ssim import SsimConfig
 from rewards.types import Prompt, RewardError
 
@@ -31,8 +32,8 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
         def __init__(self, **options: int) -> None:
             made.append(options)
 
-        def read(self, pixels: Tensor) -> list[str]:
-            return ["OPEN DAY"] * len(pixels)
+        def read(self, pixels: Tensor) -> list[list[TextBox]]:
+            return [[TextBox("OPEN DAY", 0.0, 0.0, 8.0, 1.0)]] * len(pixels)
 
         def alphabet(self) -> frozenset[str]:
             return frozenset("OPENDAYopen")

@@ -2,19 +2,13 @@ from __future__ import annotations
 
 import string
 
-import numpy as np
 import pytest
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.terms.ocr import (
-    OcrReward,
-    TextBox,
-    join_in_reading_order,
-    text_box,
-    to_bgr_arrays,
-)
+from rewards.terms.ocr import OcrReward, to_bgr_arrays
+from rewards.terms.reading_orders import TextBox
 from rewards.types import Prompt, RewardError
 
 
@@ -26,8 +20,8 @@ class FakeReader:
         self.network = nn.Linear(1, 1)
         self._alphabet = frozenset(alphabet)
 
-    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
-        return self.texts
+    def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
+        return [[TextBox(text, 0.0, 0.0, 8.0, 4.0)] for text in self.texts]
 
     def alphabet(self) -> frozenset[str]:
         return self._alphabet
@@ -38,27 +32,6 @@ class FakeReader:
 
 def blank(count: int) -> UInt8[Tensor, "N 3 8 8"]:
     return torch.zeros(count, 3, 8, 8, dtype=torch.uint8)
-
-
-def test_reading_order_is_by_line_then_from_left() -> None:
-    boxes = [
-        TextBox("below", left=0.0, top=40.0, bottom=60.0),
-        TextBox("right", left=50.0, top=8.0, bottom=28.0),  # not quite level with its neighbour
-        TextBox("left", left=0.0, top=12.0, bottom=32.0),
-    ]
-    assert join_in_reading_order(boxes) == "left right below"
-
-
-def test_reading_order_separates_lines_of_small_pictures() -> None:
-    # 8 pixels apart: RapidOCR's own order takes less than 10 for one line.
-    upper = TextBox("A", left=20.0, top=0.0, bottom=6.0)
-    lower = TextBox("B", left=0.0, top=8.0, bottom=14.0)
-    assert join_in_reading_order([lower, upper]) == "A B"
-
-
-def test_text_box_is_the_upright_rectangle_around_the_corners() -> None:
-    box = text_box("tilted", np.array([[5.0, 0.0], [20.0, 4.0], [18.0, 12.0], [3.0, 8.0]]))
-    assert box == TextBox("tilted", left=3.0, top=0.0, bottom=12.0)
 
 
 def test_engines_get_rows_of_blue_green_and_red() -> None:

@@ -34,6 +34,19 @@ def mean_match(texts: list[str], words: Sequence[str]) -> float:
     return sum(scores) / len(scores)
 
 
+def read_texts(reader: RapidOcrReader, pixels: UInt8[Tensor, "N 3 H W"]) -> list[str]:
+    return [" ".join(box.text for box in boxes) for boxes in reader.read(pixels)]
+
+
+def draw_poster(*words: tuple[str, int, int], turn: int = 0) -> UInt8[Tensor, "1 3 256 256"]:
+    """Words around places, and the picture turned counter-clockwise by some degrees."""
+    image = Image.new("RGB", (256, 256), (30, 60, 180))
+    font = ImageFont.load_default(size=24)
+    for text, x, y in words:
+        ImageDraw.Draw(image).text((x, y), text, fill="white", font=font, anchor="mm")
+    return torch.from_numpy(np.array(image.rotate(turn))).permute(2, 0, 1)[None]
+
+
 def load_photo(path: Path, size: int | None = None) -> UInt8[Tensor, "1 3 H W"]:
     """As it is, or scaled to a square."""
     picture = Image.open(path).convert("RGB")
@@ -43,7 +56,7 @@ def load_photo(path: Path, size: int | None = None) -> UInt8[Tensor, "1 3 H W"]:
 
 
 def test_rapidocr_reads_drawn_words(reader: RapidOcrReader, draw_word: Draw) -> None:
-    texts = reader.read(torch.stack([draw_word(word) for word in WORDS]))
+    texts = read_texts(reader, torch.stack([draw_word(word) for word in WORDS]))
     assert mean_match(texts, WORDS) >= 0.95
 
 
@@ -57,7 +70,7 @@ def test_rapidocr_reads_a_batch_as_it_reads_one_by_one(
 
 def test_rapidocr_reads_nothing_in_a_blank_picture(reader: RapidOcrReader) -> None:
     grey = torch.full((1, 3, 128, 128), 127, dtype=torch.uint8)
-    assert reader.read(grey) == [""]
+    assert reader.read(grey) == [[]]
     scores = OcrReward(reader).score([Prompt("a", "a", texts=("OPEN",))], grey)
     assert scores.tolist() == [0.0]
 
@@ -73,9 +86,27 @@ def test_rapidocr_scores_the_right_word_above_a_wrong_one(
 def test_rapidocr_reads_photographed_words(reader: RapidOcrReader, assets_dir: Path) -> None:
     folder = assets_dir / "images" / "words"
     labels: dict[str, str] = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
-    read = [text for name in labels for text in reader.read(load_photo(folder / name))]
+    read = [text for name in labels for text in read_texts(reader, load_photo(folder / name))]
     assert read == list(labels.values())
     assert len(read) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (
+            [("GRAND", 65, 90), ("LIVE", 195, 90), ("OPENING", 65, 140), ("MUSIC", 195, 140)],
+            ("GRAND OPENING", "LIVE MUSIC"),
+        ),
+        ([("GRAND", 70, 100), ("OPENING", 80, 150), ("SALE", 210, 100)], ("GRAND OPENING", "SALE")),
+    ],
+    ids=["columns", "badge"],
+)
+def test_rapidocr_reads_posters_with_words_beside_the_text(
+    reader: RapidOcrReader, words: list[tuple[str, int, int]], texts: tuple[str, ...]
+) -> None:
+    scores = OcrReward(reader).score([Prompt("a", "a", texts=texts)], draw_poster(*words))
+    assert scores.tolist() == [1.0]
 
 
 def test_rapidocr_finds_both_scripts_on_a_photographed_can(
@@ -100,9 +131,9 @@ def test_rapidocr_reads_long_strips(
     place = (width // 2, height // 2)
     ImageDraw.Draw(image).text(place, "OPEN DAILY", fill="white", font=font, anchor="mm")
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
-    assert reader.read(pixels) == ["OPEN DAILY"]
+    assert read_texts(reader, pixels) == ["OPEN DAILY"]
     upright = torch.full((1, 3, width, height), 127, dtype=torch.uint8)
-    assert reader.read(upright) == [""]
+    assert reader.read(upright) == [[]]
 
 
 def test_rapidocr_knows_the_characters_of_its_model(reader: RapidOcrReader) -> None:
@@ -123,7 +154,8 @@ def test_rapidocr_needs_no_network_and_says_nothing(
 
     monkeypatch.setattr(socket.socket, "connect", no_network)
     with caplog.at_level(logging.DEBUG):
-        texts = RapidOcrReader(threads=1, detection_side=160).read(draw_word("OPEN")[None])
+        reader = RapidOcrReader(threads=1, detection_side=160)
+        texts = read_texts(reader, draw_word("OPEN")[None])
     assert texts == ["OPEN"]
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
@@ -135,7 +167,7 @@ def test_rapidocr_reads_better_where_small_pictures_are_enlarged(draw_word: Draw
     pictures = torch.stack([draw_word(word) for word in words])
 
     def match(detection_side: int) -> float:
-        texts = RapidOcrReader(threads=1, detection_side=detection_side).read(pictures)
-        return mean_match(texts, words)
+        reader = RapidOcrReader(threads=1, detection_side=detection_side)
+        return mean_match(read_texts(reader, pictures), words)
 
     assert match(256) > match(64) + 0.125

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.terms.text_matching import fold_text, match_texts
+from rewards.terms.reading_orders import TextBox, reading_orders
+from rewards.terms.text_matching import fold_text, match_boxes, match_texts
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,72 @@ def test_match_counts_case_only_if_asked() -> None:
     assert match_texts("Open", ["Open"], is_case_sensitive=True) == 1.0
 
 
+def test_match_does_not_join_words_of_different_paragraphs() -> None:
+    assert match_texts("GRAND\nOPENING", ["GRAND OPENING"]) == 1.0
+    # OPENING alone is 7 of 12 letters.
+    assert match_texts("GRAND\n\nOPENING", ["GRAND OPENING"]) == pytest.approx(7 / 12)
+
+
+def box(text: str, column: int, row: int) -> TextBox:
+    """Columns and rows are 30 apart."""
+    left, top = 30.0 * column, 30.0 * row
+    return TextBox(text, left, top, left + 25.0, top + 20.0)
+
+
+def test_match_boxes_reads_columns() -> None:
+    boxes = [box("Grand", 0, 0), box("Live", 1, 0), box("Opening", 0, 1), box("Music", 1, 1)]
+    match = match_boxes(boxes, ["LIVE MUSIC", "GRAND OPENING"])
+    assert match.score == 1.0
+    # In the order of assignment: the longest first.
+    assert match.reading == "Grand Opening\n\nLive Music"
+    assert [[match.boxes[word].text for word in span.words] for span in match.spans] == [
+        ["Grand", "Opening"],
+        ["Live", "Music"],
+    ]
+    # Three wrong letters of GRANDOPENING, 12 of 21 letters asked for.
+    boxes[2] = box("OpenXXX", 0, 1)
+    assert match_boxes(boxes, ["GRAND OPENING", "LIVE MUSIC"]).score == pytest.approx(18 / 21)
+
+
+def test_match_boxes_reads_each_text_in_an_order_of_its_own() -> None:
+    # The first text in a row, above the two others in columns.
+    words = (("GRAND", "OPENING"), ("LIVE", "FREE"), ("MUSIC", "ENTRY"))
+    boxes = [box(text, x, y) for y, row in enumerate(words) for x, text in enumerate(row)]
+    match = match_boxes(boxes, ["FREE ENTRY", "GRAND OPENING", "LIVE MUSIC"])
+    assert match.score == 1.0
+    assert match.reading == "GRAND OPENING\n\nFREE ENTRY\n\nLIVE MUSIC"
+
+
+def test_match_boxes_keeps_rows_that_serve_as_well() -> None:
+    boxes = [box("Price\uff1a", 0, 0), box("3", 1, 0), box("Tea", 0, 1), box("4", 1, 1)]
+    match = match_boxes(boxes, ["TEA"])
+    assert (match.score, match.reading) == (1.0, "Price\uff1a 3 Tea 4")
+    assert match_boxes([], ["TEA"]).reading == ""
+    assert match_boxes([], ["TEA"]).score == 0.0
+
+
+def test_match_boxes_scores_no_lower_than_rows_alone() -> None:
+    # Rows: B BA A, of which A takes the last word, and AB the first for 1 of 2 letters: 2 of 3.
+    # In columns AB would take A BA for 4/3 of a letter first, and leave nothing to A.
+    boxes = [box("B", 0, 0), box("BA", 1, 0), box("A", 0, 1)]
+    assert match_boxes(boxes, ["AB", "A"]).score == pytest.approx(2 / 3)
+
+
+def test_match_boxes_does_not_join_what_is_not_neighbouring_in_any_order() -> None:
+    # From corner to corner: OPENING alone counts, 7 of 12 letters.
+    boxes = [box("GRAND", 0, 0), box("XXXXXXX", 1, 0), box("YYYYYYY", 0, 1), box("OPENING", 1, 1)]
+    assert match_boxes(boxes, ["GRAND OPENING"]).score == pytest.approx(7 / 12)
+
+
+def test_match_boxes_writes_words_between_those_taken_as_they_were_read() -> None:
+    # TEA takes its word from the middle of a box, LIVE MUSIC stands in a column.
+    boxes = [box("New Tea \u6771\u4eac", 0, 0), box("Live", 1, 0), box("in", 2, 0)]
+    boxes += [box("today", 0, 1), box("Music", 1, 1)]
+    match = match_boxes(boxes, ["LIVE MUSIC", "TEA"])
+    assert match.reading == "Live Music\n\nTea\n\nNew\n\n\u6771\u4eac\n\nin today"
+    assert match.score == 1.0
+
+
 # Few letters, so that texts overlap and tie.
 LETTERS = st.text("ABab", min_size=1, max_size=4)
 TEXTS = st.lists(LETTERS, min_size=1, max_size=4)
@@ -174,3 +241,23 @@ def test_match_does_not_depend_on_the_order_of_the_texts(
         for wanted in texts
     )
     assert first == second
+
+
+PLACES = st.tuples(st.integers(0, 2), st.integers(0, 2))
+PAGES = st.dictionaries(PLACES, st.text("ABab \u00bd\uff40\u6f22", max_size=4), max_size=6).map(
+    lambda texts: [box(text, *place) for place, text in texts.items()]
+)
+
+
+@settings(max_examples=200, derandomize=True)
+@given(PAGES, TEXTS, st.booleans(), PENALTY)
+def test_match_boxes_scores_as_its_reading_does_and_no_lower_than_rows(
+    boxes: list[TextBox], texts: list[str], is_case: bool, penalty: float
+) -> None:
+    def in_words(read: str) -> float:
+        return match_texts(read, texts, is_case_sensitive=is_case, extra_text_penalty=penalty)
+
+    match = match_boxes(boxes, texts, is_case_sensitive=is_case, extra_text_penalty=penalty)
+    assert match.score == pytest.approx(in_words(match.reading))
+    rows = " ".join(boxes[index].text for index in reading_orders(boxes)[0])
+    assert match.score >= in_words(rows)

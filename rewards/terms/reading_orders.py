@@ -1,0 +1,153 @@
+"""Put boxes of text into the orders in which people read a page."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+_MARGIN = 0.25
+"""Engines draw boxes larger than the letters. This fraction of a box's shorter side is cut off at
+both ends when gaps between boxes are looked for."""
+
+
+@dataclass(frozen=True)
+class TextBox:
+    """A piece of text with its upright bounding box, in pixels, y pointing down."""
+
+    text: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        """Its x and y."""
+        return (self.left + self.right) / 2, (self.top + self.bottom) / 2
+
+
+def text_box(text: str, corners: Float64[np.ndarray, "4 2"]) -> TextBox:
+    """Make a text box from the (x, y) corners of the engine's box."""
+    (left, top), (right, bottom) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
+    return TextBox(text, left=left, top=top, right=right, bottom=bottom)
+
+
+def reading_orders(boxes: Sequence[TextBox]) -> list[tuple[int, ...]]:
+    """Orders in which people may read a page, as indices of the boxes, without repetitions.
+
+    - Rows, always the first order: lines over the whole width from top to bottom, each from left to
+      right.
+    - Columns: parts of the page that a vertical gap divides, from left to right. Lines without a
+      gap, such as a heading, divide the lines above from those below.
+    - Stacks, from left to right: each box is followed by the one below it whose left end, right end
+      or middle is nearest. This keeps lines together that have something beside them.
+    - If a box is higher than wide, columns from right to left, as in vertical Chinese and Japanese
+      and in lines turned clockwise; and the reverse, as in lines turned the other way.
+    """
+    orders = [_rows(boxes), _columns(boxes), _stacks(boxes)]
+    if any(box.bottom - box.top > box.right - box.left for box in boxes):
+        from_right = _columns(boxes, is_from_right=True)
+        orders += [from_right, from_right[::-1]]
+    indices = {id(box): index for index, box in enumerate(boxes)}
+    return list(dict.fromkeys(tuple(indices[id(box)] for box in order) for order in orders))
+
+
+def _rows(boxes: Sequence[TextBox]) -> list[TextBox]:
+    """A box belongs to a line if its middle is above the bottom of the line's first box.
+
+    Unlike a fixed number of pixels, this works for small and large pictures.
+    """
+    lines: list[list[TextBox]] = []
+    for box in sorted(boxes, key=lambda box: box.middle[1]):
+        if lines and box.middle[1] < lines[-1][0].bottom:
+            lines[-1].append(box)
+        else:
+            lines.append([box])
+    return [box for line in lines for box in sorted(line, key=lambda box: box.left)]
+
+
+def _columns(boxes: Sequence[TextBox], *, is_from_right: bool = False) -> list[TextBox]:
+    """A recursive XY-cut, vertical cuts first."""
+    parts = _divide_at_vertical_gaps(boxes)
+    if is_from_right:
+        parts.reverse()
+    if len(parts) == 1:
+        parts = _blocks(boxes)
+    if len(parts) == 1:
+        return _rows(boxes)
+    return [box for part in parts for box in _columns(part, is_from_right=is_from_right)]
+
+
+def _blocks(boxes: Sequence[TextBox]) -> list[list[TextBox]]:
+    """Divide into lines, but keep lines together that a vertical gap divides together."""
+    blocks: list[list[TextBox]] = []
+    for line in _divide(boxes, lambda box: (box.top, box.bottom)):
+        together = [*blocks[-1], *line] if blocks else []
+        if len(_divide_at_vertical_gaps(together)) > 1:
+            blocks[-1] = together
+        else:
+            blocks.append(line)
+    return blocks
+
+
+def _divide_at_vertical_gaps(boxes: Sequence[TextBox]) -> list[list[TextBox]]:
+    return _divide(boxes, lambda box: (box.left, box.right))
+
+
+def _divide(
+    boxes: Sequence[TextBox], ends: Callable[[TextBox], tuple[float, float]]
+) -> list[list[TextBox]]:
+    """Divide where no box lies, in the direction of their `ends`."""
+    parts: list[list[TextBox]] = []
+    reached = 0.0
+    for box in sorted(boxes, key=ends):
+        margin = _MARGIN * min(box.right - box.left, box.bottom - box.top)
+        start, stop = ends(box)
+        if parts and start + margin < reached:
+            parts[-1].append(box)
+            reached = max(reached, stop - margin)
+        else:
+            parts.append([box])
+            reached = stop - margin
+    return parts
+
+
+def _stacks(boxes: Sequence[TextBox]) -> list[TextBox]:
+    pairs = [
+        (_distance(upper, lower), above, below)
+        for (above, upper), (below, lower) in itertools.permutations(enumerate(boxes), 2)
+        if _is_below(lower, upper)
+    ]
+    next_below: dict[int, int] = {}
+    for _, above, below in sorted(pairs):
+        if above not in next_below and below not in next_below.values():
+            next_below[above] = below
+    order = []
+    for index in sorted(range(len(boxes)), key=lambda index: boxes[index].left):
+        place = None if index in next_below.values() else index
+        while place is not None:
+            order.append(boxes[place])
+            place = next_below.get(place)
+    return order
+
+
+def _is_below(lower: TextBox, upper: TextBox) -> bool:
+    is_under = max(lower.left, upper.left) < min(lower.right, upper.right)
+    return is_under and lower.middle[1] >= upper.bottom
+
+
+def _distance(upper: TextBox, lower: TextBox) -> float:
+    """From the bottom of one box to the top of the other, between left ends, middles or right ends.
+
+    The shortest of the three, as lines may be flush left, centred, or flush right.
+    """
+    shifts = (
+        upper.left - lower.left,
+        upper.middle[0] - lower.middle[0],
+        upper.right - lower.right,
+    )
+    return lower.top - upper.bottom + min(map(abs, shifts))
