@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import easyocr
@@ -12,9 +13,12 @@ from easyocr.config import MODULE_PATH
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.terms.ocr import to_bgr_arrays
+from rewards.terms.ocr import surest_reading, to_bgr_arrays
 from rewards.terms.reading_orders import TextBox, text_box
 from rewards.types import RewardError, describe_error
+
+_TALL = 1.5
+"""Ratio of the sides from which a box may hold turned text."""
 
 
 class EasyOcrReader:
@@ -59,8 +63,29 @@ class EasyOcrReader:
         return (self._reader.detector, self._reader.recognizer)
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
-        found = self._reader.readtext(picture)
-        return [text_box(text, np.asarray(corners, np.float64)) for corners, text, _ in found]
+        return [
+            self._read_turned(picture, text_box(text, np.asarray(corners, np.float64)), confidence)
+            for corners, text, confidence in self._reader.readtext(picture)
+        ]
+
+    def _read_turned(
+        self, picture: UInt8[np.ndarray, "H W 3"], box: TextBox, confidence: float
+    ) -> TextBox:
+        """Read a tall box also turned to the left and to the right.
+
+        EasyOCR's `rotation_info` would do so with every box.
+        """
+        if box.bottom - box.top < _TALL * (box.right - box.left):
+            return box
+        # Boxes that are not upright may begin outside of the picture.
+        top, left = max(0, int(box.top)), max(0, int(box.left))
+        cut = picture[top : int(box.bottom), left : int(box.right)]
+        turned = []
+        for quarter_turns in (1, -1):
+            found = self._reader.recognize(np.ascontiguousarray(np.rot90(cut, quarter_turns)))
+            turned += [(text, sureness) for _, text, sureness in found]
+        surest, _ = surest_reading((box.text, confidence), turned)
+        return replace(box, text=surest)
 
 
 def _missing_weights(languages: Sequence[str], error: OSError) -> str:

@@ -5,16 +5,24 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
 from rapidocr import RapidOCR
+from rapidocr.ch_ppocr_rec import TextRecInput
 from rapidocr.utils.output import RapidOCROutput
+from rapidocr.utils.process_img import get_rotate_crop_image
 from torch import Tensor, nn
 
-from rewards.terms.ocr import to_bgr_arrays
+from rewards.terms.ocr import surest_reading, to_bgr_arrays
 from rewards.terms.reading_orders import TextBox, text_box
 
 _THINNEST, _ROOM = 100, 8
 """Largest aspect ratio of pictures passed on unchanged, and the one to which others are padded."""
+
+_TALL = 1.5
+"""Ratio of the sides from which RapidOCR turns a box to the left before reading it."""
+
+_LEAST_CONFIDENCE = 0.5
+"""RapidOCR's default."""
 
 _BLANK = "blank"
 """Stands for "no character" in the list of the recognition model."""
@@ -70,7 +78,9 @@ class RapidOcrReader:
         return ()
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
-        found = self._engine(_with_room(picture), use_det=True)
+        picture = _with_room(picture)
+        # A box may be read with confidence only the other way round.
+        found = self._engine(picture, use_det=True, text_score=0.0)
         if not isinstance(found, RapidOCROutput):
             raise TypeError(
                 f"RapidOCR returned a {type(found).__name__}: it found lines but recognised none; "
@@ -78,8 +88,24 @@ class RapidOcrReader:
             )
         if found.boxes is None or found.txts is None:
             return []
-        corners = np.asarray(found.boxes, dtype=np.float64)
-        return [*map(text_box, found.txts, corners)]
+        boxes = []
+        for corners, text, confidence in zip(found.boxes, found.txts, found.scores, strict=True):
+            turned = self._read_turned(picture, corners)
+            surest, sureness = surest_reading((text, float(confidence)), turned)
+            if sureness >= _LEAST_CONFIDENCE:
+                boxes.append(text_box(surest, np.asarray(corners, dtype=np.float64)))
+        return boxes
+
+    def _read_turned(
+        self, picture: UInt8[np.ndarray, "H W 3"], corners: Float32[np.ndarray, "4 2"]
+    ) -> list[tuple[str, float]]:
+        """Read a tall box turned to the right; RapidOCR has turned it to the left."""
+        width, height = (np.linalg.norm(corners[0] - corners[beside]) for beside in (1, 3))
+        if height < _TALL * width:
+            return []
+        turned = get_rotate_crop_image(picture, corners)[::-1, ::-1]
+        found = self._engine.text_rec(TextRecInput(img=[np.ascontiguousarray(turned)]))
+        return [*zip(found.txts, map(float, found.scores), strict=True)]
 
 
 def _with_room(picture: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H2 W2 3"]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.terms.ocr import OcrReward, to_bgr_arrays
+from rewards.terms.ocr import OcrReward, surest_reading, to_bgr_arrays
 from rewards.terms.reading_orders import TextBox
 from rewards.types import Prompt, RewardError
 
@@ -32,6 +32,27 @@ class FakeReader:
 
 def blank(count: int) -> UInt8[Tensor, "N 3 8 8"]:
     return torch.zeros(count, 3, 8, 8, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("upright", "turned", "surest"),
+    [
+        (("OPING", 0.86), [("OPENING", 1.0)], "OPENING"),
+        # 3 * 0.68 letters against 2 * 0.98, though the other one is surer.
+        (("ABC", 0.84), [("EF", 0.99)], "ABC"),
+        # 7 * 0.44 letters against 5 * 0.98, though it has more letters.
+        (("MOUUUSE", 0.72), [("MOUSE", 0.99)], "MOUSE"),
+        (("8", 0.9), [("EZL", 0.3), ("123", 0.8)], "123"),
+        (("NOON", 1.0), [("NOON", 1.0)], "NOON"),
+        # Maybe a stroke of H.
+        (("I", 0.3), [("_", 0.8)], "I"),
+        (("I", 0.3), [], "I"),
+    ],
+)
+def test_surest_reading_has_most_right_letters_less_wrong_ones(
+    upright: tuple[str, float], turned: list[tuple[str, float]], surest: str
+) -> None:
+    assert surest_reading(upright, turned)[0] == surest
 
 
 def test_engines_get_rows_of_blue_green_and_red() -> None:

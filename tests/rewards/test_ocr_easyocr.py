@@ -50,6 +50,12 @@ def test_easyocr_reads_drawn_words(reader: EasyOcrReader) -> None:
     assert [reader.read(picture[None])[0] for picture in pictures] == boxes
 
 
+@pytest.mark.parametrize("turns", [1, -1])
+def test_easyocr_reads_words_turned_either_way(reader: EasyOcrReader, turns: int) -> None:
+    turned = drawn("OPENING").rot90(turns, (1, 2))
+    assert read_texts(reader, turned[None]) == ["OPENING"]
+
+
 def test_easyocr_reads_photographed_words(reader: EasyOcrReader, assets_dir: Path) -> None:
     folder = assets_dir / "images" / "words"
     labels: dict[str, str] = json.loads((folder / "labels.json").read_text(encoding="utf-8"))

@@ -109,6 +109,20 @@ def test_rapidocr_reads_posters_with_words_beside_the_text(
     assert scores.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("turn", [90, -90])
+def test_rapidocr_reads_text_turned_either_way(reader: RapidOcrReader, turn: int) -> None:
+    poster = draw_poster(("GRAND", 128, 100), ("OPENING", 128, 150), turn=turn)
+    prompt = Prompt("a", "a", texts=("GRAND OPENING",))
+    assert OcrReward(reader).score([prompt], poster).tolist() == [1.0]
+
+
+def test_rapidocr_keeps_what_it_is_sure_of_in_one_direction(reader: RapidOcrReader) -> None:
+    # The other way round it reads Z with a confidence of 0.42.
+    assert read_texts(reader, draw_poster(("JAZZ", 128, 128), turn=90)) == ["JAZZ"]
+    # Read as G with a confidence of 0.23, which RapidOCR leaves out.
+    assert reader.read(draw_poster(("&", 128, 128))) == [[]]
+
+
 def test_rapidocr_finds_both_scripts_on_a_photographed_can(
     reader: RapidOcrReader, assets_dir: Path
 ) -> None:
