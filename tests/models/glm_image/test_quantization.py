@@ -49,8 +49,13 @@ def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, loaded_pi
 
     pixels = GlmImageDecoder(held, steps=1, guidance_scale=1.5).decode(batch, token_ids).pixels
 
-    expected = GlmImageDecoder(rounded, steps=1, guidance_scale=1.5).decode(batch, token_ids).pixels
-    assert torch.equal(pixels, expected)
+    expected, plain = (
+        GlmImageDecoder(each, steps=1, guidance_scale=1.5).decode(batch, token_ids).pixels.int()
+        for each in (rounded, loaded_pipeline)
+    )
+    # Some processors multiply weights in a new place in another order.
+    assert (pixels.int() - expected).abs().max() <= 1
+    assert (pixels.int() - plain).abs().max() > 5
     assert held.transformer.transformer_blocks[0].ff.net[2].weight.dtype == torch.float8_e4m3fn
     # Norms with what modulates them, the first and the last layer keep 4 bytes a weight.
     assert module_bytes([held.transformer]) < 0.5 * plain_bytes
