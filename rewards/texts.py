@@ -15,10 +15,10 @@ Armenian. Other letters may be adjacent to a quotation."""
 
 _APOSTROPHE = rf"(?<={_IN_WORD})['\u2019](?={_IN_WORD})"
 
-_UNIT = "(?<=[\\d\u00bc-\u00be\u2150-\u215e])(?:''|['\"\u201d])"
-"""A mark after a digit or a fraction: feet, inches or minutes. Word processors write inches as a
-closing curly mark, with which Swedish quotations open. Marks that open quotations in Chinese and
-Japanese, which put no space before them, are not among these."""
+_UNIT = "(?<=[\\d\u00bc-\u00be\u2150-\u215e])(?:''|['\"\u201d])(?=[x\u00d7]?\\d|[\\W\\d_]|$)"
+"""A mark after a digit or a fraction, and not before a letter: feet, inches or minutes. Before a
+letter it opens a quotation, as in Chinese and Japanese, which put no space there. Word processors
+write inches as a closing curly mark, with which Swedish quotations open."""
 
 _QUOTATION = re.compile(
     "|".join(

@@ -45,15 +45,28 @@ def reading_orders(boxes: Sequence[TextBox]) -> list[tuple[int, ...]]:
       gap, such as a heading, divide the lines above from those below.
     - Stacks, from left to right: each box is followed by the one below it whose left end, right end
       or middle is nearest. This keeps lines together that have something beside them.
-    - If a box is higher than wide, columns from right to left, as in vertical Chinese and Japanese
-      and in lines turned clockwise; and the reverse, as in lines turned the other way.
+    - Columns from right to left, as in vertical Chinese and Japanese and in lines turned clockwise;
+      and the reverse, as in lines turned the other way. Of the whole page only if vertical boxes
+      hold most of its letters, else of these boxes alone: otherwise wrong orders of horizontal
+      words would be right beside any vertical one. A box with a single letter is not vertical,
+      because 1 and ! are higher than wide.
     """
     orders = [_rows(boxes), _columns(boxes), _stacks(boxes)]
-    if any(box.bottom - box.top > box.right - box.left for box in boxes):
-        from_right = _columns(boxes, is_from_right=True)
+    vertical = [box for box in boxes if len(box.text) > 1 and _is_tall(box)]
+    if vertical:
+        is_page_vertical = 2 * _count_letters(vertical) > _count_letters(boxes)
+        from_right = _columns(boxes if is_page_vertical else vertical, is_from_right=True)
         orders += [from_right, from_right[::-1]]
     indices = {id(box): index for index, box in enumerate(boxes)}
     return list(dict.fromkeys(tuple(indices[id(box)] for box in order) for order in orders))
+
+
+def _count_letters(boxes: Sequence[TextBox]) -> int:
+    return sum(len(box.text) for box in boxes)
+
+
+def _is_tall(box: TextBox) -> bool:
+    return box.bottom - box.top > box.right - box.left
 
 
 def _rows(boxes: Sequence[TextBox]) -> list[TextBox]:

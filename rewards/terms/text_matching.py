@@ -105,8 +105,9 @@ def match_boxes(
     orders: list[list[int]] = []
     for order in (rows, *others):
         place = {box: index for index, box in enumerate(order)}
+        placed = [word for word, (_, box) in enumerate(pieces) if box in place]
         # Sorting is stable: the words of a box stay together, and in their order.
-        orders.append(sorted(range(len(words)), key=lambda word: place[pieces[word][1]]))
+        orders.append(sorted(placed, key=lambda word: place[pieces[word][1]]))
     spans = take_words(Page(words, orders[:1]), texts)
     score = _score(words, spans, extra_text_penalty)
     reading = " ".join(boxes[box].text for box in rows)

@@ -54,6 +54,10 @@ from rewards.texts import find_escaped_mark, find_quoted_texts, has_idle_marks
         ('"24""OPEN"', ("24", "OPEN")),
         ("'24''OPEN'", ("24", "OPEN")),
         ("a sign '90s NIGHT'", ("90s NIGHT",)),
+        # Before a letter it opens one.
+        ('\u5199\u774012"\u8425\u4e1a"\u548c"\u6b22\u8fce"', ("\u8425\u4e1a", "\u6b22\u8fce")),
+        ('Level 3"PARKING" and "EXIT"', ("PARKING", "EXIT")),
+        ('a 12"x18" print, "A" on it', ("A",)),
         # Chinese and Japanese need no space between a digit and a quotation.
         (
             "2024\u201c\u65b0\u5e74\u201d 7\u300c\u516b\u300d 8\uff02\u4e5d\uff02",
