@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 _BYTES = 8
@@ -24,7 +25,7 @@ def digest(*contents: bytes) -> str:
 
 
 def digest_files(path: Path) -> str:
-    """Digest of a file, or of all files of a folder with their names.
+    """Digest of a file, or of the files of a folder with their names, but for hidden ones and .md.
 
     Of files above 64 MiB, only the size and 16 evenly spaced pieces of 1 MiB are read: weights that
     were trained differ everywhere, and a model of 36 GB takes less than a second.
@@ -34,13 +35,14 @@ def digest_files(path: Path) -> str:
     """
     if not path.is_dir():
         return digest(_read(path))
-    # Downloads keep their own records in hidden folders.
     files = {
-        name: each
-        for each in path.rglob("*")
-        if each.is_file() and not (name := each.relative_to(path).as_posix()).startswith(".")
+        each.relative_to(path).as_posix(): each
+        for folder, _, names in os.walk(path, followlinks=True)
+        for each in (Path(folder, name) for name in names)
     }
-    return digest(*(part for name in sorted(files) for part in (name.encode(), _read(files[name]))))
+    # Downloads keep their own records in hidden folders.
+    read = sorted(name for name in files if not name.startswith(".") and not name.endswith(".md"))
+    return digest(*(part for name in read for part in (name.encode(), _read(files[name]))))
 
 
 def _read(path: Path) -> bytes:

@@ -18,7 +18,9 @@ def test_a_digest_knows_where_contents_end() -> None:
     [
         (lambda folder: (folder / "config.json").write_text("{ }"), True),
         (lambda folder: (folder / "vae/a.safetensors").rename(folder / "vae/b.safetensors"), True),
+        (lambda folder: (folder / "linked/weights").write_text("2"), True),
         (lambda folder: (folder / ".cache/etag").write_text("2"), False),
+        (lambda folder: (folder / "README.md").write_text("2"), False),
     ],
 )
 def test_a_digest_of_a_folder_is_of_its_names_and_contents(
@@ -28,6 +30,9 @@ def test_a_digest_of_a_folder_is_of_its_names_and_contents(
     for name in ("config.json", "vae/a.safetensors", ".cache/etag"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("1")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/weights").write_text("1")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
     before = digest_files(folder)
     assert digest_files(shutil.copytree(folder, tmp_path / "copy")) == before
     change(folder)

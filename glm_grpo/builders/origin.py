@@ -63,7 +63,7 @@ def _digest_files(config: Config) -> dict[str, str]:
     paths |= {
         key: path
         for key, path in local_paths(config).items()
-        if key.startswith("reward.terms.") or key == _START
+        if key.startswith("reward.terms.") or (key == _START and path.exists())
     }
     digests = {}
     for key, path in paths.items():

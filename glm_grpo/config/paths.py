@@ -13,7 +13,8 @@ from rewards.terms.clip_loading import resolve_path
 def local_paths(config: Config) -> dict[str, Path]:
     """Find the existing files and folders that a config names, other than those it writes.
 
-    Names that a library or a hub knows are none.
+    Names that a library or a hub knows are none. `model.start_from` is always a path, whose
+    checkpoint may be gone by now.
 
     Returns:
         Absolute path by dotted key, such as `data.path` or `reward.terms.aesthetic.head`.
@@ -23,11 +24,12 @@ def local_paths(config: Config) -> dict[str, Path]:
     """
     named = {
         "model.path": None if config.model.path == TINY else config.model.path,
-        "model.start_from": config.model.start_from,
         "data.path": config.data.path,
         "data.eval_path": config.data.eval_path,
     }
     found = {key: Path(text) for key, text in named.items() if text and Path(text).exists()}
+    if config.model.start_from is not None:
+        found["model.start_from"] = Path(config.model.start_from)
     for name, term in config.reward.terms.items():
         files = {option: resolve_path(getattr(term, option)) for option in term.files}
         folders = {option: Path(getattr(term, option)) for option in term.folders}

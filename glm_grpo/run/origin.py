@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, storage_errors, write_atomically
 from glm_grpo.run.tables import check_stored
 
@@ -32,6 +33,8 @@ class Origin:
             that a term reads, by config key.
         code: Digest of the source of each custom function, by config key.
         versions: Version by name of the installed package.
+        changed: Keys of `files` and `code` that changed while the run was stopped, so that its
+            evaluations were scored in different ways.
     """
 
     began: str
@@ -40,6 +43,12 @@ class Origin:
     files: Digests
     code: Digests
     versions: Mapping[str, str]
+    changed: tuple[str, ...] = ()
+
+    def changed_in(self, later: Origin) -> tuple[str, ...]:
+        """Keys of `changed` if the run continues with what `later` describes."""
+        keys = changed_keys(self.files, later.files) + changed_keys(self.code, later.code)
+        return tuple(dict.fromkeys([*self.changed, *keys]))
 
 
 def write_origin(folder: RunFolder, origin: Origin) -> None:
@@ -62,7 +71,12 @@ def read_origin(folder: RunFolder) -> Origin | None:
         return None
     with storage_errors("read", path):
         content = path.read_bytes()
-    return check_stored(Origin, content, str(path))
+    try:
+        return check_stored(Origin, content, str(path))
+    except StorageError as error:
+        raise StorageError(
+            f"{error}, or remove it: what changed since the run began is then not noticed"
+        ) from error
 
 
 def changed_prompts(before: Digests, after: Digests) -> str:

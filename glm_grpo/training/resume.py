@@ -291,11 +291,14 @@ def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
     elif changes := _accepted_changes(folder, stored, origin, config):
         note = printable(f"changed after step {opened.checkpoint.step}: {'; '.join(changes)}")
         logger.warning("%s", note)
-        notes = "\n".join(filter(None, [notes, note]))[:LONGEST_NOTES]
-        write_origin(folder, replace(origin, began=stored.began))
+        # Earlier notes give way: this one is nowhere else.
+        kept = (notes or "")[: max(0, LONGEST_NOTES - len(note) - 1)]
+        notes = "\n".join(filter(None, [kept, note]))[:LONGEST_NOTES]
+        write_origin(folder, replace(origin, began=stored.began, changed=stored.changed_in(origin)))
     settings = _settings(config)
     moved = {key: settings[key] for key in _compared_by_content(folder, config)}
-    _update_config(folder, {**moved, "run.notes": notes})
+    # A run that is extended keeps its new length for the next resume.
+    _update_config(folder, {**moved, "train.steps": config.train.steps, "run.notes": notes})
 
 
 def _settings(config: Config) -> dict[str, object]:
@@ -307,21 +310,29 @@ def _accepted_changes(
 ) -> list[str]:
     """Describe what changed, unless it is refused; see `keep_origin`."""
     new_run = f"start a new run with {shell_override('model.start_from', str(folder.path))}"
+    settings, before = _settings(config), _settings(read_config(folder))
+    gone = [key for key in stored.files.keys() - origin.files if settings[key] != before[key]]
+    if gone:
+        raise CheckpointError(
+            f"{gone[0]} = {settings[gone[0]]}: the run in {folder.path} began with "
+            f"{before[gone[0]]}, and the files of the two cannot be compared; give the path of the "
+            "same files"
+        )
     held_out = changed_prompts(stored.held_out, origin.held_out)
     if held_out:
+        evaluated = shell_override("data.eval_path", str(settings["data.eval_path"]))
         raise CheckpointError(
             f"data.eval_path = {config.data.eval_path}: these are not the held-out prompts that "
             f"the run in {folder.path} was evaluated on ({held_out}), so its scores before and "
             "after could not be compared. Restore them, evaluate a checkpoint on the new ones "
-            f"(glm-grpo eval {shlex.quote(str(folder.path))}), or {new_run}"
+            f"(glm-grpo eval {shlex.quote(str(folder.path))} {evaluated}), or {new_run}"
         )
-    changes = describe_changes(stored, origin, _settings(config))
+    changes = describe_changes(stored, origin, settings)
     if changes and not config.train.resume_with_changes:
         raise CheckpointError(
             f"the run in {folder.path} began with something else: {'; '.join(changes)}. Restore "
-            f"what it began with, {new_run}, or continue with the changes, which the log and "
-            "run.notes then state: "
-            f"{resume_command(folder.path, 'train.resume_with_changes=true')}"
+            f"what it began with, {new_run}, or repeat the command with "
+            "train.resume_with_changes=true: the log and run.notes then state the changes"
         )
     return changes + changed_versions(stored.versions, origin.versions)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from modulefinder import ModuleFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -26,6 +27,8 @@ from rewards.types import Prompt, RewardError, describe_error
 
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages, whose imports are not followed."""
+_OURS = {"glm_grpo", "rewards"}
+"""Packages of this project, whose version is known."""
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
 """Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""
@@ -165,9 +168,10 @@ def load_function(name: str) -> ScoringFunction:
 
 
 def find_source(name: str) -> bytes | None:
-    """Source of a custom function: its module, and the modules beside it which that one imports.
+    """Source of a custom function: its module, and the modules of the same project it imports.
 
-    Nothing is run.
+    Nothing but the packages around it is run. Of a function that a script or a notebook defines,
+    only its own source; of an installed one, only its module.
 
     Args:
         name: `module:function`, or a name from `name_function`.
@@ -175,25 +179,65 @@ def find_source(name: str) -> bytes | None:
     Returns:
         None if there is no source, as for a function of a compiled module.
     """
-    module_name = name.partition(":")[0]
+    module_name, function = name.partition(":")[0], _GIVEN.get(name)
+    while isinstance(function, functools.partial):
+        function = function.func
+        module_name = function.__module__
     if module_name == "__main__":
         # A script also holds the settings of the run; a notebook has no file.
         with contextlib.suppress(OSError, TypeError):
-            return inspect.getsource(load_function(name)).encode()
+            return inspect.getsource(function or load_function(name)).encode()
         return None
     spec = None
-    with _importable(str(Path.cwd())), contextlib.suppress(ImportError):
+    # A user's package may raise anything during import, which is reported elsewhere.
+    with _importable(str(Path.cwd())), contextlib.suppress(Exception):
         spec = importlib.util.find_spec(module_name)
     if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
         return None
     own = Path(str(spec.origin))
     paths = {own}
-    if Path.cwd() in own.parents and not _INSTALLED & set(own.parts):
-        finder = ModuleFinder(path=[str(Path.cwd())], excludes=["glm_grpo", "rewards"])
-        finder.run_script(str(own))
-        files = (getattr(module, "__file__", None) for module in finder.modules.values())
-        paths |= {Path(file) for file in files if file}
+    if not _INSTALLED & set(own.parts):
+        is_package = spec.submodule_search_locations is not None
+        root = own.parents[module_name.count(".") + is_package]
+        _follow_imports(own, module_name if is_package else spec.parent or "", root, paths)
     return b"".join(path.read_bytes() for path in sorted(paths))
+
+
+def _follow_imports(path: Path, package: str, root: Path, found: set[Path]) -> None:
+    """Add the modules below `root` that a module imports, and those that they import.
+
+    Args:
+        path: File of the module.
+        package: Name of the package that relative imports start from.
+        root: Folder that names of modules start from.
+        found: Files; those that it has are not followed again.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    names = {package}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if node.level else []
+            base = [*parts[: len(parts) - node.level + 1], *filter(None, [node.module])]
+            names |= {".".join([*base, alias.name]) for alias in node.names}
+    for name in names:
+        parts = name.split(".")
+        if parts[0] in _OURS or parts[0] in sys.stdlib_module_names:
+            continue
+        # Importing a.b.c runs a and a.b, too; the last part may name a function.
+        for length in range(1, len(parts) + 1):
+            place = root.joinpath(*parts[:length])
+            for file, inside in (
+                (place / "__init__.py", parts[:length]),
+                (place.with_suffix(".py"), parts[: length - 1]),
+            ):
+                if file.is_file() and file not in found:
+                    found.add(file)
+                    _follow_imports(file, ".".join(inside), root, found)
 
 
 def _load_scoring_function(name: str) -> ScoringFunction:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from PIL import Image
 from rewards import score_images
 from rewards.config import RewardConfig, with_functions
 from rewards.score import Scorer, Term
-from rewards.terms.custom import CustomReward, load_function
+from rewards.terms.custom import CustomReward, find_source, load_function, name_function
 from rewards.types import Prompt, RewardError, RewardTable
 
 DOG = Prompt("dog", "a dog")
@@ -137,3 +138,58 @@ def test_custom_function_that_cannot_be_found_is_refused_with_the_reason(
     with pytest.raises(RewardError, match=f"custom function '{function}'.*{error}"):
         CustomReward(function, needs=())
     assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("module", "files"),
+    [
+        ("score", {"score.py": "import helper"}),
+        ("score", {"score.py": "from helper import *"}),
+        ("score", {"score.py": "import middle", "middle.py": "import helper"}),
+        ("mine.score", {"mine/__init__.py": "", "mine/score.py": "from .helper import K"}),
+        ("mine.score", {"mine/score.py": "from mine import helper"}),
+        ("mine.score", {"mine/score.py": "", "mine/__init__.py": "from . import helper"}),
+        ("mine.parts.score", {"mine/parts/score.py": "from ..helper import K"}),
+        ("mine", {"mine/__init__.py": "from .helper import score"}),
+    ],
+)
+def test_the_source_of_a_function_has_what_its_module_imports(
+    module: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    helper = project / ("mine/helper.py" if module.startswith("mine") else "helper.py")
+    for path, content in {helper: "K = 1", **{project / k: v for k, v in files.items()}}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+    def source() -> bytes | None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+            monkeypatch.delitem(sys.modules, name)
+        return find_source(f"{module}:f")
+
+    monkeypatch.chdir(project)
+    before = source()
+    assert before is not None
+    # The same from any folder.
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.chdir(tmp_path)
+    assert source() == before
+    helper.write_text("K = 2")
+    assert source() != before
+
+
+@pytest.mark.parametrize("content", ["def f(", "raise RuntimeError"])
+def test_the_source_of_a_function_that_cannot_be_imported_is_no_error(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(content)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    assert find_source("broken:f") == content.encode()
+    assert find_source("package.module:f") is None
+
+
+def test_the_source_of_a_partial_function_is_that_of_the_function() -> None:
+    name = name_function(functools.partial(score, "sharp"), "sharp")
+    assert find_source(name) == find_source(f"{score.__module__}:score")

@@ -139,6 +139,8 @@ def test_a_change_is_refused_or_noted(
     change: Change, said: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin("run.notes=mine")
+    before = read_origin(RunFolder(project / "run"))
+    assert before is not None
     change(project)
 
     with pytest.raises(CheckpointError, match=f"{said}.*train.resume_with_changes=true"):
@@ -149,9 +151,44 @@ def test_a_change_is_refused_or_noted(
     assert warning.startswith("changed after step 2: ")
     notes = read_config(folder).run.notes
     assert notes == f"mine\n{warning}"
+    after = read_origin(folder)
+    assert after is not None
+    # Of prompts nothing is scored in another way.
+    assert after.changed == before.changed_in(after)
+    assert bool(after.changed) is not said.startswith("data")
     # Said once: this is now what the run is trained with.
     resume()
     assert read_config(folder).run.notes == notes
+    assert read_origin(folder) == after
+
+
+def test_a_change_is_noted_even_if_the_notes_are_full(project: Path) -> None:
+    begin(f"run.notes={'n' * 4_990}")
+    append_prompt(project)
+    notes = read_config(resume("train.resume_with_changes=true").folder).run.notes
+    assert notes is not None
+    assert notes.endswith("1 added (00002)")
+    assert notes.startswith("nnn")
+
+
+def test_a_start_that_cannot_be_compared_is_refused(project: Path) -> None:
+    begin()
+    (project / "start").rename(project / "moved")
+    # Gone, but the same as the run was given.
+    resume()
+    (project / "another").mkdir()
+    before = (project / "run/config.yaml").read_text()
+    with pytest.raises(
+        CheckpointError, match=r"model\.start_from = /\S+/another: .* began with /\S+/start"
+    ):
+        resume("model.start_from=another", "train.resume_with_changes=true", origin=without_start)
+    assert (project / "run/config.yaml").read_text() == before
+
+
+def without_start(origin: Origin) -> Origin:
+    """As `pin_start` names a checkpoint that the given run does not have."""
+    files = {key: each for key, each in origin.files.items() if key != "model.start_from"}
+    return dataclasses.replace(origin, files=files)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +303,13 @@ def test_a_run_without_a_checkpoint_begins_anew_with_what_is_there(project: Path
     stored = read_origin(RunFolder(project / "run"))
     assert stored is not None
     assert [*stored.training] == ["00000", "00001", "00002"]
+
+
+def test_an_extended_run_keeps_its_new_length(project: Path) -> None:
+    steady = ("optim.schedule=constant", "optim.warmup_steps=0")
+    begin(*steady)
+    resume(*steady, "train.steps=5")
+    assert read_config(RunFolder(project / "run")).train.steps == 5
 
 
 def test_auto_resumes_the_run_that_began_last(project: Path) -> None:

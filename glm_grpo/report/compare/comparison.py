@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from glm_grpo.config import Config, flatten
+from glm_grpo.digests import digest
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config, refuse_no_run
 from glm_grpo.run.folder import RunFolder, read_picture
@@ -42,6 +43,8 @@ _SAME_EVALUATION = (
 _MODEL = "model.path"
 _VERSIONS = "versions."
 """Prefix of packages among the settings that differ."""
+_TRAINING = "training prompts"
+"""Their number and digest, among the settings that differ."""
 _NOT_OF_THE_SCORE = frozenset(
     {
         *("weight", "when", "std_floor"),
@@ -78,11 +81,15 @@ def differing_settings(
 
     Args:
         origins: Of the same runs; if all are known, versions of packages are keys, too, such as
-            `versions.torch`.
+            `versions.torch`, and so are the training prompts, unless a run is an evaluation.
     """
     flat = [list_settings(config) for config in configs]
-    for settings, origin in zip(flat, _all_known(origins), strict=False):
+    known = _all_known(origins)
+    for settings, origin in zip(flat, known, strict=False):
         settings |= {f"{_VERSIONS}{name}": each for name, each in origin.versions.items()}
+        if all(each.training for each in known):
+            prompts = digest(json.dumps(origin.training).encode())
+            settings[_TRAINING] = f"{len(origin.training)} ({prompts})"
     keys = dict.fromkeys(key for settings in flat for key in settings)
     differing = [
         key
@@ -191,11 +198,18 @@ def list_scorings(
     Arguments as in `sort_terms`.
     """
     known = _all_known(origins)
-    contents = [{**origin.files, **origin.code} for origin in known] or [{} for _ in configs]
+    contents = [_contents(origin) for origin in known] or [{} for _ in configs]
     return [
         {name: _scoring(config, name, content) for name in config.reward.terms}
         for config, content in zip(configs, contents, strict=True)
     ]
+
+
+def _contents(origin: Origin) -> dict[str, str]:
+    contents = {**origin.files, **origin.code}
+    for key in contents.keys() & {*origin.changed}:
+        contents[key] += ", changed during the run"
+    return contents
 
 
 def sort_terms(
@@ -489,7 +503,7 @@ def _short_settings(settings: Mapping[str, str]) -> str:
     return ", ".join(
         f"{'.'.join(key.split('.')[-2:])}={value}"
         for key, value in settings.items()
-        if not key.startswith(_VERSIONS)
+        if key != _TRAINING and not key.startswith(_VERSIONS)
     )
 
 

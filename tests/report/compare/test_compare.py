@@ -276,6 +276,10 @@ def test_compare_lists_versions_of_packages(make_run: MakeRun) -> None:
     comparison = compare(runs, WEIGHTS)
     assert comparison.runs[1].settings == {"versions.torch": "2.11.0", "versions.peft": "0.20"}
     assert comparison.labels() == ("1: a", "2: b")
+    for run, training in zip(runs, ({"0": "a"}, {"0": "b"}), strict=True):
+        write_origin(RunFolder(run), dataclasses.replace(ORIGIN, training=training))
+    first, second = (run.settings for run in compare(runs, WEIGHTS).runs)
+    assert first.keys() == second.keys() == {"training prompts"}
 
 
 def test_compare_knows_models_by_their_files(make_run: MakeRun) -> None:
@@ -309,6 +313,11 @@ def test_compare_refuses_scores_of_other_code_and_files(
     for run, origin in zip(runs, (ORIGIN, dataclasses.replace(ORIGIN, **contents)), strict=True):
         write_origin(RunFolder(run), origin)
     with pytest.raises(ConfigError, match=f"{name}' was scored in different ways: .*{message}"):
+        compare(runs, {name: 1.0})
+    # Nor those that changed on the way.
+    half = dataclasses.replace(ORIGIN, changed=(*contents.get("code", {}), *ORIGIN.files))
+    write_origin(RunFolder(runs[1]), half)
+    with pytest.raises(ConfigError, match="changed during the run"):
         compare(runs, {name: 1.0})
     # The same file in another folder is the same.
     key = "reward.terms.aesthetic.head"
