@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from glm_grpo.builders.models import model_path
 from glm_grpo.config import Config, local_paths
@@ -26,7 +28,6 @@ _PACKAGES = (
 """Packages that make images or scores."""
 
 _MODEL, _START = "model.path", "model.start_from"
-_MODEL_INDEX = "model_index.json"
 
 
 def describe_origin(
@@ -70,10 +71,9 @@ def _digest_files(config: Config) -> dict[str, str]:
         with storage_errors("read", path):
             digests[key] = digest_files(path)
     if _MODEL not in paths:
-        index = try_to_load_from_cache(model, _MODEL_INDEX)
-        if isinstance(index, str):
-            # Files of a hub id lie in a folder with the name of their revision.
-            digests[_MODEL] = Path(index).parent.name
+        with suppress(LocalEntryNotFoundError):
+            # Files of a hub id are in a folder with the name of their revision.
+            digests[_MODEL] = Path(snapshot_download(model, local_files_only=True)).name
     return digests
 
 

@@ -305,6 +305,19 @@ def test_a_run_without_a_checkpoint_begins_anew_with_what_is_there(project: Path
     assert [*stored.training] == ["00000", "00001", "00002"]
 
 
+def test_a_model_of_the_hub_is_known_by_its_revision(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(project / "hub"))
+    config = compose("model.path=owner/model", "model.start_from=null")
+    assert "model.path" not in describe(config).files
+    repository = project / "hub/models--owner--model"
+    for name, content in {"refs/main": "abc", "snapshots/abc/config.json": "{}"}.items():
+        (repository / name).parent.mkdir(parents=True)
+        (repository / name).write_text(content)
+    assert describe(config).files["model.path"] == "abc"
+
+
 def test_an_extended_run_keeps_its_new_length(project: Path) -> None:
     steady = ("optim.schedule=constant", "optim.warmup_steps=0")
     begin(*steady)
