@@ -31,6 +31,7 @@ from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.floors import work_of_run
 from glm_grpo.report.compare.comparison import compare
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.origin import describe_mixed_scores
 from glm_grpo.run.summaries import summarise, untrained_means
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.distributed.launch import refuse_separate_processes
@@ -100,6 +101,8 @@ def run_training(config: Config) -> RunFolder:
         results.print(
             summary_table(summary, title="held-out prompts, before and after", untrained=untrained)
         )
+        if mixed := describe_mixed_scores(folder):
+            results.print(Text(mixed), soft_wrap=True)
     results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)
     if summary is not None and not is_sweep():
         for line in _next_commands(folder):

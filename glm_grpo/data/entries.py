@@ -36,6 +36,8 @@ UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 
 _LIST_OF_TEXTS = re.compile(r'\s*\[\s*["\]]')
 """Start of a JSON list in a cell; `[SALE]` is a text in brackets."""
+_WRITTEN_LIST = re.compile(r"""\s*\[\s*["'].*["']\s*\]\s*""", re.DOTALL)
+"""A list written as text, as pandas writes it into a .csv."""
 
 
 def verify_picture(source: PictureSource, origin: str) -> tuple[int, int]:
@@ -235,6 +237,11 @@ def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
         if text is None:
             return find_quoted_texts(prompt)
         _refuse_escaped(row, "text", text)
+        if _WRITTEN_LIST.fullmatch(text):
+            raise DataError(
+                f"{row.origin}: 'text' is {shorten(text)}, a list written as text; write "
+                '["A", "B"], in a .csv "[""A"", ""B""]"'
+            )
         return () if is_blank(text) else (text.strip(),)
     for text in value:
         if not isinstance(text, str) or is_blank(text) or UNUSABLE_CHARACTERS.search(text):

@@ -7,6 +7,7 @@ it to see whether images and scores are still made in the same way.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -111,6 +112,21 @@ def describe_changes(before: Origin, after: Origin, settings: Mapping[str, objec
         for what, old, new in kinds
         for key in changed_keys(old, new)
     ]
+
+
+def describe_mixed_scores(folder: RunFolder) -> str:
+    """Say that a run's evaluations were scored in different ways; "" if they were not.
+
+    Raises:
+        StorageError: As for `read_origin`.
+    """
+    origin = read_origin(folder)
+    if origin is None or not origin.changed:
+        return ""
+    return (
+        f"{', '.join(origin.changed)} changed during the run, so these scores may not be "
+        f"comparable: `glm-grpo eval {shlex.quote(str(folder.path))}` scores both sides alike"
+    )
 
 
 def changed_versions(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

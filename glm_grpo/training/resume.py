@@ -309,7 +309,8 @@ def _accepted_changes(
     folder: RunFolder, stored: Origin, origin: Origin, config: Config
 ) -> list[str]:
     """Describe what changed, unless it is refused; see `keep_origin`."""
-    new_run = f"start a new run with {shell_override('model.start_from', str(folder.path))}"
+    start = shell_override("model.start_from", str(folder.path))
+    new_run = f"start a new run with {start} and another run_dir"
     settings, before = _settings(config), _settings(read_config(folder))
     gone = [key for key in stored.files.keys() - origin.files if settings[key] != before[key]]
     if gone:
@@ -330,8 +331,8 @@ def _accepted_changes(
     changes = describe_changes(stored, origin, settings)
     if changes and not config.train.resume_with_changes:
         raise CheckpointError(
-            f"the run in {folder.path} began with something else: {'; '.join(changes)}. Restore "
-            f"what it began with, {new_run}, or repeat the command with "
+            f"the run in {folder.path} was trained with something else: {'; '.join(changes)}. "
+            f"Restore what it was trained with, {new_run}, or repeat the command with "
             "train.resume_with_changes=true: the log and run.notes then state the changes"
         )
     return changes + changed_versions(stored.versions, origin.versions)

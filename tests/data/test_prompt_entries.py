@@ -109,6 +109,7 @@ PICTURE = "must be the path of an image"
         ({"prompt": "x", "text": ["UP", " "]}, "'text' contains ' '; .*not blank"),
         ({"prompt": "a\ud800b"}, "half a surrogate pair; remove it"),
         ({"prompt": r'a "\"UP\""'}, r"'prompt' contains \\\"UP\\\"; .*remove the backslashes"),
+        ({"prompt": "x", "text": "['UP', 'A']"}, "a list written as text; write"),
         ({"prompt": "x", "text": r"\"UP\""}, r"'text' contains \\\"UP\\\"; only JSON escapes"),
         ({"prompt": "x", "text": ["A", r"DON\'T"]}, r"'text' contains \\'; only JSON escapes"),
         ({"prompt": "x", "id": 1.5}, "'id' is 1.5; it must be text"),

@@ -21,7 +21,7 @@ from glm_grpo.errors import CheckpointError
 from glm_grpo.run.checkpoints import save_checkpoint
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.origin import Origin, read_origin
+from glm_grpo.run.origin import Origin, describe_mixed_scores, read_origin
 from glm_grpo.training.resume import OpenedRun, find_checkpoint, keep_origin, open_run
 from tests.training.test_resume import CONFIGS, STATE, TENSORS
 
@@ -156,6 +156,8 @@ def test_a_change_is_refused_or_noted(
     # Of prompts nothing is scored in another way.
     assert after.changed == before.changed_in(after)
     assert bool(after.changed) is not said.startswith("data")
+    mixed = describe_mixed_scores(folder)
+    assert mixed.startswith(tuple(after.changed)) if after.changed else not mixed
     # Said once: this is now what the run is trained with.
     resume()
     assert read_config(folder).run.notes == notes
