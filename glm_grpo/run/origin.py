@@ -34,8 +34,8 @@ class Origin:
             that a term reads, by config key.
         code: Digest of the source of each custom function, by config key.
         versions: Version by name of the installed package.
-        changed: Keys of `files` and `code` that changed while the run was stopped, so that its
-            evaluations were scored in different ways.
+        changed: Keys of the model and of terms whose files or code changed while the run was
+            stopped, so that its evaluations were made or scored in different ways.
     """
 
     began: str
@@ -49,7 +49,9 @@ class Origin:
     def changed_in(self, later: Origin) -> tuple[str, ...]:
         """Keys of `changed` if the run continues with what `later` describes."""
         keys = changed_keys(self.files, later.files) + changed_keys(self.code, later.code)
-        return tuple(dict.fromkeys([*self.changed, *keys]))
+        # Not of what is only learnt from, such as the loss.
+        scoring = [key for key in keys if key.startswith(("model.path", "reward.terms."))]
+        return tuple(dict.fromkeys([*self.changed, *scoring]))
 
 
 def write_origin(folder: RunFolder, origin: Origin) -> None:

@@ -285,20 +285,28 @@ def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
     """
     folder = opened.folder
     stored, notes = read_origin(folder), read_config(folder).run.notes
-    if stored is None or opened.checkpoint is None:
-        # Without a checkpoint, everything recorded is replaced.
-        write_origin(folder, origin)
-    elif changes := _accepted_changes(folder, stored, origin, config):
-        note = printable(f"changed after step {opened.checkpoint.step}: {'; '.join(changes)}")
-        logger.warning("%s", note)
-        # Earlier notes give way: this one is nowhere else.
-        kept = (notes or "")[: max(0, LONGEST_NOTES - len(note) - 1)]
-        notes = "\n".join(filter(None, [kept, note]))[:LONGEST_NOTES]
-        write_origin(folder, replace(origin, began=stored.began, changed=stored.changed_in(origin)))
+    # Without a checkpoint, everything recorded is replaced.
+    if stored is not None and opened.checkpoint is not None:
+        changes = _accepted_changes(folder, stored, origin, config)
+        origin = replace(
+            origin,
+            began=stored.began,
+            # With that of a start that is gone by now.
+            files={**stored.files, **origin.files},
+            changed=stored.changed_in(origin),
+        )
+        if changes:
+            note = printable(f"changed after step {opened.checkpoint.step}: {'; '.join(changes)}")
+            logger.warning("%s", note)
+            # Earlier notes give way: this one is nowhere else.
+            kept = (notes or "")[: max(0, LONGEST_NOTES - len(note) - 1)]
+            notes = "\n".join(filter(None, [kept, note]))[:LONGEST_NOTES]
     settings = _settings(config)
     moved = {key: settings[key] for key in _compared_by_content(folder, config)}
     # A run that is extended keeps its new length for the next resume.
     _update_config(folder, {**moved, "train.steps": config.train.steps, "run.notes": notes})
+    # Last: after a kill before it, the change is noted again, not forgotten.
+    write_origin(folder, origin)
 
 
 def _settings(config: Config) -> dict[str, object]:

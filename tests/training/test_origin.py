@@ -153,9 +153,9 @@ def test_a_change_is_refused_or_noted(
     assert notes == f"mine\n{warning}"
     after = read_origin(folder)
     assert after is not None
-    # Of prompts nothing is scored in another way.
+    # Only terms score in another way.
     assert after.changed == before.changed_in(after)
-    assert bool(after.changed) is not said.startswith("data")
+    assert bool(after.changed) is said.startswith("reward")
     mixed = describe_mixed_scores(folder)
     assert mixed.startswith(tuple(after.changed)) if after.changed else not mixed
     # Said once: this is now what the run is trained with.
