@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.options import LONGEST_WAIT, Options
+from rewards.parts import Parts, is_placed_by_mean
 from rewards.types import Prompt, RewardError, Scores
 
 Need = Literal["prompt", "text", "target", "source"]
@@ -152,21 +153,41 @@ class NotingReward(Reward, Protocol):
         ...
 
 
+@runtime_checkable
+class PlacedReward(Reward, Protocol):
+    """A term that can also say which part of its score each place of a picture earned."""
+
+    def score_with_parts(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """Like `score` or `score_with_notes`, with parts; see `Scores.parts`."""
+        ...
+
+
 def score_with_notes(
-    reward: Reward, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    reward: Reward,
+    prompts: Sequence[Prompt],
+    pixels: UInt8[Tensor, "N 3 H W"],
+    *,
+    with_parts: bool = False,
 ) -> Scores:
     """Score N pictures, with notes if the term supports them, and check the result.
+
+    Args:
+        with_parts: Whether to return parts, if the term supports them.
 
     Returns:
         Scores on the CPU, without gradient.
 
     Raises:
         InvalidScoresError: The result is not one finite float32 number, or not one note, per
-            picture.
+            picture; or parts are not finite, or not those of as many pictures.
     """
     # Gradients are disabled per thread; a user's own function may otherwise keep them.
     with torch.no_grad():
-        if isinstance(reward, NotingReward):
+        if with_parts and isinstance(reward, PlacedReward):
+            scores = reward.score_with_parts(prompts, pixels)
+        elif isinstance(reward, NotingReward):
             scores = reward.score_with_notes(prompts, pixels)
         else:
             scores = Scores(_check_values(reward.score(prompts, pixels), count=len(prompts)))
@@ -176,7 +197,8 @@ def score_with_notes(
             f"{_images(len(prompts))}: returned {len(scores.notes)} notes; there must be one per "
             "image, or none"
         )
-    return Scores(values.detach().cpu(), scores.notes)
+    parts = _check_parts(scores.parts, values) if with_parts else None
+    return Scores(values.detach().cpu(), scores.notes, parts)
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
@@ -265,6 +287,26 @@ def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
             "term that cannot score must raise"
         )
     return values
+
+
+def _check_parts(parts: Parts | None, values: Float32[Tensor, " N"]) -> Parts | None:
+    if not isinstance(parts, Tensor):
+        return parts
+    is_map = parts.ndim == 3 and parts.dtype == torch.float32
+    if not is_map or len(parts) != len(values) or 0 in parts.shape:
+        raise InvalidScoresError(
+            f"{_images(len(values))}: parts are {parts.dtype} of shape {tuple(parts.shape)}; they "
+            f"must be torch.float32 of shape ({len(values)}, rows, columns)"
+        )
+    if not bool(torch.isfinite(parts).all()):
+        raise InvalidScoresError(f"{_images(len(values))}: a part of a score is not finite")
+    parts = parts.detach().cpu()
+    if is_placed_by_mean(parts, values.detach().cpu()):
+        raise InvalidScoresError(
+            f"{_images(len(values))}: the mean of the parts is the score, but their sum must be: "
+            "divide the parts by the number of places, rows * columns"
+        )
+    return parts
 
 
 def _images(count: int) -> str:

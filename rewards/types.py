@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from jaxtyping import Bool, Float32, UInt8
 from torch import Tensor
 
+from rewards.parts import Parts, Pieces
+
 
 class RewardError(RuntimeError):
     """A term could not score; the message names term, prompt and image. Never becomes a number.
@@ -76,10 +78,14 @@ class Scores:
         values: Scores; higher is better.
         notes: The term's findings on each picture, for people: the text that OCR read, the answer
             of a judge. Empty if the term has none.
+        parts: What each place of each picture earned of its score: a map of any resolution, or
+            boxes with values. They add up to the score; what is missing belongs to the whole
+            picture. None: the term does not say.
     """
 
     values: Float32[Tensor, " N"]
     notes: tuple[str, ...] = ()
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,11 @@ class RewardTable:
             > 0.
         notes: Notes on the pictures by term name: a tuple per prompt, with one note per picture, or
             empty if the term does not apply. Terms without notes have no entry.
+        parts: What each place of a grid earned of the raw scores, by term name; 0 for prompts to
+            which the term does not apply. They add up to the score, except for what belongs to the
+            whole picture. Terms that do not say have no entry.
+        pieces: The boxes that `parts` were drawn from, by term name: for each prompt, the pieces of
+            each picture, or empty if the term does not apply. Terms without boxes have no entry.
     """
 
     names: tuple[str, ...]
@@ -104,3 +115,5 @@ class RewardTable:
     weights: Float32[Tensor, " R"]
     std_floors: Float32[Tensor, " R"]
     notes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    parts: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
+    pieces: Mapping[str, tuple[Pieces, ...]] = field(default_factory=dict)

@@ -1,0 +1,121 @@
+"""Say which part of a score each place of a picture earned, on a grid of places.
+
+A place is a cell of a grid of h x w equal cells that covers the picture. The parts of a score add
+up to it, except for a rest that belongs to the whole picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a score that was earned in a box of the picture, such as a letter that was read.
+
+    Attributes:
+        value: Part of the score, of either sign.
+        left: Left edge of the box, in pixels from the picture's left edge.
+        top: Upper edge, in pixels from the picture's upper edge.
+        right: Right edge, at least `left`.
+        bottom: Lower edge, at least `top`.
+        text: What stands in the box, for people.
+    """
+
+    value: float
+    left: float
+    top: float
+    right: float
+    bottom: float
+    text: str = ""
+
+
+Pieces = tuple[tuple[Piece, ...], ...]
+"""Pieces of each of N pictures."""
+
+Parts = Float32[Tensor, "N h w"] | Pieces
+"""Parts of N scores: a map of any resolution that covers the picture, or boxes with values."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid of equal places that covers a picture.
+
+    Attributes:
+        rows: Number of rows, h.
+        columns: Number of columns, w.
+    """
+
+    rows: int
+    columns: int
+
+    def __len__(self) -> int:
+        """Number of places."""
+        return self.rows * self.columns
+
+
+def parts_on_grid(
+    parts: Parts, grid: Grid, *, height: int, width: int
+) -> Float32[Tensor, "N rows columns"]:
+    """Sum up parts in each place of a grid.
+
+    A cell of a map, or a box, that lies in several places is divided between them by area. Boxes
+    are cut off at the picture's edges, and one without area counts as a point.
+
+    Args:
+        parts: Parts of N scores.
+        grid: Places.
+        height: Height of the pictures in pixels, for boxes.
+        width: Width of the pictures in pixels.
+    """
+    if isinstance(parts, Tensor):
+        rows = overlaps(parts.shape[1], grid.rows).to(parts.device)
+        columns = overlaps(parts.shape[2], grid.columns).to(parts.device)
+        return (rows @ parts.double() @ columns.T).float()
+    places = torch.zeros(len(parts), grid.rows, grid.columns, dtype=torch.float64)
+    for place, pieces in zip(places, parts, strict=True):
+        for piece in pieces:
+            rows = _covered(piece.top / height, piece.bottom / height, grid.rows)
+            columns = _covered(piece.left / width, piece.right / width, grid.columns)
+            place += piece.value * rows[:, None] * columns
+    return places.float()
+
+
+def overlaps(cells: int, places: int) -> Float64[Tensor, "places cells"]:
+    """Fraction of each of `cells` equal parts of a line that lies in each of `places` equal parts.
+
+    Each column adds up to 1.
+    """
+    # In units of 1 / (cells * places) of the line, edges are integers, and fractions exact.
+    starts = torch.arange(places, dtype=torch.float64)[:, None] * cells
+    own_starts = torch.arange(cells, dtype=torch.float64) * places
+    ends, own_ends = starts + cells, own_starts + places
+    shared = torch.minimum(ends, own_ends) - torch.maximum(starts, own_starts)
+    return shared.clamp(min=0) / places
+
+
+def _covered(start: float, end: float, places: int) -> Float64[Tensor, " places"]:
+    """Fraction of an interval that lies in each of `places` equal parts of the line from 0 to 1."""
+    start, end = (min(max(edge, 0.0), 1.0) * places for edge in (start, end))
+    edges = torch.arange(places, dtype=torch.float64)
+    if end - start < _POINT:
+        # A box on the last edge belongs to the last place.
+        return (edges == min(int((start + end) / 2), places - 1)).to(edges)
+    shared = (edges + 1).clamp(max=end) - edges.clamp(min=start)
+    return shared.clamp(min=0) / (end - start)
+
+
+_POINT = 1e-9
+"""Sides of boxes below this, in places, count as 0."""
+
+
+def is_placed_by_mean(parts: Float32[Tensor, "N h w"], values: Float32[Tensor, " N"]) -> bool:
+    """Whether the maps have the scores as their means, where they should have them as sums."""
+    if parts[0].numel() == 1 or not bool((values != 0).any()):
+        return False
+    means = parts.double().mean(dim=(1, 2))
+    return torch.allclose(means, values.double(), rtol=1e-4, atol=1e-6)
