@@ -103,10 +103,19 @@ class Advantages:
     Attributes:
         values: Advantages with zero mean in every group; exactly 0 in flat groups.
         is_flat: True if all G rewards of a prompt are equal.
+        tokens: Advantages of single tokens, with zero mean in every group at every token; None with
+            credit by image, where all tokens have the advantage of their image.
     """
 
     values: Float32[Tensor, "P G"]
     is_flat: Bool[Tensor, " P"]
+    tokens: Float32[Tensor, "P G T"] | None = None
+
+    def is_learned_from(self) -> Bool[Tensor, "P G"]:
+        """Whether an advantage of the image, or of one of its tokens, is not 0."""
+        if self.tokens is None:
+            return self.values != 0
+        return (self.tokens != 0).any(dim=-1)
 
 
 @dataclass(frozen=True)

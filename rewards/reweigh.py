@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
+from rewards.parts import Grid
 from rewards.types import RewardError, RewardTable
 
 Mode = Literal["weighted_sum", "normalize_then_sum"]
@@ -102,6 +103,36 @@ def contributions(
     return table.weights * applicable_scores * _scale(table)[:, None, None]
 
 
+def placed_contributions(
+    table: RewardTable, grid: Grid, *, mode: Mode
+) -> Float32[Tensor, "P G R K"]:
+    """What each place of each image contributes to its total, by term; 0 for terms without parts.
+
+    K is the number of places, row by row.
+
+    Parts are weighted, and under `normalize_then_sum` standardised, as the scores are in
+    `contributions`: up to rounding, places and what has no place add up to a term's contribution.
+
+    Args:
+        table: Raw scores and their parts.
+        grid: Places of the parts.
+        mode: As used for the totals.
+
+    Raises:
+        ValueError: See `contributions`.
+    """
+    parts = torch.zeros(*table.raw.shape, len(grid), dtype=torch.float64)
+    for name, found in table.parts.items():
+        parts[:, :, table.names.index(name)] = found.flatten(-2).double()
+    is_counted = table.is_applicable
+    if mode == "normalize_then_sum":
+        parts = _centre(parts) / _group_divisors(table)[..., None]
+        is_counted = is_counted & ~is_flat(table.raw)
+    parts = parts.masked_fill(~is_counted[:, None, :, None], 0.0)
+    scale = table.weights.double() * _scale(table).double()[:, None]
+    return (parts * scale[:, None, :, None]).float()
+
+
 def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]:
     """Each term's share of the variance within groups.
 
@@ -144,6 +175,12 @@ def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
 
 
 def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
+    standardised = _centre(table.raw.double()) / _group_divisors(table)
+    return standardised.masked_fill(is_flat(table.raw)[:, None, :], 0.0).float()
+
+
+def _group_divisors(table: RewardTable) -> Float64[Tensor, "P 1 R"]:
+    """Standard deviation of each term in each group, not below the term's floor."""
     raw, floors = table.raw, _std_floors(table)
     if raw.shape[1] < 2:
         raise ValueError(
@@ -152,8 +189,7 @@ def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
         )
     centred = _centre(raw.double())
     std = centred.square().sum(dim=1, keepdim=True).div(raw.shape[1] - 1).sqrt()
-    standardised = centred / std.clamp(min=floors)
-    return standardised.masked_fill(is_flat(raw)[:, None, :], 0.0).float()
+    return std.clamp(min=floors)
 
 
 def _standardise_by(untrained: RewardTable, table: RewardTable) -> Float32[Tensor, "P G R"]:
@@ -194,5 +230,5 @@ def _scale(table: RewardTable) -> Float32[Tensor, " P"]:
     return sizes.sum(dim=-1) / applicable
 
 
-def _centre(values: Float64[Tensor, "P G *R"]) -> Float64[Tensor, "P G *R"]:
+def _centre(values: Float64[Tensor, "P G *rest"]) -> Float64[Tensor, "P G *rest"]:
     return values - values.mean(dim=1, keepdim=True)

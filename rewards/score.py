@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.audit.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_with_notes
 from rewards.out_of_memory import is_out_of_memory
+from rewards.parts import Grid, Parts, Pieces, parts_on_grid
 from rewards.texts import find_quoted_texts, has_idle_marks
 from rewards.types import Prompt, RewardError, RewardTable, Scores, describe_error
 
@@ -208,7 +209,12 @@ class Scorer:
         return scoring.finish()
 
     def begin(
-        self, prompts: Sequence[Prompt], *, is_resident: bool = True, is_training: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        is_resident: bool = True,
+        is_training: bool = False,
+        grid: Grid | None = None,
     ) -> Scoring:
         """Begin to score groups that are added one by one, in the order of the prompts.
 
@@ -218,6 +224,7 @@ class Scorer:
                 networks wait until `Scoring.finish`.
             is_training: Whether the pictures are trained on: terms with `when: evaluation` then
                 apply to no prompt.
+            grid: Places for which the table says what they earned, by terms that can; None: none.
         """
         return Scoring(
             self._terms,
@@ -225,6 +232,7 @@ class Scorer:
             prompts,
             is_resident=is_resident,
             is_training=is_training,
+            grid=grid,
         )
 
 
@@ -239,7 +247,9 @@ class Scoring:
         *,
         is_resident: bool,
         is_training: bool,
+        grid: Grid | None,
     ) -> None:
+        self._grid = grid
         self._terms = terms
         self._workers = workers
         self._prompts = prompts
@@ -281,6 +291,7 @@ class Scoring:
                     self._submit(row, column)
         raw = torch.zeros(len(self._groups), self._groups[0].shape[0], len(self._terms))
         notes: dict[str, list[tuple[str, ...]]] = {}
+        found = _Parts(self._grid, self._groups)
         for done, ((row, column), future) in enumerate(self._futures.items(), start=1):
             scores = self._wait(row, column, future)
             count(done, len(self._futures))
@@ -288,6 +299,7 @@ class Scoring:
             if scores.notes:
                 name = self._terms[column].name
                 notes.setdefault(name, [()] * len(self._groups))[row] = scores.notes
+            found.add(self._terms[column].name, row, scores.parts)
         self._refuse_another_dtype()
         return RewardTable(
             names=tuple(term.name for term in self._terms),
@@ -296,6 +308,8 @@ class Scoring:
             weights=torch.tensor([term.weight for term in self._terms], dtype=torch.float32),
             std_floors=torch.tensor([term.std_floor for term in self._terms], dtype=torch.float32),
             notes={name: tuple(groups) for name, groups in notes.items()},
+            parts=found.parts,
+            pieces={name: tuple(groups) for name, groups in found.pieces.items()},
         )
 
     def _refuse_another_dtype(self) -> None:
@@ -313,7 +327,7 @@ class Scoring:
     def _submit(self, row: int, column: int) -> None:
         if self._is_applicable[row, column]:
             term, prompt, group = self._terms[column], self._prompts[row], self._groups[row]
-            job = partial(_score_group, term, prompt, group)
+            job = partial(_score_group, term, prompt, group, with_parts=self._grid is not None)
             self._futures[row, column] = self._workers[column].submit(job)
 
     def _wait(self, row: int, column: int, future: Future[Scores]) -> Scores:
@@ -329,6 +343,27 @@ class Scoring:
                 f"reward.terms.{term.name}.timeout_seconds",
                 pictures=self._groups[row],
             ) from error
+
+
+class _Parts:
+    """Parts of scores, drawn onto a grid, by term name; none without a grid."""
+
+    def __init__(self, grid: Grid | None, groups: Sequence[UInt8[Tensor, "G 3 H W"]]) -> None:
+        self._grid = grid
+        self._groups = groups
+        self.parts: dict[str, Float32[Tensor, "P G h w"]] = {}
+        self.pieces: dict[str, list[Pieces]] = {}
+
+    def add(self, name: str, row: int, parts: Parts | None) -> None:
+        if self._grid is None or parts is None:
+            return
+        size, _, height, width = self._groups[row].shape
+        if name not in self.parts:
+            shape = (len(self._groups), size, self._grid.rows, self._grid.columns)
+            self.parts[name] = torch.zeros(shape)
+        self.parts[name][row] = parts_on_grid(parts, self._grid, height=height, width=width)
+        if not isinstance(parts, Tensor):
+            self.pieces.setdefault(name, [()] * len(self._groups))[row] = parts
 
 
 class _Worker:
@@ -375,10 +410,14 @@ def _work(jobs: _Jobs) -> None:
             future.set_exception(error)
 
 
-def _score_group(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> Scores:
+def _score_group(
+    term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"], *, with_parts: bool
+) -> Scores:
     where = f"term {term.name}, prompt {prompt.prompt_id}"
     try:
-        return score_with_notes(term.reward, [prompt] * pixels.shape[0], pixels)
+        return score_with_notes(
+            term.reward, [prompt] * pixels.shape[0], pixels, with_parts=with_parts
+        )
     except InvalidScoresError as error:
         raise RewardError(f"{where}, {error}", pictures=pixels) from error
     except RewardError as error:

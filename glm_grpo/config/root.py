@@ -124,6 +124,7 @@ class Config(Options):
             *_quantization_problems(self.model),
             *_size_problems(self),
             *_advantage_problems(self.advantage),
+            *_credit_problems(self),
             *_kl_problems(self.loss),
             *_minibatch_problems(self),
             *_decode_problems(self.decode),
@@ -183,6 +184,17 @@ def _advantage_problems(advantage: AdvantageSection) -> list[Problem]:
     )
     remedy = "set advantage.std_floor=0.01, or advantage.normalization=mean_only"
     return [Problem("advantage.std_floor", advantage.std_floor, rule, remedy)]
+
+
+def _credit_problems(config: Config) -> list[Problem]:
+    if config.advantage.credit == "image" or config.loss.kind != "gmpo":
+        return []
+    rule = (
+        "'place' needs a loss that can weigh each token by itself; gmpo clips an image by the sign "
+        "of its one advantage"
+    )
+    remedy = "set advantage.credit=image, or another loss, such as loss=gspo"
+    return [Problem("advantage.credit", config.advantage.credit, rule, remedy)]
 
 
 def _kl_problems(loss: LossSettings) -> list[Problem]:

@@ -157,6 +157,12 @@ class AdvantageSection(Options):
     """Smallest divisor, in reward units; keeps tiny differences in a group from being amplified."""
     clip: float | None = Field(default=None, gt=0.0)
     """Largest absolute advantage; absent: unlimited."""
+    credit: Literal["image", "place"] = "image"
+    """Whether all tokens of an image get its advantage, or each token that of the places which it
+    draws, by terms that say which places earned their score (ssim, lpips, psnr, ocr)."""
+    later: float = Field(default=0.2, ge=0.0, le=1.0)
+    """With `credit: place`, weight of the places that are drawn after a token: 0 compares only its
+    own places, 1 all that follow (reward-to-go)."""
 
 
 class OptimSection(Options):

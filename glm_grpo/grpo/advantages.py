@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float32, Float64
+from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from glm_grpo.types import Advantages, Normalization
@@ -53,20 +53,32 @@ def group_advantages(
     """
     _check_arguments(rewards, std_floor=std_floor, clip=clip)
     is_flat = is_flat_group(rewards)
+    centred = centred_rewards(rewards, is_flat)
+    values = centred / divisor(centred, normalization, std_floor)
+    return Advantages(values=bounded(values, clip).float(), is_flat=is_flat)
+
+
+def centred_rewards(
+    rewards: Float32[Tensor, "P G"], is_flat: Bool[Tensor, " P"]
+) -> Float64[Tensor, "P G"]:
+    """Rewards less the mean of their group; exactly 0 in flat groups."""
     # float64 keeps the sum of a group at zero to the last bit of the float32 result.
     exact = rewards.double()
-    centred = exact - exact.mean(dim=1, keepdim=True)
-    centred = centred.masked_fill(is_flat[:, None], 0.0)
-    values = centred / _divisor(centred, normalization, std_floor)
-    if clip is not None:
-        largest = values.abs().amax(dim=1, keepdim=True)
-        values = values * (clip / largest.clamp(min=clip))
-    return Advantages(values=values.float(), is_flat=is_flat)
+    return (exact - exact.mean(dim=1, keepdim=True)).masked_fill(is_flat[:, None], 0.0)
 
 
-def _divisor(
+def bounded(values: Float64[Tensor, "P G *T"], clip: float | None) -> Float64[Tensor, "P G *T"]:
+    """Advantages, each group (at each token) scaled down until the largest one equals `clip`."""
+    if clip is None:
+        return values
+    largest = values.abs().amax(dim=1, keepdim=True)
+    return values * (clip / largest.clamp(min=clip))
+
+
+def divisor(
     centred: Float64[Tensor, "P G"], normalization: Normalization, std_floor: float
 ) -> Float64[Tensor, "rows 1"]:
+    """What centred rewards are divided by; see `group_advantages`."""
     if normalization == "mean_only":
         return centred.new_ones(1, 1)
     if normalization == "group_std":

@@ -35,6 +35,8 @@ class LossInputs:
         old_log_probs: Log-probs as sampled.
         reference_log_probs: Log-probs under the reference policy; None if nothing weighs them.
         advantages: One per sequence.
+        token_advantages: One per token, with credit by place; None: each token has the advantage of
+            its sequence.
         correction: Off-policy correction of these tokens; None if the updates begin with the policy
             that sampled.
         entropy: Entropy of the policy's distribution at each token, nats; with gradient if
@@ -48,6 +50,7 @@ class LossInputs:
     reference_log_probs: Float32[Tensor, "N T"] | None
     advantages: Float32[Tensor, " N"]
     correction: OffPolicyCorrection | None = None
+    token_advantages: Float32[Tensor, "N T"] | None = None
     entropy: Float32[Tensor, "N T"] | None = None
     num_preview: int = 0
 
@@ -87,8 +90,11 @@ def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
     quantile, token_weights = options.top_entropy_quantile, None
     if quantile is not None and quantile < 1.0:
         token_weights = top_entropy_weights(inputs, quantile)
+    advantages = inputs.token_advantages
+    if advantages is None:
+        advantages = inputs.advantages[:, None]
     surrogate = chosen_surrogate(
-        options, inputs.log_probs, inputs.proximal_log_probs, inputs.advantages, token_weights
+        options, inputs.log_probs, inputs.proximal_log_probs, advantages, token_weights
     )
     loss, importance = surrogate.loss, surrogate.ratio.double()
     if inputs.correction is not None:

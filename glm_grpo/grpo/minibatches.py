@@ -98,7 +98,7 @@ def _split_sequences(
     """Micro-batches of some sequences of this process."""
     size, replayed = split.micro_batch_size, rows
     if split.is_skipping_flat:
-        replayed = rows[experience.advantages.values.flatten()[rows] != 0]
+        replayed = rows[experience.advantages.is_learned_from().flatten()[rows]]
     counts, replayed_counts = (strategy.gather(len(each)) for each in (rows, replayed))
     if not any(replayed_counts):
         # Everything is flat: one pass for the metrics, with a gradient of zero.

@@ -3,8 +3,9 @@
 `chosen_surrogate` calls the one that the options choose; the others see only tensors and numbers.
 
 N sequences have T tokens. r is the token ratio exp(log_prob - old_log_prob), s the sequence ratio
-exp(mean over tokens of log r), A the advantage of the sequence. While the policy is the one that
-sampled, r and s are 1, and all kinds have the same gradient, that of -A log_prob.
+exp(mean over tokens of log r), A the advantage of the sequence or, with credit by place, of the
+token. While the policy is the one that sampled, r and s are 1, and all kinds have the same
+gradient, that of -A log_prob.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def chosen_surrogate(
     options: SurrogateLoss,
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
-    advantages: Float32[Tensor, " N"],
+    advantages: Float32[Tensor, "N columns"],
     token_weights: Float32[Tensor, "N T"] | None = None,
 ) -> Surrogate:
     """Surrogate of the kind that the options choose.
@@ -49,7 +50,7 @@ def chosen_surrogate(
         options: Options of the loss.
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs that ratios are relative to.
-        advantages: One per sequence.
+        advantages: One per sequence, or one per token.
         token_weights: Weight of each token, 1 on average; None: all 1.
     """
     tokens = (log_probs, old_log_probs, advantages)
@@ -81,7 +82,7 @@ def chosen_surrogate(
 def clipped_surrogate(
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
-    advantages: Float32[Tensor, " N"],
+    advantages: Float32[Tensor, "N columns"],
     *,
     clip_low: float,
     clip_high: float,
@@ -102,20 +103,20 @@ def clipped_surrogate(
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs as sampled.
-        advantages: One per sequence.
+        advantages: One per sequence (1 column), or one per token (T columns).
         clip_low: The ratio is clipped below 1 - clip_low, in (0, 1).
         clip_high: The ratio is clipped above 1 + clip_high, > 0.
         ratio_cap: Cap of the ratio for A < 0, above 1 + clip_high; None: no cap.
     """
     ratio = torch.exp(log_probs - old_log_probs.detach())
-    clipped = _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_cap)
+    clipped = _clip(ratio, advantages, clip_low, clip_high, ratio_cap)
     return Surrogate(clipped.loss, ratio.detach(), clipped.is_clipped)
 
 
 def sequence_surrogate(
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
-    advantages: Float32[Tensor, " N"],
+    advantages: Float32[Tensor, "N columns"],
     *,
     clip_low: float,
     clip_high: float,
@@ -128,12 +129,15 @@ def sequence_surrogate(
     a standard deviation of 0.002 to 0.03 between images (`ratio/sequence_std`), so bounds should be
     about 0.02 to 0.03; the 3e-4 that is usual for text clips nearly every image.
 
-    Source: GSPO (arXiv 2507.18071), equations 5 to 7.
+    With one advantage per token, the ratio has the same value, and the gradient of its token's
+    log-prob alone. If all advantages of an image are equal, the gradient is the same as with one.
+
+    Source: GSPO (arXiv 2507.18071), equations 5 to 7; advantages of tokens: its section 4.3.
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs as sampled.
-        advantages: One per sequence.
+        advantages: One per sequence (1 column), or one per token (T columns).
         clip_low: As in `clipped_surrogate`.
         clip_high: As in `clipped_surrogate`.
         ratio_cap: As in `clipped_surrogate`.
@@ -141,7 +145,10 @@ def sequence_surrogate(
     """
     log_ratio = log_probs - old_log_probs.detach()
     ratio = torch.exp(_weighted(log_ratio, token_weights).mean(dim=1, keepdim=True))
-    clipped = _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_cap)
+    if advantages.shape[1] > 1:
+        own = _weighted(log_probs - log_probs.detach(), token_weights)
+        ratio = ratio.detach() * torch.exp(own)
+    clipped = _clip(ratio, advantages, clip_low, clip_high, ratio_cap)
     return Surrogate(
         loss=clipped.loss.expand_as(log_ratio),
         ratio=log_ratio.detach().exp(),
@@ -152,7 +159,7 @@ def sequence_surrogate(
 def cispo_surrogate(
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
-    advantages: Float32[Tensor, " N"],
+    advantages: Float32[Tensor, "N columns"],
     *,
     ratio_cap: float,
 ) -> Surrogate:
@@ -166,18 +173,18 @@ def cispo_surrogate(
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs as sampled.
-        advantages: One per sequence.
+        advantages: One per sequence (1 column), or one per token (T columns).
         ratio_cap: Largest weight, >= 1.
     """
     ratio = torch.exp(log_probs.detach() - old_log_probs.detach())
-    loss = -ratio.clamp(max=ratio_cap) * advantages[:, None] * log_probs
+    loss = -ratio.clamp(max=ratio_cap) * advantages * log_probs
     return Surrogate(loss, ratio, is_clipped=ratio > ratio_cap)
 
 
 def sapo_surrogate(
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
-    advantages: Float32[Tensor, " N"],
+    advantages: Float32[Tensor, "N columns"],
     *,
     tau_positive: float,
     tau_negative: float,
@@ -192,21 +199,20 @@ def sapo_surrogate(
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs as sampled.
-        advantages: One per sequence.
+        advantages: One per sequence (1 column), or one per token (T columns).
         tau_positive: tau for A > 0, > 0.
         tau_negative: tau for A <= 0, > 0.
     """
     ratio = torch.exp(log_probs - old_log_probs.detach())
-    weight = advantages[:, None]
-    tau = torch.where(weight > 0, tau_positive, tau_negative)
-    loss = -weight * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau
+    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    loss = -advantages * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau
     return Surrogate(loss, ratio.detach(), is_clipped=None)
 
 
 def gmpo_surrogate(
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
-    advantages: Float32[Tensor, " N"],
+    advantages: Float32[Tensor, "N 1"],
     *,
     log_clip: float,
     token_weights: Float32[Tensor, "N T"] | None = None,
@@ -221,29 +227,28 @@ def gmpo_surrogate(
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs as sampled.
-        advantages: One per sequence.
+        advantages: One per sequence: the sign of a sequence decides how it is clipped.
         log_clip: Bound on |log r|, > 0.
         token_weights: Weight of each token in the mean, 1 on average; None: all 1.
     """
     log_ratio = log_probs - old_log_probs.detach()
-    weight = advantages[:, None]
-    sign = weight.sign()
+    sign = advantages.sign()
     clipped = log_ratio.clamp(-log_clip, log_clip)
     bounded = sign * torch.minimum(sign * log_ratio, sign * clipped)
-    loss = -weight * torch.exp(_weighted(bounded, token_weights).mean(dim=1, keepdim=True))
+    loss = -advantages * torch.exp(_weighted(bounded, token_weights).mean(dim=1, keepdim=True))
     is_clipped = sign * log_ratio > log_clip
     return Surrogate(loss.expand_as(log_ratio), log_ratio.detach().exp(), is_clipped)
 
 
 @dataclass(frozen=True)
 class _Clipped:
-    loss: Float32[Tensor, "N columns"]
-    is_clipped: Bool[Tensor, "N columns"]
+    loss: Float32[Tensor, "N _"]
+    is_clipped: Bool[Tensor, "N _"]
 
 
 def _clip(
-    ratio: Float32[Tensor, "N columns"],
-    weight: Float32[Tensor, "N 1"],
+    ratio: Float32[Tensor, "N _"],
+    weight: Float32[Tensor, "N _"],
     clip_low: float,
     clip_high: float,
     ratio_cap: float | None,

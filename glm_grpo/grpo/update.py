@@ -316,9 +316,9 @@ def _is_noise_alone(
     Log-probs computed with and without gradient, or in other blocks of rows, differ in their last
     bits. A KL to the policy itself therefore has a gradient that is not exactly 0.
     """
-    advantages = experience.advantages.values.flatten()
+    is_learned_from = experience.advantages.is_learned_from().flatten()
     is_varied = any(
-        bool((advantages[each.rows] != 0).any()) for each in micro_batches if each.fraction > 0
+        bool(is_learned_from[each.rows].any()) for each in micro_batches if each.fraction > 0
     )
     if any(strategy.gather(is_varied)):
         return False
@@ -465,6 +465,7 @@ def _loss_inputs(experience: Experience, rows: Int64[Tensor, " N"], replay: Repl
         return values.flatten(0, 1)[rows].to(replay.log_probs.device)
 
     correction, reference = experience.correction, experience.reference_log_probs
+    tokens = experience.advantages.tokens
     if correction is not None:
         correction = OffPolicyCorrection(
             of_rows(correction.proximal_log_probs), of_rows(correction.weights)
@@ -475,6 +476,7 @@ def _loss_inputs(experience: Experience, rows: Int64[Tensor, " N"], replay: Repl
         # With the KL in the reward they are available, and are measured.
         reference_log_probs=None if reference is None else of_rows(reference),
         advantages=of_rows(experience.advantages.values),
+        token_advantages=None if tokens is None else of_rows(tokens),
         correction=correction,
         entropy=replay.entropy,
         num_preview=replay.num_preview,

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
+from glm_grpo.grpo.credit import TokenPlaces
 from glm_grpo.grpo.update import PolicyForUpdate
 from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout, not_counted
 
@@ -49,6 +50,10 @@ class Policy(PolicyForUpdate, Protocol):
 
     def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
         """T for an image of `height` x `width` pixels; edits are generated without a preview."""
+        ...
+
+    def token_places(self, height: int, width: int, *, has_preview: bool = True) -> TokenPlaces:
+        """Which places of the picture each of the T tokens draws, for credit by place."""
         ...
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:

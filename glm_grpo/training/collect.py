@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -14,13 +14,14 @@ from glm_grpo.config.losses import LossSettings
 from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.advantages import group_advantages
+from glm_grpo.grpo.credit import TokenPlaces, token_advantages
 from glm_grpo.grpo.losses import reference_penalty
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score, encode_sources, sample
 from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
-from rewards.reweigh import Mode, combine, is_flat
+from rewards.reweigh import Mode, combine, is_flat, placed_contributions
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,21 @@ def collect(
     if spares is not None:
         experience = _refill(experience, spares, make, settings.refill_rounds, processes)
     rewards = experience.totals - experience.penalties
-    advantages = batch_advantages(rewards, settings.advantage, processes)
+    places = _places(models, batch, settings)
+    if places is None:
+        advantages = batch_advantages(rewards, settings.advantage, processes)
+    else:
+        placed = placed_contributions(experience.rewards, places.grid, mode=settings.combine)
+        advantages = placed_advantages(rewards, placed, places, settings.advantage, processes)
     return replace(experience, advantages=advantages)
+
+
+def _places(models: Models, batch: PromptBatch, settings: CollectSettings) -> TokenPlaces | None:
+    """Places of the tokens; None with credit by image."""
+    if settings.advantage.credit == "image":
+        return None
+    has_preview = batch.num_sources == 0
+    return models.policy.token_places(batch.height, batch.width, has_preview=has_preview)
 
 
 def _collect_once(
@@ -91,6 +105,8 @@ def _collect_once(
     batch = encode_sources(models, batch, clock)
     rollout = sample(models, batch, clock=clock)
     is_sampled_by_reference = kl_coef > 0 and models.policy.is_reference()
+
+    places = _places(models, batch, settings)
 
     @cache
     def reference() -> Float32[Tensor, "P G T"]:
@@ -104,6 +120,7 @@ def _collect_once(
         rollout.token_ids,
         clock,
         meanwhile=reference if is_early else None,
+        grid=places.grid if places else None,
     )
     totals = combine(table, mode=settings.combine)
     penalties = torch.zeros_like(totals)
@@ -167,9 +184,39 @@ def batch_advantages(
         std_floor=settings.std_floor,
         clip=settings.clip,
     )
-    start = sum(len(part) for part in parts[: processes.rank])
-    own = slice(start, start + len(rewards))
-    return Advantages(advantages.values[own], advantages.is_flat[own])
+    return _own_rows(advantages, [len(part) for part in parts], processes.rank)
+
+
+def placed_advantages(
+    rewards: Float32[Tensor, "P G"],
+    placed: Float32[Tensor, "P G R K"],
+    places: TokenPlaces,
+    settings: AdvantageSection,
+    processes: Processes,
+) -> Advantages:
+    """Like `batch_advantages`, with credit by place: scales cover all processes, too."""
+    parts = processes.gather((rewards, placed))
+    advantages = token_advantages(
+        torch.cat([part for part, _ in parts]),
+        torch.cat([part for _, part in parts]),
+        places,
+        later=settings.later,
+        normalization=settings.normalization,
+        std_floor=settings.std_floor,
+        clip=settings.clip,
+    )
+    return _own_rows(advantages, [len(part) for part, _ in parts], processes.rank)
+
+
+def _own_rows(advantages: Advantages, counts: Sequence[int], rank: int) -> Advantages:
+    """Groups of one process, from those of all in rank order."""
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    tokens = advantages.tokens
+    return Advantages(
+        advantages.values[own],
+        advantages.is_flat[own],
+        None if tokens is None else tokens[own],
+    )
 
 
 def _reference_log_probs(

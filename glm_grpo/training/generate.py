@@ -10,6 +10,7 @@ from torch import Tensor
 
 from glm_grpo.training.phase import Models, PhaseClock, decoding_size, sampling_size
 from glm_grpo.types import ImageBatch, PromptBatch, Rollout
+from rewards.parts import Grid
 from rewards.types import RewardTable
 
 
@@ -63,12 +64,14 @@ def decode_and_score(
     *,
     is_evaluation: bool = False,
     meanwhile: Callable[[], object] | None = None,
+    grid: Grid | None = None,
 ) -> tuple[ImageBatch, RewardTable]:
     """Decode prompt by prompt; score groups while later ones decode, if the terms allow it.
 
     The phase `reward` is the time the step waits for scores after the last image is decoded and
     `meanwhile` is done. Terms whose networks wait in CPU memory during decoding start then.
-    `is_evaluation` selects the terms that score, and the remedies when memory runs out.
+    `is_evaluation` selects the terms that score, and the remedies when memory runs out. With
+    `grid`, the table says what each place earned.
 
     Raises:
         RewardError: A term failed; the message names term, prompt and image.
@@ -77,7 +80,7 @@ def decode_and_score(
     clock = clock or PhaseClock()
     is_resident = not models.offload.moves("rewards")
     scoring = models.scorer.begin(
-        batch.prompts, is_resident=is_resident, is_training=not is_evaluation
+        batch.prompts, is_resident=is_resident, is_training=not is_evaluation, grid=grid
     )
     groups, size = [], decoding_size(batch)
     with models.phase("decode", size, clock, is_evaluation=is_evaluation):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from glm_grpo.types import Advantages, Experience, ImageBatch
@@ -40,6 +41,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
         advantages=Advantages(
             torch.cat([part.advantages.values for part in parts]),
             torch.cat([part.advantages.is_flat for part in parts]),
+            _cat_if_any([part.advantages.tokens for part in parts]),
         ),
         reference_log_probs=_cat_if_any([part.reference_log_probs for part in parts]),
         trained=None if first.trained is None else _join_trained(parts),
@@ -63,20 +65,41 @@ def join_images(parts: Sequence[ImageBatch]) -> ImageBatch:
 
 def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
     """Join tables of the same terms and weights in prompt order."""
-    noting = dict.fromkeys(name for table in tables for name in table.notes)
     return replace(
         tables[0],
         raw=torch.cat([table.raw for table in tables]),
         is_applicable=torch.cat([table.is_applicable for table in tables]),
-        notes={
-            name: tuple(
-                group
-                for table in tables
-                for group in table.notes.get(name, ((),) * len(table.is_applicable))
-            )
-            for name in noting
-        },
+        notes=_join_groups([(table.notes, len(table.raw)) for table in tables]),
+        parts=_join_parts(tables),
+        pieces=_join_groups([(table.pieces, len(table.raw)) for table in tables]),
     )
+
+
+def _join_groups(
+    found: Sequence[tuple[Mapping[str, tuple[Any, ...]], int]],
+) -> dict[str, tuple[Any, ...]]:
+    """Join what terms found in each group; empty for the groups of a table without the term.
+
+    Args:
+        found: What each table has by term name, and its number of groups.
+    """
+    names = dict.fromkeys(name for groups, _ in found for name in groups)
+    return {
+        name: tuple(group for groups, count in found for group in groups.get(name, ((),) * count))
+        for name in names
+    }
+
+
+def _join_parts(tables: Sequence[RewardTable]) -> dict[str, Float32[Tensor, "P G h w"]]:
+    names = dict.fromkeys(name for table in tables for name in table.parts)
+    # Of a term that applies to no prompt of a part, that part has none.
+    shape = next((parts.shape[2:] for table in tables for parts in table.parts.values()), ())
+    return {
+        name: torch.cat(
+            [table.parts.get(name, torch.zeros(*table.raw.shape[:2], *shape)) for table in tables]
+        )
+        for name in names
+    }
 
 
 def _cat_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -111,8 +111,8 @@ def sampled_utilisation(
         is_decode_cheap: Whether it was decoded with the denoising steps of rollouts.
     """
     sampled = experience.totals.numel()
-    advantages = experience.advantages.values[experience.trained_rows()]
-    learned = advantages.count_nonzero() if work.is_skipping_flat else advantages.numel()
+    is_learned_from = experience.advantages.is_learned_from()[experience.trained_rows()]
+    learned = is_learned_from.sum() if work.is_skipping_flat else is_learned_from.numel()
     decode = work.decode if is_decode_cheap else work.full_decode
     flops = {
         "rollout": sampled * work.rollout,

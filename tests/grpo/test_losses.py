@@ -167,7 +167,7 @@ def test_clipped_surrogate_on_both_sides_for_both_signs(
     old_log_probs = log(0.1)
     log_probs = log(0.1 * ratio).requires_grad_()
     surrogate = clipped_surrogate(
-        log_probs, old_log_probs, torch.tensor([advantage]), clip_low=0.2, clip_high=0.3
+        log_probs, old_log_probs, torch.tensor([[advantage]]), clip_low=0.2, clip_high=0.3
     )
     actual_gradient = gradient_of(surrogate.loss, log_probs)
     assert surrogate.loss.item() == pytest.approx(loss, rel=1e-5)
@@ -179,7 +179,7 @@ def test_clipped_surrogate_on_both_sides_for_both_signs(
 def test_clipped_surrogate_gives_each_sequence_its_own_advantage() -> None:
     zeros = torch.zeros(2, 3)
     surrogate = clipped_surrogate(
-        zeros, zeros, torch.tensor([1.0, -3.0]), clip_low=0.2, clip_high=0.2
+        zeros, zeros, torch.tensor([[1.0], [-3.0]]), clip_low=0.2, clip_high=0.2
     )
     assert surrogate.loss.tolist() == [[-1.0] * 3, [3.0] * 3]
 
@@ -267,7 +267,7 @@ def test_a_kl_in_the_reward_weighs_as_much_as_in_the_loss_whatever_the_length(
     surrogate = clipped_surrogate(
         log_probs[pairs].flatten(0, 1),
         log_probs[pairs].flatten(0, 1).detach(),
-        advantages.flatten(),
+        advantages.flatten()[:, None],
         clip_low=0.2,
         clip_high=0.2,
     )

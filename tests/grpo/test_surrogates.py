@@ -60,7 +60,7 @@ def gradient_of(loss: Tensor, at: Tensor) -> Tensor:
 
 
 def one(advantage: float) -> Tensor:
-    return torch.tensor([advantage])
+    return torch.tensor([[advantage]])
 
 
 def test_two_sided_clip_limits_the_gradient_of_bad_images() -> None:
@@ -140,7 +140,7 @@ def test_gradient_of_the_sequence_ratio_by_finite_differences() -> None:
     found = sequence_surrogate(
         log_probs,
         torch.zeros(3, 5),
-        advantages.float(),
+        advantages.float()[:, None],
         clip_low=0.02,
         clip_high=0.02,
         token_weights=weights.float(),

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from glm_grpo.errors import CheckpointError
+from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.grpo.update import Replay
 from glm_grpo.models.base import Preview
 from glm_grpo.models.glm_image.adapters import adapt
@@ -42,6 +43,7 @@ from glm_grpo.models.glm_image.token_grid import (
     token_layout,
 )
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
+from rewards.parts import Grid
 
 
 class GlmImagePolicy:
@@ -195,6 +197,12 @@ class GlmImagePolicy:
     def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
         """T: preview and target grid; without a preview the target grid alone."""
         return token_layout(height, width, has_preview=has_preview).num_tokens
+
+    def token_places(self, height: int, width: int, *, has_preview: bool = True) -> TokenPlaces:
+        """Places are those of the target tokens, several or a part of one for a preview token."""
+        layout = token_layout(height, width, has_preview=has_preview)
+        preview, target = Grid(*layout.preview), Grid(*layout.target)
+        return token_places([preview, target], target)
 
     def sample(
         self,

@@ -1,0 +1,147 @@
+"""Credit by place: how much better each token drew its part of the picture than others did.
+
+Scores are made of places: a similarity is a mean over a map, a text is read letter by letter. A
+token is told about the places that it draws, and with a smaller weight about those that are drawn
+after it. K is the number of places, and their grid is that of the tokens that are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+from glm_grpo.grpo.advantages import bounded, centred_rewards, divisor, group_advantages
+from glm_grpo.types import Advantages, Normalization
+from rewards.parts import Grid, overlaps
+
+
+@dataclass(frozen=True)
+class TokenPlaces:
+    """Which places of a picture each of its T tokens draws.
+
+    Attributes:
+        grid: The K places, row by row.
+        own: Fraction of each place that a token draws; 1 for the place that contains a token of a
+            finer grid.
+        to_go: `own`, plus the fraction of each place that later tokens of the same grid draw; at
+            most 1.
+    """
+
+    grid: Grid
+    own: Float32[Tensor, "T K"]
+    to_go: Float32[Tensor, "T K"]
+
+
+def token_places(token_grids: Sequence[Grid], grid: Grid) -> TokenPlaces:
+    """Places of tokens that are drawn row by row, one grid after the other.
+
+    A token of the same grid draws one place. One of a coarser grid (a small preview) draws all the
+    places that it shows, one of a finer grid the place in which it lies.
+
+    Args:
+        token_grids: Grids that together have the T tokens; each covers the whole picture. Grids
+            without tokens are ignored.
+        grid: Places.
+    """
+    own, to_go = [], []
+    for tokens in token_grids:
+        if not len(tokens):
+            continue
+        # Fractions of each place that tokens cover, and of each token that lie in places, [T K].
+        covered = torch.kron(
+            overlaps(grid.rows, tokens.rows), overlaps(grid.columns, tokens.columns)
+        )
+        inside = torch.kron(
+            overlaps(tokens.rows, grid.rows), overlaps(tokens.columns, grid.columns)
+        ).T
+        drawn = torch.maximum(covered, inside)
+        # Summed from the end: what a token and all later ones cover.
+        rest = covered.flip(0).cumsum(dim=0).flip(0)
+        own.append(drawn)
+        to_go.append(torch.maximum(drawn, rest).clamp(max=1.0))
+    return TokenPlaces(grid, torch.cat(own).float(), torch.cat(to_go).float())
+
+
+def token_advantages(
+    rewards: Float32[Tensor, "P G"],
+    placed: Float32[Tensor, "P G R K"],
+    places: TokenPlaces,
+    *,
+    later: float,
+    normalization: Normalization,
+    std_floor: float,
+    clip: float | None,
+) -> Advantages:
+    """Advantages of images as in `group_advantages`, and of each of their tokens.
+
+    With c_rk, what place k earned of term r, less its mean over the group:
+
+        own_t = sum over the places that token t draws of c_rk
+        to_go_t = the same, with all the places that are drawn after it
+        credit_rt = scale((1 - later) scale(own_t) + later scale(to_go_t))
+        credit_t = sum over terms of credit_rt + what has no place
+
+    `scale` gives a term the root mean square over the batch that it has as credit of whole images,
+    so that a term's weight keeps its meaning, and `later` means the same for 16 places and for
+    1,024. Rewards that have no place (terms without parts, rests, a KL penalty) are credit of all
+    tokens of the image. Then tokens are divided as images are, scaled by one factor so that their
+    root mean square over the batch is that of the images' advantages, and bounded by `clip`, at
+    each token for itself.
+
+    `later` = 1 is the reward-to-go, which is unbiased if a place depends only on tokens up to its
+    own; `later` = 0 compares a token by its own place alone. With one place, or no term with
+    places, every token has the advantage of its image. In flat groups everything is exactly 0,
+    and at each token the advantages of a group have a sum of zero.
+
+    Source: reward-to-go: Williams 1992, "Simple statistical gradient-following algorithms",
+    Machine Learning 8; the rest is this project's.
+
+    Args:
+        rewards: Totals, less penalties; see `group_advantages`.
+        placed: Part of each total that each place earned by each term; 0 for terms without parts.
+        places: Places of the T tokens.
+        later: Weight of the places that are drawn later, 0..1.
+        normalization: See `group_advantages`; `std_floor` and `clip` too.
+    """
+    images = group_advantages(rewards, normalization=normalization, std_floor=std_floor, clip=clip)
+    centred = centred_rewards(rewards, images.is_flat)
+    exact = placed.double()
+    parts = (exact - exact.mean(dim=1, keepdim=True)).masked_fill(
+        images.is_flat[:, None, None, None], 0.0
+    )
+    of_images = parts.sum(dim=-1)
+    own, to_go = (
+        _scaled(parts @ weights.double().T, of_images) for weights in (places.own, places.to_go)
+    )
+    of_terms = _scaled(own + later * (to_go - own), of_images)
+    # What has no place stays: the rest of the images' rewards. Written in this way, tokens are
+    # equal to their image to the bit if there is one place.
+    rewards_of_tokens = centred[..., None] + (of_terms - of_images[..., None]).sum(dim=2)
+    divided_by = divisor(centred, normalization, std_floor)
+    tokens = rewards_of_tokens / divided_by[..., None]
+    tokens = tokens * _ratio(_mean_square(centred / divided_by), _mean_square(tokens))
+    return replace(images, tokens=bounded(tokens, clip).float())
+
+
+def _scaled(
+    values: Float64[Tensor, "P G R T"], like: Float64[Tensor, "P G R"]
+) -> Float64[Tensor, "P G R T"]:
+    """Values whose root mean square over the batch is, term by term, that of others."""
+    wanted = like.square().mean(dim=(0, 1))
+    found = values.square().mean(dim=(0, 1, 3))
+    return values * _ratio(wanted, found)[:, None]
+
+
+def _mean_square(values: Float64[Tensor, "..."]) -> Float64[Tensor, ""]:
+    return values.square().mean()
+
+
+def _ratio(wanted: Float64[Tensor, "*R"], found: Float64[Tensor, "*R"]) -> Float64[Tensor, "*R"]:
+    """Factor between root mean squares; 0 where there is nothing to scale."""
+    # Rounded to float32, in which means over other numbers of equal values are equal.
+    rounded = found.float()
+    return (wanted.float() / rounded).sqrt().double().masked_fill(rounded == 0, 0.0)
