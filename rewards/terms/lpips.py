@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,8 @@ from rewards.base import (
     stack_compared,
     to_unit_range,
 )
-from rewards.types import Prompt, RewardError, describe_error
+from rewards.parts import Grid, parts_on_grid
+from rewards.types import Prompt, RewardError, Scores, describe_error
 
 Network = Literal["alex", "vgg", "squeeze"]
 
@@ -90,7 +91,7 @@ class LpipsReward:
         self._smallest_side = SMALLEST_SIDES[network]
         model = _load_pretrained(network) if pretrained else _make_untrained(network)
         self._divisor: int = 1 if pretrained else model.L  # the package's name for its layers
-        self._model: nn.Module = model.to(device).eval().requires_grad_(False)
+        self._model: Any = model.to(device).eval().requires_grad_(False)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has the picture to compare with."""
@@ -106,6 +107,39 @@ class LpipsReward:
             ValueError: The prompt's picture is missing, has another size, or is too small for the
                 backbone.
         """
+        return self._value([average for average, _ in self._layers(prompts, pixels)])
+
+    @torch.no_grad()
+    def score_with_parts(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """Like `score`; every place has an equal share of the 1, less its part of the distance.
+
+        The maps of all layers are brought to the resolution of the first, which is the finest, by
+        area: interpolated maps would not keep their means.
+        """
+        averages, maps = zip(*self._layers(prompts, pixels), strict=True)
+        grid = Grid(*maps[0].shape[1:])
+        parts = torch.full_like(maps[0], 1 / len(grid))
+        for each in maps:
+            share = each / (each[0].numel() * self._divisor)
+            parts -= parts_on_grid(share, grid, height=pixels.shape[2], width=pixels.shape[3])
+        return Scores(self._value(averages), parts=parts)
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The backbone with its linear layers."""
+        return (self._model,)
+
+    def _value(self, averages: Sequence[Float32[Tensor, " N"]]) -> Float32[Tensor, " N"]:
+        return 1 - sum(averages[1:], start=averages[0]) / self._divisor
+
+    def _layers(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Iterator[tuple[Float32[Tensor, " N"], Float32[Tensor, "N h w"]]]:
+        """Distance of each picture in each layer of the backbone: its mean, and its map.
+
+        This is `lpips.LPIPS.forward`, which does not return maps of a layer's own resolution.
+        """
         check_side(pixels, self._smallest_side)
         device = next(self._model.parameters()).device
         # A group shares its target, which therefore goes through the network once.
@@ -115,13 +149,22 @@ class LpipsReward:
         stacked = stack_compared(compared, pixels[: len(compared)], self._against)
         targets = to_unit_range(stacked, device)
         pictures = to_unit_range(pixels, device)
-        # normalize=True: the package scales 0..1 to -1..1, on which it works.
-        distance: Tensor = self._model(pictures, targets, normalize=True)
-        return 1 - distance.reshape(len(prompts)) / self._divisor
+        features, others = self._features(pictures), self._features(targets)
+        for layer, (own, other) in enumerate(zip(features, others, strict=True)):
+            squares = (own - other) ** 2
+            distances: Float32[Tensor, "N 1 h w"] = (
+                self._model.lins[layer](squares)
+                if self._model.lpips
+                else squares.sum(dim=1, keepdim=True)
+            )
+            yield distances.mean(dim=(2, 3))[:, 0], distances[:, 0]
 
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The backbone with its linear layers."""
-        return (self._model,)
+    def _features(self, pictures: Float32[Tensor, "N 3 H W"]) -> list[Float32[Tensor, "N C h w"]]:
+        import lpips  # noqa: PLC0415
+
+        # The package works on -1..1.
+        layers = self._model.net(self._model.scaling_layer(2 * pictures - 1))
+        return [lpips.normalize_tensor(layer) for layer in layers]
 
 
 def _load_pretrained(network: Network) -> Any:

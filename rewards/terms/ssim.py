@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -18,7 +18,7 @@ from rewards.base import (
     stack_compared,
     to_unit_range,
 )
-from rewards.types import Prompt
+from rewards.types import Prompt, Scores
 
 SMALLEST_SIDE = 6
 """Pixels. The border is mirrored by half a window, 5 pixels next to the outermost one."""
@@ -72,23 +72,43 @@ class SsimReward:
             ValueError: The prompt's picture is missing, has another size, or is smaller than the
                 window.
         """
-        check_side(pixels, SMALLEST_SIDE)
-        targets = to_unit_range(stack_compared(prompts, pixels, self._against), self._device)
-        pictures = to_unit_range(pixels, self._device)
-        # One by one: on the CPU, oneDNN's depthwise convolution takes twice as long per picture for
-        # a group, with bitwise equal scores.
-        pairs = zip(pictures.split(1), targets.split(1), strict=True)
-        return torch.cat([_similarity(picture, target) for picture, target in pairs])
+        return torch.cat([_value(losses) for losses in self._losses(prompts, pixels)])
+
+    @torch.no_grad()
+    def score_with_parts(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """Like `score`; the parts are the similarity at each pixel over the number of pixels."""
+        values, parts = [], []
+        for losses in self._losses(prompts, pixels):
+            values.append(_value(losses))
+            parts.append((1 - losses.mean(dim=1)) / losses[0, 0].numel())
+        return Scores(torch.cat(values), parts=torch.cat(parts))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Empty, because SSIM has no network."""
         return ()
 
+    def _losses(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Iterator[Float32[Tensor, "1 3 H W"]]:
+        """1 - similarity at each pixel of one picture after the other."""
+        check_side(pixels, SMALLEST_SIDE)
+        targets = to_unit_range(stack_compared(prompts, pixels, self._against), self._device)
+        pictures = to_unit_range(pixels, self._device)
+        # One by one: on the CPU, oneDNN's depthwise convolution takes twice as long per picture for
+        # a group, with bitwise equal scores.
+        return map(_losses_of_picture, pictures.split(1), targets.split(1))
 
-def _similarity(
+
+def _value(losses: Float32[Tensor, "1 3 H W"]) -> Float32[Tensor, " 1"]:
+    return 1 - losses.mean(dim=(1, 2, 3))
+
+
+def _losses_of_picture(
     picture: Float32[Tensor, "1 3 H W"], target: Float32[Tensor, "1 3 H W"]
-) -> Float32[Tensor, " 1"]:
-    """SSIM from the moments of the pictures' sum and difference.
+) -> Float32[Tensor, "1 3 H W"]:
+    """1 - SSIM at each pixel, from the moments of the pictures' sum and difference.
 
     With s = x + y and d = x - y, 2 cov(x, y) is (var s - var d) / 2, var x + var y is (var s + var
     d) / 2, and the means follow the same rule. In fp32, moments of x and y have rounding errors as
@@ -108,4 +128,4 @@ def _similarity(
     structure = (variance_total - variance_difference + 2 * C2) / (
         variance_total + variance_difference + 2 * C2
     )
-    return 1 - (1 - luminance * structure).mean(dim=(1, 2, 3))
+    return 1 - luminance * structure

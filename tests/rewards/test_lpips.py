@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from rewards.terms.lpips import LpipsReward, Network, _tell_untrained
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, Scores
 
 CPU = torch.device("cpu")
 
@@ -30,9 +30,14 @@ def test_lpips_equals_the_reference_figures(
     reward = LpipsReward(network, pretrained=True, device=CPU)
     reference, *distorted = lpips_pictures
     prompts = [Prompt("ref", "a picture", target=reference)] * 2
-    scores = reward.score(prompts, torch.stack(distorted))
+    scores = reward.score_with_parts(prompts, torch.stack(distorted))
     # p1 is the closer one, so it scores higher.
-    torch.testing.assert_close(scores, 1 - torch.tensor(distances), rtol=0, atol=1e-5)
+    torch.testing.assert_close(scores.values, 1 - torch.tensor(distances), rtol=0, atol=1e-5)
+    assert_parts_add_up(scores)
+
+
+def assert_parts_add_up(scores: Scores) -> None:
+    torch.testing.assert_close(scores.parts.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)
 
 
 def make_untrained() -> LpipsReward:
@@ -94,6 +99,40 @@ def test_lpips_of_a_batch_equals_one_by_one(
     torch.testing.assert_close(
         untrained.score(prompts, pictures), torch.cat(single), rtol=0, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("network", ["alex", "vgg", "squeeze"])
+@pytest.mark.parametrize("targets", [(0, 0, 0), (0, 1, 2)], ids=["shared", "own"])
+def test_lpips_equals_that_of_the_package_and_its_parts_add_up(
+    network: Network, targets: tuple[int, ...]
+) -> None:
+    sources = [noise(seed)[:, :35, :53] for seed in range(3)]
+    prompts = [Prompt(str(i), "a", target=sources[target]) for i, target in enumerate(targets)]
+    pictures = torch.stack([noise(3)[:, :35, :53], sources[1], sources[2]])
+    reward = LpipsReward(network, pretrained=False, device=CPU)
+    (module,) = reward.modules()
+    compared = torch.stack([prompt.target for prompt in prompts])
+    distances = module(pictures / 255, compared / 255, normalize=True).flatten()
+    scores = reward.score_with_parts(prompts, pictures)
+    assert torch.equal(scores.values, reward.score(prompts, pictures))
+    torch.testing.assert_close(scores.values, 1 - distances / module.L, rtol=0, atol=1e-6)
+    assert_parts_add_up(scores)
+    # Two copies, if each has its own target: an even share of the 1 in every place.
+    for row in range(3):
+        is_copy = torch.equal(pictures[row], prompts[row].target)
+        assert (scores.values[row] == 1) == is_copy
+        assert (scores.parts[row].min() == scores.parts[row].max()) == is_copy
+
+
+def test_a_corner_of_a_picture_lowers_the_parts_of_lpips_there(untrained: LpipsReward) -> None:
+    target = noise(0)
+    picture = target.clone()
+    picture[:, 48:, :16] = noise(1)[:, 48:, :16]
+    scores = untrained.score_with_parts([Prompt("a", "a", target=target)], picture[None])
+    lost = 1 / scores.parts[0].numel() - scores.parts[0]
+    # Fields of the deeper layers reach beyond the corner.
+    half = len(lost) // 2
+    assert lost[half:, :half].sum() > 0.9 * lost.sum()
 
 
 def test_untrained_lpips_is_the_mean_over_layers(untrained: LpipsReward) -> None:
